@@ -20,7 +20,7 @@ from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, TooLate
 from sandq.model.headers import headers_or_none
 from sandq.model.json_values import MISSING, content_of
-from sandq.model.names import DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT
+from sandq.model.names import DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, NOT_WITHOUT_KEY
 from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS, Duration, Instant, duration_ms, instant_ms
 from sandq.protocol.replies_messages import (
@@ -63,6 +63,8 @@ async def _settle_updates(cluster: Cluster, topic: str, partition: int, items: l
 
 
 _LEAST_UPDATES: Final = 8
+KEY_WEIGHT: Final = 2
+"""Weight of a byte of a key among the bytes of items that share a frame."""
 _CANCEL, _MOVE = partial(_settle, Cancel), partial(_settle, Move)
 # In frames of their own: a broker that knows no priorities of a topic, or no updates, refuses all of a frame.
 _RANK = partial(_settle, Move)
@@ -74,8 +76,8 @@ _VERDICTS: Final[dict[Ask[Any, Outcome], str]] = {_CANCEL: CANCELLED, _MOVE: MOV
 class Messages:
     """The stored messages of one topic, over all its partitions.
 
-    A message is named by its id (26 characters: the offset that producing it gave) or by `unique_key=...`, in a fair
-    topic with its `tenant` unless that is "default".
+    A message is named by its id (26 characters: the offset that producing it gave) or by `unique_key=...`: in a fair
+    topic with its `tenant` unless that is "default", in other topics with its `key` if it has one.
     """
 
     def __init__(self, cluster: Cluster, batcher: RequestBatcher, topic: str) -> None:
@@ -90,10 +92,11 @@ class Messages:
         *,
         unique_key: Value | None = None,
         tenant: str | None = None,
+        key: Value | None = None,
         timeout: Duration | None = None,
     ) -> StoredMessage:
         """One message with its value, whatever its state; NotFound when it is not there (any more)."""
-        target = target_of(id, unique_key, tenant)
+        target = target_of(id, unique_key, tenant, key)
         partition = await self._partition(target, tenant)
         frame = await call_leader(self._cluster, Get(self.topic, partition, target))
         return StoredMessage.of(self.topic, MessageRecord.from_map(frame[2] if len(frame) > 2 else None))
@@ -144,6 +147,7 @@ class Messages:
         *,
         unique_key: Value | None = None,
         tenant: str | None = None,
+        key: Value | None = None,
         timeout: Duration | None = None,
     ) -> str:
         """Take back a message that is delayed or ready, or waits for another attempt: once this returns, its id, nobody
@@ -152,7 +156,7 @@ class Messages:
         TooLate (`details["state"]`: leased, acked, dead or gone) when somebody has it, or is done with it; NotFound. It
         is safe to repeat: within ten minutes the answer is the same. Cancels at the same time share frames.
         """
-        target = target_of(id, unique_key, tenant)
+        target = target_of(id, unique_key, tenant, key)
         return await self._settled(target, tenant, _CANCEL, target)
 
     @timed_change
@@ -162,6 +166,7 @@ class Messages:
         *,
         unique_key: Value | None = None,
         tenant: str | None = None,
+        key: Value | None = None,
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
         delay_ms: int | None = None,
@@ -178,7 +183,7 @@ class Messages:
         changes nothing; a `delay` is counted from the leader's clock, so a repeated one is counted from then: the
         message may come later than asked for by as long as the first answer was waited for, and is never early.
         """
-        target = target_of(id, unique_key, tenant)
+        target = target_of(id, unique_key, tenant, key)
         if delay_ms is not None:
             delay = delay_of(delay, delay_ms)
         if deliver_at is None and delay is None and priority is None:
@@ -196,6 +201,7 @@ class Messages:
         *,
         unique_key: Value | None = None,
         tenant: str | None = None,
+        key: Value | None = None,
         value: Value | None = None,
         json: Any = MISSING,
         headers: Headers | None = None,
@@ -216,10 +222,10 @@ class Messages:
         feature level 12. InvalidRequest for a compacted topic: there put the key's new value. It is repeated by itself
         when an answer is lost. Several at the same time share frames.
         """
-        target = target_of(id, unique_key, tenant)
+        target = target_of(id, unique_key, tenant, key)
         if json is not MISSING:
             if headers is None:
-                headers = (await self.get(id, unique_key=unique_key, tenant=tenant)).headers
+                headers = (await self.get(id, unique_key=unique_key, tenant=tenant, key=key)).headers
             value, headers = content_of(MISSING if value is None else value, json, headers)
         if value is None and headers is None:
             raise InvalidRequest("update: a value or headers are expected, or both")
@@ -243,6 +249,7 @@ class Messages:
         *,
         unique_key: Value | None = None,
         tenant: str | None = None,
+        key: Value | None = None,
         priority: int,
         timeout: Duration | None = None,
     ) -> str:
@@ -251,7 +258,7 @@ class Messages:
 
         TooLate and NotFound as with `move`. Several at the same time share frames.
         """
-        return await self.move(id, unique_key=unique_key, tenant=tenant, priority=priority)
+        return await self.move(id, unique_key=unique_key, tenant=tenant, key=key, priority=priority)
 
     async def _check_priority(self, priority: int) -> None:
         rank_of(priority, None)
@@ -325,13 +332,14 @@ class Messages:
         *,
         unique_key: Value | None = None,
         tenant: str | None = None,
+        key: Value | None = None,
         timeout: Duration | None = None,
     ) -> dict[str, Any]:
         """What a message waits for: what `get` knows but its value, and under "groups" its state in each group, with
         a `reason` in words, the `lease_token` under which it is held (None when it is not), the history of its
         attempts, and its `lives` there (each a `Life`) that were ended by redrives, whose attempts the history begins
         with."""
-        target = target_of(id, unique_key, tenant)
+        target = target_of(id, unique_key, tenant, key)
         partition = await self._partition(target, tenant)
         found = why(await call_leader(self._cluster, Why(self.topic, partition, target)))
         shown: dict[str, Any] = {name: offset_model.to_text(found[name]) for name in ("id", "offset")}
@@ -348,16 +356,24 @@ class Messages:
         return found | shown
 
     async def _partition(self, target: Target, tenant: str | None) -> int:
-        """Where a message is: its id tells, or its unique key chose it; in a fair topic, its tenant did."""
+        """Return the partition of a message. Its id tells; else its tenant in a fair topic, its key if it has one, or
+        its unique key chose it. Raises InvalidRequest if messages of the topic are not named so."""
         record = await self._cluster.topic(self.topic)
         kind, data, *_ = target
         if tenant is not None and record.kind != FAIR:
             raise InvalidRequest(
                 f"tenant: topic {self.topic!r} is a {record.kind} topic; one of the kind fair has them"
             )
+        key = _key_of(target)
+        if key is not None and record.kind == FAIR:
+            raise InvalidRequest(
+                f"key: topic {self.topic!r} is a fair topic: a unique key is unique within the tenant there; name the "
+                "tenant and leave out the key"
+            )
         if kind != BY_ID:
-            routes = (tenant or DEFAULT_TENANT).encode() if record.kind == FAIR else data
-            return partition_for(routes, record.initial_partitions)
+            if record.kind == FAIR:
+                data = (tenant or DEFAULT_TENANT).encode()
+            return partition_for(data if key is None else key, record.initial_partitions)
         partition = offset_model.unpack(data).partition
         if partition >= len(record.partitions):
             record = await fresh_topic(self._cluster, self.topic)
@@ -369,10 +385,11 @@ class Messages:
         self, target: Target, tenant: str | None, ask: Ask[Any, Outcome], item: Any, size: int = 0
     ) -> str:
         counter = Counter(ask, self.topic, await self._partition(target, tenant))
+        # The broker takes fewer bytes of keys in a frame than of values.
+        size += KEY_WEIGHT * len(_key_of(target) or b"")
         outcome = await self._batcher.run(counter, item, size)
         if outcome.verdict == NOT_FOUND:
-            is_fair = (await self._cluster.topic(self.topic)).kind == FAIR
-            raise self._not_found(target, of_default=is_fair and target[0] != BY_ID and len(target) == 2)
+            raise self._not_found(target, is_fair=(await self._cluster.topic(self.topic)).kind == FAIR)
         return self._text_of(target, outcome, _VERDICTS[ask])
 
     def _text_of(self, target: Target, outcome: Outcome, wanted: str) -> str:
@@ -387,10 +404,18 @@ class Messages:
             raise ProtocolError(f"an outcome that does not fit the request: {verdict}")
         return offset_model.to_text(detail)
 
-    def _not_found(self, target: Target, *, of_default: bool = False) -> NotFound:
-        """`of_default`: it was looked for at the tenant default, where a unique key is one tenant's."""
+    def _not_found(self, target: Target, *, is_fair: bool = False) -> NotFound:
+        """Return the error about a message that is not there. `is_fair`: the topic is a fair one, where a target
+        without a tenant means the tenant `default`."""
         text = f"topic {self.topic!r} has no message {target_text(target)}"
-        return NotFound(text + NOT_OF_DEFAULT, tenant=DEFAULT_TENANT) if of_default else NotFound(text)
+        if target[0] == BY_ID or len(target) > 2:
+            return NotFound(text)
+        return NotFound(text + NOT_OF_DEFAULT, tenant=DEFAULT_TENANT) if is_fair else NotFound(text + NOT_WITHOUT_KEY)
+
+
+def _key_of(target: Target) -> bytes | None:
+    """Return the key that a target names beside the unique key."""
+    return target[3] if len(target) > 3 else None
 
 
 def _arguments(

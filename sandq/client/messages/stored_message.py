@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sandq.client.messages.log_page import LogMessage, LogPiece
-from sandq.client.producer.validation import Value, as_unique_key
+from sandq.client.producer.validation import Value, as_bytes, as_unique_key, too_large
 from sandq.model import offsets as offset_model
 from sandq.model.batch import headers_unpack
 from sandq.model.errors import InvalidRequest
 from sandq.model.json_values import json_of
+from sandq.model.limits import DEFAULT
 from sandq.model.names import DEFAULT_TENANT, check_tenant
 from sandq.protocol.replies_messages import DeadRecord, MessageRecord
 from sandq.protocol.requests_messages import BY_ID, BY_UNIQUE_KEY, Target
@@ -228,8 +229,11 @@ class JobResult(NamedTuple):
     too_late: int
 
 
-def target_of(id_text: str | None, unique_key: Value | None, tenant: str | None = None) -> Target:
-    """How the wire names a message, by its id or its unique key, which is a tenant's in a fair topic."""
+def target_of(
+    id_text: str | None, unique_key: Value | None, tenant: str | None = None, key: Value | None = None
+) -> Target:
+    """Return how the wire names a message: by its id, or by its unique key with a tenant or a key. Raises
+    InvalidRequest, TooLarge."""
     if (id_text is None) is (unique_key is None):
         raise InvalidRequest("a message is named by its id or by unique_key=..., one of them")
     if tenant is not None:
@@ -237,15 +241,33 @@ def target_of(id_text: str | None, unique_key: Value | None, tenant: str | None 
         if unique_key is None:
             raise InvalidRequest("tenant: it goes with unique_key; an id tells by itself where its message lies")
     if unique_key is None:
+        if key is not None:
+            raise InvalidRequest("key: it goes with unique_key; an id tells by itself where its message lies")
         return [BY_ID, offset_model.from_text(str(id_text))]
-    key = as_unique_key(unique_key)
-    return [BY_UNIQUE_KEY, key] if tenant in (None, DEFAULT_TENANT) else [BY_UNIQUE_KEY, key, tenant]
+    name = as_unique_key(unique_key)
+    if key is not None:
+        if tenant is not None:
+            raise InvalidRequest(
+                "key and tenant: one of them; in a fair topic a unique key is unique within the tenant"
+            )
+        data = as_bytes("key", key)
+        if len(data) > DEFAULT.key_bytes:
+            raise too_large("key", "key_bytes", DEFAULT.key_bytes, len(data))
+        return [BY_UNIQUE_KEY, name, None, data]
+    return [BY_UNIQUE_KEY, name] if tenant in (None, DEFAULT_TENANT) else [BY_UNIQUE_KEY, name, tenant]
 
 
 def target_text(target: Target) -> str:
     """A target, for messages to people."""
-    kind, data, *tenant = target
+    kind, data, *within = target
     if kind == BY_ID:
         return offset_model.to_text(data)
-    key = repr(data[:80].decode("utf-8", "backslashreplace"))
-    return f"of unique key {key} of tenant {tenant[0]}" if tenant else f"of unique key {key}"
+    text = f"of unique key {_shown(data)}"
+    if len(within) > 1:
+        return f"{text} and key {_shown(within[1])}"
+    return f"{text} of tenant {within[0]}" if within else text
+
+
+def _shown(key: bytes) -> str:
+    """Return the beginning of a key, for messages to people."""
+    return repr(key[:80].decode("utf-8", "backslashreplace"))

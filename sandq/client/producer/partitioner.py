@@ -24,10 +24,10 @@ def check_rank(topic: str, kind: str, priority: object, tenant: object) -> None:
 class Partitioner:
     """The partitions of one topic, as a producer chooses among them.
 
-    A unique key chooses over the topic's *initial* partitions, so that it is found again after their number was
-    raised; a key over those that there are. Messages with neither stick to one partition for the length of a batch.
-    In a fair topic it is the tenant alone that chooses, over the initial partitions; in a compacted one the partition
-    key of a key.
+    A message with a unique key is routed over the topic's *initial* partitions, by its key if it has one, else by the
+    unique key: it is found again after their number was raised. Other keys choose over those that there are. Messages
+    with neither stick to one partition for the length of a batch. In a fair topic it is the tenant alone that chooses,
+    over the initial partitions; in a compacted one the partition key of a key.
     """
 
     def __init__(self, topic: str, is_stuck: Callable[[int], bool]) -> None:
@@ -51,17 +51,22 @@ class Partitioner:
         """The partition of a message; `partition` is what the caller asked for."""
         if partition is not None:
             self._check_asked_for(partition)
-            if unique_key is not None and partition != (wanted := partition_for(unique_key, self._initial)):
-                raise InvalidRequest(f"partition: the unique_key routes the message to {wanted}, not {partition}")
+            if unique_key is not None and partition != (wanted := self._named_place(key, unique_key)):
+                name = "unique_key" if key is None else "key"
+                raise InvalidRequest(f"partition: the {name} routes the message to {wanted}, not {partition}")
             return partition
         if unique_key is not None:
-            return partition_for(unique_key, self._initial)
+            return self._named_place(key, unique_key)
         if key is not None:
             return self._keys.of(key)
         sticky = self.sticky.get(lot)
         if sticky is None:
             sticky = self.sticky[lot] = self._next()
         return sticky
+
+    def _named_place(self, key: bytes | None, unique_key: bytes) -> int:
+        """Return the partition of a message with a unique key."""
+        return partition_for(unique_key if key is None else key, self._initial)
 
     def place_of_tenant(self, tenant: bytes | None, partition: int | None) -> int:
         """The partition of a message in a fair topic; `partition` is what the caller asked for."""

@@ -155,15 +155,15 @@ class Producer:
         and so is `delay_ms`, whole milliseconds; without any it is delivered at once. InvalidTime for more than ten
         years (the node's `limits.delay_days`, unless the topic has a `max_delay`), which are a mistake about units as a
         rule. `ttl`: so long after its delivery time a message that nobody holds is dead. Messages of one key go to one
-        partition; without key and partition, to any.
+        partition (unless partitions were added, and some of them have unique keys); without key and partition, to any.
 
         `unique_key` (1 to 1,024 bytes) is unique until every group has leased the message, and for the topic's
         `dedup_window` after. When it is taken, `on_conflict` decides: "reject" (the receipt raises DuplicateKey),
         "replace" (the other message is cancelled; DuplicateKey when a group holds it already; when all are done with
         it, this one is stored beside it), "replace_pending" (the other message is cancelled; DuplicateKey once any
         group has leased it, from feature level 12 on), or "ignore" (nothing is stored, the receipt gives the id of the
-        message that has the key). `receipt.outcome` says which it was. It chooses the partition; a `key`, if any,
-        must equal it.
+        message that has the key). `receipt.outcome` says which it was. With a `key` it is unique within that key, which
+        routes the message; without one it routes the message itself.
 
         Topics of the kinds priority and fair take a `priority` (lower goes first; 0), and fair ones a `tenant`
         ("default"), which then chooses the partition alone.
@@ -242,7 +242,7 @@ class Producer:
                     await self.wait_for_room()
                 data = checks.value(message)
                 if extras is None:
-                    more, ttl_ms, unique = checks.extras(ttl, unique_key, on_conflict, key_bytes, tenant)
+                    more, ttl_ms, unique = checks.extras(ttl, unique_key, on_conflict, key_bytes)
                     lot |= more
                     rank = None
                     if priority is not None or tenant is not None:

@@ -23,8 +23,9 @@ Headers = Mapping[str, HeaderValue]
 Lot = int
 """Which messages may share a batch: those of one lot. Its low two bits say what the time is, see `NOW`; then three bits
 for the conflict (0: without a unique key, else 1 + what is done), one for a ttl, one for a version that is expected
-of the key, one for a rank, and one for an instant that is so far ahead that the broker may refuse it: what the broker
-has to look at message by message does not slow down the rest, and nothing is refused together with what is too far."""
+of the key, one for a rank, one for an instant that is so far ahead that the broker may refuse it, and one for a unique
+key beside another key, which a broker below feature level 18 refuses: what the broker has to look at message by message
+does not slow down the rest, and nothing is refused together with what may be refused."""
 
 Rank = tuple[int | None, bytes | None]
 """A message's priority and tenant, as far as it names them."""
@@ -42,6 +43,7 @@ TTL_BIT = 32
 EXPECTED_BIT = 64
 RANK_BIT = 128
 FAR_BIT = 256
+PAIR_BIT = 512
 
 _ON_CONFLICT = {"reject": REJECT, "replace": REPLACE, "ignore": IGNORE, "replace_pending": REPLACE_PENDING}
 
@@ -129,7 +131,7 @@ class MessageValidation:
             rank = rank_of(priority, tenant)
             lot |= RANK_BIT
         if ttl is not None or unique_key is not None or on_conflict != "reject":
-            more, ttl_ms, unique = self.extras(ttl, unique_key, on_conflict, key_bytes, tenant)
+            more, ttl_ms, unique = self.extras(ttl, unique_key, on_conflict, key_bytes)
             lot |= more
         return data, key_bytes, packed, lot, at, partition, ttl_ms, unique, rank
 
@@ -188,10 +190,9 @@ class MessageValidation:
             return headers_pack(headers, max_bytes=self.headers_bytes)
 
     def extras(
-        self, ttl: Duration | None, unique_key: Value | None, on_conflict: str, key: bytes | None, tenant: str | None
+        self, ttl: Duration | None, unique_key: Value | None, on_conflict: str, key: bytes | None
     ) -> tuple[int, int | None, bytes | None]:
-        """The lot's part, the ttl (ms) and the unique key of a message that may have them. Where a tenant routes the
-        message, a key may be another one than its unique key."""
+        """The lot's part, the ttl (ms) and the unique key of a message that may have them. `key`: the message's."""
         conflict = _ON_CONFLICT.get(on_conflict) if isinstance(on_conflict, str) else None
         if conflict is None:
             *words, last = [f'"{word}"' for word in _ON_CONFLICT]
@@ -205,8 +206,8 @@ class MessageValidation:
         if unique_key is not None:
             unique = as_unique_key(unique_key)
             lot |= (1 + conflict) << UNIQUE_SHIFT
-            if key is not None and key != unique and tenant is None:
-                raise InvalidRequest("key: it must equal the unique_key, which routes the message")
+            if key is not None and key != unique:
+                lot |= PAIR_BIT
         elif conflict != REJECT:
             raise InvalidRequest("on_conflict: it needs a unique_key")
         return lot, ttl_ms, unique

@@ -380,9 +380,7 @@ class Schedules:
         cells = {
             Column.KEY: checks.key(message["key"]),
             Column.HEADERS: checks.headers(message["headers"]),
-            Column.TTL_MS: None
-            if message["ttl"] is None
-            else checks.extras(message["ttl"], None, "reject", None, None)[1],
+            Column.TTL_MS: None if message["ttl"] is None else checks.extras(message["ttl"], None, "reject", None)[1],
             Column.PRIORITY: priority,
             Column.TENANT: None if tenant in (None, DEFAULT_TENANT) else tenant.encode(),
         }

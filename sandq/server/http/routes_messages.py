@@ -426,9 +426,8 @@ def _check(checks: MessageValidation, message: Mapping[str, Any]) -> None:
         checks.value(message["value"])
     key = checks.key(message.get("key"))
     checks.headers(message.get("headers"))
-    tenant = message.get("tenant")
-    checks.extras(message.get("ttl"), message.get("unique_key"), message.get("on_conflict", "reject"), key, tenant)
-    rank_of(message.get("priority"), tenant)
+    checks.extras(message.get("ttl"), message.get("unique_key"), message.get("on_conflict", "reject"), key)
+    rank_of(message.get("priority"), message.get("tenant"))
     delay, delay_ms = message.get("delay"), message.get("delay_ms")
     checks.time(message.get("deliver_at"), delay if delay_ms is None else delay_of(delay, delay_ms))
 

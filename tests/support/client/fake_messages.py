@@ -135,7 +135,7 @@ class FakeMessages:
     def __init__(self) -> None:
         self.stored: dict[tuple[str, int], list[Stored]] = defaultdict(list)
         self.produced: list[Produce] = []
-        self.cancelled: dict[bytes, bytes] = {}  # ids by target
+        self.cancelled: dict[tuple[Any, ...], bytes] = {}  # ids by target
         self.jobs: dict[tuple[int, bytes], Job] = {}
         self.job_step = 1_000_000  # messages that a job gets done between two looks at it
         self.updates_at_once = 1_000_000  # of one request; the rest is not done yet
@@ -148,9 +148,11 @@ class FakeMessages:
         return sorted(self.stored[topic, partition], key=lambda row: row.offset)
 
     def row(self, request: Any, target: Target) -> Stored | None:
-        kind, data, *_ = target
+        kind, data, *within = target
+        key = within[1] if len(within) > 1 else None
+        is_fair = self.record(request.topic).kind == FAIR
         for row in self.stored[request.topic, request.partition]:
-            if (row.id if kind == BY_ID else row.unique_key) == data:
+            if row.id == data if kind == BY_ID else row.unique_key == data and (is_fair or row.key == key):
                 return row
         return None
 
@@ -184,7 +186,7 @@ class FakeMessages:
             state = "delayed" if deliver_ms > self.now_ms else "ready"
             row = Stored(value or b"", key, headers, offset, state, unique_key=unique_key, ttl_ms=ttl_ms)
             row.priority, row.tenant = priorities[place], tenants[place]
-            taken = self.row(request, [1, unique_key]) if unique_key is not None else None
+            taken = self.row(request, [1, unique_key, None, key]) if unique_key is not None else None
             replaces = request.on_conflict in (REPLACE, REPLACE_PENDING)
             if taken is not None and replaces and taken.state in PENDING:
                 self.stored[request.topic, request.partition].remove(taken)
@@ -262,15 +264,15 @@ class FakeMessages:
         return ([self.cancel(request, target) for target in request.targets],)
 
     def cancel(self, request: Cancel, target: Target) -> Outcome:
-        if target[1] in self.cancelled:
-            return Outcome(CANCELLED, self.cancelled[target[1]])
+        if tuple(target) in self.cancelled:
+            return Outcome(CANCELLED, self.cancelled[tuple(target)])
         row = self.row(request, target)
         if row is None:
             return Outcome(NOT_FOUND, None)
         if row.state not in PENDING:
             return Outcome(TOO_LATE, row.state)
         self.stored[request.topic, request.partition].remove(row)
-        self.cancelled[target[1]] = row.id
+        self.cancelled[tuple(target)] = row.id
         return Outcome(CANCELLED, row.id)
 
     def do_move(self, connection: Any, frame: Frame) -> Any:

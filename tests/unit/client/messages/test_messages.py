@@ -20,6 +20,7 @@ from sandq.model.errors import (
     Overloaded,
     ProtocolError,
     TimedOut,
+    TooLarge,
     TooLate,
     Unavailable,
     UnknownTopic,
@@ -68,6 +69,11 @@ def test_large_values_come_back(with_client: Any) -> None:
         (lambda messages: messages.get("short"), InvalidRequest),
         (lambda messages: messages.get(unique_key=""), InvalidRequest),
         (lambda messages: messages.get(unique_key="x" * 1025), InvalidRequest),
+        (lambda messages: messages.get("0" * 26, key="k"), InvalidRequest),
+        (lambda messages: messages.get(key="k"), InvalidRequest),
+        (lambda messages: messages.get(unique_key="u", key=5), InvalidRequest),
+        (lambda messages: messages.get(unique_key="u", key="k" * 65_537), TooLarge),
+        (lambda messages: messages.get(unique_key="u", key="k", tenant="acme"), InvalidRequest),
         (lambda messages: messages.cancel(), InvalidRequest),
         (lambda messages: messages.move("0" * 26), InvalidRequest),
         (lambda messages: messages.move("0" * 26, delay=5, deliver_at=NOW_MS), InvalidRequest),
@@ -114,10 +120,46 @@ def test_cancel_and_move(with_client: Any) -> None:
         assert await messages.cancel(text) == text
         with pytest.raises(NotFound, match=text):
             await messages.move(text, delay=0)
-        with pytest.raises(NotFound, match=r"^topic 't' has no message of unique key 'u'$"):
+        with pytest.raises(NotFound, match=r"^topic 't' has no message of unique key 'u'; a message with a key is "):
             await messages.cancel(unique_key="u")
         named = await client.produce("t", b"v", unique_key="u")
         assert await messages.cancel(unique_key="u") == named
+
+    with_client(body)
+
+
+def test_message_with_a_key_is_named_by_both(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        messages = client.messages("t")
+        ada, bob = [await client.produce("t", b"v", unique_key="i", key=key, delay="1h") for key in (b"ada\xff", "bob")]
+        assert (await messages.get(unique_key="i", key=b"ada\xff")).id == ada
+        assert (await messages.why(unique_key="i", key="bob"))["id"] == bob
+        assert server.of_type(Type.WHY)[-1][4] == [1, b"i", None, b"bob"]
+        await messages.move(unique_key="i", key="bob", delay="2h")
+        await messages.update(unique_key="i", key="bob", json={"a": 1})
+        assert (await messages.get(bob)).json() == {"a": 1}
+        assert await messages.cancel(unique_key="i", key="bob") == bob
+        for name in ("cancel", "get"):
+            with pytest.raises(NotFound):
+                await getattr(messages, name)(unique_key="i")
+        with pytest.raises(NotFound, match=r"^topic 't' has no message of unique key 'i' and key 'eve'$"):
+            await messages.move(unique_key="i", key="eve", delay=0)
+        assert (await messages.get(ada)).value == b"v"
+
+    with_client(body)
+
+
+def test_long_keys_of_cancels_are_divided_among_frames(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async def cancel(number: int) -> None:
+            with pytest.raises(NotFound):
+                await client.messages("t").cancel(unique_key="i", key=b"%060000d" % number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(100):
+                tasks.start_soon(cancel, number)
+        frames = server.of_type(Type.CANCEL)
+        assert len(frames) == 3 and sum([len(frame[4]) for frame in frames]) == 100
 
     with_client(body)
 
@@ -247,7 +289,9 @@ def test_a_cancelled_caller_is_left_out_and_the_others_are_not(with_client: Any)
                 await messages.cancel(first)
             tasks.start_soon(messages.cancel, second)
             tasks.start_soon(messages.cancel, third)
-        assert sorted(server.cancelled) == sorted(offsets.from_text(text) for text in (second, third))
+        assert sorted(target[1] for target in server.cancelled) == sorted(
+            offsets.from_text(text) for text in (second, third)
+        )
 
     with_client(body)
 

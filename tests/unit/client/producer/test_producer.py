@@ -166,7 +166,6 @@ def test_times_travel_in_batches_of_their_own(with_client: Any) -> None:
         ({"value": b"v", "unique_key": ""}, InvalidRequest, "unique_key: it must not be empty"),
         ({"value": b"v", "unique_key": 5}, InvalidRequest, "unique_key: bytes or str"),
         ({"value": b"v", "unique_key": "x" * 1025}, TooLarge, "unique_key_bytes"),
-        ({"value": b"v", "unique_key": "u", "key": "k"}, InvalidRequest, "it must equal the unique_key"),
         ({"value": b"v", "unique_key": "u", "on_conflict": "merge"}, InvalidRequest, "'merge'"),
         ({"value": b"v", "on_conflict": "replace"}, InvalidRequest, "on_conflict: it needs a unique_key"),
         ({"value": b"v", "ttl": -1}, InvalidTime, "is not"),

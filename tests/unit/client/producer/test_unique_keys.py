@@ -105,16 +105,33 @@ def test_a_unique_key_chooses_among_the_initial_partitions(with_client: Any) -> 
         async with client.producer("t") as producer:
             for number in range(50):
                 name = f"key{number}"
-                receipt = await producer.send(b"v", unique_key=name, key=name)
                 wanted = partition_for(name.encode(), 3)
-                assert receipt.partition == wanted
+                for key, unique_key in ((name, name), (name, "i"), (None, name)):
+                    assert (await producer.send(b"v", unique_key=unique_key, key=key)).partition == wanted
+                with pytest.raises(InvalidRequest, match=f"the key routes the message to {wanted}, not 7"):
+                    await producer.send(b"v", unique_key="i", key=name, partition=7)
                 await producer.send(b"v", unique_key=name, partition=wanted, on_conflict="ignore")
                 with pytest.raises(InvalidRequest, match=f"routes the message to {wanted}, not 7"):
                     await producer.send(b"v", unique_key=name, partition=7)
-        record = await client.messages("t").get(unique_key="key7")
-        assert record.key == b"key7" and record.partition == partition_for(b"key7", 3)
+        for key, unique_key in (("key7", "key7"), ("key7", "i"), (None, "key7")):
+            record = await client.messages("t").get(unique_key=unique_key, key=key)
+            assert record.key == (key and key.encode()) and record.partition == partition_for(b"key7", 3)
 
     with_client(body, partitions=8)
+
+
+def test_pairs_travel_apart_from_what_a_broker_of_any_level_takes(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.producer("t") as producer:
+            pairs = [{"value": b"v", "unique_key": "i", "key": key} for key in ("ada", "bob")]
+            others = [{"value": b"v", "unique_key": "k", "key": "k"}, {"value": b"v", "unique_key": "k"}]
+            await (await producer.send_many([*pairs, *others]))
+        sent = [Batch.parse(request.batch).bytes_column(Column.KEY) for request in server.produced]
+        assert sorted(sent, key=repr) == sorted([[b"ada", b"bob"], [b"k", None]], key=repr)
+        with pytest.raises(DuplicateKey):
+            await client.produce("t", b"v", unique_key="i", key="ada")
+
+    with_client(body)
 
 
 def test_options_of_send_many_hold_for_its_values(with_client: Any) -> None:
