@@ -315,6 +315,9 @@ async def test_messages_that_cannot_have_their_unique_key(client: RawClient) -> 
         if answer[0] == Type.ERROR:
             assert answer[2] == "INVALID" and "partition" in answer[3]
     assert refused == 3, "the key chooses the partition"
+    answers = [await client.produce(b"m", partition=at, unique_key=[b"u"], key=[b"somebody"]) for at in range(4)]
+    told = [answer[3] for answer in answers if answer[0] == Type.ERROR]
+    assert len(told) == 3 and all("its key belongs to partition" in text for text in told)
     for cells in ([b""], [b"k" * 1025]):
         assert error(await client.produce(b"m", unique_key=cells))[0] in ("INVALID", "TOO_LARGE")
     assert error(await client.produce(b"m", ttl_ms=[0]))[0] == "INVALID_TIME"
@@ -322,6 +325,19 @@ async def test_messages_that_cannot_have_their_unique_key(client: RawClient) -> 
         Type.PRODUCE, "t", 0, 0, 0, 0, 3, encode({Column.VALUE: [b"m"], Column.UNIQUE_KEY: [b"k"]})
     )
     assert error(mixed)[0] == "INVALID"
+
+
+async def test_names_of_messages_with_a_key(client: RawClient) -> None:
+    named = [1, b"u", None, b"k"]
+    await client.call(Type.TOPIC_CREATE, "t", "timer", 1, 1, {})
+    await client.call(Type.TOPIC_CREATE, "f", "fair", 1, 1, {})
+    requests = [(Type.GET, named), (Type.WHY, named), (Type.CANCEL, [named]), (Type.MOVE, [[named, 5, True]])]
+    for kind, field in requests:
+        code, text = error(await client.call(kind, "f", 0, field))
+        assert code == "INVALID" and "name the tenant and leave out the key" in text
+        answer = await client.call(kind, "t", 0, field)
+        assert answer[2] == "NOT_FOUND" if answer[0] == Type.ERROR else answer[2] == [["not_found", None]]
+    assert error(await client.call(Type.GET, "t", 0, [1, b"u", "acme", b"k"]))[0] == "INVALID"
 
 
 async def test_too_many_jobs_at_once(timed: Serving, hand: HandClock, dial: Dial) -> None:

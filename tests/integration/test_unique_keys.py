@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 
 import sandq
 from sandq.errors import DuplicateKey, InvalidRequest, NotFound, UnknownTopic
+from sandq.model import offsets
 from sandq.node import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.working import connected, take, take_until, values, with_topic
@@ -172,15 +175,15 @@ async def test_without_a_window_a_key_is_free_once_it_is_delivered(api: sandq.Cl
             assert values(await take(subscription, 1, ack=number == 0)) == [b"%d" % number]
 
 
-async def test_a_unique_key_routes_and_key_must_equal_it(api: sandq.Client) -> None:
+async def test_key_routes_a_message_with_a_unique_key(api: sandq.Client) -> None:
     await api.admin.create_topic("t", partitions=8)
     for number in range(30):
         name = f"order-{number}"
-        offset = await api.produce("t", b"m", unique_key=name, key=name, delay="1h")
-        found = await api.messages("t").get(unique_key=name)
-        assert (found.id, found.key, found.unique_key) == (offset, name.encode(), name.encode())
-    with pytest.raises(InvalidRequest, match="unique_key"):
-        await api.produce("t", b"m", unique_key="a", key="b")
+        alone = await api.produce("t", b"m", unique_key=name, delay="1h")
+        both = await api.produce("t", b"m", unique_key="invoice", key=name, delay="1h")
+        assert offsets.partition_of_text(alone) == offsets.partition_of_text(both)
+        found = await api.messages("t").get(unique_key="invoice", key=name)
+        assert (found.id, found.key, found.unique_key) == (both, name.encode(), b"invoice")
     spread = {message.partition async for message in api.messages("t").list()}
     assert len(spread) > 4
 
@@ -203,3 +206,50 @@ async def test_a_key_finds_its_partition_in_a_topic_that_others_made_anew(node: 
         for number in range(8):
             await api.produce("t", b"new", unique_key=f"call-{number}", delay="1h")
         assert (await other.messages("t").get(unique_key="call-7")).value == b"new"
+
+
+async def test_pair_of_key_and_unique_key_is_found_after_partitions_were_added(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=3)
+    messages = api.messages("t")
+    customers = [f"customer-{number}" for number in range(12)]
+
+    async def produce(customer: str, value: bytes, **more: Any) -> str:
+        return await api.produce("t", value, key=customer, unique_key="invoice-1", delay="1h", **more)
+
+    before = {customer: await produce(customer, b"1") for customer in customers}
+    assert len({*before.values()}) == 12
+    assert {offsets.partition_of_text(one) for one in before.values()} == {0, 1, 2}
+    await api.admin.update_topic("t", partitions=5)
+    for customer, message_id in before.items():
+        with pytest.raises(DuplicateKey) as refused:
+            await produce(customer, b"2")
+        assert refused.value.details == {"id": message_id, "state": "delayed"}
+        assert (await messages.get(unique_key="invoice-1", key=customer)).id == message_id
+    alone = await api.produce("t", b"alone", unique_key="invoice-1", delay="1h")
+    assert (await messages.get(unique_key="invoice-1")).id == alone
+
+    first, second, third, *others = customers
+    assert await produce(first, b"2", on_conflict="ignore") == before[first]
+    replaced = await produce(first, b"2", on_conflict="replace_pending")
+    assert (await messages.why(unique_key="invoice-1", key=first))["id"] == replaced != before[first]
+    await messages.move(unique_key="invoice-1", key=second, delay="2h")
+    await messages.update(unique_key="invoice-1", key=second, value=b"moved")
+    assert (await messages.get(before[second])).value == b"moved"
+    assert await messages.cancel(unique_key="invoice-1", key=third) == before[third]
+    assert await messages.cancel(unique_key="invoice-1", key=third) == before[third]
+    for ask in (messages.cancel, messages.get, messages.why):
+        with pytest.raises(NotFound) as missing:
+            await ask(unique_key="invoice-2")
+        assert "a message with a key is named by its key and its unique key" in missing.value.message
+    left = {message.id async for message in messages.list()}
+    assert left == {replaced, before[second], alone, *[before[other] for other in others]}
+
+
+async def test_fair_topic_takes_no_key_in_names(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", kind="fair")
+    await api.produce("t", b"1", key="k", unique_key="u", delay="1h")
+    for name in ("get", "cancel", "why"):
+        with pytest.raises(InvalidRequest, match="unique within the tenant there"):
+            await getattr(api.messages("t"), name)(unique_key="u", key="k")
+    with pytest.raises(DuplicateKey):
+        await api.produce("t", b"1", key="other", unique_key="u", delay="1h")

@@ -11,11 +11,11 @@ import trio
 import sandq
 from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.metadata.commands import Balance
-from sandq.model.errors import Conflict, DuplicateKey, StartupError, TooLate
+from sandq.model.errors import Conflict, DuplicateKey, InvalidRequest, StartupError, TooLate
 from sandq.model.features import KNOWN, Levels
 from sandq.node import run_node
 from sandq.partition.commands import Touch
-from sandq.partition.levels import SCOPED_KEYS
+from sandq.partition.levels import SCOPED_KEYS, UNIQUE_IN_KEY
 from tests.support.nodes.found import FoundNodes, found_nodes, refusals
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.three import leading
@@ -137,6 +137,28 @@ async def test_unique_keys_are_their_tenants_once_it_is_known(tmp_path: Path) ->
             named.append(await client.produce("t", tenant, tenant=tenant, unique_key="k", delay="1h"))
             assert (await messages.get(unique_key="k", tenant=tenant)).value == tenant.encode()
         assert len({*named}) == 5
+
+
+async def test_unique_keys_are_unique_within_keys_once_it_is_known(tmp_path: Path) -> None:
+    levels = Levels(1, UNIQUE_IN_KEY - 1)
+    async with found_nodes(tmp_path, NAMES[0], levels=levels) as nodes, nodes.connect() as client:
+        await client.admin.create_topic("t", partitions=2)
+        messages = client.messages("t")
+        equal = [await client.produce("t", "a", key=key, unique_key=key, delay="1h") for key in ("k", "l")]
+        with pytest.raises(InvalidRequest, match=f"needs feature level {UNIQUE_IN_KEY}: the partition is at level"):
+            await client.produce("t", "b", key="k", unique_key="i", delay="1h")
+        with pytest.raises(Conflict):
+            await messages.cancel(unique_key="k", key="k")
+        assert (await messages.get(unique_key="k", key="k")).id == equal[0]
+
+        await restart(nodes, NAMES[0])
+        await until_holds(lambda: levels_of(nodes) == {KNOWN.highest})
+        for named in ({"key": "k"}, {}):
+            with pytest.raises(DuplicateKey):
+                await client.produce("t", "b", unique_key="k", delay="1h", **named)
+        assert await messages.cancel(unique_key="l", key="l") == equal[1]
+        pairs = [await client.produce("t", "b", key=key, unique_key="i", delay="1h") for key in ("k", "l")]
+        assert [await messages.cancel(unique_key="i", key=key) for key in ("k", "l")] == pairs
 
 
 def levels_of(nodes: FoundNodes) -> set[int]:
