@@ -11,7 +11,7 @@ import click
 
 from sandctl.options.common import common_options, run, settings
 from sandctl.options.names import group_only_option, group_option, one_group, topic_argument
-from sandctl.options.targets import Target, change_each, named, show_outcomes, unique_key_options
+from sandctl.options.targets import Target, UniqueName, change_each, named, show_outcomes, unique_key_options
 from sandctl.options.times import DURATION, EARLIEST, ID, PLACE
 from sandctl.output.jsonl import message_record
 from sandctl.output.records import key_cell, value_cell, when
@@ -107,8 +107,7 @@ def _which_messages(command: F) -> F:
         topic: str,
         group_given: str | None,
         ids: tuple[str, ...],
-        unique_key: str | None,
-        tenant: str | None,
+        name: UniqueName,
         tokens: tuple[str, ...],
         **others: Any,
     ) -> Any:
@@ -119,7 +118,7 @@ def _which_messages(command: F) -> F:
         group = one_group(group_named, group_given)
         context = click.get_current_context()
         ids = tuple(ID.convert(one_id, None, context) for one_id in ids_left)
-        return command(chosen=_Chosen(topic, group, ids, unique_key, tenant, tokens), **others)
+        return command(chosen=_Chosen(topic, group, ids, name, tokens), **others)
 
     options = click.option(
         "--lease-token", "tokens", metavar="TOKEN", multiple=True, help="All that is under this lease; may be repeated."
@@ -251,20 +250,18 @@ class _Chosen:
         topic: str,
         group: str,
         ids: Sequence[str],
-        unique_key: str | None,
-        tenant: str | None,
+        name: UniqueName,
         tokens: Sequence[str],
     ) -> None:
         """UsageError unless it is said in one way."""
         self._topic = topic
         self._group = group
-        if bool(ids) + (unique_key is not None) + bool(tokens) != 1:
+        if bool(ids) + name.is_given + bool(tokens) != 1:
             raise click.UsageError("say which messages: ID..., --unique-key K, or --lease-token TOKEN; one of them")
         if not tokens:
-            self._targets = named(ids, unique_key, tenant)
+            self._targets = named(ids, name)
             return
-        if tenant is not None:
-            raise click.UsageError("--tenant: it goes with --unique-key")
+        name.check()
         from sandq.errors import InvalidRequest
         from sandq.model.offsets import parse_lease
 

@@ -11,7 +11,7 @@ import click
 from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, need_yes, yes_option
 from sandctl.options.names import topic_argument
-from sandctl.options.targets import Target, change_each, named_or_window, show_outcomes, unique_key_options
+from sandctl.options.targets import Target, UniqueName, change_each, named_or_window, show_outcomes, unique_key_options
 from sandctl.options.times import DURATION, ID, INSTANT, SHIFT, Window, now_ms, window_options
 from sandctl.output.progress import Progress
 from sandctl.output.results import counted, done
@@ -44,8 +44,7 @@ def _which_options(command: F) -> F:
 def cancel(
     topic: str,
     ids: tuple[str, ...],
-    unique_key: str | None,
-    tenant: str | None,
+    name: UniqueName,
     since: int | None,
     until: int | None,
     key_prefix: str | None,
@@ -59,6 +58,7 @@ def cancel(
     \b
       sandctl message cancel orders 01HN7K2B6R0000000001000000
       sandctl message cancel orders --unique-key order-17
+      sandctl message cancel orders --unique-key invoice-1 --key customer-7
       sandctl message cancel orders --since now --until +1h --dry-run
       sandctl message cancel orders --key-prefix customer-7 --yes
 
@@ -66,7 +66,7 @@ def cancel(
     messages named by ID or key the outcome of each is printed, and the exit code is 1 unless all were cancelled; of a
     window, how many there were. A window asks before it cancels; interrupted, it stops where it is.
     """
-    which = named_or_window(ids, unique_key, tenant, everything, Window.of(since, until, key_prefix, unique_key_prefix))
+    which = named_or_window(ids, name, everything, Window.of(since, until, key_prefix, unique_key_prefix))
     if isinstance(which, Window):
         _window(topic, which, _Cancel(), dry_run, yes)
         return
@@ -89,8 +89,7 @@ def cancel(
 def move(
     topic: str,
     ids: tuple[str, ...],
-    unique_key: str | None,
-    tenant: str | None,
+    name: UniqueName,
     since: int | None,
     until: int | None,
     key_prefix: str | None,
@@ -121,7 +120,7 @@ def move(
         raise click.UsageError(
             "say where to: --at INSTANT, --in DURATION or --shift DURATION, one of them; or --priority N"
         )
-    which = named_or_window(ids, unique_key, tenant, everything, Window.of(since, until, key_prefix, unique_key_prefix))
+    which = named_or_window(ids, name, everything, Window.of(since, until, key_prefix, unique_key_prefix))
     if isinstance(which, Window):
         to_ms = at if delay is None else now_ms() + round(delay / timedelta(milliseconds=1))
         _window(topic, which, _Move(to_ms, shift, priority), dry_run, yes)

@@ -11,7 +11,7 @@ import click
 from sandctl.options.common import common_options, run
 from sandctl.options.names import topic_argument
 from sandctl.options.payload import headers_of, open_source, whole
-from sandctl.options.targets import Target, change_each, named, show_outcomes, unique_key_options
+from sandctl.options.targets import Target, UniqueName, change_each, named, show_outcomes, unique_key_options
 from sandctl.options.times import DURATION, ID, INSTANT
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 def update(
     topic: str,
     ids: tuple[str, ...],
-    unique_key: str | None,
-    tenant: str | None,
+    name: UniqueName,
     value: str | None,
     path: str | None,
     headers: tuple[str, ...],
@@ -54,7 +53,7 @@ def update(
     another attempt is not. With --at, --in or --priority they are moved in the same step. The outcome of each is
     printed, and the exit code is 1 unless all were updated. Needs feature level 12.
     """
-    targets = named(ids, unique_key, tenant)
+    targets = named(ids, name)
     if value is not None and path is not None:
         raise click.UsageError("--value and --file: one of them, not both")
     if headers and no_headers:

@@ -11,7 +11,7 @@ from sandctl.commands.message_changes import cancel, move
 from sandctl.commands.message_update import update
 from sandctl.options.common import common_options, run, settings
 from sandctl.options.names import topic_argument
-from sandctl.options.targets import one, unique_key_options
+from sandctl.options.targets import UniqueName, one, unique_key_options
 from sandctl.options.times import ID, Window, limit_option, now_ms, window_options
 from sandctl.output.records import biography_record, key_cell, stored_record, value_cell, when, without_long_value
 from sandctl.output.results import say, show_one, show_stream
@@ -85,16 +85,17 @@ def list_(
 @click.argument("message_id", metavar="ID", type=ID, required=False)
 @unique_key_options
 @common_options
-def get(topic: str, message_id: str | None, unique_key: str | None, tenant: str | None) -> None:
+def get(topic: str, message_id: str | None, name: UniqueName) -> None:
     """Show one message of TOPIC, with its value.
 
     \b
       sandctl message get orders 01HN7K2B6R0000000001000000
       sandctl message get orders --unique-key order-17 -o json
+      sandctl message get orders --unique-key invoice-1 --key customer-7
 
     A value that is long is cut short in the table; -o json has all of it.
     """
-    target = one(message_id, unique_key, tenant)
+    target = one(message_id, name)
 
     async def work(client: Client) -> StoredMessage:
         return await client.messages(topic).get(**target.arguments)
@@ -108,7 +109,7 @@ def get(topic: str, message_id: str | None, unique_key: str | None, tenant: str 
 @click.argument("message_id", metavar="ID", type=ID, required=False)
 @unique_key_options
 @common_options
-def why(topic: str, message_id: str | None, unique_key: str | None, tenant: str | None) -> None:
+def why(topic: str, message_id: str | None, name: UniqueName) -> None:
     """Tell the life of one message of TOPIC: why it was, or was not, delivered.
 
     \b
@@ -117,7 +118,7 @@ def why(topic: str, message_id: str | None, unique_key: str | None, tenant: str 
     When it was created, moved and due; and of each group: each attempt, by whom, and how it ended; who holds it until
     when; what it waits for.
     """
-    target = one(message_id, unique_key, tenant)
+    target = one(message_id, name)
 
     async def work(client: Client) -> dict[str, Any]:
         return await client.messages(topic).why(**target.arguments)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -32,72 +33,113 @@ class Target:
     id: str | None
     unique_key: bytes | None
     tenant: str | None = None
+    key: bytes | None = None
+    """Key of the message, which is a part of its name beside a unique key."""
 
     @property
     def arguments(self) -> dict[str, Any]:
         """As the client's methods take them."""
-        return {"id": self.id} if self.unique_key is None else {"unique_key": self.unique_key, **self._tenant}
+        if self.unique_key is None:
+            return {"id": self.id}
+        named: dict[str, Any] = {"unique_key": self.unique_key, **self._tenant}
+        return named if self.key is None else named | {"key": self.key}
 
     @property
     def name(self) -> str:
         """For people."""
         if self.unique_key is None:
             return str(self.id)
-        return f"unique key {self.unique_key.decode('utf-8', 'backslashreplace')!r}"
+        text = f"unique key {_shown(self.unique_key)}"
+        return text if self.key is None else f"{text} of key {_shown(self.key)}"
 
     @property
     def record(self) -> dict[str, Any]:
         """For programs."""
         from sandctl.output.records import key_record
 
-        return {"id": self.id} if self.unique_key is None else key_record("unique_key", self.unique_key) | self._tenant
+        if self.unique_key is None:
+            return {"id": self.id}
+        named = key_record("unique_key", self.unique_key) | self._tenant
+        return named if self.key is None else named | key_record("key", self.key)
 
     @property
     def _tenant(self) -> dict[str, Any]:
         return {} if self.tenant is None else {"tenant": self.tenant}
 
 
+@dataclass(frozen=True)
+class UniqueName:
+    """The options `--unique-key`, `--key` and `--tenant`, which name one message together."""
+
+    unique_key: str | None = None
+    tenant: str | None = None
+    key: str | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is a unique key."""
+        return self.unique_key is not None
+
+    def check(self) -> None:
+        """Raise UsageError for a tenant or a key without a unique key, or for both."""
+        if self.tenant is not None and self.unique_key is None:
+            raise click.UsageError("--tenant says whose a unique key is: it goes with --unique-key")
+        if self.key is not None and self.unique_key is None:
+            raise click.UsageError("--key: it goes with --unique-key; --key-prefix is for many messages")
+        if self.key is not None and self.tenant is not None:
+            raise click.UsageError(
+                "--key and --tenant: one of them; a fair topic has tenants in names, others have keys"
+            )
+
+    def target(self) -> Target:
+        """Return the message that is named."""
+        return Target(None, raw(self.unique_key), self.tenant, raw(self.key))
+
+
 def unique_key_options(command: F) -> F:
-    """`--unique-key` and `--tenant`, which name one message."""
-    command = click.option("--tenant", metavar="T", help="With --unique-key, in a fair topic.  [default: default]")(
-        command
+    """`--unique-key`, `--key` and `--tenant`, which name one message, as `name`."""
+
+    @wraps(command)
+    def with_name(*, unique_key: str | None, key: str | None, tenant: str | None, **others: Any) -> Any:
+        return command(name=UniqueName(unique_key, tenant, key), **others)
+
+    options = click.option("--tenant", metavar="T", help="With --unique-key, in a fair topic.  [default: default]")(
+        with_name
     )
-    return click.option("--unique-key", metavar="K", help="The message that has this unique key.")(command)
+    options = click.option("--key", metavar="K", help="With --unique-key: the key of a message that has one.")(options)
+    options = click.option("--unique-key", metavar="K", help="The message that has this unique key.")(options)
+    return cast("F", options)
 
 
-def one(message_id: str | None, unique_key: str | None, tenant: str | None) -> Target:
+def one(message_id: str | None, name: UniqueName) -> Target:
     """The one that is named; UsageError unless it is named once."""
-    if (message_id is None) == (unique_key is None):
+    if (message_id is None) == (not name.is_given):
         raise click.UsageError("say which message: its ID, or --unique-key K; one of them")
-    _check_tenant(tenant, unique_key)
-    return Target(message_id, raw(unique_key), tenant)
+    name.check()
+    return name.target() if message_id is None else Target(message_id, None)
 
 
-def _check_tenant(tenant: str | None, unique_key: str | None) -> None:
-    if tenant is not None and unique_key is None:
-        raise click.UsageError("--tenant says whose a unique key is: it goes with --unique-key")
-
-
-def named(ids: Sequence[str], unique_key: str | None, tenant: str | None) -> list[Target]:
+def named(ids: Sequence[str], name: UniqueName) -> list[Target]:
     """Those that are named; UsageError unless they are named in one way."""
-    if bool(ids) == (unique_key is not None):
+    if bool(ids) == name.is_given:
         raise click.UsageError("say which messages: ID..., or --unique-key K; one of them")
-    _check_tenant(tenant, unique_key)
-    if unique_key is not None:
-        return [Target(None, raw(unique_key), tenant)]
-    return [Target(one_id, None) for one_id in dict.fromkeys(ids)]
+    name.check()
+    return [name.target()] if name.is_given else [Target(one_id, None) for one_id in dict.fromkeys(ids)]
 
 
-def named_or_window(
-    ids: Sequence[str], unique_key: str | None, tenant: str | None, everything: bool, window: Window
-) -> list[Target] | Window:
+def named_or_window(ids: Sequence[str], name: UniqueName, everything: bool, window: Window) -> list[Target] | Window:
     """What is meant; UsageError unless it is said in one way."""
     window.check_prefixes()
-    ways = (bool(ids), unique_key is not None, everything, not window.is_open)
+    ways = (bool(ids), name.is_given, everything, not window.is_open)
     if sum(ways) != 1:
         raise click.UsageError(_WHICH if not any(ways) else f"{_WHICH}; one of these, not several")
-    _check_tenant(tenant, unique_key)
-    return named(ids, unique_key, tenant) if ids or unique_key is not None else window
+    name.check()
+    return named(ids, name) if ids or name.is_given else window
+
+
+def _shown(key: bytes) -> str:
+    """Return a key for people."""
+    return repr(key.decode("utf-8", "backslashreplace"))
 
 
 Change = Callable[["Messages", Target], Awaitable[dict[str, Any]]]
@@ -151,6 +193,8 @@ def _sentence(target: Target, row: dict[str, Any]) -> str:
     if row["outcome"] == "not_found":
         if "tenant" in row and target.tenant is None:
             return f"{target.name}: not found of the tenant {row['tenant']}; say whose it is with --tenant"
+        if target.unique_key is not None and target.tenant is None and target.key is None:
+            return f"{target.name}: not found; a message with a key is named with --key as well"
         return f"{target.name}: not found"
     if row["outcome"] == "not_leased":
         return f"{target.name}: not leased, it is {row['state']}"

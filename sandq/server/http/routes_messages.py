@@ -48,12 +48,18 @@ By = Annotated[Literal["id", "unique_key"], Query(description="What the message 
 Tenant = Annotated[
     str | None, Query(description="With `by=unique_key`, in a fair topic: whose it is; otherwise `default`.")
 ]
+Key = Annotated[
+    str | None,
+    Query(description="With `by=unique_key`: the key of a message that has one; in a fair topic leave it out."),
+]
 MessageName = Annotated[
     str, Path(description="Its id, or its unique key with `by=unique_key`, percent-encoded: a slash is `%2F`.")
 ]
 Encoding = Annotated[
     Literal["text", "base64"],
-    Query(description="With `by=unique_key`: `base64` for a unique key in base64url, which may be any bytes."),
+    Query(
+        description="With `by=unique_key`: `base64` for a unique key and a key in base64url, which may be any bytes."
+    ),
 ]
 Since = Annotated[str | None, Query(description="From this instant on (RFC 3339 or epoch milliseconds).")]
 Until = Annotated[str | None, Query(description="Before this instant.")]
@@ -175,10 +181,11 @@ async def get(
     message: MessageName,
     by: By = "id",
     tenant: Tenant = None,
+    key: Key = None,
     encoding: Encoding = "text",
     as_text: AsText = False,
 ) -> Found:
-    found = await gateway_of(request).client.messages(topic).get(**_named(message, by, tenant, encoding))
+    found = await gateway_of(request).client.messages(topic).get(**_named(message, by, tenant, key, encoding))
     return stored_json(found, value=True, as_text=as_text)
 
 
@@ -194,9 +201,10 @@ async def why(
     message: MessageName,
     by: By = "id",
     tenant: Tenant = None,
+    key: Key = None,
     encoding: Encoding = "text",
 ) -> Found:
-    return why_json(await gateway_of(request).client.messages(topic).why(**_named(message, by, tenant, encoding)))
+    return why_json(await gateway_of(request).client.messages(topic).why(**_named(message, by, tenant, key, encoding)))
 
 
 @router.patch(
@@ -212,10 +220,11 @@ async def update(
     body: bodies.UpdateIn,
     by: By = "id",
     tenant: Tenant = None,
+    key: Key = None,
     encoding: Encoding = "text",
 ) -> Found:
     """409 TOO_LATE (with its `state`) when somebody had it already."""
-    messages, named = gateway_of(request).client.messages(topic), _named(message, by, tenant, encoding)
+    messages, named = gateway_of(request).client.messages(topic), _named(message, by, tenant, key, encoding)
     delay = body.delay if body.delay_ms is None else delay_of(body.delay, body.delay_ms)
     where_to: dict[str, Any] = {"deliver_at": body.deliver_at, "delay": delay, "priority": body.priority}
     if changes := body.changes():
@@ -241,19 +250,21 @@ async def cancel(
     message: MessageName,
     by: By = "id",
     tenant: Tenant = None,
+    key: Key = None,
     encoding: Encoding = "text",
 ) -> Found:
     """409 TOO_LATE (with its `state`) when somebody had it already."""
-    return {"id": await gateway_of(request).client.messages(topic).cancel(**_named(message, by, tenant, encoding))}
+    return {"id": await gateway_of(request).client.messages(topic).cancel(**_named(message, by, tenant, key, encoding))}
 
 
-def _named(message: str, by: str, tenant: str | None, encoding: str) -> dict[str, Any]:
+def _named(message: str, by: str, tenant: str | None, key: str | None, encoding: str) -> dict[str, Any]:
     """Return the arguments of the client that name a message. Raises InvalidRequest."""
     if by == "unique_key":
-        return {"unique_key": bytes_of("unique_key", message, encoding), "tenant": tenant}
+        named = {"unique_key": bytes_of("unique_key", message, encoding), "tenant": tenant}
+        return named if key is None else named | {"key": bytes_of("key", key, encoding)}
     if encoding != "text":
         raise InvalidRequest("encoding: it says how a unique key is written; with it goes by=unique_key")
-    return {"id": message, "tenant": tenant}
+    return {"id": message, "tenant": tenant, "key": key}
 
 
 # Last: a partition's number stands where words may stand.

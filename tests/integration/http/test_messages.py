@@ -197,7 +197,6 @@ NO_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"text": "a", "deliver_at": 1.5}, "deliver_at"),
     ({"text": "a", "deliver_at": "2030-01-01T00:00:00Z", "delay": "1s"}, "one of them"),
     ({"text": "a", "ttl": 0}, "ttl"),
-    ({"text": "a", "key": "k", "unique_key": "u"}, "unique_key"),
     ({"text": "a", "key": "k", "key_base64": "aw=="}, "one of them"),
     ({"text": "a", "key": "k" * 70_000}, "key"),
     ({"text": "a", "headers": {"a": [1]}}, "headers"),
@@ -267,6 +266,8 @@ async def test_cancel_and_move(web: Web) -> None:
         ({"by": "unique_key", "tenant": "acme"}, "tenant: topic 't' is a timer topic; one of the kind fair has them"),
         ({"by": "unique_key", "tenant": "a b"}, "tenant: 'a b' is not allowed"),
         ({"tenant": "acme"}, "tenant: it goes with unique_key"),
+        ({"key": "k"}, "key: it goes with unique_key"),
+        ({"by": "unique_key", "key": "k", "tenant": "acme"}, "key and tenant: one of them"),
     ],
 )
 async def test_a_tenant_tells_where_a_unique_key_is(web: Web, query: dict[str, str], words: str) -> None:
@@ -277,6 +278,28 @@ async def test_a_tenant_tells_where_a_unique_key_is(web: Web, query: dict[str, s
         response = await web.raw(method, f"/topics/t/messages/k{path}", params=query, content=content)
         assert response.status_code == 400 and words in response.json()["detail"], response.text
     assert (await web.get("/topics/t/messages/k", by="unique_key"))["state"] == "delayed"
+
+
+@by_both
+async def test_message_with_a_key_is_named_by_both(web: Web) -> None:
+    await topic(web, partitions=3)
+    body = {"unique_key": "i/1", "delay": "1h"}
+    ada = await web.post("/topics/t", {"text": "ada", "key": "ada/x", **body}, 201)
+    bob = await web.post("/topics/t", {"text": "bob", "key_base64": "/wA=", **body}, 201)
+    taken = await web.post("/topics/t", {"text": "ada", "key": "ada/x", **body}, 409)
+    assert (taken["code"], taken["id"]) == ("DUPLICATE_KEY", ada["id"])
+    for stored, name, named in (
+        (ada, "i%2F1", {"by": "unique_key", "key": "ada/x"}),
+        (bob, "aS8x", {"by": "unique_key", "key": "_wA", "encoding": "base64"}),
+    ):
+        at = f"/topics/t/messages/{name}"
+        assert (await web.get(at, **named))["id"] == stored["id"]
+        assert (await web.get(f"{at}/why", **named))["id"] == stored["id"]
+        changed = await web.ask("PATCH", at, {"text": "new", "delay": "2h"}, 200, params=named)
+        assert changed["id"] == stored["id"]
+        assert (await web.delete(at, **named))["id"] == stored["id"]
+        missing = await web.get(at, 404, by="unique_key", **({"encoding": "base64"} if "encoding" in named else {}))
+        assert "a message with a key is named by its key and its unique key" in missing["detail"]
 
 
 async def test_why(web: Web) -> None:
@@ -337,6 +360,7 @@ async def test_a_unique_key_that_is_no_text_is_named_in_base64(web: Web) -> None
         ("%FF%00", {"by": "unique_key"}, "encoding=base64"),
         ("50%", {"by": "unique_key"}, "%25"),
         ("+wA", {"by": "unique_key", "encoding": "base64"}, "is not base64url"),
+        ("_wA", {"by": "unique_key", "encoding": "base64", "key": "%"}, "key: '%' is not base64url"),
         (stored["id"], {"encoding": "base64"}, "by=unique_key"),
     ]
     for name, params, words in wrong:

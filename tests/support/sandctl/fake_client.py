@@ -147,16 +147,16 @@ class FakeMessages:
         self._client = client
         self._topic = self.topic = topic
 
-    def _find(self, id: str | None, unique_key: bytes | None) -> StoredMessage:
+    def _find(self, id: str | None, unique_key: bytes | None, key: bytes | None = None) -> StoredMessage:
         if self._topic != "t":
             raise UnknownTopic(f"there is no topic {self._topic!r}")
         for row in self._client.rows:
-            if row.id == id if unique_key is None else row.unique_key == unique_key:
+            if row.id == id if unique_key is None else row.unique_key == unique_key and key in (None, row.key):
                 return row
         raise NotFound("not found", **self._client.missed)
 
-    def _pending(self, id: str | None, unique_key: bytes | None) -> StoredMessage:
-        row = self._find(id, unique_key)
+    def _pending(self, id: str | None, unique_key: bytes | None, key: bytes | None = None) -> StoredMessage:
+        row = self._find(id, unique_key, key)
         if row.state not in ("delayed", "ready"):
             raise TooLate("too late", state=row.state)
         return row
@@ -165,28 +165,28 @@ class FakeMessages:
         self._client.note("list", limit=limit, **more)
         return stream(self._client.rows, limit)
 
-    async def get(self, id: str | None = None, *, unique_key: bytes | None = None, **tenant: str) -> StoredMessage:
-        self._client.note("get", id=id, unique_key=unique_key, **tenant)
-        return self._find(id, unique_key)
+    async def get(self, id: str | None = None, *, unique_key: bytes | None = None, **within: Any) -> StoredMessage:
+        self._client.note("get", id=id, unique_key=unique_key, **within)
+        return self._find(id, unique_key, within.get("key"))
 
-    async def why(self, id: str | None = None, *, unique_key: bytes | None = None, **tenant: str) -> dict[str, Any]:
-        self._client.note("why", id=id, unique_key=unique_key, **tenant)
+    async def why(self, id: str | None = None, *, unique_key: bytes | None = None, **within: Any) -> dict[str, Any]:
+        self._client.note("why", id=id, unique_key=unique_key, **within)
         if self._client.rows:
-            self._find(id, unique_key)
+            self._find(id, unique_key, within.get("key"))
         return self._client.biography
 
-    async def cancel(self, id: str | None = None, *, unique_key: bytes | None = None, **tenant: str) -> str:
-        self._client.note("cancel", id=id, unique_key=unique_key, **tenant)
-        return self._pending(id, unique_key).id
+    async def cancel(self, id: str | None = None, *, unique_key: bytes | None = None, **within: Any) -> str:
+        self._client.note("cancel", id=id, unique_key=unique_key, **within)
+        return self._pending(id, unique_key, within.get("key")).id
 
     async def move(self, id: str | None = None, *, unique_key: bytes | None = None, **where: Any) -> str:
         self._client.note("move", id=id, unique_key=unique_key, **where)
-        self._pending(id, unique_key)
+        self._pending(id, unique_key, where.get("key"))
         return text(where.get("deliver_at", NOW_MS), 9)
 
     async def update(self, id: str | None = None, *, unique_key: bytes | None = None, **changes: Any) -> str:
         self._client.note("update", id=id, unique_key=unique_key, **changes)
-        return self._pending(id, unique_key).offset
+        return self._pending(id, unique_key, changes.get("key")).offset
 
     async def cancel_all(self, **arguments: Any) -> JobResult:
         return self._client.job("cancel_all", arguments)

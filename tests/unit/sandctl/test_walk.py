@@ -67,7 +67,7 @@ def test_lines_with_a_unique_key_and_a_ttl(ctl: Any, server: FakeServer) -> None
         ({"text": "x", "unique_key": 5}, "unique_key: text is expected"),
         ({"text": "x", "unique_key": "u", "unique_key_base64": "/w=="}, "one of them"),
         ({"text": "x", "ttl": -1}, "-1"),
-        ({"text": "x", "unique_key": "v", "key": "w"}, "line 1"),
+        ({"text": "x", "unique_key": "", "key": "w"}, "line 1"),
     ):
         result = ctl("produce", "t", "--jsonl", input=json.dumps(bad).encode())
         assert result.exit_code == 1 and words in result.stderr

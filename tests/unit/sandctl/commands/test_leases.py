@@ -82,7 +82,8 @@ def test_what_the_group_does_not_hold_is_left_alone(offline: Ctl, held: FakeClie
     ("args", "words"),
     [
         (["nack"], "say which messages: ID..., --unique-key K, or --lease-token TOKEN"),
-        (["nack", "--lease-token", LEASE, "--tenant", "a"], "--tenant: it goes with --unique-key"),
+        (["nack", "--lease-token", LEASE, "--tenant", "a"], "it goes with --unique-key"),
+        (["nack", "--lease-token", LEASE, "--key", "a"], "--key: it goes with --unique-key"),
         (["nack", ID, "--unique-key", "u"], "one of them"),
         (["nack", ID, "--lease-token", LEASE], "one of them"),
         (["nack", "--lease-token", "7.0"], "--lease-token: '7.0' is not a lease"),

@@ -234,6 +234,30 @@ def test_a_unique_key_is_looked_for_where_its_tenant_is(ctl: Ctl, client: FakeCl
         assert result.exit_code == 2 and "it goes with --unique-key" in result.stderr
 
 
+def test_message_with_a_key_is_named_by_both(ctl: Ctl, client: FakeClient) -> None:
+    client.rows = [stored(1, unique_key=b"u", key=b"ada"), stored(2, unique_key=b"u", key=b"bob")]
+    named = ("--unique-key", "u", "--key", "bob", "-o", "json")
+    assert json.loads(ctl("message", "get", "t", *named).stdout)["key"] == "bob"
+    (row,) = json.loads(ctl("message", "move", "t", *named, "--in", "5s").stdout)
+    assert (row["unique_key"], row["key"], row["outcome"]) == ("u", "bob", "moved")
+    assert json.loads(ctl("message", "update", "t", *named, "--value", "v").stdout)[0]["outcome"] == "updated"
+    assert json.loads(ctl("message", "cancel", "t", *named).stdout)[0]["outcome"] == "cancelled"
+    key = {"unique_key": b"u", "key": b"bob"}
+    assert client.asked("get") == client.asked("cancel") == [key]
+    assert client.asked("move") == [{**key, "delay": timedelta(seconds=5)}]
+    assert ctl("message", "cancel", "t", "--unique-key", "u", "--key", "eve").stderr == (
+        "unique key 'u' of key 'eve': not found\n"
+    )
+    wrong = {
+        "it goes with --unique-key": (ID, "--key", "k"),
+        "--key and --tenant: one of them": ("--unique-key", "u", "--key", "k", "--tenant", "acme"),
+    }
+    for command in ("get", "why", "cancel"):
+        for words, arguments in wrong.items():
+            result = ctl("message", command, "t", *arguments)
+            assert result.exit_code == 2 and words in result.stderr
+
+
 def test_why_as_json(ctl: Ctl, client: FakeClient) -> None:
     client.biography = BIOGRAPHY
     record = json.loads(ctl("message", "why", "t", ID, "-o", "json").stdout)
@@ -268,7 +292,9 @@ def test_cancel_named_messages(ctl: Ctl, client: FakeClient) -> None:
     ]
     result = ctl("message", "cancel", "t", "--unique-key", "u", "-o", "json")
     assert json.loads(result.stdout) == [{"unique_key": "u", "id": text(NOW_MS + HOUR_MS, 3), "outcome": "cancelled"}]
-    assert ctl("message", "cancel", "t", "--unique-key", "v").stderr == "unique key 'v': not found\n"
+    assert ctl("message", "cancel", "t", "--unique-key", "v").stderr == (
+        "unique key 'v': not found; a message with a key is named with --key as well\n"
+    )
     client.missed = {"tenant": "default"}
     said = "unique key 'v': not found of the tenant default; say whose it is with --tenant\n"
     assert ctl("message", "cancel", "t", "--unique-key", "v").stderr == said
