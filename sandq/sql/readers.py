@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 from sandq.client import StoredMessage, offset_time_ms
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, UnknownGroup
+from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.names import COMPACTED, FAIR
 from sandq.model.times import LEAST_INSTANT_MS, TIME_MAX_MS
 from sandq.protocol.replies_messages import page
@@ -85,10 +87,14 @@ async def _messages(view: CallerView, scan: Scan, held: Held) -> Any:
 
 async def _messages_of(view: CallerView, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
     named = scan.by_name
-    if named == "unique_key" and not await _unique_keys_tell(view, topic, scan):
-        named = None
-    if named is not None:
-        return await _named(view, topic, scan, named, held)
+    if named == "id":
+        return await _named(view, topic, scan, [(name, {}) for name in scan.bounds.of("id").values or ()], held)
+    if named == "unique_key":
+        names, are_all = await _unique_names(view, topic, scan)
+        if are_all:
+            return await _named(view, topic, scan, names, held)
+        if names:
+            return await _named_and_listed(view, topic, scan, names, held)
     if scan.by_page:
         return await _pages(view, topic, scan, limit, held)
     states = scan.bounds.of("state").values
@@ -114,31 +120,65 @@ _MARGIN_MS: Final = 1000
 """What is due so soon may be, by the clock of the node that leads it."""
 
 
-async def _unique_keys_tell(view: CallerView, topic: str, scan: Scan) -> bool:
-    """Whether a unique key names one message alone: in a fair topic, each tenant may have one."""
-    record = await view.topic(topic)
+_Name = tuple[Any, dict[str, Any]]
+"""How a message is named: by its id, or (None) by these arguments of `get`."""
+
+
+async def _unique_names(view: CallerView, topic: str, scan: Scan) -> tuple[list[_Name], bool]:
+    """Return the names that the unique keys of a query may be, and whether no other message has these unique keys.
+
+    A unique key is unique within a tenant in a fair topic, elsewhere within the key of a message that has one.
+    """
+    record, of = await view.topic(topic), scan.bounds.of
     if record.kind == COMPACTED:
-        return False
-    return record.kind != FAIR or len(scan.bounds.of("tenant").values or ()) == 1
+        return [], False
+    unique_keys = [name for name in of("unique_key").values or () if _fits(name, 1, FIXED.unique_key_bytes)]
+    column = "tenant" if record.kind == FAIR else "key"
+    within = of(column).values
+    if record.kind == FAIR and (within is None or len(within) != 1):
+        return [], False
+    if within is None:
+        return [(None, {"unique_key": name}) for name in unique_keys], not unique_keys
+    within = tuple(one for one in within if _fits(one, 0, DEFAULT.key_bytes))
+    return [(None, {"unique_key": name, column: one}) for name in unique_keys for one in within], True
 
 
-async def _named(view: CallerView, topic: str, scan: Scan, column: str, held: Held) -> Any:
-    wanted = scan.bounds.of(column).values or ()
-    if len(wanted) > IDS:
-        raise SqlError(TOO_BIG_SELECT, f"the query names {len(wanted):,} messages; at most {IDS:,} are looked up")
-    (tenant,) = scan.bounds.of("tenant").values or (None,) if column == "unique_key" else (None,)
+def _fits(name: Any, least: int, most: int) -> bool:
+    """Whether this is a text of so many bytes: no message is named by anything else."""
+    return isinstance(name, str) and least <= len(name.encode()) <= most
+
+
+async def _named_and_listed(view: CallerView, topic: str, scan: Scan, names: Sequence[_Name], held: Held) -> Any:
+    """Messages of unique keys, with and without keys: those without are looked up, those in the log are listed."""
+    wide = replace(scan, needed=tuple(dict.fromkeys([*scan.needed, "id", "unique_key"])))
+    named = await _named(view, topic, wide, names, held)
+    listed = await _listed(view, topic, wide, None, held)
+    is_wanted = pa.compute.is_in(listed["unique_key"], pa.array([name["unique_key"] for _, name in names]))
+    is_known = pa.compute.is_in(listed["id"], named["id"].combine_chunks())
+    listed = listed.filter(pa.compute.and_not(is_wanted, is_known))
+    return pa.concat_tables([named, listed]).select(list(scan.needed))
+
+
+async def _named(view: CallerView, topic: str, scan: Scan, names: Sequence[_Name], held: Held) -> Any:
+    if len(names) > IDS:
+        raise SqlError(TOO_BIG_SELECT, f"the query names {len(names):,} messages; at most {IDS:,} are looked up")
     messages = view.messages(topic)
 
-    async def get(name: Any) -> StoredMessage | None:
+    async def get(name: _Name) -> StoredMessage | None:
+        id, arguments = name
         try:
-            if column == "id":
-                one = await messages.get(name) if is_id(name) else None
-                return one if one is not None and one.id == name else None  # an offset names a message, too
-            return await messages.get(unique_key=name, tenant=tenant)
-        except (NotFound, InvalidRequest):  # a text that is no unique key is none of a message, either
+            if id is not None:
+                one = await messages.get(id) if is_id(id) else None
+                return one if one is not None and one.id == id else None  # an offset names a message, too
+            return await messages.get(**arguments)
+        except NotFound:
+            return None
+        except InvalidRequest:  # a text that is no tenant is none of a message, either
+            if "key" in arguments:  # an older node does not look messages up so
+                raise
             return None
 
-    found = await _each(get, [name for name in wanted if isinstance(name, str)])
+    found = await _each(get, [name for name in names if name[0] is None or isinstance(name[0], str)])
     return _made(scan, [_of_stored(one, scan.needed) for one in found if one is not None], held)
 
 

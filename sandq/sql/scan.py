@@ -74,6 +74,8 @@ class Scan:
         if self.table.name != "messages" and not self.table.is_of_tasks:
             return {"keys": "KV_SCAN", "dead_letters": "DEAD_LIST", "leases": "LIST, WHY"}.get(self.table.name, "admin")
         scan = self.of_messages()
+        if scan.by_name == "unique_key" and scan.bounds.of("key").values is None:
+            return "GET" if scan.bounds.of("tenant").values is not None else "GET, LIST"
         return "GET" if scan.by_name else "FETCH" if scan.by_page else "LIST"
 
     def pushed(self) -> dict[str, str]:

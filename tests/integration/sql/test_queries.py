@@ -62,11 +62,16 @@ async def filled(bench: Bench, kind: str = "timer", count: int = 60, seed: int =
     chance = random.Random(seed)
     settings: dict[str, Any] = {"delete_on_ack": False, "retention": "7d"}
     await bench.client.admin.create_topic("t", kind=kind, partitions=3, **settings)
+    pairs = set[tuple[bytes, str]]()
     for number in range(count):
         key = chance.choice([None, b"ada", b"adam", b"\xff\x00", "köln".encode()])
         options: dict[str, Any] = {"delay": f"{chance.choice([0, 0, 1, 2, 3])}h"}
         if key is not None:
             options["key"] = key
+            pair = key, f"u{number % 13}"
+            if kind != "fair" and chance.random() < 0.5 and pair not in pairs:
+                pairs.add(pair)
+                options["unique_key"] = pair[1]
         elif kind != "fair" and chance.random() < 0.5:
             options["unique_key"] = f"u{number}"
         if kind in ("priority", "fair"):
@@ -128,7 +133,12 @@ CONDITIONS = (
     "\"key\" IN ('ada', 'köln')",
     '"key" = \'ada\' OR "partition" = 0',
     "unique_key = 'u7'",
+    "unique_key = 'u1'",
+    "unique_key IN ('u1', 'u3', 'u17')",
     "unique_key LIKE 'u1%'",
+    "unique_key = 'u3' AND \"key\" = 'ada'",
+    "unique_key IN ('u1', 'u3') AND \"key\" IN ('adam', 'köln')",
+    "unique_key = 'u3' AND \"key\" LIKE 'ada%'",
     "state = 'delayed'",
     "state = 'ready'",
     "state IN ('leased', 'waiting')",
@@ -201,6 +211,31 @@ async def test_what_is_asked_of_the_cluster_is_never_less_than_where_says(kind: 
             )["deliver_at"].to_pylist()
             same_times = dict(zip(everything["id"].to_pylist(), everything["deliver_at"].to_pylist(), strict=True))
             assert [same_times[id] for id in timed.table["id"].to_pylist()] == ordered, (kind, seed, asked)
+
+
+async def test_unique_keys_of_messages_with_and_without_keys() -> None:
+    async with benched() as bench:
+        client = bench.client
+        await client.admin.create_topic("t", partitions=3)
+        for key in ("ada", "bob", b"\xff", None):
+            await client.produce("t", b"v", delay="1h", unique_key="i", **({} if key is None else {"key": key}))
+        await client.produce("t", b"v", delay="1h", unique_key="i2")
+        of = "SELECT key_bytes FROM messages WHERE topic = 't' AND unique_key"
+        assert {*await bench.column(f"{of} = 'i'")} == {None, b"ada", b"bob", b"\xff"}
+        assert await bench.column(f"{of} = 'i' AND `key` = 'bob'") == [b"bob"]
+        assert await bench.column(f"{of} = 'i' AND `key` = 'eve'") == []
+        assert len(await bench.column(f"{of} IN ('i', 'i2', '')")) == 5
+        assert await bench.column(f"{of} = '{'x' * 2000}'") == []
+        assert await bench.column(f"{of} = 'i' AND `key` = '{'x' * 70_000}'") == []
+        assert len(await bench.column(f"{of} = 'i' LIMIT 3")) == 3
+        for condition, request in (("`key` = 'bob'", "GET"), ("true", "GET, LIST")):
+            (row,) = await bench.rows(f"EXPLAIN {of} = 'i' AND {condition}")
+            assert row["request"] == request
+        # Of a message that the log has let go of, a group still knows the name.
+        await client.produce("t", b"now", unique_key="kept")
+        leases = client.leases("t", "g")
+        await leases.nack(await leases.take(1), delay="2h")
+        assert await bench.column(f"{of} = 'kept'") == [None]
 
 
 async def test_limits_are_enough_only_where_nothing_else_is_asked() -> None:
