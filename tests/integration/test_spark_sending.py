@@ -112,7 +112,7 @@ async def all_columns(node: Serving, api: sandq.Client, now_ms: int) -> None:
     assert found[1].deliver_at_ms == now_ms + 3_600_000
     assert (found[0].key, found[0].headers, found[3].headers) == (b"k", {"a": "1"}, {"b": None})
     assert found[0].partition == 2
-    assert (await api.messages("t").get(unique_key="u")).id == found[3].id
+    assert (await api.messages("t").get(unique_key="u", key="u")).id == found[3].id
     with pytest.raises(UnknownTopic):
         await write(node.client_port, [table([1], topic=pa.array(["none"]))])
 
@@ -256,6 +256,18 @@ async def test_a_fair_topic(node: Serving, api: sandq.Client, small: None) -> No
         assert (message.tenant or "default") == (tenant or "default")
         assert message.partition == partition_for((tenant or "default").encode(), PARTITIONS)
         assert message.priority == (0 if number % 4 == 0 else number % 100 - 50)
+
+
+async def test_unique_keys_of_keys(node: Serving, api: sandq.Client) -> None:
+    """A unique key is unique within its key, which chooses the partition as other clients do."""
+    await api.admin.create_topic("t", partitions=PARTITIONS)
+    keys = ["a", "b", "c", "d", "a"]
+    await write(node.client_port, [table([1, 2, 3, 4, 5], unique_key=["u"] * 5, key=keys)])
+    assert sorted(await values(api)) == [1, 2, 3, 4]
+    for key in ("a", "b", "c", "d"):
+        found = await api.messages("t").get(unique_key="u", key=key)
+        assert found.partition == partition_for(key.encode(), PARTITIONS)
+        assert await api.produce("t", b"", unique_key="u", key=key, on_conflict="ignore") == found.id
 
 
 async def test_unique_keys_of_tenants(node: Serving, api: sandq.Client) -> None:

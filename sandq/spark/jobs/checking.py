@@ -78,9 +78,8 @@ def check(
     read_options: Mapping[str, str] | None = None,
     write_id: str | None = None,
     rejected: str | None = None,
-    by_tenant: bool = False,
 ) -> Checked:
-    """Look at all rows. `rejected`: where bad ones are to be written; `by_tenant` as `rows.messages` has it.
+    """Look at all rows. `rejected`: where bad ones are to be written.
     InvalidSetting, InvalidRequest when the files, the mapping and that place do not fit together."""
     began_s = time.monotonic()
     files = find_files(spark, paths)
@@ -89,7 +88,7 @@ def check(
     kind = kind_of(files, kind)
     own = own_session(spark, {**cutting(files), **_IN_STEPS})
     origin = read_files(own, [file.path for file in files], kind, read_options)
-    made = messages(origin, mapping, limits, by_tenant=by_tenant)
+    made = messages(origin, mapping, limits)
     what = {"format": kind, "mapping": mapping.record(), "options": dict(read_options or {})}
     found = _counts(origin, made)
     if isinstance(origin, JsonOrigin) and found["rows"]:

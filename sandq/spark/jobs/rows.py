@@ -48,9 +48,8 @@ class Messages:
     mapped: dict[str, Column]
 
 
-def messages(origin: Origin, mapping: RowMapping, limits: MessageValidation, *, by_tenant: bool = False) -> Messages:
-    """InvalidSetting when a column is not there, or can never become what it is mapped on. `by_tenant`: the tenant of a
-    message chooses its partition, and not its unique key."""
+def messages(origin: Origin, mapping: RowMapping, limits: MessageValidation) -> Messages:
+    """InvalidSetting when a column is not there, or can never become what it is mapped on."""
     asked = {
         name: origin.headers(of) if name == "headers" else origin.field(of) for name, of in mapping.columns.items()
     }
@@ -67,7 +66,7 @@ def messages(origin: Origin, mapping: RowMapping, limits: MessageValidation, *, 
     broken = [Check(text, failed) for text, failed in origin.corrupt.items()]
     # A row that cannot be read has nothing to say about its parts.
     is_whole = ~_any([check.failed for check in broken])
-    own = _checks(fields, columns, mapping, limits, by_tenant)
+    own = _checks(fields, columns, mapping, limits)
     checks = [*broken, *(Check(check.text, is_whole & check.failed) for check in own)]
     frame, failed = _staged(frame, "check", {str(at): _true(check.failed) for at, check in enumerate(checks)})
     named = {**mapping.columns, **{f"{HEADER}{name}": of for name, of in mapping.headers.items()}}
@@ -170,7 +169,6 @@ def _checks(
     made: Mapping[str, Column],
     mapping: RowMapping,
     limits: MessageValidation,
-    by_tenant: bool,
 ) -> Iterator[Check]:
     yield Check("value: missing", made["value"].isNull())
     most = {"value": limits.message_bytes, "key": limits.key_bytes, "unique_key": FIXED.unique_key_bytes}
@@ -179,8 +177,6 @@ def _checks(
             yield Check(f"{name}: more than {most[name]:,} bytes", F.octet_length(made[name]) > most[name])
     if "unique_key" in made:
         yield Check("unique_key: empty", F.octet_length(made["unique_key"]) == 0)
-    if {"key", "unique_key"} <= set(made) and not by_tenant:
-        yield Check("key: it differs from the unique_key, which routes the message", made["key"] != made["unique_key"])
     yield from _rank_checks(fields, made)
     yield from _time_checks(fields, made, mapping)
     if "headers" in fields:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sandq.client.producer import MessageValidation, check_rank
 from sandq.model.errors import Conflict, InvalidRequest, SandqError
-from sandq.model.names import COMPACTED, FAIR
+from sandq.model.names import COMPACTED
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration
 from sandq.spark.jobs.calling import CLIENT_NAME
@@ -117,7 +117,7 @@ def schedule(
     try:
         tell("checking")
         looked: dict[str, Any] = {"kind": format, "read_options": read_options, "write_id": write_id}
-        checked = check(spark, topic, paths, mapped, limits, rejected=rejected, by_tenant=kind == FAIR, **looked)
+        checked = check(spark, topic, paths, mapped, limits, rejected=rejected, **looked)
         return _run(checked, mapped, allowed, rejected, servers, dry_run, tell)
     except Exception as error:
         raise failure(error, "schedule") from error

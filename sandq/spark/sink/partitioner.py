@@ -1,6 +1,6 @@
 """Which partition a row goes to: the same one in every attempt, whoever leads what.
 
-    the column `partition`, else by the unique_key, else by the key (as all clients of sandq do), else in turn: the rows
+    the column `partition`, else by the key, else by the unique_key (as all clients of sandq do), else in turn: the rows
     of one block with neither go to one partition, those of the next block to the next
 
 Keys, and rows in turn, are spread over the partitions that the topic *began* with. Their number never changes, that of
@@ -100,7 +100,7 @@ class Router:
             chosen = {"tenant": pc.fill_null(tenants, default)}
         else:
             delimiter = delimiter_of(record.settings)
-            by = ("unique_key", "key")
+            by = ("key", "unique_key")
             chosen = {name: _by_key(rows.column(name), initial, delimiter) for name in by if name in names}
         if "partition" not in names:
             return pc.coalesce(*chosen.values(), in_turn) if chosen else pa.repeat(in_turn, rows.num_rows)
@@ -117,13 +117,16 @@ class Router:
         )
         bound = {COMPACTED: "key", FAIR: "tenant"}.get(record.kind, "unique_key")
         if bound in chosen:
-            wanted = chosen[bound]
-            self._errors.check(
-                pc.not_equal(asked, wanted),
-                number,
-                "partition",
-                lambda place: f"the row's {bound} belongs to {wanted[place]}, not {asked[place]}",
-            )
+            wanted = pc.coalesce(*chosen.values())
+            is_other = pc.not_equal(asked, wanted)
+            if bound == "unique_key":  # a key alone binds no row to a partition
+                is_other = pc.and_(is_other, rows.column(bound).is_valid())
+
+            def problem(place: int) -> str:
+                by = next(name for name, partitions in chosen.items() if partitions[place].is_valid)
+                return f"the row's {by} belongs to {wanted[place]}, not {asked[place]}"
+
+            self._errors.check(is_other, number, "partition", problem)
         return pc.coalesce(asked, *chosen.values(), in_turn)
 
     def _check(self, record: TopicRecord, rows: Any, number: Number) -> None:
@@ -133,9 +136,6 @@ class Router:
             if name in names and record.kind not in kinds:
                 why = f"{record.name!r} is a {record.kind} topic; one of the kind {' or '.join(kinds)} takes it"
                 check(rows.column(name).is_valid(), number, name, why)
-        if record.kind != FAIR and "unique_key" in names and "key" in names:
-            differ = pc.not_equal(rows.column("key"), rows.column("unique_key"))
-            check(differ, number, "key", "it must equal the unique_key, which chooses the partition")
         if record.kind != COMPACTED:
             why = f"it is null: {record.name!r} is a topic without keys to delete"
             check(rows.column("value").is_null(), number, "value", why)

@@ -50,6 +50,22 @@ def test_by_what_is_asked_for_then_by_key_then_in_turn() -> None:
     assert found == {b"0": partition_for(b"b", 3), b"1": partition_for(b"a", 3)}
 
 
+@pytest.mark.parametrize("topic", [record(3), record(5, initial=3), record(3, kind="priority")])
+def test_key_chooses_before_the_unique_key(topic: TopicRecord) -> None:
+    keys = [None if place % 3 == 0 else b"key %d" % (place % 7) for place in range(40)]
+    unique = [None if place % 5 == 0 else b"u%d" % place for place in range(40)]
+    rows = table(key=keys, unique_key=unique)
+    found = {value: target.partition for target, values in split(rows, topic) for value in values}
+    for place, (key, unique_key) in enumerate(zip(keys, unique, strict=True)):
+        by = unique_key if key is None else key
+        assert found[b"%d" % place] == (0 if by is None else partition_for(by, 3))
+    asked = [None if place % 2 else found[b"%d" % place] for place in range(40)]
+    assert split(table(key=keys, unique_key=unique, partition=asked), topic) == split(rows, topic)
+    alone = (partition_for(b"a", 3) + 1) % 3
+    ((target, _),) = split(table(key=[b"a"], unique_key=[None], partition=[alone]), topic)
+    assert target.partition == alone, "a key alone binds no row"
+
+
 def test_in_turn_by_the_block() -> None:
     router = Router("t", lambda name: record(3), 4, RowErrors(4))
     found = [target.partition for _ in range(5) for target, _ in router.split(table(key=[None, None]), 0)]
@@ -160,8 +176,15 @@ BAD = [
         {"key": [b"a", b"b"], "priority": [None, 1]},
         "priority: 't' is a compacted topic; one of the kind priority or fair takes it",
     ),
-    (record(3), {"unique_key": [b"u", b"u"], "key": [None, b"k"]}, "key: it must equal the unique_key, which chooses"),
-    (PRIORITY, {"unique_key": [b"u", b"u"], "key": [b"u", b"k"]}, "key: it must equal the unique_key, which chooses"),
+    (
+        PRIORITY,
+        {
+            "partition": [None, 1 - partition_for(b"k", 3) % 2],
+            "unique_key": [b"u", b"u"],
+            "key": [b"k", b"k"],
+        },
+        f"row's key belongs to {partition_for(b'k', 3)}, not",
+    ),
     (record(3), {"partition": [0, 3]}, "partition: topic 't' has partitions 0..2, there is no 3"),
     (
         record(3),
