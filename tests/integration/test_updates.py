@@ -23,7 +23,7 @@ async def test_a_pending_message_gets_another_value_and_headers(api: sandq.Clien
         messages = api.messages("t")
         first = await api.produce("t", b"old", key="k", headers={"a": 1}, ttl="1h", delay="1h", unique_key="k")
         assert await messages.update(first, value=b"new") == first
-        assert await messages.update(unique_key="k", headers={"b": 2}) == first
+        assert await messages.update(unique_key="k", key="k", headers={"b": 2}) == first
         found = await messages.get(first)
         assert (found.value, found.headers, found.key, found.ttl_ms) == (b"new", {"b": 2}, b"k", 3_600_000)
         assert (found.state, found.moves, found.unique_key) == ("delayed", 0, b"k")
