@@ -133,6 +133,18 @@ def test_messages_are_looked_at_and_changed(console: Console) -> None:
     said = console.act("Cancel…", "Cancel it")
     assert "It cannot be undone" in said
     assert api.status("GET", f"/topics/{name}/messages/call-ada?by=unique_key") == 404
+    for key in ("ada", "bob"):
+        api("POST", f"/topics/{name}", {"text": f"of {key}", "key": key, "unique_key": "call-1", "delay": "2h"})
+    browser.fill("name", "call-1", "main")
+    browser.fill("key", "bob", "main")
+    browser.click("Look", "main")
+    browser.reads("of bob", "pre")
+    console.act("Move…", "Move it", when="delay", delay="30m")
+    assert api("GET", f"/topics/{name}/messages/call-1?by=unique_key&key=bob")["moves"] == 1
+    browser.reads("1 time, last")
+    console.act("Cancel…", "Cancel it")
+    assert api.status("GET", f"/topics/{name}/messages/call-1?by=unique_key&key=bob") == 404
+    api("DELETE", f"/topics/{name}/messages/call-1?by=unique_key&key=ada")
     browser.fill("unique_key_prefix", "", "main")
     browser.fill("key_prefix", "bulk-", "main")
     browser.click("List", "main")

@@ -17,7 +17,12 @@ export const keyText = (row, name = "key") => row[name] ?? (row[`${name}_base64`
 export function messagesTab(context, topic) {
   const detail = h("section", { class: "card", hidden: true, "aria-label": "The message", tabindex: -1 });
   const tenantField = field({ name: "tenant", label: "Tenant", placeholder: "default" });
-  context.onLive((live) => { tenantField.hidden = live.topics.get(topic)?.kind !== "fair"; });
+  const keyField = field({ name: "key", label: "Its key", placeholder: "with a unique key" });
+  context.onLive((live) => {
+    const isFair = live.topics.get(topic)?.kind === "fair";
+    tenantField.hidden = !isFair;
+    keyField.hidden = isFair;
+  });
   const list = h("div", { class: "card" });
   const same = commandLine("");
   const form = h("form", { class: "card", role: "search", "aria-label": "Messages" },
@@ -32,7 +37,7 @@ export function messagesTab(context, topic) {
     h("div", { class: "fields" },
       field({ name: "name", label: "One message", placeholder: "id or unique key", required: true }),
       field({ name: "by", label: "Named by", kind: "select", options: [["id", "its id"], ["unique_key", "its unique key"]] }),
-      tenantField,
+      tenantField, keyField,
       h("div", { class: "buttons" }, h("button", { type: "submit" }, "Look"))));
   const manages = { allowed: may("manage", topic), reason: why("manage", topic) };
 
@@ -80,10 +85,10 @@ export function messagesTab(context, topic) {
       if (error.name !== "AbortError") fill(list, failure(error, () => ask(after)));
     }
   }
-  async function look(name, by, tenant = "") {
+  async function look(name, by, tenant = "", key = "") {
     detail.hidden = false;
-    await load(detail, () => get(path("topics", topic, "messages", name), { by: by === "id" ? null : by, tenant, as_text: true }, { signal: context.signal }),
-      (message) => messageView(context, topic, message, { name, by, tenant, again: () => { look(name, by, tenant); ask(); }, list: () => ask(), close: () => { detail.hidden = true; } }));
+    await load(detail, () => get(path("topics", topic, "messages", name), { by: by === "id" ? null : by, tenant, key, as_text: true }, { signal: context.signal }),
+      (message) => messageView(context, topic, message, { name, by, tenant, key, again: () => { look(name, by, tenant, key); ask(); }, list: () => ask(), close: () => { detail.hidden = true; } }));
     detail.focus();
     detail.scrollIntoView({ block: "nearest" });
   }
@@ -91,7 +96,7 @@ export function messagesTab(context, topic) {
   one.addEventListener("submit", (event) => {
     event.preventDefault();
     const values = valuesOf(one);
-    look(values.name.trim(), values.by, values.tenant);
+    look(values.name.trim(), values.by, values.tenant, values.by === "id" ? "" : values.key);
   });
   ask();
   return [one, form, detail, list, same];
@@ -145,10 +150,10 @@ export function headersView(of) {
     h("tbody", {}, rows.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, visible(name)), h("td", {}, visible(headerText(value))))))));
 }
 
-function messageView(context, topic, message, { name, by, tenant, again, list, close }) {
+function messageView(context, topic, message, { name, by, tenant, key, again, list, close }) {
   const at = path("topics", topic, "messages", name);
-  const query = { by: by === "id" ? null : by, tenant };
-  const asOptions = by === "id" ? {} : { "unique-key": name, tenant };
+  const query = { by: by === "id" ? null : by, tenant, key };
+  const asOptions = by === "id" ? {} : { "unique-key": name, tenant, key };
   const places = by === "id" ? [topic, name] : [topic];
   const manages = { allowed: may("manage", topic), reason: why("manage", topic) };
   const explained = h("div", {});
