@@ -27,7 +27,7 @@ def message() -> None:
     """Look at stored messages; cancel, move and update pending ones.
 
     A message is named by its ID (26 characters, printed by `produce` and `message list`; it keeps it when it is moved)
-    or by its unique key, when its producer gave it one; in a fair topic with its tenant.
+    or by its unique key, when its producer gave it one: with its key if it has one, in a fair topic with its tenant.
     """
 
 

@@ -46,7 +46,9 @@ _UNCONFIRMED = 10_000  # receipts that wait for being printed
     metavar="DURATION",
     help="Dead when nobody took it so long after its time.  [default: the topic's]",
 )
-@click.option("--unique-key", metavar="K", help="Only one pending message of TOPIC may have it.")
+@click.option(
+    "--unique-key", metavar="K", help="Only one pending message of a key may have it; without --key, of TOPIC."
+)
 @click.option(
     "--on-conflict",
     type=click.Choice(["reject", "replace", "replace_pending", "ignore"]),
