@@ -216,7 +216,7 @@ class Broker:
                 f"{RESERVED_PRODUCERS}"
             )
         delivery = self.partition(request.topic, request.partition)
-        messages, split = checked if checked is not None else self._checks(request)()
+        messages, split = checked if checked is not None else self._checks(request, delivery)()
         if request.producer_id and number_of(request.sequence) == 1:
             self._check_producers()
         command = c.Append(batch, request.producer_id, request.epoch, request.sequence, request.on_conflict, split)
@@ -227,14 +227,14 @@ class Broker:
 
     async def check_large(self, request: Produce) -> Checked:
         """Check a batch that takes long to check, one at a time, in a thread. Raises InvalidRequest, TooLarge."""
-        self.partition(request.topic, request.partition)
-        return await trio.to_thread.run_sync(self._checks(request), limiter=self._checking)
+        delivery = self.partition(request.topic, request.partition)
+        return await trio.to_thread.run_sync(self._checks(request, delivery), limiter=self._checking)
 
-    def _checks(self, request: Produce) -> Callable[[], Checked]:
+    def _checks(self, request: Produce, delivery: PartitionLeader) -> Callable[[], Checked]:
         """What checks a batch, on any thread."""
         topic = self.catalog.topics[request.topic]
         where, own = topic.places[request.partition], limits_of(request.topic, topic.record.settings)
-        level = self.partition(request.topic, request.partition).host.status.level
+        level = delivery.host.status.level
         return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own, level=level)
 
     def _check_producers(self) -> None:

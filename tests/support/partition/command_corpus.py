@@ -109,6 +109,10 @@ def _messages(b: Bench) -> None:
     b.apply(50, c.RedriveDead("g", dead[:1]))
     b.apply(50, c.PurgeDead("g", dead[1:]))
     b.apply(60, c.Cancel([by_id(ids[2])]))
+    pairs = ["v" * 5000, "w", "x"]
+    b.send(*pairs, keys=["ada", "bob", "ada"], unique=["i", "i", "i"], due=[95_000] * 3, at=60, on_conflict=c.REPLACE)
+    b.apply(65, c.Move([((c.TARGET_KEY, b"i", None, b"bob"), 96_000, True)]))
+    b.apply(66, c.Cancel([(c.TARGET_KEY, b"i", None, b"ada"), (c.TARGET_KEY, b"i", None, b"eve")]))
     late = _ids(b.send("late", keys=[None], due=[90_000], unique=["w"], at=60))
     b.apply(70, c.Move([(by_id(late[0]), 1_000, True)]))
     b.update((c.TARGET_KEY, b"w"), "other", at=75)

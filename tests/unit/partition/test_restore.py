@@ -14,6 +14,7 @@ from sandq.model.sequence import sequence_of
 from sandq.model.stored_rows import CHUNK_BYTES, decode_chunk
 from sandq.partition import commands as c
 from sandq.partition import rows
+from sandq.partition.levels import UNIQUE_IN_KEY
 from sandq.partition.restore.restoring import STATE_OF_BACKUP, encode_chunk
 from tests.support.partition.bench import Bench, T, batch_of, by_id
 from tests.support.partition.key_bench import KeyBench
@@ -120,6 +121,20 @@ def test_dead_letters_waiting_messages_and_unique_keys_are_there() -> None:
     assert group.dead == 1
     again = made.send("k2", at=LATE, unique=["one"])
     assert again.refused and taken
+
+
+@pytest.mark.parametrize("level", [RESTORE_LEVEL, UNIQUE_IN_KEY])
+def test_pairs_of_key_and_unique_key_are_there(level: int) -> None:
+    bench = Bench(level=level)
+    bench.open()
+    taken = bench.put("v" * 5000, due=LATE + 9000, key="k", unique="k")
+    keys = ("a", "b") if level >= UNIQUE_IN_KEY else ()
+    others = [bench.put("w", due=LATE + 9000, key=key, unique="k") for key in keys]
+    made = restored(bench, LATE)
+    assert made.put("again", at=LATE, key="k", unique="k") == taken
+    assert [made.put("again", at=LATE, key=key, unique="k") for key in keys] == others
+    assert made.put("new", at=LATE, key="c", unique="k") not in (taken, *others)
+    assert made.cancel([c.TARGET_KEY, b"k", None, b"k"], at=LATE) == ["cancelled", taken]
 
 
 def test_new_messages_never_share_an_offset_with_restored_ones() -> None:

@@ -84,6 +84,8 @@ DAMAGED: list[tuple[str, bytes, bytes, str]] = [
     ("what is no MessagePack", b"i" + OFFSET, b"\xc1", "cannot be decoded"),
     ("a ready queue of a timer topic", b"Q" + GROUP + b"\0\x80\0\0\0", packed(1, OFFSET), "no rows with this tag"),
     ("a schedule without a value", b"Stick", packed(1), "its fields"),
+    ("a unique key without a digest", b"K" + bytes(16), packed(0, OFFSET, None, None), "its key"),
+    ("a unique key without a message", b"K" + bytes(17), packed(0, b"", None, None), "its fields"),
 ]  # fmt: skip
 
 
