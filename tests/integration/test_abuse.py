@@ -325,6 +325,7 @@ _SENDING = (Type.ACK_THEN, 1, 0, 5, None, [[None, None, False, {"value": b"x" * 
 _EXTENDED = [[number, 30_000] for number in range(1, 200)]
 _MOVED = [[[0, bytes([1, *bytes(12), number, 0, 0])], 60_000, True] for number in range(200)]
 _CANCELLED = [target for target, *_ in _MOVED]
+_LONG_NAMES = [[1, b"u", None, b"%060000d" % number] for number in range(30)]
 _MOVE_ALL = {"from_ms": 0, "until_ms": 2**48 - 1, "dry_run": True, "to_ms": 2**47}
 
 
@@ -366,6 +367,8 @@ ABUSES: dict[str, Abuse] = {
         lambda n: [(Type.NACK, 1, 0, _NACKED), (Type.EXTEND, 1, 0, _EXTENDED), _SENDING, (Type.UNSUBSCRIBE, 7)]
     ),
     "moves and cancels": asks(lambda n: [(Type.MOVE, "t", 0, _MOVED), (Type.CANCEL, "t", 0, _CANCELLED)]),
+    "cancels by long keys": asks(lambda n: [(Type.CANCEL, "t", 0, _LONG_NAMES)]),
+    "cancels by long keys, never read": never_reads(Type.CANCEL, "t", 0, _LONG_NAMES, count=20),
     "jobs": asks(
         lambda n: [
             (Type.JOB_START, "t", 0, _id(n), "move", _MOVE_ALL),

@@ -110,8 +110,8 @@ class MessageQueries:
         """`done` gets an outcome for each target."""
         host = self._host(request)
         targets = self._known(request, request.targets)
-        count = len(targets)
-        size, work = 64 + 96 * count + _bytes_of_keys(targets), TARGET_WORK * max(count, 1)
+        count, keys_bytes = len(targets), _bytes_of_keys(targets)
+        size, work = 64 + 96 * count + keys_bytes, TARGET_WORK * max(count, 1) + keys_bytes
         host.submit(c.Cancel(targets), done, size=size, work=work, line=caller.line)
 
     def move(self, request: Move, caller: Caller, done: Done) -> None:
@@ -135,8 +135,8 @@ class MessageQueries:
         if known is not targets:
             items = [[target, *rest] for target, (_, *rest) in zip(known, items, strict=True)]
         count = len(items)
-        size = 64 + 128 * count + updated_bytes + _bytes_of_keys(targets)
-        work = TARGET_WORK * max(count, 1) + updated_bytes
+        more_bytes = updated_bytes + _bytes_of_keys(targets)
+        size, work = 64 + 128 * count + more_bytes, TARGET_WORK * max(count, 1) + more_bytes
         command = c.Move(items)
         if command.has_updates:
             host.submit(command, done, size=size, work=work, messages=count, line=caller.line)
