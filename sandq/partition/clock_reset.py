@@ -604,7 +604,7 @@ class _Placing:
             return rows.log_entry(rows.log_key(new), row)
         fields = message.fields or {}
         shared = self._reset._shared
-        light = rows.needed_of(fields, shared.is_ordered, has_keyed_names=shared.has_keyed_names)
+        light = rows.needed_of(fields, shared.is_ordered, key_digest=shared.name_digest(fields))
         stored, entry = rows.message_rows(new, message.created_ms, fields, message.id, light)
         for key, value in stored:
             view.put(key, value)

@@ -254,12 +254,14 @@ def batch_row(count: int, created_ms: int, batch: bytes) -> bytes:
     return LOG_HEADER.pack(KIND_BATCH, 0, count, created_ms) + batch
 
 
-def needed_of(fields: Fields, ordered: bool, wanted_ms: int | None = None, *, has_keyed_names: bool = False) -> Fields:
+def needed_of(
+    fields: Fields, ordered: bool, wanted_ms: int | None = None, *, key_digest: bytes | None = None
+) -> Fields:
     """What of a message the log itself needs. `wanted_ms`: when it was wanted, if it is placed far later.
-    `has_keyed_names`: unique keys are unique within keys."""
+    `key_digest`: of the key within which its unique key is unique."""
     light: Fields = {column: fields[column] for column in (Column.TTL_MS, Column.UNIQUE_KEY) if column in fields}
-    if has_keyed_names and Column.UNIQUE_KEY in light and (digest := name_digest(fields)) is not None:
-        light[Column.KEY_DIGEST] = digest
+    if key_digest is not None:
+        light[Column.KEY_DIGEST] = key_digest
     order = order_of(fields) if ordered else None
     if order is not None:
         light[Column.ORDERING_HASH] = order

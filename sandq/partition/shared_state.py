@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
+from sandq.model.batch_format import Column
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.key_limits import key_limit
 from sandq.model.limits import FIXED
@@ -13,6 +14,7 @@ from sandq.model.outbox import DeadLetterTopic
 from sandq.partition.levels import BUDGET, UNIQUE_IN_KEY
 from sandq.partition.metrics import Totals
 from sandq.partition.ready.tenant_rules import TenantRules
+from sandq.partition.rows import Fields, name_digest
 
 T = TypeVar("T")
 
@@ -97,6 +99,10 @@ class SharedState:
         """Whether only so many messages of a key are with consumers of a group at once: the log says which key each
         has."""
         return self.key_limit is not None
+
+    def name_digest(self, fields: Fields) -> bytes | None:
+        """Return the digest of the key within which a message's unique key is unique; None if there is no such key."""
+        return name_digest(fields) if Column.UNIQUE_KEY in fields and self.has_keyed_names else None
 
     @property
     def has_keyed_names(self) -> bool:

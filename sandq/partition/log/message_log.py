@@ -305,14 +305,20 @@ class MessageLog:
         one that has its unique key. Those refused, and what is told of others."""
         refused: list[tuple[int, str]] = []
         outcomes: list[tuple[int, str, bytes | str]] = []
+        is_keyed = self._shared.has_keyed_names
         for at, fields in enumerate(self._shared.in_turns(messages)):
             offset = column[at]
             unique_key = fields.get(Column.UNIQUE_KEY)
+            digest = None
             if unique_key is not None:
                 sender = (*command.numbers, at) if command.producer_id else None
                 tenant = fields.get(Column.TENANT)
-                key = fields.get(Column.KEY) if self._shared.has_keyed_names else None
-                named = self.find_named(unique_key, tenant, key, now_ms, view)
+                key = fields.get(Column.KEY) if is_keyed else None
+                if key is None:
+                    named = self._unique.find(unique_key, tenant, now_ms, view)
+                else:
+                    digest = rows.key_digest(key)
+                    named = self._find_keyed(unique_key, key, digest, now_ms, view)
                 stays = None
                 if named is not None:
                     stays, state, told = self._resolve_conflict(
@@ -323,13 +329,14 @@ class MessageLog:
                 if stays is not None:
                     column[at] = stays
                     continue
-                digest = None if key is None else rows.key_digest(key)
                 self._unique.hold(unique_key, tenant, offset, sender, view, key_digest=digest)
-            self._store_one(offset, fields, AS_PLACED if wanted is None else wanted[at], view)
+            self._store_one(offset, fields, AS_PLACED if wanted is None else wanted[at], view, digest)
         return refused, outcomes
 
-    def _store_one(self, offset: bytes, fields: Fields, wanted: Wanted, view: View) -> None:
-        light = self._needed_of(fields, wanted.ms)
+    def _store_one(
+        self, offset: bytes, fields: Fields, wanted: Wanted, view: View, key_digest: bytes | None = None
+    ) -> None:
+        light = rows.needed_of(fields, self._shared.is_ordered, wanted.ms, key_digest=key_digest)
         self._ttl.any_own = self._ttl.any_own or Column.TTL_MS in light
         self.counts.add(offsets.deliver_ms(offset), 1)
         self._shared.totals.stored += 1
@@ -359,7 +366,7 @@ class MessageLog:
     def _needed_of(self, fields: Fields, wanted_ms: int | None) -> Fields:
         """Return what the log needs of a message. `wanted_ms` is as for `rows.needed_of`."""
         shared = self._shared
-        return rows.needed_of(fields, shared.is_ordered, wanted_ms, has_keyed_names=shared.has_keyed_names)
+        return rows.needed_of(fields, shared.is_ordered, wanted_ms, key_digest=shared.name_digest(fields))
 
     def _resolve_conflict(
         self, named: Named, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
@@ -456,11 +463,15 @@ class MessageLog:
             return self._unique.find(unique_key, tenant, now_ms, view)
         if not self._shared.has_keyed_names:
             return self._unique.find(unique_key, tenant, now_ms, view) if key == unique_key else None
-        named = self._unique.find(unique_key, tenant, now_ms, view, key_digest=rows.key_digest(key))
+        return self._find_keyed(unique_key, key, rows.key_digest(key), now_ms, view)
+
+    def _find_keyed(self, unique_key: bytes, key: bytes, digest: bytes, now_ms: int, view: View) -> Named | None:
+        """Return the message that a unique key stands for within a key, whose digest is given; None if it is free."""
+        named = self._unique.find(unique_key, None, now_ms, view, key_digest=digest)
         if named is not None or key != unique_key:
             return named
         # Below the level `UNIQUE_IN_KEY` such a message had the row that one without a key has.
-        earlier = self._unique.find(unique_key, tenant, now_ms, view)
+        earlier = self._unique.find(unique_key, None, now_ms, view)
         return earlier if earlier is not None and self._key_of(earlier.id, view) == key else None
 
     def _key_of(self, message_id: bytes, view: View) -> bytes | None:
