@@ -27,7 +27,7 @@ level  since    what it adds
 17     v0.3.0   logs that are read for backups, and LOG_PINNED, by which all replicas keep them (ADR 45)
 18     v0.3.0   SKIP, by which an operator leaves out an entry that cannot be applied (ADR 46); groups with unfinished
                 messages are kept, jitter is per message, retries of overwritten keys are skipped; unique keys are
-                unique within keys (ADR 47)
+                unique within keys (ADR 48)
 =====  =======  ===========================================================
 """
 

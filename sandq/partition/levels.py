@@ -94,6 +94,6 @@ BEGUN: Final = 18
 DEAD_UNIQUE_KEY: Final = 18
 """A dead letter that is sent to another topic has its unique key in a header."""
 UNIQUE_IN_KEY: Final = 18
-"""A unique key of a message with a key is unique within that key (ADR 47)."""
+"""A unique key of a message with a key is unique within that key (ADR 48)."""
 RESTORE_CHECKS: Final = 18
 """At the end of a restore rows that name others are checked: these must be there."""
