@@ -84,9 +84,8 @@ def doctor(topics: tuple[str, ...]) -> None:
                 tasks.start_soon(look, record)
         all_of_it = [*_of_health(health.of_nodes(info)), *_certificates(client.certificate_ends, now_ms())]
         all_of_it += _of_health(_partitions(records.values()))
-        able = sum(row.get("standing") == "in" for row in info.get("nodes") or ())
         replicas = {name: record.replicas for name, record in records.items()}
-        all_of_it += _of_health(health.of_replicas(replicas, able))
+        all_of_it += _of_health(health.of_replicas(replicas, health.replica_nodes(info)))
         all_of_it += [finding for name in sorted(found) for finding in found[name]]
         return all_of_it + _fine(all_of_it, len(records))
 
@@ -191,11 +190,9 @@ def _groups(
             reason=next((row["reason"] for row in parts if row.get("reason")), None),
             oldest_ms=oldest.get(group),
             push=push.get("state"),
-            push_error=None if error is None else shortened(error, _ERROR_CHARS),
+            push_error=None if error is None else shortened(error, health.ERROR_CHARS),
             push_error_ms=push.get("error_ms"),
-            unfinished=sum(expired)
-            if (expired := [row.get("unfinished") or 0 for row in parts if row.get("expired")])
-            else None,
+            unfinished=sum(expired) if expired else None,
         )
 
 

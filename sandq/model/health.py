@@ -14,6 +14,8 @@ DEFAULT_REPLICAS: Final = 3
 """Replicas of a topic that names no number, where so many nodes can hold one. Two would survive the loss of no node."""
 TOPICS_NAMED: Final = 8
 """Topics that a finding names."""
+ERROR_CHARS: Final = 200
+"""Characters of a receiver's error that a finding shows."""
 FAILED: Final = "failed"
 WARNING: Final = "warning"
 ALONE_MS: Final = 60_000
@@ -193,6 +195,14 @@ class Finding(NamedTuple):
     about: Mapping[str, str]
 
 
+class PushState(NamedTuple):
+    """How the push of a group goes on one node: one of `PUSH_STATES`, and the last error of its receiver."""
+
+    push: str
+    error: str | None = None
+    error_ms: int | None = None
+
+
 @dataclass(frozen=True)
 class GroupHealth:
     """What is known of a group of a topic, over all partitions."""
@@ -297,6 +307,11 @@ def of_leaders(topic: str, without: int, partitions: int) -> Iterator[Finding]:
     """Yield the finding for a topic of whose partitions some have no leader."""
     if without > 0:
         yield _finding("no-leader", {"topic": topic}, count=without, partitions=partitions)
+
+
+def replica_nodes(info: Mapping[str, Any]) -> int:
+    """Return how many nodes can hold a replica. `info`: what a node tells of the cluster."""
+    return sum(row.get("standing") == "in" for row in info.get("nodes") or ())
 
 
 def of_replicas(replicas: Mapping[str, int], nodes: int) -> Iterator[Finding]:

@@ -51,6 +51,8 @@ class GroupStatus:
     """Of a group that has limits."""
     unfinished: int = 0
     """Messages that are leased, waiting or blocked by their keys."""
+    is_expired: bool = False
+    """`group_ttl` has passed, and the group keeps its unfinished messages alone."""
 
     @property
     def not_before_ms(self) -> int:
@@ -114,6 +116,7 @@ class _Standing(NamedTuple):
             status.is_promoting,
             status.limit,
             status.unfinished,
+            status.is_expired,
         )
 
 
@@ -267,6 +270,7 @@ class StatusTable:
             is_promoting,
             limit,
             group.unfinished,
+            group.is_expired,
         )
         return _Standing(status, passed, from_s, least, head_ms)
 

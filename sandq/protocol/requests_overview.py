@@ -46,6 +46,11 @@ class GroupRow(NamedTuple):
     """Limits for which something that is due waits: 1 max_in_flight, 2 rate."""
     push: str | None = None
     """State of its push on this node; None: the group is not pushed, or the node does not tell."""
+    push_error: str | None = None
+    """Last error of its receiver on this node."""
+    push_error_ms: int | None = None
+    unfinished: int | None = None
+    """Messages that the group keeps since it expired (`group_ttl`); None: it has not expired."""
 
 
 class TopicRow(NamedTuple):
@@ -73,6 +78,8 @@ class TopicRow(NamedTuple):
     groups: int
     """How many there are; the next field has those that are furthest behind."""
     furthest: Sequence[GroupRow]
+    replicas: int | None = None
+    """Replicas of each partition of the topic; None: the node's version does not tell it."""
 
 
 class OverviewReply(NamedTuple):

@@ -23,7 +23,7 @@ from sandq.client import Client, connect_with
 from sandq.client.options import Options
 from sandq.client.tls import ClientTls
 from sandq.model.errors import SandqError, StartupError
-from sandq.model.health import PUSH_STARTING
+from sandq.model.health import ERROR_CHARS, PUSH_STARTING, PushState
 from sandq.model.push import shown
 from sandq.model.push_targets import PushRules
 from sandq.push.http_client import HttpClient, Resolve
@@ -97,12 +97,15 @@ class Pusher:
         """What each pump does, for metrics."""
         return {pushed: str(pump.doing) for pushed, pump in self._pumps.items()}
 
-    def states(self) -> dict[str, dict[str, str]]:
-        """By topic and group that is pushed: what its pump does here; "starting" without one."""
-        found: dict[str, dict[str, str]] = {}
-        for topic, group in self._broker.metadata.pushes:
-            pump = self._pumps.get((topic, group))
-            found.setdefault(topic, {})[group] = PUSH_STARTING if pump is None else str(pump.doing)
+    def states(self) -> dict[str, dict[str, PushState]]:
+        """Return by topic and group that is pushed what its pump does here; "starting" without one."""
+        found: dict[str, dict[str, PushState]] = {}
+        for pushed in self._broker.metadata.pushes:
+            topic, group = pushed
+            pump, counts = self._pumps.get(pushed), self.counts.get(pushed)
+            doing = PUSH_STARTING if pump is None else str(pump.doing)
+            error, error_ms = (None, None) if counts is None else (counts.last_error, counts.last_error_ms)
+            found.setdefault(topic, {})[group] = PushState(doing, error and error[:ERROR_CHARS], error_ms)
         return found
 
     def end(self) -> None:

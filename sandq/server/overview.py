@@ -18,6 +18,7 @@ from sandq.broker.catalog import OpenTopic
 from sandq.broker.stats import LATENESS, TopicStats
 from sandq.broker.turns import Turn
 from sandq.model.access import Access, Right
+from sandq.model.health import PushState
 from sandq.partition.metrics import Counted
 from sandq.protocol.frames import PackedArray
 from sandq.protocol.requests_overview import GroupRow, TopicRow
@@ -135,7 +136,7 @@ class Overview:
         self,
         broker: Broker,
         see: Callable[[OpenTopic], TopicSeen],
-        pushes: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
+        pushes: Callable[[], Mapping[str, Mapping[str, PushState]]] = dict,
     ) -> None:
         """`see`: what partitions published, and what came due since. `pushes`: by topic and group that is pushed, how
         that goes on this node."""
@@ -221,6 +222,7 @@ class Overview:
             _sparse(lateness),
             summed.groups,
             summed.furthest,
+            record.replicas,
         )
 
     def _sums(self, topic: OpenTopic) -> _Summed:
@@ -249,10 +251,16 @@ class Overview:
         return summed
 
 
-def _with_pushes(row: TopicRow, pushes: Mapping[str, str] | None) -> TopicRow:
+def _with_pushes(row: TopicRow, pushes: Mapping[str, PushState] | None) -> TopicRow:
     if not pushes:
         return row
-    return row._replace(furthest=[group._replace(push=pushes.get(group.name)) for group in row.furthest])
+    return row._replace(furthest=[_with_push(group, pushes.get(group.name)) for group in row.furthest])
+
+
+def _with_push(group: GroupRow, here: PushState | None) -> GroupRow:
+    if here is None:
+        return group
+    return group._replace(push=here.push, push_error=here.error, push_error_ms=here.error_ms)
 
 
 def _is_same(before: Sequence[PartitionSeen], now: Sequence[PartitionSeen]) -> bool:
@@ -276,6 +284,7 @@ def _group(name: str, found: GroupNumbers, reason: str | None, now_ms: int) -> G
         reason,
         found.oldest_ms,
         by_room + 2 * by_rate,
+        unfinished=found.unfinished,
     )
 
 

@@ -484,6 +484,9 @@ def test_pushed_group_is_not_said_to_lack_consumers(console: Console) -> None:
     console.go("#/topics/hooked/groups")
     browser.reads("receiver fails", "tbody")
     assert "no consumer" not in browser.text("main")
+    console.go("")
+    browser.reads("hook of hooked: its receiver fails at everything: ", ".findings")
+    browser.reads("sandctl doctor", "section .command")
 
 
 def test_times_are_shown_in_utc_or_in_the_zone_of_the_browser(console: Console) -> None:

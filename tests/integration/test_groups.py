@@ -15,6 +15,8 @@ from sandq.errors import Conflict, InvalidRequest, InvalidSetting, NotFound, Too
 from sandq.model import offsets
 from sandq.node import Serving, run_node
 from sandq.partition import rows
+from sandq.partition.levels import UNFINISHED
+from sandq.server.http.overview_rows import findings
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take, take_until, values, waits_until_trimmed
@@ -190,6 +192,25 @@ async def test_a_consumer_that_was_away_too_long_begins_anew(timed: Serving, han
         await until_answer(lambda: group_names(api), lambda names: names == set())
         async with api.subscribe("t", group="g") as subscription:
             assert values(await take(subscription, 3)) == [b"0", b"1", b"2"]
+
+
+async def test_overview_names_an_expired_group_with_what_it_keeps(timed: Serving, hand: HandClock) -> None:
+    async with connected(timed) as api:
+        info = await until_answer(api.admin.cluster, lambda info: info["feature_level"] >= UNFINISHED)
+        await api.admin.create_topic("t", group_ttl="1m", delete_on_ack=False)
+        await fill(api, 1, 1)
+        async with api.subscribe("t", group="g") as subscription:
+            (delivery,) = await take(subscription, 1, ack=False)
+            await delivery.nack(delay="1h")
+        hand.forward(3600 + 61)
+
+        async def found() -> list[str]:
+            seen = await api.admin.overview()
+            told = findings(info, seen, seen.topics.values())
+            return [one["found"] for one in told if one["situation"] == "group-expired"]
+
+        (text,) = await until_answer(found, lambda texts: texts)
+        assert text == "g of t has expired (group_ttl): it keeps 1 message that it has yet to finish, and no others"
 
 
 # -- settings -------------------------------------------------------------------------------------------------------

@@ -310,10 +310,12 @@ async def test_overview_names_the_receiver_that_is_down_and_no_missing_consumers
 
     async def found() -> dict[str, str]:
         seen = await client.admin.overview()
-        return {one["situation"]: one["todo"] for one in findings(info, seen, seen.topics.values())}
+        told = findings(info, seen, seen.topics.values())
+        return {one["situation"]: f"{one['found']} -> {one['todo']}" for one in told}
 
     named = await until_answer(found, lambda named: "receiver-down" in named)
-    assert "no-consumers" not in named and not any("group delete" in todo for todo in named.values())
+    assert "500" in named["receiver-down"], "the receiver's error is told"
+    assert "no-consumers" not in named and not any("group delete" in text for text in named.values())
     reasons = [(await client.messages("t").why(str(id)))["groups"][0]["reason"] for id in sent[-3:]]
     assert not any("no consumer" in reason for reason in reasons)
 

@@ -81,6 +81,11 @@ class GroupOverview:
     """1: something that is due waits for its `max_in_flight`, 2: for its `rate`, 3: for both."""
     push: str | None = None
     """State of its push, the worst of any node (`sandq.model.health.PUSH_STATES`); None: the group is not pushed."""
+    push_error: str | None = None
+    """The latest error of its receiver on any node."""
+    push_error_ms: int | None = None
+    unfinished: int | None = None
+    """Messages that the group keeps since it expired (`group_ttl`); None: it has not expired."""
 
     @property
     def lag(self) -> int:
@@ -98,6 +103,10 @@ class GroupOverview:
         self.reason = self.reason or row.reason
         self.held_up_by |= row.held_up_by
         self.push = worst_push((self.push, row.push))
+        if row.push_error_ms is not None and row.push_error_ms >= (self.push_error_ms or 0):
+            self.push_error, self.push_error_ms = row.push_error, row.push_error_ms
+        if row.unfinished is not None:
+            self.unfinished = (self.unfinished or 0) + row.unfinished
         if row.oldest_ms is not None:
             self.oldest_ms = row.oldest_ms if self.oldest_ms is None else min(self.oldest_ms, row.oldest_ms)
 
@@ -128,6 +137,8 @@ class TopicOverview:
     group_count: int = 0
     groups: dict[str, GroupOverview] = field(default_factory=dict)
     """Those that are furthest behind, 50 of each node."""
+    replicas: int | None = None
+    """Replicas of each partition; None: no node tells it."""
 
     @property
     def lag(self) -> int:
@@ -144,6 +155,8 @@ class TopicOverview:
             setattr(self, name, getattr(self, name) + getattr(row, name))
         self.lateness = _plus(self.lateness, row.lateness, bounds)
         self.group_count = max(self.group_count, row.groups)
+        if row.replicas is not None:
+            self.replicas = row.replicas
         for group in row.furthest:
             self.groups.setdefault(group.name, GroupOverview(group.name)).add(group)
 

@@ -18,6 +18,7 @@ class TopicOverview(Answer):
     topic: str
     kind: str
     partitions: int
+    replicas: int | None = Field(default=None, description="Of each partition; null: no node tells it.")
     without_leader: int
     messages: int
     delayed: int
@@ -55,6 +56,10 @@ class GroupOverview(Answer):
     reason: str | None = Field(description="Why it gets nothing new; null: it does.")
     push: str | None = Field(
         default=None, description="State of its push: `pushing`, `waiting` ...; null: the group is not pushed."
+    )
+    push_error: str | None = Field(default=None, description="The latest error of its receiver.")
+    unfinished: int | None = Field(
+        default=None, description="Messages that it keeps since it expired (`group_ttl`); null: it has not expired."
     )
     held_up_by: list[str] = Field(description="Its limits for which something that is due waits.")
     oldest_at: str | None

@@ -23,6 +23,7 @@ def topic_row(topic: TopicOverview, over_ms: int) -> Found:
         "topic": topic.name,
         "kind": topic.kind,
         "partitions": topic.partitions,
+        "replicas": topic.replicas,
         "without_leader": max(topic.partitions - topic.led, 0),
         "messages": topic.messages,
         "delayed": topic.delayed,
@@ -59,6 +60,8 @@ def group_row(topic: str, group: GroupOverview) -> Found:
         "paused": group.paused,
         "reason": group.reason,
         "push": group.push,
+        "push_error": group.push_error,
+        "unfinished": group.unfinished,
         "held_up_by": LIMITS.get(group.held_up_by, []),
         "oldest_at": when(group.oldest_ms),
     }
@@ -91,6 +94,9 @@ def findings(info: Mapping[str, Any], overview: ClusterOverview, topics: Iterabl
     found = [*health.of_nodes(info)]
     silent = {node: why for node, why in sorted(overview.missing.items()) if why != UNREACHABLE}
     found += [health.of_silent_node(node, why) for node, why in silent.items()]
+    topics = list(topics)
+    replicas = {topic.name: topic.replicas for topic in topics if topic.replicas is not None}
+    found += health.of_replicas(replicas, health.replica_nodes(info))
     for topic in topics:
         if not silent:  # a node that reports nothing may lead what seems to have no leader
             found += health.of_leaders(topic.name, topic.partitions - topic.led, topic.partitions)
@@ -116,4 +122,7 @@ def _health_of(topic: str, group: GroupOverview) -> health.GroupHealth:
         reason=group.reason,
         oldest_ms=group.oldest_ms,
         push=group.push,
+        push_error=group.push_error,
+        push_error_ms=group.push_error_ms,
+        unfinished=group.unfinished,
     )

@@ -89,6 +89,7 @@ class GroupNumbers:
         "ready",
         "soon",
         "stalled",
+        "unfinished",
         "waiting",
     )
 
@@ -99,6 +100,8 @@ class GroupNumbers:
         self.soon: list[int] = []
         self.limits: list[Limited] = []
         """How its limits stand in each partition, where it has some."""
+        self.unfinished: int | None = None
+        """Messages that it keeps in the partitions in which it has expired; None: it has expired in none."""
 
     def see(self, partition: PartitionSeen, group: GroupStatus) -> None:
         status, came_due, consumers, soon = partition
@@ -109,6 +112,8 @@ class GroupNumbers:
         self.leased += group.leased
         self.waiting += group.waiting
         self.dead += group.dead
+        if group.is_expired:
+            self.unfinished = (self.unfinished or 0) + group.unfinished
         self.paused |= group.is_paused
         self.stalled |= group.paused not in (None, PAUSED)
         if group.limit is not None:

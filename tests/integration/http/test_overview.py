@@ -51,12 +51,12 @@ async def test_topics_are_told_with_rates_lag_and_findings(web: Web) -> None:
 
     told = await until_answer(row, lambda told: is_paused(told) and told["groups"][0]["lag"] == 6)
     one = told["topics"][0]
-    assert (one["kind"], one["partitions"], one["without_leader"]) == ("timer", 2, 0)
+    assert (one["kind"], one["partitions"], one["replicas"], one["without_leader"]) == ("timer", 2, 1, 0)
     assert (one["messages"], one["delayed"], one["lag"], one["groups"]) == (10, 4, 6, 1)
     assert told["groups"][0] | {"oldest_at": None, "ready": 0, "leased": 0} == {
         "topic": "a.one", "group": "g", "lag": 6, "ready": 0, "leased": 0, "waiting": 0, "dead": 0, "consumers": 0,
-        "paused": True, "reason": "it is paused, until somebody resumes it", "push": None, "held_up_by": [],
-        "oldest_at": None,
+        "paused": True, "reason": "it is paused, until somebody resumes it", "push": None, "push_error": None,
+        "unfinished": None, "held_up_by": [], "oldest_at": None,
     }  # fmt: skip
     assert told["over_ms"] in (int(LOOK_S * 1000), int(2 * LOOK_S * 1000))
     pages = await overview(web, limit=2)

@@ -56,6 +56,22 @@ def test_what_several_nodes_lead_is_added() -> None:
     assert topic.group_count == 2
 
 
+def test_group_has_the_latest_error_of_any_node_and_what_is_kept_on_all() -> None:
+    topic = TopicOverview("t", "timer", 3)
+    failed = group()._replace(push="pushing", push_error="503", push_error_ms=2000)
+    topic.add(row("t", 1, failed)._replace(replicas=3), BOUNDS)
+    topic.add(row("t", 1, failed._replace(push_error="500", push_error_ms=1000, unfinished=4)), BOUNDS)
+    topic.add(row("t", 1, group()._replace(unfinished=3)), BOUNDS)
+    found = topic.groups["g"]
+    assert (found.push_error, found.push_error_ms, found.unfinished, topic.replicas) == ("503", 2000, 7, 3)
+
+
+def test_row_of_an_older_version_lacks_only_what_it_does_not_tell() -> None:
+    told: list[Any] = [*row("t", 1)[:17], [list(group()[:10])]]
+    (found,) = OverviewReply.parse([0, 1, [told], None, 5, 10_000, [1.0]]).rows
+    assert found.replicas is None and list(found.furthest) == [group()]
+
+
 def test_a_topic_without_groups_lags_by_nothing() -> None:
     assert TopicOverview("t", "timer", 1).lag == 0
     assert GroupOverview("g").lag == 0

@@ -58,8 +58,6 @@ GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """What is known of a group, by situation."""
 OTHERS: Final = {"node-silent", "no-leader", "few-replicas"}
-NOT_IN_OVERVIEW: Final = {"receiver-unreachable", "receiver-failing", "group-expired"}
-"""Situations that are known by an error of a receiver, or the expiry of a group, which the overview does not have."""
 
 
 def overview(
@@ -110,10 +108,24 @@ def test_group_in_a_situation_has_its_finding_alone(situation: str) -> None:
     assert "{" not in found.found + found.todo
 
 
-@pytest.mark.parametrize("situation", sorted(GROUPS.keys() - NOT_IN_OVERVIEW))
+@pytest.mark.parametrize("situation", GROUPS)
 def test_overview_finds_what_doctor_finds(situation: str) -> None:
-    fields = {name: value for name, value in GROUPS[situation].items() if not name.startswith("push_")}
-    assert named({}, overview({"g": GroupOverview("g", **fields)})) == [situation]
+    (expected,) = of_group(GroupHealth("t", "g", **GROUPS[situation]), NOW_MS)
+    seen = overview({"g": GroupOverview("g", **GROUPS[situation])})
+    (found,) = findings({"node": "n1"}, seen, seen.topics.values())
+    told = (expected.situation, expected.state, expected.what, expected.found, expected.todo)
+    assert tuple(found.values()) == (*told, "t", "g")
+
+
+def test_overview_names_topics_with_few_replicas_where_more_nodes_are() -> None:
+    nodes = [{"node": f"n{number}", "up": True, "standing": "in"} for number in range(3)]
+    seen = overview()
+    assert named({"nodes": nodes}, seen) == []  # no node tells how many the topic has
+    seen.topics["t"].replicas = 1
+    assert named({"nodes": nodes}, seen) == ["few-replicas"]
+    assert named({"nodes": [{**nodes[0], "standing": "draining"}, *nodes[1:]]}, seen) == []
+    seen.topics["t"].replicas = 3
+    assert named({"nodes": nodes}, seen) == []
 
 
 @pytest.mark.parametrize("push", ["waiting", "probing", "looking", "pushing", "starting"])

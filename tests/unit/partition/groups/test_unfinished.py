@@ -67,7 +67,7 @@ def test_group_with_a_retry_beyond_group_ttl_receives_it() -> None:
     bench.nack(bench.one().token, delay=3 * HOUR)
     bench.trim(TTL + MINUTE)
     bench.trim(3 * HOUR + TTL - 1)
-    assert not bench.machine.groups.named("g").is_expired
+    assert not bench.machine.groups.named("g").is_expired and not bench.status().groups[0].is_expired
     assert bench.values(bench.lease(at=3 * HOUR + TTL - 1)) == ["x"]
 
 
@@ -85,6 +85,8 @@ def test_expired_group_keeps_its_retry_and_frees_the_log() -> None:
     bench.trim(HOUR + TTL)
     group = bench.machine.groups.named("g")
     assert group.is_expired and not bench.rows(rows.LOG)
+    told = bench.status().groups.get("g")
+    assert told is not None and (told.is_expired, told.unfinished) == (True, 1)
     bench.restart()
     assert bench.machine.groups.named("g").is_expired
     bench.append("new", at=HOUR + TTL)
