@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from sandq.model.setting_texts import FACTOR, PERCENT, SETTINGS
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _BACKOFF_KEYS = {
@@ -16,6 +18,7 @@ _BACKOFF_KEYS = {
     "backoff_cap": "cap",
     "backoff_jitter": "jitter_percent",
 }
+_TYPES = {FACTOR: float, PERCENT: int}
 # Option -> setting, of those whose text the broker reads.
 _PLAIN = {
     "lease": "lease",
@@ -42,9 +45,21 @@ _PLAIN = {
 }
 
 
-def _option(default: str | None, name: str, help_text: str, **more: Any) -> Callable[[F], F]:
-    """An option whose default the broker knows; an update has none."""
-    return click.option(name, default=None, help=f"{help_text}  [default: {default}]" if default else help_text, **more)
+def _option(default: str | None, option: str, setting: str, help_text: str = "") -> Callable[[F], F]:
+    """An option for a setting (`sandq.model.setting_texts`), whose default the broker knows; an update has none.
+
+    `help_text`: in place of what the setting says.
+    """
+    text = SETTINGS[setting]
+    says = help_text or text.says
+    if text.is_fixed and not help_text:
+        says += " It cannot be changed later."
+    more: dict[str, Any] = {"metavar": text.metavar} if text.unit else {"type": click.Choice(text.choices)}
+    if setting == "delete_on_ack":
+        more = {}
+    elif text.unit in _TYPES:
+        more["type"] = _TYPES[text.unit]
+    return click.option(option, default=None, help=f"{says}  [default: {default}]" if default else says, **more)
 
 
 def retry_options(defaults: bool) -> Callable[[F], F]:
@@ -54,28 +69,23 @@ def retry_options(defaults: bool) -> Callable[[F], F]:
         return text if defaults else None
 
     options = (
-        _option(default("10"), "--max-attempts", "After so many deliveries a message is dead.", metavar="N|none"),
-        _option(default("none"), "--max-snoozes", "Further snoozes count as attempts.", metavar="N|none"),
-        _option(
-            default("exponential"),
-            "--backoff",
-            "How long a nacked message waits.",
-            type=click.Choice(["exponential", "fixed", "linear", "none"]),
-        ),
-        _option(default("1s"), "--backoff-first", "The wait after the first attempt.", metavar="DURATION"),
-        _option(default("2"), "--backoff-factor", "Of exponential.", type=float, metavar="NUMBER"),
-        _option(default("10m"), "--backoff-cap", "The longest wait.", metavar="DURATION"),
-        _option(default("20"), "--backoff-jitter", "Spread around the wait.", type=int, metavar="PERCENT"),
+        _option(default("10"), "--max-attempts", "max_attempts"),
+        _option(default("none"), "--max-snoozes", "max_snoozes"),
+        _option(default("exponential"), "--backoff", "backoff.kind"),
+        _option(default("1s"), "--backoff-first", "backoff.first"),
+        _option(default("2"), "--backoff-factor", "backoff.factor"),
+        _option(default("10m"), "--backoff-cap", "backoff.cap"),
+        _option(default("20"), "--backoff-jitter", "backoff.jitter_percent"),
     )
     return _all(options)
 
 
 def group_options() -> Callable[[F], F]:
     """All settings that a group may have of its own, without defaults."""
-    per_key = _option(
-        None,
+    per_key = click.option(
         "--max-in-flight-per-key",
-        "So many messages of a key at a time with the group's consumers: not more than the topic's.",
+        default=None,
+        help="Number of messages of a key that its consumers hold at a time: not more than the topic's.",
         metavar="N",
     )
     return _all((retry_options(False), per_key))
@@ -87,107 +97,32 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
     def default(text: str) -> str | None:
         return None if update else text
 
-    lease = _option(default("30s"), "--lease", "How long a consumer may hold a message.", metavar="DURATION")
+    lease = _option(default("30s"), "--lease", "lease")
     rest = [
-        _option(
-            default("none"),
-            "--ttl",
-            "So long after its time a message that nobody took is dead; compacted: so long a value stays.",
-            metavar="DURATION|none",
-        ),
-        _option(
-            default("delete-on-ack"),
-            "--delete-on-ack/--retain",
-            "Whether messages go once every group acked them, or stay.",
-        ),
-        _option(
-            default("1m"),
-            "--history",
-            "Compacted: how long every write can be read, also one that a later one came after.",
-            metavar="DURATION",
-        ),
-        _option(
-            default("1d"),
-            "--tombstone-retention",
-            "Compacted: how long it can be read that a key was deleted.",
-            metavar="DURATION",
-        ),
-        _option(default("0s"), "--retention", "How long what every group acked is kept still.", metavar="DURATION"),
-        _option(default("none"), "--retain-for", "With --retain: for so long.", metavar="DURATION|none"),
-        _option(
-            default("none"), "--retain-bytes", "With --retain: so much a partition, like 10GiB.", metavar="SIZE|none"
-        ),
-        _option(default("7d"), "--group-ttl", "A group without consumers goes after so long.", metavar="DURATION|none"),
-        _option(
-            default("10m"),
-            "--dedup-window",
-            "How long a unique key stays taken after its delivery.",
-            metavar="DURATION",
-        ),
-        _option(
-            default("none"), "--dead-letter-topic", "Another topic, to which dead letters go.", metavar="TOPIC|none"
-        ),
-    ]
-    rest += [
-        _option(
-            default("none"),
-            "--max-message-bytes",
-            "How large a message's value may be: 64KiB.",
-            metavar="SIZE|none",
-        ),
-        _option(
-            default("none"),
-            "--max-delay",
-            "How far ahead a message may be, instead of what the nodes take.",
-            metavar="DURATION|none",
-        ),
-        _option(
-            default("none"), "--max-lease", "How long a lease may be, whoever asks for it.", metavar="DURATION|none"
-        ),
-        _option(
-            default("none"),
-            "--max-request-rate",
-            "Requests a second that each client may send about it, to each node: 50/s.",
-            metavar="RATE|none",
-        ),
-        _option(
-            default("none"),
-            "--max-request-burst",
-            "So many of them at once after a pause; none: those of a second.",
-            metavar="N|none",
-        ),
-        _option(
-            default("none"),
-            "--ageing",
-            "Priority and fair: how long a message waits to count as one priority better (lower).",
-            metavar="DURATION|none",
-        ),
-        _option(
-            default("{}"),
-            "--tenants",
-            'Fair: {"PATTERN": {"weight": N, "max_in_flight": N}, ...}; a pattern is a tenant, PREFIX.* or *.',
-            metavar="JSON",
-        ),
+        _option(default("none"), "--ttl", "ttl"),
+        _option(default("delete-on-ack"), "--delete-on-ack/--retain", "delete_on_ack"),
+        _option(default("1m"), "--history", "history"),
+        _option(default("1d"), "--tombstone-retention", "tombstone_retention"),
+        _option(default("0s"), "--retention", "retention"),
+        _option(default("none"), "--retain-for", "retain", "With --retain: the greatest age of a message."),
+        _option(default("none"), "--retain-bytes", "retain_bytes", "With --retain: the most bytes of a partition."),
+        _option(default("7d"), "--group-ttl", "group_ttl"),
+        _option(default("10m"), "--dedup-window", "dedup_window"),
+        _option(default("none"), "--dead-letter-topic", "dead_letter_topic"),
+        _option(default("none"), "--max-message-bytes", "max_message_bytes"),
+        _option(default("none"), "--max-delay", "max_delay"),
+        _option(default("none"), "--max-lease", "max_lease"),
+        _option(default("none"), "--max-request-rate", "max_request_rate"),
+        _option(default("none"), "--max-request-burst", "max_request_burst"),
+        _option(default("none"), "--ageing", "ageing"),
+        _option(default("{}"), "--tenants", "tenants"),
     ]
     if not update:
-        ordering = "key: one message of a key at a time. It cannot be changed later."
-        rest.append(_option("none", "--ordering", ordering, type=click.Choice(["none", "key"])))
-        rest.append(
-            _option(
-                "none",
-                "--partition-delimiter",
-                "Compacted: what is before the first one in a key chooses its partition. It cannot be changed later.",
-                metavar="TEXT|none",
-            )
-        )
-        rest.append(
-            _option(
-                "none",
-                "--max-in-flight-per-key",
-                "So many messages of a key at a time with a group's consumers. It cannot be changed later.",
-                metavar="N|none",
-            )
-        )
+        rest += [
+            _option("none", "--ordering", "ordering"),
+            _option("none", "--partition-delimiter", "partition_delimiter"),
+            _option("none", "--max-in-flight-per-key", "max_in_flight_per_key"),
+        ]
     return _all((lease, retry_options(not update), *rest))
 
 

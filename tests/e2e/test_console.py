@@ -317,17 +317,68 @@ def test_tenants_are_set_and_settings_changed_with_a_preview(console: Console) -
     browser.reads("acme", "tbody")
     assert api("GET", f"/topics/{name}")["settings"]["tenants"]["acme"]["weight"] == 3
     console.go(f"#/topics/{name}/settings")
+    browser.reads("How long a consumer may hold a message. A duration (30s, 10m, 2h). Default: 30s.", "main small")
     browser.fill("lease", "2m", "main")
     browser.fill("partitions", "3", "main")
     browser.reads("30s", "main table")
+    browser.reads("Changed: it is 30s now.", ".changed")
     assert "sandctl topic update mails --partitions 3 --lease 2m" in browser.text("main .command")
     said = console.act("Change…", "Change")
     assert "30s" in said and "2m" in said
     assert api("GET", f"/topics/{name}")["settings"]["lease"] == "2m"
+    browser.until(lambda: not browser.text(".changed"), "nothing is marked any more")
     console.go(f"#/topics/{name}/partitions")
     browser.reads("node1", "tbody")
     browser.click("Move the lead…", "tbody")
     browser.reads("alone holds it", "#said")
+
+
+def test_settings_take_durations_and_sizes_and_show_errors_at_their_fields(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "tuned", settings={"max_message_bytes": 65536})
+    console.go(f"#/topics/{name}/settings")
+    browser.until(lambda: browser.run(VALUE, "max_message_bytes") == "64KiB", "a size has its unit")
+    fill = """
+    for (const [name, value] of Object.entries(arguments[0])) {
+      const field = document.querySelector(`main [name="${name}"]`);
+      field.value = value;
+      field.dispatchEvent(new Event("input", { bubbles: true }));
+    }
+    """
+    shown = """return [...document.querySelectorAll("main [name^=backoff]")].filter((one) => one.offsetParent).length"""
+    assert browser.run(shown) == 5
+    browser.run(fill, {"backoff.kind": "none"})
+    assert browser.run(shown) == 1, "without waits nothing else matters"
+    browser.run(fill, {"backoff.kind": "linear", "backoff.first": "5 s", "backoff.jitter_percent": "10"})
+    assert browser.run(shown) == 4, "a linear wait has no factor"
+    browser.run(fill, {"max_message_bytes": "10 MiB", "ttl": "1h", "lease": "30 S"})
+    assert len(browser.driver.find_elements("css selector", ".field.changed")) == 5, "30 S is what it was"
+    line = console.note_command("main")
+    assert "--backoff linear --backoff-first 5s --backoff-jitter 10" in line
+    console.act("Change…", "Change")
+    settings = api("GET", f"/topics/{name}")["settings"]
+    assert settings["backoff"] == {"kind": "linear", "first": "5s", "factor": 2.0, "cap": "10m", "jitter_percent": 10}
+    assert (settings["max_message_bytes"], settings["ttl"], settings["lease"]) == (10 << 20, "1h", "30s")
+    browser.until(lambda: browser.run(VALUE, "ttl") == "1h", "it is loaded again")
+    browser.run(fill, {"lease": "13h", "backoff.first": "soon", "ttl": ""})
+    browser.click("Change…", "main")
+    browser.click("Change", "dialog")
+    browser.until(lambda: not browser.driver.find_elements("css selector", "dialog[open]"), "errors are at the fields")
+    wrong = """
+    return [...document.querySelectorAll("main .field")].filter((one) => one.querySelector(".wrong").textContent)
+      .map((one) => [one.querySelector("[aria-invalid=true]").name, one.querySelector(".wrong").textContent]);
+    """
+    assert dict(browser.run(wrong)).keys() == {"lease", "backoff.first"}
+    assert dict(browser.run(wrong))["lease"] == "13h is not within 1s to 12h"
+    assert browser.focused() == "lease"
+    browser.run(fill, {"lease": "1m", "backoff.first": "1s"})
+    assert browser.run(wrong) == []
+    console.act("Change…", "Change")
+    assert api("GET", f"/topics/{name}")["settings"]["ttl"] is None
+    assert [line for line in browser.logged() if "400" not in line] == []
+
+
+VALUE = 'return document.querySelector(`main [name="${arguments[0]}"]`)?.value'
 
 
 def test_the_cluster_is_shown_and_what_it_refuses_is_said(console: Console) -> None:

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import re
 from functools import cache
 from importlib.resources import files
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 
+from sandq.client.json_format import settings_json
+from sandq.model.setting_texts import SETTINGS, UNITS
+from sandq.model.settings import CLASSES, parse_settings
 from sandq.server.http.paths import is_known, only
 from sandq.server.http.problems import problem
 from sandq.server.http.strict import router_of
 
 router = router_of()
 PAGE: Final = "index.html"
+SETTING_TEXTS: Final = "setting_texts.js"
+"""A module that is made of `sandq.model.setting_texts`; the others are files."""
 _GZIP: Final = re.compile(r"(^|,)\s*gzip\s*(,|$)")
 """It is taken, at no lower a quality than anything else: browsers say it so."""
 TYPES: Final = {
@@ -70,16 +76,39 @@ class Asset(NamedTuple):
 
 @cache
 def assets() -> dict[str, Asset]:
-    """All files of the console, by name."""
+    """Return all files of the console, by name."""
     found = {}
     for file in files(__package__).joinpath("static", "console").iterdir():
         _, _, suffix = file.name.rpartition(".")
         if suffix in TYPES:
-            data = file.read_bytes()
-            found[file.name] = Asset(
-                data, TYPES[suffix], hashlib.sha256(data).hexdigest()[:32], gzip.compress(data, mtime=0)
-            )
+            found[file.name] = _of_data(file.read_bytes(), suffix)
+    found[SETTING_TEXTS] = _of_data(_setting_texts().encode(), "js")
     return found
+
+
+def _of_data(data: bytes, suffix: str) -> Asset:
+    return Asset(data, TYPES[suffix], hashlib.sha256(data).hexdigest()[:32], gzip.compress(data, mtime=0))
+
+
+def _setting_texts() -> str:
+    """Return a module with the help, unit and default of each setting, as `sandctl topic create --help` has them."""
+    defaults: dict[str, Any] = {}
+    for kind in CLASSES:
+        shown = settings_json(parse_settings({}, kind).record(), kind)
+        defaults |= {**shown, **{f"backoff.{part}": value for part, value in shown["backoff"].items()}}
+    texts = {
+        name: {
+            "says": text.says,
+            "unit": UNITS.get(text.unit, ""),
+            "kind": text.unit,
+            "allows_none": text.allows_none,
+            "choices": text.choices,
+            "is_fixed": text.is_fixed,
+            "default": defaults[name],
+        }
+        for name, text in SETTINGS.items()
+    }
+    return f"export default {json.dumps(texts)};\n"
 
 
 @router.get("/", include_in_schema=False)

@@ -15,6 +15,7 @@ from sandq.client.json_format import settings_json
 from sandq.model.errors import InvalidSetting
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.schema import keys_of
+from sandq.model.setting_texts import SETTINGS, UNITS
 from sandq.model.settings import CLASSES, Backoff, parse_settings
 from sandq.model.times import duration_ms, format_duration
 from tests.support.paths import ROOT
@@ -138,3 +139,18 @@ def test_a_default_or_a_range_that_is_wrong_is_found() -> None:
     assert not is_allowed(TIMER, "lease", "13h") and not is_allowed(TIMER, "backoff.cap", "8d")
     assert is_allowed(TIMER, "retain_bytes", "1MiB") and not is_allowed(TIMER, "retain_bytes", "1KiB")
     assert _option_defaults(["--backoff-cap", "--ttl"], ["10m", "none"]) == {"backoff.cap": "10m", "ttl": "none"}
+
+
+def test_every_setting_has_a_text_in_a_known_unit_and_fits_its_field() -> None:
+    assert SETTINGS.keys() == DEFAULTS.keys()
+    for name, text in SETTINGS.items():
+        assert text.says.endswith(".") and bool(text.choices) is (text.unit == ""), name
+        assert not text.unit or text.unit in UNITS, name
+        kinds = [kind for kind in TOPICS if name in defaults(kind)]
+        assert all(is_allowed(kind, name, "none") is text.allows_none for kind in kinds if not text.choices), name
+        assert all(is_allowed(kind, name, choice) for kind in kinds for choice in text.choices), name
+
+
+def test_settings_that_cannot_be_changed_are_those_that_no_update_offers() -> None:
+    options = {f"--{name.replace('_', '-')}" for name, text in SETTINGS.items() if text.is_fixed}
+    assert options and options <= _help_of(create).keys() and not options & _help_of(update).keys()

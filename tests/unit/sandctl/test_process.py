@@ -28,7 +28,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 from tests.unit.sandctl.commands.test_groups import commands
 
 ENDLESS = ["bench", "produce", "--rate", "200", "--duration", "500s"]
-HEAVY = ("anyio", "asyncio", "trio", "msgpack", "pydantic", "rich", "sandq", "yaml", "zstandard")
+HEAVY = ("anyio", "asyncio", "trio", "msgpack", "pydantic", "rich", "sandq.client", "sandq.errors", "yaml", "zstandard")
 HOSTILE = ("\x1b[31mred", "a\nb", "a/b", "../../etc", "", " ", "x" * 250, "ü", "\u202e", "%s%n", "$(id)", "\udcff")
 PATHS = sorted(commands(main))
 ANY_NUMBER = (

@@ -7,88 +7,181 @@ import { bytes, count, short } from "./format.js";
 import { changes } from "./group.js";
 import { may, why } from "./rights.js";
 import { act, button, commandLine, field, load, say, table, valuesOf } from "./ui.js";
+import TEXTS from "./setting_texts.js";
 
-const FIXED = new Set(["ordering", "partition_delimiter"]);
+const COUNTS = {
+  partitions: { says: "Their number can rise, and never falls.", unit: "a whole number" },
+  replicas: { says: "Copies of each partition.", unit: "" },
+};
+const GROUPS = [
+  ["Partitions", ["partitions", "replicas", "partition_delimiter"]],
+  ["Deliveries", ["lease", "max_attempts", "max_snoozes", "ttl", "dead_letter_topic", "group_ttl", "ageing"]],
+  ["Back-off", ["backoff.kind", "backoff.first", "backoff.factor", "backoff.cap", "backoff.jitter_percent"]],
+  ["What is kept", ["delete_on_ack", "retention", "retain", "retain_bytes", "history", "tombstone_retention"]],
+  ["Keys", ["dedup_window", "ordering", "max_in_flight_per_key"]],
+  ["Limits", ["max_message_bytes", "max_delay", "max_lease", "max_request_rate", "max_request_burst"]],
+];
+const BACKOFF = "backoff.";
+const SIZES = [["GiB", 1024 ** 3], ["MiB", 1024 ** 2], ["KiB", 1024]];
+const NEEDS = { "backoff.first": (kind) => kind !== "none", "backoff.factor": (kind) => kind === "exponential", "backoff.cap": (kind) => kind !== "none", "backoff.jitter_percent": (kind) => kind !== "none" };
 
-const shown = (value) => (value === null ? "" : typeof value === "object" ? JSON.stringify(value) : String(value));
+const labelOf = (name) => name.replace(BACKOFF, "").replace("_percent", "").replaceAll("_", " ");
 
-// What was typed, as the kind of value that it was. Throws where JSON is none.
-function read(text, before) {
+// A size in the largest unit that holds it without a rest: 65536 is 64KiB.
+export function sizeText(value) {
+  for (const [unit, size] of SIZES) if (value >= size && value % size === 0) return `${value / size}${unit}`;
+  return String(value);
+}
+
+// A value as a person writes it; nothing for none.
+function written(name, value) {
+  if (value === null || value === undefined) return "";
+  return TEXTS[name]?.kind === "SIZE" ? sizeText(value) : String(value);
+}
+
+const same = (one, other) => one.replaceAll(" ", "").toLowerCase() === other.replaceAll(" ", "").toLowerCase();
+
+// What was typed, as the API takes it: numbers and booleans as such, all else as text, which the broker checks.
+function read(name, text) {
   const typed = text.trim();
-  if (typed === "") return null;
-  if (before !== null && typeof before === "object") return JSON.parse(typed);
-  if (typeof before === "boolean") return typed === "true";
-  if (typeof before === "number" || /^-?\d+$/.test(typed)) return Number(typed);
-  return typed;
+  if (typed === "" || (typed === "none" && TEXTS[name]?.allows_none)) return null;
+  if (["TOPIC", "TEXT"].includes(TEXTS[name]?.kind)) return typed;
+  if (["DURATION", "SIZE", "RATE"].includes(TEXTS[name]?.kind) && !/^\d+$/.test(typed)) return typed.replace(/(\d) +(?=\D)/g, "$1");
+  if (typed === "true" || typed === "false") return typed === "true";
+  return /^-?\d+(\.\d+)?$/.test(typed) ? Number(typed) : typed;
+}
+
+function helpOf(name) {
+  const text = TEXTS[name] ?? COUNTS[name] ?? {};
+  const unit = [text.unit, text.allows_none && "none"].filter(Boolean).join(" or ");
+  return [
+    text.says, unit && `${unit[0].toUpperCase()}${unit.slice(1)}.`,
+    text.default !== undefined && `Default: ${written(name, text.default) || "none"}.`, text.is_fixed && "It was fixed when the topic was created.",
+  ].filter(Boolean).join(" ");
+}
+
+function fieldOf(name, value) {
+  const text = TEXTS[name];
+  const common = { name, label: labelOf(name), help: helpOf(name) };
+  if (name === "replicas") return field({ ...common, kind: "select", options: [...new Set(["1", "3", String(value)])], value });
+  if (name === "partitions") return field({ ...common, kind: "number", value });
+  if (text?.choices.length) return field({ ...common, kind: "select", options: text.choices, value: String(value) });
+  return field({ ...common, value: written(name, value), placeholder: text?.allows_none ? "none" : "" });
 }
 
 export function settingsTab(context, topic) {
   const place = h("div", { class: "card" });
   const allowed = may("manage", topic);
-  const ask = () => load(place, () => get(path("topics", topic), {}, { signal: context.signal }), (record) => {
-    const settings = record.settings;
-    const names = Object.keys(settings);
-    const preview = h("div", { "aria-live": "polite" });
-    const line = commandLine("");
-    const wrong = h("p", { class: "wrong", role: "alert" });
-    const apply = h("button", { type: "submit", class: "primary", disabled: true }, "Change…");
-    const form = h("form", { "aria-label": "Settings" },
-      h("div", { class: "fields" },
-        field({ name: "partitions", label: "partitions", kind: "number", value: record.partitions, help: "More; never fewer." }),
-        field({ name: "replicas", label: "replicas", kind: "select", options: ["1", "3", ...(record.replicas === 1 || record.replicas === 3 ? [] : [String(record.replicas)])], value: record.replicas }),
-        names.map((name) => {
-          const value = settings[name];
-          const label = name.replaceAll("_", " ");
-          if (typeof value === "boolean") return field({ name, label, kind: "select", options: ["true", "false"], value: String(value) });
-          return field({ name, label, value: shown(value), placeholder: "none", help: FIXED.has(name) ? "It stays as it was made." : null });
-        })),
-      preview, wrong, line, h("div", { class: "buttons" }, apply));
-    for (const name of FIXED) if (form.elements[name]) form.elements[name].disabled = true;
-    let changed = {};
-    let counts = {};
-    form.addEventListener("input", () => {
-      const values = valuesOf(form);
-      changed = {};
-      counts = {};
-      fill(wrong);
-      try {
-        for (const name of names) {
-          if (FIXED.has(name)) continue;
-          const now = read(values[name], settings[name]);
-          if (shown(now) !== shown(settings[name])) changed[name] = now;
-        }
-        for (const name of ["partitions", "replicas"]) if (Number(values[name]) !== record[name]) counts[name] = Number(values[name]);
-      } catch (error) {
-        fill(wrong, error.message);
-      }
-      const all = { ...counts, ...changed };
-      const isSame = !Object.keys(all).length;
-      apply.disabled = isSame || !allowed;
-      fill(preview, isSame ? null : changes({ ...settings, partitions: record.partitions, replicas: record.replicas }, all));
-      line.update(sandctl("topic update", [topic], isSame ? {} : { ...counts, ...settingOptions(changed) }));
-    });
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      if (apply.disabled) return;
-      const [nowChanged, nowCounts] = [changed, counts];
-      act({
-        title: `Change ${topic}`, verb: "Change", about: counts.partitions ? "With more partitions some keys choose another one than before; they cannot become fewer again." : "It holds at once, for messages that are stored already as well.",
-        danger: Boolean(counts.partitions),
-        preview: () => changes({ ...settings, partitions: record.partitions, replicas: record.replicas }, { ...nowCounts, ...nowChanged }),
-        command: () => sandctl("topic update", [topic], { ...nowCounts, ...settingOptions(nowChanged) }),
-        run: async () => {
-          await patch(path("topics", topic), { ...nowCounts, ...(Object.keys(nowChanged).length ? { settings: nowChanged } : {}) });
-          return "The settings hold";
-        },
-        done: ask,
-      });
-    });
-    line.update(sandctl("topic show", [topic]));
-    const warnings = (record.warnings ?? []).map((one) => h("p", { class: "note" }, one));
-    return [warnings, !allowed && h("p", { class: "note" }, why("manage", topic)), form];
-  });
+  const ask = () => load(place, () => get(path("topics", topic), {}, { signal: context.signal }), (record) => settingsForm(topic, record, allowed, ask));
   ask();
   return [place];
+}
+
+function settingsForm(topic, record, allowed, done) {
+  const { backoff, tenants, ...plain } = record.settings;
+  // All fields by name: the parts of the back-off are backoff.kind, backoff.first ...
+  const before = { partitions: record.partitions, replicas: record.replicas, ...plain, ...Object.fromEntries(Object.entries(backoff ?? {}).map(([part, value]) => [`${BACKOFF}${part}`, value])) };
+  const grouped = new Set(GROUPS.flatMap(([, names]) => names));
+  const groups = [...GROUPS, ["Others", Object.keys(before).filter((name) => !grouped.has(name))]];
+  const fields = new Map();
+  const sections = groups.map(([title, names]) => {
+    const here = names.filter((name) => name in before);
+    if (!here.length) return null;
+    return h("fieldset", {}, h("legend", {}, title), h("div", { class: "fields" }, here.map((name) => {
+      const element = fieldOf(name, before[name]);
+      const wrong = h("span", { class: "wrong", role: "alert" });
+      const was = h("span", { class: "was" });
+      element.append(was, wrong);
+      fields.set(name, { element, was, wrong });
+      return element;
+    })));
+  });
+  const preview = h("div", { "aria-live": "polite" });
+  const line = commandLine(sandctl("topic show", [topic]));
+  const apply = h("button", { type: "submit", class: "primary", disabled: true }, "Change…");
+  const form = h("form", { "aria-label": "Settings", class: "settings", novalidate: true }, sections,
+    tenants && h("p", {}, "Tenants of the topic have ", h("a", { href: `#/topics/${encodeURIComponent(topic)}/tenants` }, "a view of their own"), "."),
+    preview, line, h("div", { class: "buttons" }, apply));
+  for (const [name, { element }] of fields) if (!allowed || TEXTS[name]?.is_fixed) form.elements[name].disabled = true;
+
+  // What differs from the topic: { counts, settings } for the API, `then` by field.
+  let change = { counts: {}, settings: {}, then: {} };
+  function compare() {
+    const found = { counts: {}, settings: {}, then: {} };
+    for (const name of fields.keys()) {
+      const input = form.elements[name];
+      if (TEXTS[name]?.is_fixed || same(input.value, written(name, before[name]))) continue;
+      const value = read(name, input.value);
+      found.then[name] = value;
+      if (name in COUNTS) found.counts[name] = value;
+      else if (name.startsWith(BACKOFF)) (found.settings.backoff ??= {})[name.slice(BACKOFF.length)] = value;
+      else found.settings[name] = value;
+    }
+    return found;
+  }
+  function show() {
+    const kind = form.elements["backoff.kind"]?.value;
+    for (const [name, { element, was }] of fields) {
+      const isChanged = name in change.then;
+      element.classList.toggle("changed", isChanged);
+      fill(was, isChanged && `Changed: it is ${written(name, before[name]) || "none"} now.`);
+      if (NEEDS[name]) element.hidden = !NEEDS[name](kind) && !isChanged;
+    }
+    const isSame = !Object.keys(change.then).length;
+    apply.disabled = isSame || !allowed;
+    fill(preview, !isSame && changes(before, change.then));
+    line.update(isSame ? sandctl("topic show", [topic]) : command(change));
+  }
+  const command = (of) => sandctl("topic update", [topic], { ...of.counts, ...settingOptions(of.settings) });
+  // The errors of the API name their parts of the body: each is shown at its field. Whether there was a field for all.
+  function refuse(error) {
+    let hasAll = true;
+    let first = null;
+    for (const one of error.told?.errors ?? []) {
+      const name = one.where.replace(/^body\.(settings\.)?/, "");
+      const found = fields.get(name) ?? (name === "backoff" ? fields.get("backoff.kind") : undefined);
+      if (!found) { hasAll = false; continue; }
+      const input = found.element.querySelector("input, select");
+      fill(found.wrong, one.problem);
+      found.element.hidden = false;
+      input.setAttribute("aria-invalid", "true");
+      first ??= input;
+    }
+    if (!first || !hasAll) return false;
+    setTimeout(() => first.focus());
+    return true;
+  }
+  form.addEventListener("input", (event) => {
+    const found = fields.get(event.target.name);
+    if (found) fill(found.wrong);
+    event.target.removeAttribute("aria-invalid");
+    change = compare();
+    show();
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (apply.disabled) return;
+    const now = change;
+    for (const { element, wrong } of fields.values()) {
+      fill(wrong);
+      element.querySelector("[aria-invalid]")?.removeAttribute("aria-invalid");
+    }
+    act({
+      title: `Change ${topic}`, verb: "Change", about: now.counts.partitions ? "With more partitions some keys go to another partition than before. The number of partitions never falls." : "The settings take effect at once, also for stored messages.",
+      danger: Boolean(now.counts.partitions),
+      preview: () => changes(before, now.then),
+      command: () => command(now),
+      run: async () => {
+        await patch(path("topics", topic), { ...now.counts, ...(Object.keys(now.settings).length ? { settings: now.settings } : {}) });
+        return "The settings were changed";
+      },
+      failed: refuse,
+      done,
+    });
+  });
+  show();
+  const warnings = (record.warnings ?? []).map((one) => h("p", { class: "note" }, one));
+  return [warnings, !allowed && h("p", { class: "note" }, why("manage", topic)), form];
 }
 
 export function partitionsTab(context, topic) {

@@ -93,8 +93,8 @@ export function valuesOf(form) {
 //
 // title, about: text; fields: as of `field`; command(values): text; run(values): does it, and may return what to say;
 // count(values): how much it concerns, as text, asked before it can be done; typed: a name that has to be typed first;
-// danger: it cannot be undone; preview(values): an element.
-export function act({ title, about, fields = [], command, run, count, typed, danger, verb, preview, done }) {
+// danger: it cannot be undone; preview(values): an element; failed(error): whether it shows the error elsewhere.
+export function act({ title, about, fields = [], command, run, count, typed, danger, verb, preview, done, failed }) {
   const form = h("form", { method: "dialog", novalidate: false });
   const titleId = newId("dialog");
   const dialog = h("dialog", { class: danger ? "danger" : null, "aria-labelledby": titleId }, form);
@@ -160,6 +160,7 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
       if (said) say(said);
       if (done) done();
     } catch (error) {
+      if (failed?.(error)) return dialog.close();
       fill(wrong, visible(problemText(error)));
       check();
     }

@@ -1,0 +1,99 @@
+"""The settings of topics in words: one source for the help of `sandctl` and for the fields of the console.
+
+It imports nothing heavy, so that `sandctl --help` stays fast. Values and ranges: `sandq.model.settings`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+DURATION: Final = "DURATION"
+SIZE: Final = "SIZE"
+RATE: Final = "RATE"
+NUMBER: Final = "N"
+FACTOR: Final = "NUMBER"
+PERCENT: Final = "PERCENT"
+TOPIC: Final = "TOPIC"
+TEXT: Final = "TEXT"
+JSON: Final = "JSON"
+UNITS: Final = {
+    DURATION: "a duration (30s, 10m, 2h)",
+    SIZE: "a size (64KiB, 10MiB)",
+    RATE: "a rate (5/s, 100/m)",
+    NUMBER: "a whole number",
+    FACTOR: "a number",
+    PERCENT: "percent",
+    TOPIC: "the name of a topic",
+    TEXT: "text",
+    JSON: "JSON",
+}
+"""How a value of each unit is written, with examples."""
+
+
+class SettingText(NamedTuple):
+    """A setting in words."""
+
+    says: str
+    """A sentence about it, for people."""
+    unit: str = ""
+    """One of `UNITS`; empty: one of `choices`."""
+    allows_none: bool = False
+    choices: tuple[str, ...] = ()
+    is_fixed: bool = False
+    """It cannot be changed after the topic's creation."""
+
+    @property
+    def metavar(self) -> str:
+        """How a command line names its value."""
+        return f"{self.unit}|none" if self.allows_none else self.unit
+
+
+SETTINGS: Final = {
+    "lease": SettingText("How long a consumer may hold a message.", DURATION),
+    "max_attempts": SettingText("Number of deliveries after which a message is dead.", NUMBER, True),
+    "max_snoozes": SettingText("Number of snoozes that do not count as attempts.", NUMBER, True),
+    "backoff.kind": SettingText(
+        "How the wait of a nacked message grows.", choices=("exponential", "fixed", "linear", "none")
+    ),
+    "backoff.first": SettingText("The wait after the first attempt.", DURATION),
+    "backoff.factor": SettingText("Exponential: each wait is the one before, times this.", FACTOR),
+    "backoff.cap": SettingText("The longest wait, before the jitter.", DURATION),
+    "backoff.jitter_percent": SettingText("How far waits are spread around their length, each way.", PERCENT),
+    "ttl": SettingText(
+        "How long after its time a message that nobody took is dead; compacted: how long a value stays.",
+        DURATION,
+        True,
+    ),
+    "delete_on_ack": SettingText(
+        "Whether messages go once every group acked them, or stay.", choices=("true", "false")
+    ),
+    "history": SettingText("Compacted: how long every write can be read, even after a later one of its key.", DURATION),
+    "tombstone_retention": SettingText("Compacted: how long the deletion of a key can be read.", DURATION),
+    "retention": SettingText("How long messages are kept after every group acked them.", DURATION),
+    "retain": SettingText("If acked messages stay: the greatest age of a message.", DURATION, True),
+    "retain_bytes": SettingText("If acked messages stay: the most bytes of a partition.", SIZE, True),
+    "group_ttl": SettingText("How long a group without consumers stays.", DURATION, True),
+    "dedup_window": SettingText("How long a unique key stays taken after its delivery.", DURATION),
+    "dead_letter_topic": SettingText("Another topic, to which dead letters go.", TOPIC, True),
+    "max_message_bytes": SettingText("The largest value of a message.", SIZE, True),
+    "max_delay": SettingText("How far ahead a message may be, instead of the nodes' limit.", DURATION, True),
+    "max_lease": SettingText("The longest lease, whoever asks for it.", DURATION, True),
+    "max_request_rate": SettingText("Requests about the topic that each client may send to each node.", RATE, True),
+    "max_request_burst": SettingText(
+        "Number of these requests at once after a pause; none: those of a second.", NUMBER, True
+    ),
+    "ageing": SettingText(
+        "Priority and fair: how long a message waits to count as one priority better (lower).", DURATION, True
+    ),
+    "tenants": SettingText(
+        'Fair: {"PATTERN": {"weight": N, "max_in_flight": N}, ...}; a pattern is a tenant, PREFIX.* or *.', JSON
+    ),
+    "ordering": SettingText("key: one message of a key at a time.", choices=("none", "key"), is_fixed=True),
+    "partition_delimiter": SettingText(
+        "Compacted: the part of a key before the first of these chooses its partition.", TEXT, True, is_fixed=True
+    ),
+    "max_in_flight_per_key": SettingText(
+        "Number of messages of a key that the consumers of a group hold at a time.", NUMBER, True, is_fixed=True
+    ),
+}
+"""All settings of topics, parts of the back-off as `backoff.PART`."""
