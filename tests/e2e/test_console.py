@@ -82,10 +82,13 @@ def test_topics_are_made_shown_purged_and_deleted(console: Console) -> None:
     browser.reads("1 message come due in the next 1 hour")
     browser.click("24 hours")
     browser.reads("2 messages come due in the next 24 hours")
-    browser.one(".chart canvas")
-    browser.click("+", ".figure")
-    browser.click("As a table", ".figure")
-    assert len(browser.driver.find_elements("css selector", ".astable tbody tr")) == 2
+    browser.one("[data-chart=due] .chart canvas")
+    browser.click("+", "[data-chart=due]")
+    browser.click("As a table", "[data-chart=due]")
+    assert len(browser.driver.find_elements("css selector", "[data-chart=due] .astable tbody tr")) == 2
+    axes = len(browser.driver.find_elements("css selector", "[data-chart=due] .u-axis"))
+    assert axes == 2, "one axis of times, and one of messages"
+    browser.reads("Nothing was delivered in this time.", "[data-chart=delivered]")
     console.note_command("main")
     browser.click("Topics", "nav")
     browser.reads("made.here", "tbody")
@@ -95,6 +98,24 @@ def test_topics_are_made_shown_purged_and_deleted(console: Console) -> None:
     said = console.act("Delete…", "Delete", typed="made.here")
     assert "4 partitions" in said
     assert api.status("GET", "/topics/made.here") == 404
+
+
+def test_rates_of_a_topic_are_drawn_and_follow_the_stream(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "paced")
+    console.go(f"#/topics/{name}/timeline")
+    browser.one("[data-chart=rates] canvas")
+    browser.click("As a table", "[data-chart=rates]")
+    legend = browser.text("[data-chart=rates] .legend").split()
+    assert legend == ["Produced", "Delivered", "Acked", "Became", "dead", "letters"]
+    produced = "return [...document.querySelectorAll('[data-chart=rates] tbody td')].some((one) => one.innerText > 0)"
+
+    def is_drawn() -> bool:
+        api("POST", f"/topics/{name}", {"text": "one more"})
+        return bool(browser.run(produced))
+
+    browser.until(is_drawn, "what is produced while the page is open is drawn")
+    assert "Produced: " in browser.run("return document.querySelector('[data-chart=rates] .chart').ariaLabel")
 
 
 def open_topic(console: Console, name: str) -> bool:

@@ -7,24 +7,22 @@ import { sandqColours } from "./colours.js";
 let uPlot = null; // it is loaded with the first chart
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-// series: {label, values, colour, kind: "bars" | "line", width_s, scale: the name of its own}; `x` in epoch seconds, in order.
-// `from`, `to`: what is shown at first; `onZoom(from, to)`.
-export function chart({ title, x, series, from, to, now, unit = "", height = 220, text = count, signal }) {
+// series: {label, values, colour, kind: "bars" | "line", width_s}, all in one unit; `x` in epoch seconds, in order.
+// `from`, `to`: what is shown at first. `figure.set(x, values, from, to)` shows other values, by series.
+export function chart({ title, x, series, from, to, height = 200, text = count, signal }) {
   const place = h("div", { class: "plot" });
   const readout = h("p", { class: "readout", "aria-live": "off" });
   const holder = h("div", {
-    class: "chart", role: "img", tabindex: 0, "aria-label": `${title}. ${summary(series, text)} Zoom: plus and minus; move: arrows; all: 0.`,
-    onkeydown: onKey,
+    class: "chart", role: "img", tabindex: 0, "aria-label": described(), onkeydown: onKey,
   }, place);
   const zoomed = (label, name, work) => h("button", { type: "button", class: "quiet", "aria-label": name, title: name, onclick: work }, label);
   const tools = h("div", { class: "tools", role: "group", "aria-label": `Zoom of ${title}` },
     zoomed("◀", "Earlier", () => move(-0.5)), zoomed("−", "Zoom out", () => zoom(2)), zoomed("+", "Zoom in", () => zoom(0.5)),
     zoomed("▶", "Later", () => move(0.5)), zoomed("All", "Show all", () => scale(from, to)));
+  const listed = asTable(title, series, text, () => x);
   const figure = h("figure", { class: "figure" },
     h("figcaption", {}, h("span", { class: "name" }, title), legend(series), tools),
-    holder, readout, asTable(title, x, series, text));
-  const scaleOf = (one) => one.scale ?? "y";
-  const scales = [...new Set(series.map(scaleOf))];
+    holder, readout, listed);
   let plot = null;
 
   async function begin() {
@@ -45,26 +43,23 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
       width, height,
       legend: { show: false },
       cursor: { drag: { x: true, y: false }, points: { size: 6 } },
-      padding: [12, scales.length > 1 ? 0 : 8, 0, 0],
-      scales: { x: { time: true }, ...Object.fromEntries(scales.map((name) => [name, { range: (self, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 1, 1) * 1.08] }])) },
-      axes: [{ ...axis, values: times, space: 72 }, ...scales.map((name, place) => ({
-        ...axis, scale: name, side: place ? 1 : 3, size: 58, values: (self, ticks) => ticks.map((one) => `${text(one)}${unit}`),
-        ...(scales.length > 1 ? { stroke: colours[series.findLast((one) => scaleOf(one) === name).colour] } : {}),
-        ...(place ? { grid: { show: false } } : {}),
+      padding: [12, 8, 0, 0],
+      scales: { x: { time: true }, y: { range: (self, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 1, 1) * 1.08] } },
+      axes: [{ ...axis, values: times, space: 72 }, {
+        ...axis, size: 58, values: (self, ticks) => ticks.map((one) => text(one)),
         ...(series.some((one) => one.kind === "bars") ? { incrs: WHOLE } : {}),
-      }))],
+      }],
       series: [{}, ...series.map((one) => ({
-        label: one.label, scale: scaleOf(one), stroke: colours[one.colour], width: one.kind === "bars" ? 0 : 2, spanGaps: false,
+        label: one.label, stroke: colours[one.colour], width: one.kind === "bars" ? 0 : 2, spanGaps: false,
         fill: one.kind === "bars" ? colours[one.colour] : undefined,
         points: { show: one.kind !== "bars" && one.values.filter((value) => value !== null).length < 60, size: 5 },
         paths: one.kind === "bars" ? bars(one) : undefined,
       }))],
       hooks: {
-        draw: [drawNow],
         setCursor: [(self) => {
           const at = self.cursor.idx;
           if (at === null || at === undefined) return fill(readout);
-          const told = series.filter((one) => one.values[at] !== null && one.values[at] !== undefined).map((one) => `${one.label} ${text(one.values[at])}${unit}`);
+          const told = series.filter((one) => one.values[at] !== null && one.values[at] !== undefined).map((one) => `${one.label} ${text(one.values[at])}`);
           return fill(readout, told.length ? `${instant(x[at] * 1000)}: ${told.join(", ")}` : "");
         }],
       },
@@ -78,14 +73,13 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
     return (self, seriesAt) => {
       const data = self.data[seriesAt];
       const fillPath = new Path2D();
-      const scale = scaleOf(one);
-      const base = self.valToPos(0, scale, true);
+      const base = self.valToPos(0, "y", true);
       const wide = one.width_s;
       data.forEach((value, at) => {
         if (!value) return;
         const left = self.valToPos(self.data[0][at], "x", true);
         const right = self.valToPos(self.data[0][at] + (Array.isArray(wide) ? wide[at] : wide), "x", true);
-        const top = self.valToPos(value, scale, true);
+        const top = self.valToPos(value, "y", true);
         const size = Math.max(right - left - 1, 1);
         fillPath.rect(left, top, size, base - top);
       });
@@ -93,31 +87,11 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
     };
   }
 
-  function drawNow(self) {
-    if (now === undefined) return;
-    const at = self.valToPos(now, "x", true);
-    if (at < self.bbox.left || at > self.bbox.left + self.bbox.width) return;
-    const colours = sandqColours();
-    const context = self.ctx;
-    context.save();
-    context.strokeStyle = colours.text;
-    context.lineWidth = devicePixelRatio;
-    context.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
-    context.beginPath();
-    context.moveTo(at, self.bbox.top);
-    context.lineTo(at, self.bbox.top + self.bbox.height);
-    context.stroke();
-    context.fillStyle = colours.dim;
-    context.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-    context.fillText("now", at + 4 * devicePixelRatio, self.bbox.top + 11 * devicePixelRatio);
-    context.restore();
-  }
-
   const scale = (min, max) => plot?.setScale("x", { min, max });
   function zoom(by) {
     if (!plot) return;
     const { min, max } = plot.scales.x;
-    const middle = now !== undefined && now > min && now < max ? now : (min + max) / 2;
+    const middle = (min + max) / 2;
     scale(Math.max(middle - (middle - min) * by, from), Math.min(middle + (max - middle) * by, to));
   }
   function move(by) {
@@ -133,6 +107,22 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
     done();
   }
 
+  function described() {
+    return `${title}. ${summary(series, text)} Zoom: plus and minus; move: arrows; all: 0.`;
+  }
+  figure.set = (nextX, values, nextFrom, nextTo) => {
+    const isZoomed = plot && (plot.scales.x.min !== from || plot.scales.x.max !== to);
+    [x, from, to] = [nextX, nextFrom, nextTo];
+    series.forEach((one, place) => { one.values = values[place]; });
+    holder.setAttribute("aria-label", described());
+    listed.update();
+    if (!plot) return;
+    const { min, max } = plot.scales.x;
+    plot.setData([x, ...series.map((one) => one.values)], false);
+    // What a person zoomed to stays.
+    scale(isZoomed ? min : from, isZoomed ? max : to);
+  };
+
   const sized = new ResizeObserver(() => {
     if (!holder.isConnected || holder.clientWidth < 1) return;
     if (!plot) begin();
@@ -147,7 +137,6 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
     if (plot) plot.destroy();
     plot = null;
   });
-  figure.scaleOf = () => [plot.scales.x.min, plot.scales.x.max];
   return figure;
 }
 
@@ -180,16 +169,18 @@ function summary(series, text) {
   }).join(" ");
 }
 
-function asTable(title, x, series, text) {
+function asTable(title, series, text, times) {
   const body = h("tbody");
-  const fold = h("details", { class: "astable", ontoggle: () => {
-    if (!fold.open || body.children.length) return;
-    const rows = x.map((at, place) => [at, series.map((one) => one.values[place])]).filter(([, values]) => values.some((value) => value));
+  const show = () => {
+    if (!fold.open) return;
+    const rows = times().map((at, place) => [at, series.map((one) => one.values[place])]).filter(([, values]) => values.some((value) => value));
     fill(body, rows.slice(0, 200).map(([at, values]) => h("tr", {}, h("th", { scope: "row" }, instant(at * 1000)), values.map((value) => h("td", { class: "number" }, value === null || value === undefined ? "" : text(value))))),
       rows.length > 200 && h("tr", {}, h("td", { colspan: series.length + 1 }, `and ${count(rows.length - 200)} more`)));
-  } },
+  };
+  const fold = h("details", { class: "astable", ontoggle: show },
   h("summary", {}, "As a table"),
   h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, h("table", {}, h("caption", { class: "unseen" }, title),
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "From"), series.map((one) => h("th", { scope: "col", class: "number" }, one.label)))), body)));
+  fold.update = show;
   return fold;
 }

@@ -2,5 +2,5 @@
 
 export function sandqColours() {
   const style = getComputedStyle(document.documentElement);
-  return Object.fromEntries(["text", "dim", "line", "past", "due", "planned", "warn", "late"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  return Object.fromEntries(["text", "dim", "line", "past", "due", "planned", "warn", "late", "good"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }

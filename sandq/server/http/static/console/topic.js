@@ -111,6 +111,7 @@ function timelineTab(context, topic) {
     delayed: tile("Not due yet"), messages: tile("Messages"), dead: tile("Dead letters"), bytes: tile("Bytes"),
   };
   const over = h("p", { class: "dim" });
+  let newest = null; // shows the rates of a look
   context.onLive(() => {
     const row = live.topics.get(topic);
     if (!row) return;
@@ -124,9 +125,12 @@ function timelineTab(context, topic) {
     tiles.messages.set(short(row.messages));
     tiles.dead.set(short(row.dead), row.dead ? "warn" : "");
     tiles.bytes.set(bytes(row.bytes));
+    newest?.(row);
     setText(over, `Rates: the last ${Math.round(live.look.over_ms / 1000)} s; lateness: the last minute. What was delivered is kept for an hour, since the present leaders lead.`);
   });
-  const place = h("div", { class: "card" });
+  const place = h("div", { class: "card", data: { chart: "due" } });
+  const past = h("div", { class: "card", data: { chart: "delivered" } });
+  const rates = h("div", { class: "card", data: { chart: "rates" } });
   const late = h("div", { class: "card" });
   const chosen = h("div", { class: "segments", role: "group", "aria-label": "How far ahead" });
   let range = "1h";
@@ -146,8 +150,16 @@ function timelineTab(context, topic) {
       get(path("topics", topic, "forecast"), { unit, count: units }, { signal: mine }),
       get(path("topics", topic, "history"), {}, { signal: mine }),
     ]), ([forecast, history]) => {
-      load(late, async () => history, () => lateness(history, RANGES[range].past_s, Date.parse(forecast.now) / 1000, mine));
-      return timeline(topic, RANGES[range], forecast, history, mine);
+      const now = Date.parse(forecast.now) / 1000;
+      newest = null;
+      load(rates, async () => history, () => {
+        const found = rateChart(history, RANGES[range].past_s, now, mine);
+        newest = found.add;
+        return found.element;
+      });
+      load(past, async () => history, () => delivered(RANGES[range], now, history, mine));
+      load(late, async () => history, () => lateness(history, RANGES[range].past_s, now, mine));
+      return due(RANGES[range], now, forecast, mine);
     });
   }
   ranges();
@@ -155,49 +167,89 @@ function timelineTab(context, topic) {
   return [
     h("dl", { class: "tiles" }, Object.values(tiles).map((one) => one.element)), over,
     h("div", { class: "row" }, chosen, h("button", { type: "button", onclick: ask }, "Refresh")),
-    place, late, same,
+    rates, past, place, late, same,
   ];
 }
 
-function timeline(topic, range, forecast, history, signal) {
-  const now = Date.parse(forecast.now) / 1000;
-  const slot_s = Math.max(history.slot_ms / 1000, range.unit === "second" ? 1 : 0) || 30;
-  // What was delivered is told in slots as fine as they are kept; in a view of hours one bar is a minute.
+const RATES = [
+  { label: "Produced", colour: "due", of: (slot) => slot.stored, live: "in_per_s" },
+  { label: "Delivered", colour: "past", of: (slot) => slot.delivered, live: "out_per_s" },
+  { label: "Acked", colour: "good", of: (slot) => slot.acked, live: "acked_per_s" },
+  { label: "Became dead letters", colour: "late", of: (slot) => slot.dead, live: "dead_per_s" },
+];
+const RATE_POINTS = 1800; // looks that a chart keeps: an hour of one every 2 s
+
+// Rates over time: the history that nodes keep, and behind it what each look of the stream tells.
+function rateChart(history, past_s, now, signal) {
+  const slot_s = Math.max(history.slot_ms / 1000, 1);
+  const slots = new Map(history.slots.map((one) => [Math.floor(Date.parse(one.start) / 1000 / slot_s), one]));
+  const first = Math.max(Math.min(...slots.keys(), Infinity), Math.floor((now - past_s) / slot_s));
+  const kept = []; // [time, rates]: a slot stands at its middle; slots without messages are left out of a history
+  for (let slot = first; (slot + 1) * slot_s <= now; slot += 1) {
+    const one = slots.get(slot);
+    kept.push([(slot + 0.5) * slot_s, RATES.map(({ of }) => (one ? of(one) / slot_s : 0))]);
+  }
+  const looks = [];
+  const x = () => [...kept, ...looks].map(([at]) => at);
+  const values = () => RATES.map((_, place) => [...kept, ...looks].map(([, rates]) => rates[place]));
+  const drawn = chart({
+    title: "Messages per second", x: kept.length ? x() : [now], signal, from: now - past_s, to: now, height: 200, text: rate,
+    series: values().map((found, place) => ({ label: RATES[place].label, colour: RATES[place].colour, kind: "line", values: kept.length ? found : [null] })),
+  });
+  const add = (row) => {
+    const at = Date.parse(live.look.at) / 1000;
+    if (at <= (looks.at(-1) ?? kept.at(-1) ?? [now])[0]) return;
+    looks.push([at, RATES.map((one) => row[one.live])]);
+    if (looks.length > RATE_POINTS || looks[0][0] < at - past_s) looks.shift();
+    drawn.set(x(), values(), at - past_s, at);
+  };
+  return { element: drawn, add };
+}
+
+// The past and the future are two charts: their bars are messages of times of different lengths.
+function delivered(range, now, history, signal) {
+  const slot_s = Math.max(history.slot_ms / 1000, 1);
+  // Counts of deliveries come in slots as fine as they are kept; in a view of hours one bar is a minute.
   const wide_s = range.unit === "second" ? slot_s : Math.max(slot_s, 60);
   const bars = new Map();
-  const bar = (at, width) => {
-    if (!bars.has(at)) bars.set(at, { past: null, due: null, planned: null, width });
-    return bars.get(at);
-  };
   for (const one of history.slots) {
     const at = Math.floor(Date.parse(one.start) / 1000 / wide_s) * wide_s;
-    if (at < now - range.past_s) continue;
-    const found = bar(at, Math.min(wide_s, Math.max(now - at, 1)));
-    found.past = (found.past ?? 0) + one.delivered;
+    if (at >= now - range.past_s) bars.set(at, (bars.get(at) ?? 0) + one.delivered);
   }
-  for (const one of forecast.buckets) bar(Date.parse(one.start) / 1000 + 0.001, range.unit_s).due = one.messages;
+  const title = `Delivered per ${wide_s === 60 ? "minute" : `${wide_s} s`}`;
+  if (![...bars.values()].some((one) => one > 0)) return [h("h2", {}, title), h("p", { class: "dim" }, "Nothing was delivered in this time.")];
+  const times = [...bars.keys()].sort((one, other) => one - other);
+  return chart({
+    title, x: times, signal, from: now - range.past_s, to: now, height: 200, text: short,
+    series: [{ label: "Delivered", colour: "past", kind: "bars", values: times.map((at) => bars.get(at)), width_s: times.map((at) => Math.min(wide_s, Math.max(now - at, 1))) }],
+  });
+}
+
+function due(range, now, forecast, signal) {
+  const bars = new Map();
+  const bar = (one) => {
+    const at = Date.parse(one.start) / 1000;
+    if (!bars.has(at)) bars.set(at, { due: null, planned: null });
+    return bars.get(at);
+  };
+  for (const one of forecast.buckets) bar(one).due = one.messages;
   for (const one of forecast.scheduled) {
-    const found = bar(Date.parse(one.start) / 1000 + 0.001, range.unit_s);
+    const found = bar(one);
     found.planned = one.messages + (found.due ?? 0);
   }
   const times = [...bars.keys()].sort((one, other) => one - other);
-  const of = (name) => times.map((at) => bars.get(at)[name]);
-  const widths = times.map((at) => bars.get(at).width);
-  const from = now - range.past_s;
-  const to = now + range.count * range.unit_s;
-  const due = forecast.buckets.reduce((sum, one) => sum + one.messages, 0);
-  const planned = forecast.scheduled.reduce((sum, one) => sum + one.messages, 0);
+  const first = Math.floor(now / range.unit_s) * range.unit_s; // the first unit began before now
+  const of = (name) => (times.length ? times.map((at) => bars.get(at)[name]) : [null]);
+  const sum = (rows) => rows.reduce((total, one) => total + one.messages, 0);
   return [
     chart({
-      title: "Delivered, and due", x: times.length ? times : [now], signal, from, to, now, height: 240,
+      title: `Due per ${range.unit}`, x: times.length ? times : [now], signal, from: first, to: first + range.count * range.unit_s, height: 200, text: short,
       series: [
-        { label: "Delivered (left)", colour: "past", kind: "bars", scale: "past", values: of("past"), width_s: widths },
-        { label: "By schedules", colour: "planned", kind: "bars", scale: "due", values: of("planned"), width_s: widths },
-        { label: "Due (right)", colour: "due", kind: "bars", scale: "due", values: of("due"), width_s: widths },
-      ].map((one) => (times.length ? one : { ...one, values: [null], width_s: 1 })),
-      text: short,
+        { label: "With schedules", colour: "planned", kind: "bars", values: of("planned"), width_s: range.unit_s },
+        { label: "Due", colour: "due", kind: "bars", values: of("due"), width_s: range.unit_s },
+      ],
     }),
-    h("p", { class: "dim" }, `${plural(due, "message")} come due in the next ${range.text}, ${count(planned)} more by schedules${forecast.complete ? "" : " (there are more schedules than were counted)"}; ${count(forecast.later)} later. A bar is a ${range.unit} of what is due, and ${wide_s} s of what was delivered.`),
+    h("p", { class: "dim" }, `${plural(sum(forecast.buckets), "message")} come due in the next ${range.text}, ${count(sum(forecast.scheduled))} more by schedules${forecast.complete ? "" : " (there are more schedules than were counted)"}; ${count(forecast.later)} later.`),
   ];
 }
 
@@ -206,7 +258,7 @@ function lateness(history, past_s, now, signal) {
   if (!slots.length) return [h("h2", {}, "How late"), h("p", { class: "dim" }, "Nothing was delivered for the first time in this time.")];
   const x = slots.map((one) => Date.parse(one.start) / 1000);
   return chart({
-    title: "How late first deliveries were", x, signal, from: now - past_s, to: now, now, height: 180, text: milliseconds,
+    title: "How late first deliveries were", x, signal, from: now - past_s, to: now, height: 200, text: milliseconds,
     series: [
       { label: "p50", colour: "past", kind: "line", values: slots.map((one) => Math.max(one.late_p50_ms, 0)) },
       { label: "p99", colour: "late", kind: "line", values: slots.map((one) => Math.max(one.late_p99_ms, 0)) },
