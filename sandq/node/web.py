@@ -54,7 +54,7 @@ def serving_http(
             None if tls is None else config.tls.model_dump(mode="json", exclude_none=True),
             own_hosts(config),
             own_names(config),
-            None if config.backup.url is None else config.backup.model_dump(mode="json"),
+            None if config.backup.url is None else config.backup.model_dump(mode="json", exclude_none=True),
             config.sql.model_dump(mode="json") if config.sql.http else None,
         )
         requests, on_restart = metrics.http_requests, metrics.on_http_restart

@@ -90,3 +90,15 @@ async def test_the_node_believes_its_process_on_whose_behalf_it_asks(tmp_path: P
                 account = node.broker.node_log.memory.watchers
                 await until_holds(lambda: account.of("127.0.0.2").bytes >= WAITING_BYTES)
                 assert account.bytes == account.of("127.0.0.2").bytes
+
+
+async def test_process_of_a_node_with_a_place_for_backups_lists_them(tmp_path: Path, patient: None) -> None:
+    config = small_config(
+        tmp_path, LISTEN__HTTP="127.0.0.1:0", HTTP__WORKERS="1", BACKUP__URL=str(tmp_path / "backups")
+    )
+    with trio.fail_after(PATIENCE_S):
+        async with run_node(config) as node:
+            assert node.http is not None
+            async with httpx.AsyncClient(base_url=f"http://{node.http}", timeout=PATIENCE_S) as client:
+                answer = await client.get("/backups")
+                assert (answer.status_code, answer.json()["backups"]) == (200, [])
