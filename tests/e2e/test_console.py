@@ -39,6 +39,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}",
         SANDQ_HTTP__WORKERS="1",
         SANDQ_SQL__HTTP="true",
+        SANDQ_BACKUP__URL=str(tmp_path_factory.mktemp("backups")),
     )
     node.start()
     found = Api(f"http://127.0.0.1:{port}")
@@ -457,6 +458,76 @@ def test_a_statement_of_sql_is_answered(console: Console) -> None:
     assert [line for line in browser.logged() if "400" not in line] == []
 
 
+def test_identities_are_shown_without_secrets_and_ended(console: Console) -> None:
+    browser, api = console.browser, console.api
+    given = {"name": "ledger", "grants": ["writer:ledger.*", "read:orders"], "expires_in": "20d", "note": HOSTILE}
+    secret = api("POST", "/tokens", given)["token"]
+    api("POST", "/identities", {"principal": "cert:till/7", "grants": ["reader"]})
+    console.go("#/access")
+    browser.reads("token:ledger", "tbody")
+    for text in ("writer:ledger.*", "read:orders", HOSTILE, "cert:till/7", "never", "built in"):
+        assert text in browser.text("tbody")
+    assert secret not in browser.run("return document.documentElement.outerHTML")
+    said = console.act("Revoke…", "Revoke", typed="token:ledger")
+    assert "1 identity with 2 rights and roles: writer:ledger.*, read:orders." in said
+    assert console.commands[-1] == "sandctl token revoke ledger --yes"
+    assert api("GET", "/tokens")["identities"] == []
+    console.act("Delete…", "Delete", typed="cert:till/7")
+    browser.reads("There is no identity yet.", "tbody")
+    assert api("GET", "/identities")["identities"] == []
+
+
+def test_audit_log_is_filtered_and_goes_on(console: Console) -> None:
+    browser, api = console.browser, console.api
+    topic(api, "audited.a")
+    topic(api, "audited.b")
+    for _ in range(60):
+        api("PATCH", "/topics/audited.b", {"settings": {"lease": "1m"}})
+    console.go("#/audit")
+    browser.reads("topic_update", "tbody")
+    assert "audited.a" not in browser.text("tbody"), "the newest first, and in pages"
+    console.note_command("main")
+    browser.fill("topic", "audited.a", "main")
+    browser.reads("1 of the newest")
+    assert browser.text("tbody").count("topic_create") == 1 and "anonymous" in browser.text("tbody")
+    api("DELETE", "/topics/audited.a")
+    browser.until(lambda: newer(browser, "topic_delete"), "what is written later is shown")
+    browser.fill("principal", "token:", "main")
+    browser.reads("No line has these words.", "tbody")
+    browser.fill("principal", "anon", "main")
+    browser.fill("request", "delete", "main")
+    browser.fill("result", "failed", "main")
+    browser.reads("No line has these words.", "tbody")
+    browser.fill("result", "ok", "main")
+    browser.reads("topic_delete", "tbody")
+    browser.fill("request", "update", "main")
+    browser.fill("topic", "audited.b", "main")
+    browser.click("audited.b", "tbody")
+    browser.reads("audited.b", "h1")
+
+
+def newer(browser: Browser, text: str) -> bool:
+    """Whether it is there, newer lines having been asked for."""
+    browser.click("Newer lines", "main")
+    return text in browser.text("tbody")
+
+
+def test_backups_are_made_listed_and_verified(console: Console) -> None:
+    browser, api = console.browser, console.api
+    topic(api, "saved")
+    console.go("#/backups")
+    browser.reads("There is no backup yet.", "tbody")
+    console.act("Make a backup…", "Make it", topics="saved")
+    assert console.commands[-1] == "sandctl backup create URL --topic saved"
+    browser.until(lambda: refreshed(browser, "Verify…"), "it is finished, and listed")
+    (made,) = api("GET", "/backups")["backups"]
+    assert made["backup_id"] in browser.text("tbody")
+    assert "\u2013" in browser.text("tbody"), "it has no increments, which would reach further"
+    said = console.act("Verify…", "Verify")
+    assert "1 topic, 0 increments." in said
+    browser.reads("is what was written", "#said")
+
+
 def test_hostile_values_are_text(console: Console) -> None:
     browser, api = console.browser, console.api
     name = topic(api, "hostile")
@@ -523,6 +594,9 @@ VIEWS = (
     "#/lateness",
     "#/sql",
     "#/cluster",
+    "#/access",
+    "#/audit",
+    "#/backups",
     *(f"#/topics/looked.at/{tab}" for tab in ("timeline", "messages", "settings")),
 )
 
@@ -534,13 +608,14 @@ def test_views_fit_a_phone_have_labels_and_contrast(console: Console, scheme: st
         topic(console.api, "looked.at")
     browser.scheme(scheme)
     for view in VIEWS:
-        browser.size(390, 844)
         console.go(view)
         browser.until(lambda: not browser.driver.find_elements("css selector", "[aria-busy]"), "it loads")
-        wide = browser.run("return document.documentElement.scrollWidth - innerWidth")
-        assert wide <= 0, (view, wide)
-        assert browser.run(LABELS) == [], view
-        assert browser.run(CONTRAST) == [], view
+        for width, height in ((1280, 900), (390, 844)):
+            browser.size(width, height)
+            wide = browser.run("return document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, (view, width, wide)
+            assert browser.run(LABELS) == [], (view, width)
+            assert browser.run(CONTRAST) == [], (view, width)
     background = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert background == {"light": "rgb(246, 245, 242)", "dark": "rgb(20, 22, 26)"}[scheme]
 
@@ -643,6 +718,12 @@ def test_who_looks_shows_a_token_and_is_offered_what_it_may(browser: Browser, tm
         browser.click("open.door", "tbody")
         browser.click("Delete…", ".head")
         browser.reads("this needs the right manage on open.door", "#said")
+        assert "Access" not in browser.text("nav") and "Backups" not in browser.text("nav")
+        for place, right in (("access", "security"), ("audit", "security"), ("backups", "cluster")):
+            browser.run("location.hash = arguments[0]", f"#/{place}")
+            browser.reads(f"You need the right {right}", "h2")
+        browser.run("location.hash = '#/topics/open.door'")
+        browser.reads("open.door", "h1")
         assert not browser.driver.find_elements("css selector", "dialog")
         writer = api("POST", "/tokens", {"name": "writer", "grants": ["read:open.*", "produce:open.*"]})["token"]
         browser.click("Sign out")

@@ -23,10 +23,22 @@ const ROUTES = [
   [/^#\/lateness$/, async () => (await import("./slo.js")).sloView],
   [/^#\/sql$/, async () => (await import("./sql.js")).sqlView],
   [/^#\/cluster$/, async () => (await import("./cluster.js")).clusterView],
+  [/^#\/access$/, async () => (await import("./access.js")).accessView],
+  [/^#\/audit$/, async () => (await import("./audit.js")).auditView],
+  [/^#\/backups$/, async () => (await import("./backups.js")).backupsView],
 ];
 
+// Links at the top: [address, text, key behind g, rights that it needs].
+const LINKS = [
+  ["#/", "Topics", "t"], ["#/groups", "Groups", "g"], ["#/lateness", "Lateness", "l"], ["#/sql", "SQL", "s"], ["#/cluster", "Cluster", "c"],
+  ["#/access", "Access", "a", ["security"]], ["#/audit", "Audit", "u", ["security"]], ["#/backups", "Backups", "b", ["cluster", "read"]],
+];
+
+const links = h("ul");
+const showLinks = () => fill(links, LINKS.filter(([, , , rights = []]) => rights.every((right) => may(right))).map(([href, text]) => h("li", {}, h("a", { href }, text))));
+
 function shell() {
-  const link = (href, text, belongs) => h("li", {}, h("a", { href, data: { belongs } }, text));
+  showLinks();
   const state = h("span", { class: "state", role: "status" }, h("i", { "aria-hidden": "true" }), h("span", {}, ""));
   const name = h("span", {});
   const zoned = h("button", { type: "button", class: "quiet", title: "Times are shown in this zone: change it", onclick: () => {
@@ -41,7 +53,7 @@ function shell() {
   sayZone();
   fill(top, h("div", { class: "bar" },
     h("a", { class: "brand", href: "#/" }, h("img", { src: "console/icon.svg", alt: "" }), name),
-    h("nav", { "aria-label": "Views" }, h("ul", {}, link("#/", "Topics", "topics"), link("#/groups", "Groups", "groups"), link("#/lateness", "Lateness", "lateness"), link("#/sql", "SQL", "sql"), link("#/cluster", "Cluster", "cluster"))),
+    h("nav", { "aria-label": "Views" }, links),
     h("div", { class: "right" },
       state,
       zoned,
@@ -72,16 +84,17 @@ function seeGrants() {
       const isSame = JSON.stringify(now.grants) === JSON.stringify(me.grants);
       me = now;
       setGrants(now.grants);
-      if (!isSame) route();
+      if (isSame) return;
+      showLinks();
+      route();
     }).catch(() => {});
   }
 }
 
 function mark() {
-  const hash = location.hash;
-  const belongs = hash.startsWith("#/cluster") ? "cluster" : hash.startsWith("#/lateness") ? "lateness" : hash.startsWith("#/sql") ? "sql" : hash.startsWith("#/groups") ? "groups" : "topics";
+  const current = LINKS.find(([href]) => href !== "#/" && location.hash.startsWith(href))?.[0] ?? "#/";
   for (const one of top.querySelectorAll("nav a")) {
-    if (one.dataset.belongs === belongs) one.setAttribute("aria-current", "page");
+    if (one.getAttribute("href") === current) one.setAttribute("aria-current", "page");
     else one.removeAttribute("aria-current");
   }
 }
@@ -150,7 +163,7 @@ async function begin() {
   if (!may("read")) say("You see the topics on which you have the right read.", "note");
   window.addEventListener("hashchange", route);
   await route();
-  const rest = () => Promise.all(["topic", "groups", "group", "slo", "sql", "cluster"].map((name) => import(`./${name}.js`))).catch(() => {});
+  const rest = () => Promise.all(["topic", "groups", "group", "slo", "sql", "cluster", "access", "audit", "backups"].map((name) => import(`./${name}.js`))).catch(() => {});
   if (window.requestIdleCallback) requestIdleCallback(rest, { timeout: 3000 });
 }
 
@@ -190,8 +203,8 @@ document.addEventListener("keydown", (event) => {
     if (!filter) return;
     event.preventDefault();
     filter.focus();
-  } else if (event.key === "?") say("Keys: / filters, g t topics, g g groups, g l lateness, g s SQL, g c cluster; on a chart + − ← → 0", "note");
-  else if (went && "tglsc".includes(event.key)) location.hash = { t: "#/", g: "#/groups", l: "#/lateness", s: "#/sql", c: "#/cluster" }[event.key];
+  } else if (event.key === "?") say(`Keys: / filters, ${LINKS.map(([, text, key]) => `g ${key} ${text}`).join(", ")}; on a chart + − ← → 0`, "note");
+  else if (went) location.hash = LINKS.find(([, , key]) => key === event.key)?.[0] ?? location.hash;
   went = event.key === "g" && !went;
 });
 

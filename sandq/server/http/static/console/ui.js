@@ -372,6 +372,12 @@ export function badge(text, state = "") {
   return h("span", { class: "badge", data: { state } }, text);
 }
 
+// A view that only another right shows.
+export function denied(right, of) {
+  return h("section", { class: "card" }, h("h2", {}, `You need the right ${right}`),
+    h("p", {}, `Without the right ${right} nodes do not show ${of}. Ask whoever administers the cluster for it, or sign in with another token.`));
+}
+
 export function loading(text = "Loading…") {
   return h("p", { class: "dim", role: "status" }, text);
 }

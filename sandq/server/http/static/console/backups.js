@@ -1,0 +1,102 @@
+// Backups at the place of the node's configuration: what they hold, how far their increments reach, what is under way.
+
+import { get, path, post } from "./api.js";
+import { sandctl } from "./commands.js";
+import { fill, h } from "./dom.js";
+import { ago, bytes, count, instant, plural, span } from "./format.js";
+import { may, why } from "./rights.js";
+import { act, badge, button, commandLine, denied, facts, failure, loading, table } from "./ui.js";
+
+const RIGHTS = ["cluster", "read"];
+const at = (ms) => (ms === null || ms === undefined ? null : new Date(ms).toISOString());
+
+export function backupsView(context) {
+  const head = h("div", { class: "head" }, h("h1", {}, "Backups"));
+  const missing = RIGHTS.find((right) => !may(right));
+  if (missing) return [head, denied(missing, "backups")];
+  const place = h("div", { class: "tabled" }, loading());
+  async function ask() {
+    place.setAttribute("aria-busy", "true");
+    try {
+      fill(place, shown(await get("/backups", {}, { signal: context.signal }), ask));
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      fill(place, error.status === 409 ? noPlace(error.message) : failure(error, ask));
+    } finally {
+      place.removeAttribute("aria-busy");
+    }
+  }
+  ask();
+  head.append(h("div", { class: "acts" }, button("Make a backup…", () => make(ask), { allowed: may("cluster"), reason: why("cluster"), kind: "primary" }), h("button", { type: "button", onclick: ask }, "Refresh")));
+  return [head, place, commandLine(sandctl("backup list", ["URL"]))];
+}
+
+function noPlace(detail) {
+  return h("section", { class: "card" }, h("h2", {}, "This node shows no backups"), h("p", {}, `${detail}.`),
+    h("p", {}, "Set backup.url in its configuration to a directory or an S3 bucket. sandctl lists and makes backups without it."));
+}
+
+function shown(told, ask) {
+  const rows = table({
+    caption: "Backups", key: (one) => one.backup_id, sort: ["begun", true], empty: "There is no backup yet.",
+    columns: [
+      { key: "id", label: "Backup", text: (one) => one.backup_id },
+      { key: "begun", label: "Begun", text: (one) => (one.begun_ms ? `${instant(one.begun_ms)}, ${ago(at(one.begun_ms))}` : "–"), sort: (one) => one.begun_ms ?? 0 },
+      { key: "took", label: "Took", kind: "number", wide: true, text: (one) => (one.ended_ms ? span(one.ended_ms - one.begun_ms) : "–"), sort: (one) => (one.ended_ms ? one.ended_ms - one.begun_ms : -1) },
+      { key: "topics", label: "Topics", kind: "number", text: (one) => count(one.topics?.length), sort: (one) => one.topics?.length ?? -1, title: (one) => (one.topics ?? []).slice(0, 50).join(", ") },
+      { key: "bytes", label: "Size", kind: "number", text: (one) => bytes(one.bytes), sort: (one) => one.bytes ?? -1, title: (one) => (one.plain_bytes ? `${bytes(one.plain_bytes)} of rows` : "") },
+      { key: "increments", label: "Increments", kind: "number", text: (one) => count(one.increments), sort: (one) => one.increments ?? -1 },
+      { key: "reach", label: "Reaches to", text: (one) => (one.reach_ms ? instant(one.reach_ms) : "–"), sort: (one) => one.reach_ms ?? 0, title: (one) => (one.reach_ms ? `Increments can restore any moment up to ${ago(at(one.reach_ms))}` : "") },
+      { key: "has", label: "Has", optional: true, text: (one) => (has(one).length ? "some" : ""), cell: has, mark: (one) => JSON.stringify([one.problem, one.encrypted, one.identities, one.warnings]) },
+      { key: "verify", label: "Check", cell: (one) => (one.problem ? null : button("Verify…", () => verify(one))), mark: (one) => `${one.backup_id} ${one.problem}` },
+    ],
+  });
+  rows.set(told.backups);
+  return [
+    told.running && progress("A backup is being made", told.running),
+    told.restoring && progress("A backup is being restored", told.restoring),
+    told.last && h("p", { class: told.last.error ? "failure" : "dim" }, told.last.error ? `The last backup failed: ${told.last.error}` : `This server made backup ${told.last.backup_id} last.`),
+    told.last_restore && h("p", { class: told.last_restore.error ? "failure" : "dim" }, told.last_restore.error ? `The last restore failed: ${told.last_restore.error}` : `Backup ${told.last_restore.backup_id} was restored: ${Object.values(told.last_restore.topics).join(", ")}.`),
+    h("section", { class: "card" }, rows.element, h("p", { class: "dim" }, "To restore a backup, or a moment that its increments reach, use sandctl backup restore.")),
+  ];
+}
+
+function has(one) {
+  if (one.problem) return [badge("unusable", "bad"), " ", one.problem];
+  const parts = [one.encrypted && badge("encrypted", "good"), one.identities && badge("identities"), ...(one.warnings ?? []).map((text) => badge(text, "warn"))];
+  return parts.filter(Boolean).flatMap((part) => [part, " "]);
+}
+
+function progress(title, told) {
+  const meter = h("i", {});
+  meter.style.width = `${Math.min((100 * told.bytes_done) / Math.max(told.bytes, 1), 100)}%`;
+  return h("section", { class: "card" }, h("h2", {}, title), facts([["Partitions", `${count(told.partitions_done)} of ${count(told.partitions)}`], ["Rows", `${bytes(told.bytes_done)} of about ${bytes(told.bytes)}`]]), h("div", { class: "meter", "aria-hidden": "true" }, meter));
+}
+
+function make(done) {
+  act({
+    title: "Make a backup", verb: "Make it", about: "The backup goes to the place of the node's configuration. One is made at a time; Refresh shows how far it is.",
+    fields: [{ name: "topics", label: "Topics", placeholder: "all", help: "Names with commas between them; empty: all topics." }],
+    command: (values) => sandctl("backup create", ["URL"], { topic: named(values) }),
+    run: async (values) => {
+      const topics = named(values);
+      const told = await post("/backups", topics.length ? { topics } : {});
+      return `A backup of ${plural(told.partitions, "partition")} is being made`;
+    },
+    done,
+  });
+}
+
+const named = (values) => values.topics.split(",").map((one) => one.trim()).filter(Boolean);
+
+function verify(one) {
+  act({
+    title: `Verify ${one.backup_id}`, verb: "Verify", about: "Reads the backup and its increments as a whole. That takes as long as reading its files.",
+    count: async () => `${bytes(one.bytes)}, ${plural(one.topics.length, "topic")}, ${plural(one.increments ?? 0, "increment")}.`,
+    command: () => sandctl("backup verify", ["URL", one.backup_id]),
+    run: async () => {
+      await post(path("backups", one.backup_id, "verify"));
+      return `${one.backup_id} is what was written`;
+    },
+  });
+}
