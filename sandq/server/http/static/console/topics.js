@@ -87,7 +87,14 @@ export function findingsCard() {
   };
 }
 
-function createTopic() {
+// The settings that only the creation of a topic sets, which the console leaves to sandctl.
+const settled = (texts) => {
+  const names = Object.keys(texts).filter((name) => texts[name].is_fixed);
+  return `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
+};
+
+async function createTopic() {
+  const { default: texts } = await import("./setting_texts.js");
   act({
     title: "Create a topic", verb: "Create",
     fields: [
@@ -95,7 +102,7 @@ function createTopic() {
       { name: "kind", label: "Kind", kind: "select", value: "timer", options: [["timer", "timer: delivers each message at its time"], ["compacted", "compacted: keeps the last value of each key"], ["priority", "priority: the lowest number goes first"], ["fair", "fair: shared among tenants"]] },
       { name: "partitions", label: "Partitions", kind: "number", value: "3" },
       { name: "replicas", label: "Copies of each", kind: "select", options: [["", "3 with three nodes or more, else 1"], ["1", "1"], ["3", "3"]], value: "" },
-      { name: "lease", label: "Lease", placeholder: "30s", help: "How long a consumer may hold a message; all other settings can be changed later." },
+      { name: "lease", label: "Lease", placeholder: "30s", help: `${texts.lease.says} ${settled(texts)} cannot be changed later.` },
     ],
     command: (values) => sandctl("topic create", [values.name || "NAME"], { kind: values.kind === "timer" ? null : values.kind, partitions: values.partitions === "1" ? null : values.partitions, replicas: values.replicas || null, ...settingOptions(values.lease ? { lease: values.lease } : {}) }),
     run: async (values) => {
