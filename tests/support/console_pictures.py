@@ -108,7 +108,7 @@ def main() -> None:
             settled(browser)
             picture(browser, "topics")
             browser.scheme("dark")
-            browser.size(1280, 1060)
+            browser.size(1280, 1370)
             console.go("#/topics/orders")
             browser.click("10 minutes")
             settled(browser)

@@ -155,6 +155,7 @@ function timelineTab(context, topic) {
       load(rates, async () => history, () => {
         const found = rateChart(history, RANGES[range].past_s, now, mine);
         newest = found.add;
+        if (live.topics.has(topic)) newest(live.topics.get(topic));
         return found.element;
       });
       load(past, async () => history, () => delivered(RANGES[range], now, history, mine));
