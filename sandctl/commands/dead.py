@@ -11,7 +11,7 @@ from sandctl.options.common import common_options, run, settings
 from sandctl.options.confirmation import confirm, need_yes, yes_option
 from sandctl.options.names import group_option, topic_argument
 from sandctl.options.targets import EXIT_FAILED
-from sandctl.options.times import ID, Window, limit_option, window_options
+from sandctl.options.times import ID, Window, limit_option, newest_option, window_options
 from sandctl.output.progress import Progress
 from sandctl.output.records import CELL_CHARS, dead_record, key_cell, value_cell, when
 from sandctl.output.results import counted, done, say, shortened, show_rows, show_stream
@@ -83,6 +83,7 @@ def _check_ways(ids: Sequence[str], which: dict[str, Any], everything: bool, oth
 @dead.command("list", short_help="List the dead letters of a group.")
 @_which_options
 @click.option("--values", is_flag=True, help="Show values, too.")
+@newest_option
 @limit_option
 @common_options
 def list_(
@@ -94,6 +95,7 @@ def list_(
     key_prefix: str | None,
     error: str | None,
     values: bool,
+    newest: bool,
     limit: int | None,
 ) -> None:
     """List the dead letters of a group, and on standard error how many died of what.
@@ -125,7 +127,7 @@ def list_(
         letters = client.dead(topic, group)
         counts = await letters.counts()
         asked = None if limit is None else limit + 1
-        rows = letters.list(**which, limit=asked, values=values)
+        rows = letters.list(**which, limit=asked, values=values, newest=newest)
         await show_stream(rows, lambda row: dead_record(row, value=values), columns, limit)
         return counts
 

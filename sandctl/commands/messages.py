@@ -12,7 +12,7 @@ from sandctl.commands.message_update import update
 from sandctl.options.common import common_options, run, settings
 from sandctl.options.names import topic_argument
 from sandctl.options.targets import UniqueName, one, unique_key_options
-from sandctl.options.times import ID, Window, limit_option, now_ms, window_options
+from sandctl.options.times import ID, Window, limit_option, newest_option, now_ms, window_options
 from sandctl.output.records import biography_record, key_cell, stored_record, value_cell, when, without_long_value
 from sandctl.output.results import say, show_one, show_stream
 
@@ -40,6 +40,7 @@ def message() -> None:
 )
 @window_options("Due", unique=True)
 @click.option("--values", is_flag=True, help="Show values, too.")
+@newest_option
 @limit_option
 @common_options
 def list_(
@@ -50,12 +51,14 @@ def list_(
     key_prefix: str | None,
     unique_key_prefix: str | None,
     values: bool,
+    newest: bool,
     limit: int | None,
 ) -> None:
     """List messages of TOPIC in order of time, from all its partitions.
 
     \b
       sandctl message list orders --state delayed --until +1h
+      sandctl message list orders --until now --newest --limit 20
       sandctl message list orders --key-prefix customer-7 --values -o jsonl > saved.jsonl
 
     With --values -o jsonl each line is valid input of `produce --jsonl`. An INSTANT is 2030-01-31T08:00:00Z, epoch
@@ -74,7 +77,8 @@ def list_(
 
     async def work(client: Client) -> None:
         asked = None if limit is None else limit + 1
-        rows = client.messages(topic).list(state=state, limit=asked, values=values, **window.arguments())
+        which = {"state": state, **window.arguments()}
+        rows = client.messages(topic).list(**which, limit=asked, values=values, newest=newest)
         await show_stream(rows, lambda row: stored_record(row, value=values), columns, limit)
 
     run(work)

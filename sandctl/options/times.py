@@ -191,6 +191,11 @@ def limit_option(command: F) -> F:
     )(command)
 
 
+def newest_option(command: F) -> F:
+    """`--newest`, of the commands that list by delivery time."""
+    return click.option("--newest", is_flag=True, help="Begin with the latest delivery time.")(command)
+
+
 def raw(text: str | None) -> bytes | None:
     """An argument's bytes as they were typed."""
     return None if text is None else os.fsencode(text)

@@ -391,9 +391,10 @@ def message_json(message: Message | LeasedMessage) -> dict[str, Any]:
 
 
 def stored_json(message: StoredMessage, *, value: bool, as_text: bool = False) -> dict[str, Any]:
-    """A stored message, wherever it is in its life. `as_text`: its value is never `json`."""
+    """A stored message, wherever it is in its life. `as_text`: its value is never `json`, and may be cut short."""
+    content = _whole_characters(message.value, message.size) if as_text else message.value
     return {
-        **(value_fields(message.value, None if as_text else message.headers_bytes) if value else {}),
+        **(value_fields(content, None if as_text else message.headers_bytes) if value else {}),
         **content_fields(message.key, message.headers_bytes),
         **key_fields("unique_key", message.unique_key),
         **rank_fields(message.priority, message.tenant),
@@ -410,6 +411,20 @@ def stored_json(message: StoredMessage, *, value: bool, as_text: bool = False) -
         "moved_at": when(message.moved_ms),
         "size": message.size,
     }
+
+
+def _whole_characters(value: bytes | None, size: int) -> bytes | None:
+    """Return a value of `size` bytes that was cut short without the character of UTF-8 that was cut apart, if any."""
+    if value is None or len(value) >= size:
+        return value
+    for lost in range(1, min(4, len(value))):
+        lead = value[-lost]
+        if lead >= 0xC0:
+            need = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            return value[:-lost] if lost < need else value
+        if lead < 0x80:
+            break
+    return value
 
 
 def dead_json(letter: DeadLetter, *, value: bool) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from sandq.partition.groups.leases import History, Lease, Waiting
 from sandq.partition.groups.lives import Lives, load_lives, summary, whole_history
 from sandq.partition.jobs.pending import DELAYED, READY
 from sandq.partition.limits.reasons import limit_reason, limit_row
+from sandq.partition.log import backwards
 from sandq.partition.log import fetch as log_fetch
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.log.message_log import Found
@@ -41,6 +42,8 @@ LOOKED_AT = 1000
 """Messages that one page looks at, found or not."""
 PAGE_BYTES = 2 << 20
 ROW_BYTES = 256
+NEWEST = "newest"
+"""Order of a page that begins with the highest offset."""
 STATES = (DELAYED, READY, LEASED, WAITING, ACKED)
 NO_ROOM = "it waits for a consumer with room"
 UNITS_S = {"second": 1, "minute": 60, "hour": 3600}
@@ -193,32 +196,40 @@ class PartitionQueries:
         after: bytes | None,
         values: bool,
         unique_key_prefix: bytes | None = None,
+        order: str | None = None,
+        value_bytes: int | None = None,
     ) -> tuple[list[Shown], bytes | None]:
-        """Messages of the log in order, within a window of delivery times; and the offset to go on behind, if any."""
-        if state in (LEASED, WAITING):
-            places, last = self._held(state, from_ms, until_ms, after)
-        else:
-            places, last = self._logged(state, from_ms, until_ms, after)
+        """Return messages of the log in order, within a window of delivery times, and the offset to go on behind.
+
+        `order` NEWEST: from the highest offset down; those below `after` are meant then. `value_bytes`: the most bytes
+        of each value.
+        """
+        is_newest = order == NEWEST
+        choose = self._held if state in (LEASED, WAITING) else self._logged
+        places, last = choose(state, from_ms, until_ms, after, is_newest)
         prefixes = Prefixes(key_prefix, unique_key_prefix)
         shown: list[Shown] = []
-        size = 0
-        for looked_at, message in enumerate(self._load(places, from_ms, until_ms)):
+        size, passed = 0, after
+        for looked_at, message in enumerate(self._load(places, from_ms, until_ms, is_newest)):
             if looked_at % TURN_ITEMS == TURN_ITEMS - 1:
                 self._machine.shared.give_way()
             if len(shown) >= limit or size >= PAGE_BYTES:
-                return shown, cursor_before(message.offset)
+                return shown, passed if is_newest else cursor_before(message.offset)
+            passed = message.offset
             found_state = self._state(message.offset)
             if state not in (None, found_state) or not prefixes.take(message.fields):
                 continue
-            shown.append(self._shown(message, found_state, values=values))
-            size += ROW_BYTES + len(message.fields.get(Column.KEY) or b"")
-            size += len(message.fields.get(Column.VALUE) or b"") if values else 0
+            one = self._shown(message, found_state, values=values)
+            if value_bytes is not None and one["value"] is not None:
+                one["value"] = one["value"][:value_bytes]
+            shown.append(one)
+            size += ROW_BYTES + len(message.fields.get(Column.KEY) or b"") + len(one["value"] or b"")
         return shown, last
 
     def _logged(
-        self, state: str | None, from_ms: int, until_ms: int, after: bytes | None
+        self, state: str | None, from_ms: int, until_ms: int, after: bytes | None, is_newest: bool
     ) -> tuple[list[_Place], bytes | None]:
-        """The next ranges of the log in the window, and where they end unless that is the end of it."""
+        """Return the next ranges of the log in the window, and where they end unless that is the end of it."""
         machine = self._machine
         cursors = [group.cursor for group in machine.groups.by_id.values()]
         if state == DELAYED:
@@ -228,12 +239,20 @@ class PartitionQueries:
         elif state == ACKED:
             until_ms = min(until_ms, offsets.deliver_ms(max(cursors, default=offsets.FIRST)) + 1)
         start = cursor_before(offsets.pack(min(from_ms, offsets.U48_MAX), 0, 0, 0))
-        start = max(start, machine.log.state.trimmed, after or offsets.FIRST)
+        start = max(start, machine.log.state.trimmed)
+        if is_newest:
+            high = offsets.LAST if until_ms > offsets.U48_MAX else offsets.pack(max(until_ms, 0), 0, 0, 0)
+            high = min(high, after or offsets.LAST)
+            ranges, end = backwards.read(self._view, start, high, LOOKED_AT, 8 * PAGE_BYTES, machine.shared.give_way)
+            return [(one, None) for one in ranges], end
+        start = max(start, after or offsets.FIRST)
         reader = AnswerReader(start, machine.shared.give_way)
         ranges = reader.take(self._view, until_ms - 1, LOOKED_AT, 8 * PAGE_BYTES).ranges
         return [(one, None) for one in ranges], reader.cursor if ranges else None
 
-    def _held(self, state: str, from_ms: int, until_ms: int, after: bytes | None) -> tuple[list[_Place], bytes | None]:
+    def _held(
+        self, state: str | None, from_ms: int, until_ms: int, after: bytes | None, is_newest: bool
+    ) -> tuple[list[_Place], bytes | None]:
         """Messages that some group has leased, or that wait; the window and the page are for the caller to cut."""
         held: dict[bytes, int | None] = {}
         for group in self._machine.groups.by_id.values():
@@ -244,15 +263,21 @@ class PartitionQueries:
                 for base, length in ranges:
                     if from_ms <= offsets.deliver_ms(base) < until_ms:
                         held.update(dict.fromkeys(offsets.run(base, length), group.group_id if kept else None))
-        chosen = sorted(offset for offset in held if after is None or offset > after)
+        if after is None:
+            chosen = sorted(held, reverse=is_newest)
+        elif is_newest:
+            chosen = sorted([offset for offset in held if offset < after], reverse=True)
+        else:
+            chosen = sorted([offset for offset in held if offset > after])
         page = chosen[:LOOKED_AT]
         return [(Range(offset, 1), held[offset]) for offset in page], page[-1] if len(chosen) > len(page) else None
 
-    def _load(self, places: list[_Place], from_ms: int, until_ms: int) -> Iterator[Message]:
-        """One by one: a page ends when it is full, and what lies behind is not read."""
+    def _load(self, places: list[_Place], from_ms: int, until_ms: int, is_newest: bool) -> Iterator[Message]:
+        """Read messages one by one: a page ends when it is full, and what lies behind is not read."""
         for one, kept_of in places:
             if from_ms <= offsets.deliver_ms(one.base) < until_ms:
-                yield from self._machine.log.reader.messages(self._view, [one], kept_of)
+                found = self._machine.log.reader.messages(self._view, [one], kept_of)
+                yield from reversed([*found]) if is_newest else found
 
     def dead_page(
         self,
@@ -265,16 +290,22 @@ class PartitionQueries:
         until_ms: int = offsets.U48_MAX + 1,
         error: str | None = None,
         key_prefix: bytes | None = None,
+        order: str | None = None,
     ) -> tuple[list[Shown], bytes | None]:
-        """Dead messages of a group in the order of their offsets; and the offset to go on behind, if any."""
+        """Return dead messages of a group in the order of their offsets, and the offset to go on behind, if any.
+
+        `order` as in `page`.
+        """
         which = dead_letters.DeadFilter(reason, from_ms, until_ms, error, key_prefix)
         group = self._machine.groups.named(group_name)
-        found = dead_letters.scan(group.group_id, after, LOOKED_AT, 8 * PAGE_BYTES, self._view)
+        is_newest = order == NEWEST
+        found = dead_letters.scan(group.group_id, after, LOOKED_AT, 8 * PAGE_BYTES, self._view, is_newest=is_newest)
         shown: list[Shown] = []
-        size = 0
+        size, passed = 0, after
         for message in found:
             if len(shown) >= limit or size >= PAGE_BYTES:
-                return shown, cursor_before(message.offset)
+                return shown, passed if is_newest else cursor_before(message.offset)
+            passed = message.offset
             if which.takes(message):
                 shown.append(_shown_dead(message, values))
                 size += len(message.fields.get(Column.VALUE) or b"") if values else ROW_BYTES

@@ -27,7 +27,7 @@ from sandq.protocol.request import (
     without_nils,
 )
 from sandq.protocol.requests import Start
-from sandq.protocol.requests_messages import DEAD_REASONS, PAGE_MAX, PageSize, check_error, check_prefix
+from sandq.protocol.requests_messages import DEAD_REASONS, NEWEST, PAGE_MAX, PageSize, check_error, check_prefix
 
 SHOW: Final = "show"
 ACCEPT: Final = "accept"
@@ -164,10 +164,10 @@ class PushList(Request, type=Type.PUSH_LIST):
 
 
 class DeadList(Request, type=Type.DEAD_LIST):
-    """A page of a group's dead letters in the order of their offsets; `after` as in LIST.
+    """A page of a group's dead letters in the order of their offsets; `after` and `order` as in LIST.
 
-    The last four fields, which say more of which are meant, may all be missing: `from_ms` and `until_ms` bound when
-    they died, `error` is part of their last error, `key_prefix` the beginning of their keys.
+    `from_ms` and `until_ms` bound when they died, `error` is part of their last error, `key_prefix` the beginning of
+    their keys. These four and `order` may all be missing, or `order` alone.
     """
 
     topic: str
@@ -181,22 +181,31 @@ class DeadList(Request, type=Type.DEAD_LIST):
     until_ms: U48 = U48_MAX
     error: Annotated[str, check_error] | None = None
     key_prefix: Annotated[bytes, check_prefix] | None = None
+    order: Annotated[str, choice(NEWEST)] | None = None
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        return cls.checked([*frame, *_ANY_DEAD] if len(frame) == _PLAIN_DEAD else frame)
+        known = len(frame) - _PLAIN_DEAD
+        return cls.checked([*frame, *_ANY_DEAD[known:]] if known in _KNOWN_DEAD else frame)
 
     def frame(self, request_id: int) -> bytes:
-        """Without the fields that a version of before does not know, where they say nothing."""
+        """Encode the request without the last fields if they have their defaults: earlier versions do not know them."""
         fields = [*self]
-        if fields[-len(_ANY_DEAD) :] == [*_ANY_DEAD]:
-            del fields[-len(_ANY_DEAD) :]
+        if self.order is None:
+            del fields[-1]
+            if fields[-_FILTERS_DEAD:] == [*_ANY_DEAD[:_FILTERS_DEAD]]:
+                del fields[-_FILTERS_DEAD:]
         return encode_frame(self.type, request_id, *fields)
 
 
-_ANY_DEAD: Final = (0, U48_MAX, None, None)
+_ANY_DEAD: Final = (0, U48_MAX, None, None, None)
+"""Defaults of the fields that may be missing."""
+_FILTERS_DEAD: Final = 4
+"""Number of those that choose among dead letters."""
 _PLAIN_DEAD: Final = 2 + 7
 """Items of a frame without them."""
+_KNOWN_DEAD: Final = (0, _FILTERS_DEAD)
+"""Numbers of these fields that a frame without all of them may have."""
 
 
 class DeadRedrive(Request, type=Type.DEAD_REDRIVE):

@@ -20,6 +20,10 @@ BY_ID: Final = 0
 BY_UNIQUE_KEY: Final = 1
 PAGE_MAX: Final = 1000
 """Rows of one LIST or DEAD_LIST, items of one MOVE or CANCEL, ids of one DEAD_REDRIVE or DEAD_PURGE."""
+PREVIEW_BYTES_MAX: Final = 1 << 16
+"""Most bytes of each value that a LIST may ask for in place of whole values."""
+NEWEST: Final = "newest"
+"""Order of a page that begins with the highest offset."""
 _TARGETS: Final = ([int, bytes], [int, bytes, str], [int, bytes, NoneType, bytes])
 BUCKETS_MAX: Final = 3600
 JOB_ID_BYTES: Final = 16
@@ -125,7 +129,9 @@ class Get(Request, type=Type.GET):
 class List(Request, type=Type.LIST):
     """A page of messages in the order of their offsets, those due from `from_ms` on and before `until_ms`.
 
-    `after`: None for the first page, then what the page before gave as its next. The last field may be missing.
+    `after`: None for the first page, then what the page before gave as its next. `order`: None for rising offsets,
+    "newest" for falling ones. `value_bytes`: the most bytes of each value, None for whole values. The last three fields
+    may be missing, or the last two.
     """
 
     topic: str
@@ -138,19 +144,25 @@ class List(Request, type=Type.LIST):
     after: Offset | None
     values: bool
     unique_key_prefix: Annotated[bytes, check_unique_prefix] | None = None
+    order: Annotated[str, choice(NEWEST)] | None = None
+    value_bytes: Annotated[int, Bounds(1, PREVIEW_BYTES_MAX)] | None = None
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        return cls.checked([*frame, None] if len(frame) == _PLAIN_LIST else frame)
+        missing = _LIST_ITEMS - len(frame)
+        return cls.checked([*frame, *missing * [None]] if missing in _LIST_MISSING else frame)
 
     def frame(self, request_id: int) -> bytes:
-        """Without the last field, which a version of before does not know, where it says nothing."""
-        fields = [*self]
-        return encode_frame(self.type, request_id, *(fields[:-1] if self.unique_key_prefix is None else fields))
+        """Encode the request without the last fields if they are nil: earlier versions do not know them."""
+        known = 2 if self.order is None is self.value_bytes else 0
+        known += 1 if known and self.unique_key_prefix is None else 0
+        return encode_frame(self.type, request_id, *self[: len(self) - known])
 
 
-_PLAIN_LIST: Final = 2 + 9
-"""Items of a frame without the last field."""
+_LIST_ITEMS: Final = 2 + 12
+"""Items of a frame with all fields."""
+_LIST_MISSING: Final = (2, 3)
+"""Numbers of last fields that a frame may lack."""
 
 
 def _has_updates(items: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 from sandq.client.admin.admin import Admin
@@ -31,7 +32,7 @@ from sandq.protocol.replies_messages import (
     page,
 )
 from sandq.protocol.requests_admin import DeadList, DeadPurge, DeadRedrive
-from sandq.protocol.requests_messages import DEAD_REASONS, PAGE_MAX, check_error, check_prefix
+from sandq.protocol.requests_messages import DEAD_REASONS, NEWEST, PAGE_MAX, check_error, check_prefix
 
 IDS_MAX: Final = 10_000
 """Dead letters that one call names."""
@@ -64,10 +65,14 @@ class DeadLetters:
         limit: int | None = None,
         after: str | None = None,
         values: bool = True,
+        newest: bool = False,
         timeout: Duration | None = None,
     ) -> Merged[DeadRecord, DeadLetter]:
-        """`async for letter in dead.list():` in the order of delivery, those of all partitions; `after` is the
-        offset of the last one that is known."""
+        """`async for letter in dead.list():` in the order of delivery, those of all partitions.
+
+        `after` is the offset of the last one that is known. `newest`: the latest delivery time comes first; every node
+        must run a version that knows it.
+        """
         check_limit(limit)
         which = _which(reason, since, until, error, key_prefix)
 
@@ -84,6 +89,7 @@ class DeadLetters:
                 which["until_ms"],
                 which.get("error"),
                 which.get("key_prefix"),
+                NEWEST if newest else None,
             )
             try:
                 frame = await call_leader(self._cluster, request)
@@ -102,7 +108,8 @@ class DeadLetters:
             return numbers
 
         asked, pages = within(partitions, timeout, "list"), within(get, timeout, "list")
-        return Merged(asked, pages, lambda record: DeadLetter.of(self.topic, self.group, record), limit, after)
+        made = partial(DeadLetter.of, self.topic, self.group)
+        return Merged(asked, pages, made, limit, after, newest=newest)
 
     @timed_read
     async def counts(self, *, timeout: Duration | None = None) -> dict[str, int]:

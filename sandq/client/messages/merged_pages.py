@@ -1,4 +1,4 @@
-"""Rows of many partitions, page by page, as one sequence in the order of their offsets."""
+"""Rows of many partitions, page by page, as one sequence in the order of their offsets, rising or falling."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class _Source(Generic[R]):
 
 
 class Merged(Generic[R, T]):
-    """An async iterator. Rows come in the order of their offsets, each partition's as it stood when its page was read.
+    """An async iterator over the rows of many partitions.
+
+    Rows come in the order of their offsets, each partition's as it stood when its page was read.
 
     One task iterates; it may stop at any row. Nothing is asked for before the first one.
     """
@@ -53,15 +55,18 @@ class Merged(Generic[R, T]):
         made: Callable[[R], T],
         limit: int | None,
         after: str | None = None,
+        *,
+        newest: bool = False,
     ) -> None:
-        """`after`: the text of the offset behind which to begin."""
+        """`after`: the text of the offset behind which to begin. `newest`: the highest offset comes first."""
         self._after = None if after is None else offset_model.from_text(after)
         self._partitions = partitions
         self._get = get
         self._made = made
         self._left = limit
         self._page = PAGE_MAX
-        self._heap: list[tuple[bytes, int, _Source[R]]] | None = None
+        self._newest = newest
+        self._heap: list[tuple[int, int, _Source[R]]] | None = None
         self._taken: _Source[R] | None = None  # whose next row is not in the heap
 
     def __aiter__(self) -> Merged[R, T]:
@@ -86,7 +91,9 @@ class Merged(Generic[R, T]):
     async def _begin(self) -> None:
         partitions = await self._partitions()
         self._page = max(_LEAST_PAGE, min(PAGE_MAX, _ROWS // max(1, len(partitions)), self._left or PAGE_MAX))
-        sources = [_Source[R](partition, _behind(self._after, partition)) for partition in partitions]
+        # Downwards any offset is a bound, whichever partition it is of.
+        behind = (lambda after, _: after) if self._newest else _behind
+        sources = [_Source[R](partition, behind(self._after, partition)) for partition in partitions]
         await each(self._fill, sources)
         self._heap = []
         for source in sources:
@@ -102,7 +109,8 @@ class Merged(Generic[R, T]):
     def _put(self, source: _Source[R]) -> None:
         if source.rows:
             assert self._heap is not None
-            heapq.heappush(self._heap, (source.rows[0].offset, source.partition, source))
+            place = int.from_bytes(source.rows[0].offset, "big")
+            heapq.heappush(self._heap, (-place if self._newest else place, source.partition, source))
 
 
 def _behind(after: bytes | None, partition: int) -> bytes | None:

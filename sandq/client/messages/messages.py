@@ -37,7 +37,19 @@ from sandq.protocol.replies_messages import (
     page,
     why,
 )
-from sandq.protocol.requests_messages import BY_ID, DEAD_ELSEWHERE, LISTED_STATES, Cancel, Get, List, Move, Target, Why
+from sandq.protocol.requests_messages import (
+    BY_ID,
+    DEAD_ELSEWHERE,
+    LISTED_STATES,
+    NEWEST,
+    PREVIEW_BYTES_MAX,
+    Cancel,
+    Get,
+    List,
+    Move,
+    Target,
+    Why,
+)
 
 
 async def _settle(
@@ -112,6 +124,8 @@ class Messages:
         limit: int | None = None,
         after: str | None = None,
         values: bool = False,
+        newest: bool = False,
+        value_bytes: int | None = None,
         timeout: Duration | None = None,
     ) -> Merged[MessageRecord, StoredMessage]:
         """`async for message in messages.list():` in the order of delivery, those of all partitions.
@@ -119,26 +133,42 @@ class Messages:
         `state`: delayed, ready, leased, waiting or acked (None: any of these; the dead are `client.dead`'s). `since`
         and `until` bound the delivery time, the latter is not included; `key_prefix` and `unique_key_prefix` are the
         beginnings of their keys; `after` is the offset of the last one that is known. Values are left out unless asked
-        for.
+        for. `value_bytes`: the most bytes of each value; `size` is that of the whole value. `newest`: the latest
+        delivery time comes first. For both, every node must run a version that knows them.
         """
         if state == "dead":
             raise InvalidRequest(f"state: {DEAD_ELSEWHERE}")
         if state is not None and state not in LISTED_STATES:
             raise InvalidRequest(f"state: one of {', '.join(LISTED_STATES)} is expected, not {state!r}")
         check_limit(limit)
+        if value_bytes is not None and (type(value_bytes) is not int or not 1 <= value_bytes <= PREVIEW_BYTES_MAX):
+            raise InvalidRequest(f"value_bytes: 1 to {PREVIEW_BYTES_MAX} are expected, not {value_bytes!r}")
         from_ms, until_ms = span_ms(since, until)
         prefix = None if key_prefix is None else as_bytes("key_prefix", key_prefix)
         unique = None if unique_key_prefix is None else as_bytes("unique_key_prefix", unique_key_prefix)
 
         async def get(partition: int, after: bytes | None, count: int) -> tuple[list[MessageRecord], bytes | None]:
-            request = List(self.topic, partition, state, from_ms, until_ms, prefix, count, after, bool(values), unique)
+            request = List(
+                self.topic,
+                partition,
+                state,
+                from_ms,
+                until_ms,
+                prefix,
+                count,
+                after,
+                bool(values),
+                unique,
+                NEWEST if newest else None,
+                value_bytes,
+            )
             return page(await call_leader(self._cluster, request), MessageRecord.from_map)
 
         async def partitions() -> range:
             return range(len((await fresh_topic(self._cluster, self.topic)).partitions))
 
         asked, pages = within(partitions, timeout, "list"), within(get, timeout, "list")
-        return Merged(asked, pages, lambda record: StoredMessage.of(self.topic, record), limit, after)
+        return Merged(asked, pages, partial(StoredMessage.of, self.topic), limit, after, newest=newest)
 
     @timed_change
     async def cancel(

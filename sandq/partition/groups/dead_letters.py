@@ -302,9 +302,17 @@ def find(group: Group, offset: bytes, view: View) -> DeadMessage | None:
     return None if row is None else load(key, row)
 
 
-def scan(group_id: int, after: bytes | None, limit: int, max_bytes: int, view: View) -> list[DeadMessage]:
-    """Dead messages of a group in the order of their offsets, behind `after`."""
+def scan(
+    group_id: int, after: bytes | None, limit: int, max_bytes: int, view: View, *, is_newest: bool = False
+) -> list[DeadMessage]:
+    """Return dead messages of a group in the order of their offsets, those above `after`.
+
+    If `is_newest`, the highest offset comes first, and those below `after` are meant.
+    """
     start, stop = rows.group_bounds(rows.DEAD, group_id)
-    if after is not None:
+    if after is not None and is_newest:
+        stop = rows.of_group(rows.DEAD, group_id, after)
+    elif after is not None:
         start = rows.after(rows.of_group(rows.DEAD, group_id, after))
-    return [load(key, row) for key, row in view.scan(start, stop, limit=limit, max_bytes=max_bytes)]
+    found = view.scan(start, stop, limit=limit, max_bytes=max_bytes, reverse=is_newest)
+    return [load(key, row) for key, row in found]

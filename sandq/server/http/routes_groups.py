@@ -28,7 +28,7 @@ from sandq.server.http.caller import authorize
 from sandq.server.http.event_streams import EVENTS, GIVE_BACK_S, IN_FLIGHT_DEFAULT, Wanted, event_stream
 from sandq.server.http.gateway import Found, gateway_of, wait_apart, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
-from sandq.server.http.routes_messages import After, KeyPrefix
+from sandq.server.http.routes_messages import After, KeyPrefix, Order
 from sandq.server.http.routes_topics import TopicName, settings_of
 from sandq.server.http.strict import router_of
 
@@ -283,6 +283,7 @@ async def dead(
     limit: Limit = None,
     after: After = None,
     values: Annotated[bool, Query(description="With their values.")] = True,
+    order: Order = "oldest",
 ) -> Any:
     """A page of them; with `Accept: application/x-ndjson` all there are, a line each."""
     letters = gateway_of(request).client.dead(topic, group)
@@ -292,7 +293,7 @@ async def dead(
 
     def listed(limit: int | None) -> Any:
         which = {"reason": reason, "since": since, "until": until, "error": error, "key_prefix": key_prefix}
-        return letters.list(**which, limit=limit, after=after, values=values)
+        return letters.list(**which, limit=limit, after=after, values=values, newest=order == "newest")
 
     if wants_lines(request):
         return await as_lines(request, listed(limit), shown)

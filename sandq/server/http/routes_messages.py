@@ -27,7 +27,7 @@ from sandq.client.json_format import (
 from sandq.client.producer import MessageValidation, check_rank, delay_of, rank_of
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError, let_go
-from sandq.protocol.requests_messages import DEAD_ELSEWHERE
+from sandq.protocol.requests_messages import DEAD_ELSEWHERE, PREVIEW_BYTES_MAX
 from sandq.server.http import answers, bodies
 from sandq.server.http.caller import check_delays
 from sandq.server.http.gateway import Found, gateway_of, while_connected
@@ -66,6 +66,10 @@ Until = Annotated[str | None, Query(description="Before this instant.")]
 KeyPrefix = Annotated[str | None, Query(description="Messages whose key begins so.")]
 UniqueKeyPrefix = Annotated[str | None, Query(description="Messages whose unique key begins so.")]
 After = Annotated[str | None, Query(description="The offset behind which to begin: `next` of the page before.")]
+Order = Annotated[
+    Literal["oldest", "newest"],
+    Query(description="By delivery time. `after` and `next` go on in the same order."),
+]
 AsText = Annotated[
     bool, Query(description="The value as `text` or `value`, also where it is JSON: each digit stays as it was sent.")
 ]
@@ -102,14 +106,25 @@ async def list_(
     limit: Limit = None,
     after: After = None,
     values: Annotated[bool, Query(description="With their values.")] = False,
+    value_bytes: Annotated[
+        int | None,
+        Query(
+            ge=1,
+            le=PREVIEW_BYTES_MAX,
+            description="With their values, at most so many bytes of each: as `text`, or `value` where these bytes are "
+            "not UTF-8. `size` is that of the whole value.",
+        ),
+    ] = None,
+    order: Order = "oldest",
 ) -> Any:
     """A page of them; with `Accept: application/x-ndjson` all there are, a line each."""
     found = gateway_of(request).client.messages(topic)
     lines = wants_lines(request)
     limit = DEFAULT_LIMIT if limit is None and not lines else limit
+    values = values or value_bytes is not None
 
     def shown(message: StoredMessage) -> Found:
-        return stored_json(message, value=values)
+        return stored_json(message, value=values, as_text=value_bytes is not None)
 
     rows = found.list(
         state=state,
@@ -120,6 +135,8 @@ async def list_(
         limit=limit if lines or limit is None else limit + 1,
         after=after,
         values=values,
+        newest=order == "newest",
+        value_bytes=value_bytes,
     )
     if lines or limit is None:
         return await as_lines(request, rows, shown)

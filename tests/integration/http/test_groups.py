@@ -307,6 +307,10 @@ async def test_dead_letters(web: Web) -> None:
     assert [(letter["text"], letter["error"]) for letter in page["messages"]] == [(c, f"no {c}") for c in "abcd"]
     rest = await web.get("/topics/t/groups/g/dead", after=page["next"], values=False)
     assert rest["next"] is None and len(rest["messages"]) == 2 and "text" not in rest["messages"][0]
+    newest = await web.get("/topics/t/groups/g/dead", order="newest", limit=4)
+    assert [letter["text"] for letter in newest["messages"]] == list("fedc")
+    rest = await web.get("/topics/t/groups/g/dead", order="newest", after=newest["next"])
+    assert [letter["text"] for letter in rest["messages"]] == list("ba") and rest["next"] is None
     lines = await web.raw("GET", "/topics/t/groups/g/dead", headers={"accept": "application/x-ndjson"})
     assert [json.loads(line)["text"] for line in lines.text.splitlines()] == list("abcdef")
     assert (await web.post("/topics/t/groups/g/dead/redrive", {"dry_run": True}))["matched"] == 6

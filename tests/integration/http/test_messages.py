@@ -407,9 +407,32 @@ async def test_pages_have_every_message_once(web: Web) -> None:
             break
         after = {"after": page["next"]}
     assert len(seen) == 60 and len(set(seen)) == 60
+    newest: list[str] = []
+    after = {}
+    for _ in range(30):
+        page = await web.get("/topics/t/messages", limit=7, values=True, order="newest", **after)
+        newest += [message["text"] for message in page["messages"]]
+        if page["next"] is None:
+            break
+        after = {"after": page["next"]}
+    assert newest == seen[::-1]
     lines = await web.raw("GET", "/topics/t/messages", headers={"accept": "application/x-ndjson"})
     assert lines.headers["content-type"] == "application/x-ndjson"
     assert len({json.loads(line)["id"] for line in lines.text.splitlines()}) == 60
+
+
+async def test_values_of_a_list_are_cut_between_characters(web: Web) -> None:
+    await topic(web, partitions=1)
+    for sent in ({"text": "Grüße"}, {"json": {"a": "ß" * 100}}, {"value": "/wD/"}, {"text": "ab"}):
+        await web.post("/topics/t", {**sent, "deliver_at": "2031-01-01T00:00:00Z"})
+    page = await web.get("/topics/t/messages", value_bytes=3)
+    shown = [(one.get("text"), one.get("value"), one["size"]) for one in page["messages"]]
+    assert shown == [("Gr", None, 7), ('{"a', None, 208), (None, "/wD/", 3), ("ab", None, 2)]
+    page = await web.get("/topics/t/messages", value_bytes=4)
+    assert page["messages"][0]["text"] == "Grü" and "json" not in page["messages"][1]
+    for wrong in ("0", "65537", "x"):
+        assert "value_bytes" in str(await web.get("/topics/t/messages", 400, value_bytes=wrong))
+    assert "order" in str(await web.get("/topics/t/messages", 400, order="up"))
 
 
 @by_both

@@ -222,7 +222,10 @@ class FakeMessages:
         return [row.record(request.values).to_map() for row in page], following
 
     def page(self, rows: list[Stored], request: List | DeadList) -> tuple[list[Stored], bytes | None]:
-        rows = [row for row in rows if request.after is None or row.offset > request.after]
+        if request.order is not None:
+            rows = [row for row in rows[::-1] if request.after is None or row.offset < request.after]
+        else:
+            rows = [row for row in rows if request.after is None or row.offset > request.after]
         count = min(request.limit, self.page_rows)
         return rows[:count], rows[count - 1].offset if len(rows) > count else None
 

@@ -38,6 +38,8 @@ NEAR_END = pack(1, 1, PLACE_MAX - 3, 0)
 JOB = bytes(range(16))
 RANGE = {"from_ms": 5, "until_ms": 2**48 - 1, "dry_run": True}
 DEAD_PAGE = [45, 1, "t", 0, "g", None, 1, None, True]
+PAGE: list[Any] = [13, 1, "t", 0, None, 0, 9, None, 1, None, True]
+DEAD = requests_admin.DeadList("t", 0, "g", None, 1, None, True)
 
 EVERY: list[tuple[int, Any]] = [
     (Type.HELLO, requests.Hello(1, "me", {"a": 1})),
@@ -81,6 +83,8 @@ EVERY: list[tuple[int, Any]] = [
     (Type.GET, messages.Get("t", 0, [0, BASE])),
     (Type.LIST, messages.List("t", 0, None, 0, 2**48 - 1, None, 1000, None, False)),
     (Type.LIST, messages.List("t", 0, "waiting", 5, 6, b"customer-", 1, BASE, True)),
+    (Type.LIST, messages.List("t", 0, None, 5, 6, None, 1, BASE, True, None, "newest")),
+    (Type.LIST, messages.List("t", 0, None, 5, 6, None, 1, BASE, True, None, None, 1 << 16)),
     (Type.MOVE, messages.Move("t", 0, [[[0, BASE], 5, False], [[1, b"u"], 2**48 - 1, True]])),
     (Type.MOVE, messages.Move.of_updates("t", 0, [[[0, BASE], None, False, None, {"headers": b"h", "value": b"va"}]])),
     (Type.CANCEL, messages.Cancel("t", 0, [[0, BASE], [1, b"x" * 1024]])),
@@ -443,6 +447,10 @@ def test_credit_has_no_request_id() -> None:
         (requests_admin.DeadList, [*DEAD_PAGE, 0, 9, "", None], r"field 10 \(error\): .* 1..1024 characters"),
         (requests_admin.DeadList, [*DEAD_PAGE, 0, 9, "e" * 1025, None], r"field 10 \(error\): .* not of 1025"),
         (requests_admin.DeadList, [*DEAD_PAGE, 0, 9, None, bytes(65_537)], r"field 11 \(key_prefix\)"),
+        (requests_admin.DeadList, [*DEAD_PAGE, 0, 9, None, None, "oldest"], r"field 12 \(order\): .* got 'oldest'"),
+        (messages.List, [*PAGE, None, "up", None], r"field 11 \(order\): .* got 'up'"),
+        (messages.List, [*PAGE, None, None, 0], r"field 12 \(value_bytes\)"),
+        (messages.List, [*PAGE, None, None, (1 << 16) + 1], r"field 12 \(value_bytes\)"),
         (requests_admin.DeadRedrive, [56, 1, "t", 0, "g", []], r"field 4 \(ids\): 1..1000 items"),
         (requests_admin.DeadPurge, [57, 1, "t", 0, "g", [BASE] * 1001], r"field 4 \(ids\): 1..1000 items"),
         (requests_admin.DeadPurge, [57, 1, "t", 0, "g", [BASE, b"short"]], "item 2: an id of 16 bytes is expected"),
@@ -508,6 +516,16 @@ def test_a_page_of_all_the_dead_is_asked_for_as_ever() -> None:
     (frame,) = FrameReader(1 << 20).feed(requests_admin.DeadList("t", 0, "g", None, 1, None, True).frame(1))
     assert frame == [45, 1, "t", 0, "g", None, 1, None, True]
     assert requests_admin.DeadList.parse(frame) == requests_admin.DeadList("t", 0, "g", None, 1, None, True)
+
+
+def test_page_is_requested_as_by_earlier_versions_unless_it_needs_more() -> None:
+    for more, items in (((), 11), ((b"u",), 12), ((None, "newest"), 14), ((None, None, 9), 14)):
+        asked = messages.List("t", 0, None, 0, 9, None, 1, None, False, *more)
+        (frame,) = FrameReader(1 << 20).feed(asked.frame(1))
+        assert len(frame) == items and messages.List.parse(frame) == asked
+    for letters, items in ((DEAD, 9), (DEAD._replace(error="e"), 13), (DEAD._replace(order="newest"), 14)):
+        (frame,) = FrameReader(1 << 20).feed(letters.frame(1))
+        assert len(frame) == items and requests_admin.DeadList.parse(frame) == letters
 
 
 def test_what_a_nack_changes_travels_by_name() -> None:

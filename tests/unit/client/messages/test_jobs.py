@@ -209,6 +209,9 @@ def test_which_dead_letters(with_client: Any) -> None:
         assert [letter.key async for letter in dead.list(error="n", key_prefix="k2")] == [b"k2"]
         assert [letter.key async for letter in dead.list(error="yes", since=5_000_000_000_00)] == []
         assert server.of_type(Type.DEAD_LIST)[-1][9:] == [500_000_000_000, 2**48 - 1, "yes", None]
+        rising = [letter.offset async for letter in dead.list()]
+        assert [letter.offset async for letter in dead.list(newest=True)] == rising[::-1]
+        assert server.of_type(Type.DEAD_LIST)[-1][9:] == [0, 2**48 - 1, None, None, "newest"]
         assert await dead.redrive() == (4, 4, 0)
         assert not {"error", "key_prefix"} & set(server.of_type(Type.JOB_START)[-1][6])
         assert await dead.purge(error="n", key_prefix=b"k3", dry_run=True) == (0, 0, 0)

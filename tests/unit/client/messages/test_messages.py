@@ -456,6 +456,27 @@ def test_list_merges_partitions_page_by_page(with_client: Any) -> None:
     with_client(body, partitions=2)
 
 
+def test_list_of_the_newest_merges_partitions_the_other_way_round(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.page_rows = 7
+        async with client.producer("t") as producer:
+            rows = [{"value": b"%d" % n, "partition": n % 2, "deliver_at": NOW_MS + 1000 * n} for n in range(60)]
+            await producer.send_many(rows)
+        messages = client.messages("t")
+        found = [message async for message in messages.list(newest=True)]
+        assert [message.deliver_at_ms for message in found] == [NOW_MS + 1000 * n for n in range(59, -1, -1)]
+        assert {frame[12] for frame in server.of_type(Type.LIST)} == {"newest"}
+        later = [message async for message in messages.list(newest=True, after=found[30].offset, limit=5)]
+        assert later == found[31:36]
+        (one,) = [message async for message in messages.list(limit=1, values=True, value_bytes=9)]
+        assert server.of_type(Type.LIST)[-1][12:] == [None, 9] and one.value == b"0"
+        for wrong in (0, 65_537, True, "1"):
+            with pytest.raises(InvalidRequest, match="value_bytes: 1 to 65536 are expected"):
+                messages.list(value_bytes=wrong)
+
+    with_client(body, partitions=2)
+
+
 def test_a_page_may_be_empty_and_not_the_last(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         text = await client.produce("t", b"v", partition=1)

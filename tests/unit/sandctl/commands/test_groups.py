@@ -42,8 +42,11 @@ def test_dead_list(ctl: Ctl, client: FakeClient) -> None:
         "sandctl: only the first 1 are shown; --limit says how many",
         "1,203 dead in group g: 3 expired, 1,200 nacked",
     ]
-    assert client.asked("dead.list") == [{"group": "g", "reason": "nacked", "limit": 2, "values": False}]
-    line = ctl("dead", "list", "t", "-g", "g", "--values", "-o", "jsonl").stdout.splitlines()[0]
+    assert client.asked("dead.list") == [
+        {"group": "g", "reason": "nacked", "limit": 2, "values": False, "newest": False}
+    ]
+    line = ctl("dead", "list", "t", "-g", "g", "--values", "--newest", "-o", "jsonl").stdout.splitlines()[0]
+    assert client.asked("dead.list")[-1]["newest"] is True
     assert parse_line(line.encode()) == {
         "value": b"dead 1", "key": b"k", "unique_key": b"order-1", "deliver_at": format_instant(NOW_MS - 5000)
     }  # fmt: skip

@@ -35,10 +35,11 @@ def test_message_list(ctl: Ctl, client: FakeClient) -> None:
     assert lines[2].split()[:2] == [OTHER, "leased"] and result.stderr == ""
     asked = {"state": "delayed", "since": NOW_MS - HOUR_MS, "until": NOW_MS + 300_000, "key_prefix": b"a"}
     asked["unique_key_prefix"] = b"u"
-    assert client.asked("list") == [{**asked, "limit": 101, "values": False}]
+    assert client.asked("list") == [{**asked, "limit": 101, "values": False, "newest": False}]
     assert "value 1" in ctl("message", "list", "t", "--values").output
     client.rows = []
-    result = ctl("message", "list", "t")
+    result = ctl("message", "list", "t", "--newest")
+    assert client.asked("list")[-1]["newest"] is True
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "none\n")
     assert ctl("message", "list", "t", "-o", "json").stdout == "[]\n"
 
