@@ -137,6 +137,28 @@ export function cut(text, most = 120) {
   return shown.length > most ? `${shown.slice(0, most)}…` : shown;
 }
 
+// The first bytes of a value, for one cell of a table. `row`: a message whose value may be cut short.
+export const PREVIEW_BYTES = 320;
+const PREVIEW_CHARS = 80;
+const PREVIEW_HEX = 12;
+export function preview(row) {
+  if (typeof row.text === "string") {
+    let text = row.text;
+    try {
+      if (/^\s*[{[]/.test(text)) text = respaced(text);
+    } catch {
+      // it is no JSON, or its end is missing
+    }
+    const line = text.replace(/\s+/g, " ").trim();
+    const isCut = new TextEncoder().encode(row.text).length < row.size && line.length <= PREVIEW_CHARS;
+    return cut(line, PREVIEW_CHARS) + (isCut ? "…" : "");
+  }
+  if (typeof row.value !== "string") return "";
+  const data = fromBase64(row.value);
+  const codes = Array.from(data.subarray(0, PREVIEW_HEX), (one) => one.toString(16).padStart(2, "0"));
+  return `${bytes(row.size)}: ${codes.join(" ")}${row.size > PREVIEW_HEX ? " …" : ""}`;
+}
+
 export function hex(data, start = 0, most = 4096) {
   const lines = [];
   for (let at = start; at < Math.min(data.length, start + most); at += 16) {

@@ -40,7 +40,7 @@ function standing(context, topic, group, found, again) {
   const parts = table({
     caption: "Partitions", key: (row) => String(row.partition), sort: ["partition", false], page: 50,
     columns: [
-      { key: "partition", label: "Partition", text: (row) => row.partition, sort: (row) => row.partition },
+      { key: "partition", label: "Partition", named: true, text: (row) => row.partition, sort: (row) => row.partition },
       { key: "ready", label: "Ready", kind: "number", text: (row) => short(row.ready), sort: (row) => row.ready },
       { key: "leased", label: "Leased", kind: "number", text: (row) => short(row.leased), sort: (row) => row.leased },
       { key: "waiting", label: "Retrying", kind: "number", text: (row) => short(row.waiting), sort: (row) => row.waiting },
@@ -174,18 +174,36 @@ function deleteGroup(topic, group) {
 // -- dead letters ------------------------------------------------------------------------------------------------------
 
 const REASONS = ["nacked", "lease_expired", "expired", "rejected", "undeliverable"];
+const PAGE = 500; // dead letters that are read at once; errors are counted over those that were read
+const ERROR_CHARS = 1024; // of the API's filter
+
+// The letters that died of one error: the longest line of it can be typed into a field, and filters by it.
+const lineOf = (error) => (error ?? "").split(/[\r\n]+/).reduce((one, other) => (other.length > one.length ? other : one), "").slice(0, ERROR_CHARS);
+function byError(letters) {
+  const found = new Map();
+  for (const one of letters) {
+    const key = JSON.stringify([one.reason, one.error ?? null]);
+    const of = found.get(key) ?? { key, reason: one.reason, error: one.error, line: lineOf(one.error), count: 0, first_at: one.dead_at, last_at: one.dead_at };
+    of.count += 1;
+    if (Date.parse(one.dead_at) < Date.parse(of.first_at)) of.first_at = one.dead_at;
+    if (Date.parse(one.dead_at) > Date.parse(of.last_at)) of.last_at = one.dead_at;
+    found.set(key, of);
+  }
+  return [...found.values()];
+}
 
 function deadLetters(context, topic, group) {
   const at = path("topics", topic, "groups", group, "dead");
   const manages = { allowed: may("manage", topic, group), reason: why("manage", topic) };
-  const list = h("div", { class: "card" });
+  const list = h("section", { class: "card tabled", "aria-label": "Dead letters" });
+  const errors = h("section", { class: "card", hidden: true, "aria-label": "Errors" });
   const detail = h("section", { class: "card", hidden: true, tabindex: -1, "aria-label": "The dead letter" });
   const same = commandLine("");
   const form = h("form", { class: "card", role: "search", "aria-label": "Dead letters" }, h("div", { class: "fields" },
     field({ name: "reason", label: "Reason", kind: "select", options: [["", "any"], ...REASONS] }),
-    field({ name: "error", label: "Error has" }), field({ name: "key_prefix", label: "Key begins with" }),
+    field({ name: "error", label: "Error contains" }), field({ name: "key_prefix", label: "Key begins with" }),
     field({ name: "since", label: "Died from", kind: "datetime-local" }), field({ name: "until", label: "Died before", kind: "datetime-local" }),
-    h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "List"))));
+    h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "List"), button("Show all", () => { form.reset(); ask(); }))));
   const filters = () => {
     const values = valuesOf(form);
     const time = (text) => (text ? typed(text).toISOString() : "");
@@ -194,33 +212,58 @@ function deadLetters(context, topic, group) {
   const options = (which) => ({ g: group, reason: which.reason, error: which.error, "key-prefix": which.key_prefix, since: which.since, until: which.until });
   const picked = h("span", { class: "dim", role: "status" });
   const rows = table({
-    caption: "Dead letters", key: (row) => row.id, sort: null, page: 100, empty: "No dead letter is like that.", select: { onchange: (chosen) => fill(picked, chosen.size ? `${chosen.size} chosen` : "None chosen: all that match") },
+    caption: "Dead letters", key: (row) => row.id, sort: null, page: 100, empty: "No dead letter matches.", select: { onchange: () => sayPicked() },
     columns: [
       { key: "id", label: "Id", text: (row) => row.id, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row) }, row.id), mark: (row) => JSON.stringify(row) },
       { key: "reason", label: "Reason", cell: (row) => badge(row.reason, "bad"), mark: (row) => row.reason },
-      { key: "error", label: "Last error", text: (row) => cut(row.error ?? "", 100), title: (row) => cut(row.error ?? "", 1000) },
+      { key: "error", label: "Last error", optional: true, text: (row) => cut(row.error ?? "", 100), title: (row) => cut(row.error ?? "", 1000) },
       { key: "dead", label: "Died", text: (row) => ago(row.dead_at), title: (row) => instant(row.dead_at) },
       { key: "attempts", label: "Attempts", kind: "number", wide: true, text: (row) => row.attempts },
       { key: "life", label: "Life", kind: "number", wide: true, text: (row) => row.life },
-      { key: "key", label: "Key", wide: true, text: (row) => cut(keyText(row), 60) },
+      { key: "key", label: "Key", wide: true, optional: true, text: (row) => cut(keyText(row), 60) },
       { key: "size", label: "Size", kind: "number", wide: true, text: (row) => bytes(row.size) },
+    ],
+  });
+  const kinds = table({
+    caption: "Errors", key: (row) => row.key, sort: ["count", true], page: 8, empty: "No error.",
+    columns: [
+      { key: "error", label: "Error", text: (row) => row.error ?? "", cell: (row) => h("button", { type: "button", class: "quiet text", title: `Show only these: ${cut(row.error ?? "no error", 1000)}`, onclick: () => narrow(row) }, row.error ? cut(row.error, 140) : "no error"), mark: (row) => row.key },
+      { key: "reason", label: "Reason", text: (row) => row.reason, cell: (row) => badge(row.reason, "bad"), mark: (row) => row.reason },
+      { key: "count", label: "Count", kind: "number", text: (row) => count(row.count), sort: (row) => row.count },
+      { key: "first", label: "First died", text: (row) => ago(row.first_at), sort: (row) => Date.parse(row.first_at), title: (row) => instant(row.first_at) },
+      { key: "last", label: "Last died", text: (row) => ago(row.last_at), sort: (row) => Date.parse(row.last_at), title: (row) => instant(row.last_at) },
     ],
   });
   let found = [];
   let next = null;
+  function narrow(kind) {
+    form.elements.reason.value = kind.reason;
+    form.elements.error.value = kind.line;
+    ask();
+  }
+  function sayPicked() {
+    const isFiltered = Object.keys(filters()).length > 0;
+    const all = next ? (isFiltered ? "all that match" : "all of the group") : plural(found.length, "dead letter");
+    fill(picked, rows.chosen.size ? `${count(rows.chosen.size)} chosen` : `None chosen: both concern ${all}`);
+  }
   async function ask(after = null) {
-    same.update(sandctl("dead list", [topic], options(filters())));
+    same.update(sandctl("dead list", [topic], { ...options(filters()), newest: true }));
     if (!after) {
       found = [];
       fill(list, loading());
     }
     try {
-      const page = await get(at, { ...filters(), limit: 100, after, values: "false" }, { signal: context.signal });
+      const page = await get(at, { ...filters(), order: "newest", limit: PAGE, after, values: "false" }, { signal: context.signal });
       found = [...found, ...page.messages];
       next = page.next;
       rows.set(found);
-      fill(list, rows.element, h("div", { class: "row" }, next && h("button", { type: "button", onclick: () => ask(next) }, "More"),
-        button("Redrive…", () => settle("redrive"), { ...manages, kind: "primary" }), button("Purge…", () => settle("purge"), { ...manages, kind: "danger" }), picked));
+      kinds.set(byError(found));
+      errors.hidden = !found.length;
+      fill(errors, h("h2", {}, next ? `Errors of the latest ${plural(found.length, "dead letter")}` : "Errors"), kinds.element);
+      sayPicked();
+      fill(list, found.length > 0 && h("div", { class: "row" },
+        button("Redrive…", () => settle("redrive"), { ...manages, kind: "primary" }), button("Purge…", () => settle("purge"), { ...manages, kind: "danger" }), picked),
+      rows.element, next && h("div", { class: "row" }, h("button", { type: "button", onclick: () => ask(next) }, "More")));
     } catch (error) {
       if (error.name !== "AbortError") fill(list, failure(error, () => ask(after)));
     }
@@ -258,5 +301,5 @@ function deadLetters(context, topic, group) {
   }
   form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
   ask();
-  return [form, detail, list, same];
+  return [form, errors, detail, list, same];
 }

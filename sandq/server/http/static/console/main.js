@@ -112,6 +112,7 @@ async function route(event) {
       const end = onLive(listener);
       signal.addEventListener("abort", end);
       if (live.look) listener(live);
+      return end;
     },
     again: () => route(),
   };

@@ -3,12 +3,13 @@
 import { get, patch, path, remove } from "./api.js";
 import { sandctl } from "./commands.js";
 import { fill, h } from "./dom.js";
-import { ago, bytes, count, cut, fromBase64, hex, instant, plural, pretty, typed, valueBytes, visible } from "./format.js";
+import { ago, bytes, count, cut, fromBase64, hex, instant, plural, pretty, preview, PREVIEW_BYTES, typed, valueBytes, visible } from "./format.js";
 import { asTyped, headerLines, headersOf, payload, VALUE_KINDS, valueOf, WHEN_FIELDS, whenOf, whenOptions } from "./produce.js";
 import { may, why } from "./rights.js";
+import { liveTail } from "./tail.js";
 import { act, badge, button, commandLine, facts, failure, field, load, loading, say, table, valuesOf } from "./ui.js";
 
-const STATES = { delayed: "", ready: "warn", leased: "good", waiting: "warn", acked: "good", dead: "bad" };
+const STATES = { delayed: "", ready: "warn", leased: "good", waiting: "warn", acked: "good", dead: "bad", gone: "" };
 const FIRST = 64 * 1024;
 const FIRST_HEX = 4 * 1024;
 
@@ -32,7 +33,8 @@ export function messagesTab(context, topic) {
       field({ name: "until", label: "Due before", kind: "datetime-local" }),
       field({ name: "key_prefix", label: "Key begins with" }),
       field({ name: "unique_key_prefix", label: "Unique key begins with" }),
-      h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "List"))));
+      field({ name: "order", label: "Order", kind: "select", options: [["oldest", "earliest first"], ["newest", "latest first"]] }),
+      h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "List"), h("button", { type: "button", onclick: () => follow() }, "Live tail"))));
   const one = h("form", { class: "card", "aria-label": "One message" },
     h("div", { class: "fields" },
       field({ name: "name", label: "One message", placeholder: "id or unique key", required: true }),
@@ -50,31 +52,42 @@ export function messagesTab(context, topic) {
     const { state, since, until, key_prefix, unique_key_prefix } = filters();
     return { state, since, until, "key-prefix": key_prefix, "unique-key-prefix": unique_key_prefix };
   };
-  const rows = table({
-    caption: "Messages", key: (row) => row.id, page: 100, sort: null, empty: "No message is like that.",
-    columns: [
-      { key: "id", label: "Id", text: (row) => row.id, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row.id, "id") }, row.id), mark: (row) => row.id },
-      { key: "state", label: "State", cell: (row) => badge(row.state, STATES[row.state]), mark: (row) => row.state },
-      { key: "deliver", label: "Delivered at", text: (row) => instant(row.deliver_at), title: (row) => ago(row.deliver_at) },
-      { key: "key", label: "Key", optional: true, text: (row) => cut(keyText(row), 60) },
-      { key: "unique", label: "Unique key", wide: true, optional: true, text: (row) => cut(keyText(row, "unique_key"), 60) },
-      { key: "priority", label: "Priority", kind: "number", wide: true, optional: true, text: (row) => row.priority ?? "" },
-      { key: "tenant", label: "Tenant", wide: true, optional: true, text: (row) => cut(row.tenant ?? "", 40) },
-      { key: "size", label: "Size", kind: "number", text: (row) => bytes(row.size) },
-      { key: "partition", label: "Partition", kind: "number", wide: true, text: (row) => row.partition },
-    ],
-  });
+  const ordered = () => (valuesOf(form).order === "newest" ? "newest" : null);
+  const columns = [
+    { key: "id", label: "Id", text: (row) => row.id, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row.id, "id") }, row.id), mark: (row) => row.id },
+    { key: "state", label: "State", cell: (row) => badge(row.state, STATES[row.state]), mark: (row) => row.state },
+    { key: "deliver", label: "Delivered at", kind: "time", text: (row) => instant(row.deliver_at), title: (row) => ago(row.deliver_at) },
+    { key: "value", label: "Value", optional: true, kind: "code", text: preview },
+    { key: "key", label: "Key", optional: true, kind: "code", text: (row) => cut(keyText(row), 60) },
+    { key: "unique", label: "Unique key", wide: true, optional: true, kind: "code", text: (row) => cut(keyText(row, "unique_key"), 60) },
+    { key: "priority", label: "Priority", kind: "number", wide: true, optional: true, text: (row) => row.priority ?? "" },
+    { key: "tenant", label: "Tenant", wide: true, optional: true, text: (row) => cut(row.tenant ?? "", 40) },
+    { key: "size", label: "Size", kind: "number", text: (row) => bytes(row.size) },
+    { key: "partition", label: "Partition", kind: "number", wide: true, text: (row) => row.partition },
+  ];
+  const rows = table({ caption: "Messages", key: (row) => row.id, page: 100, sort: null, empty: "No message matches.", columns });
+  let tail = null;
+  function follow() {
+    tail?.end();
+    const { state, key_prefix, unique_key_prefix } = filters();
+    tail = liveTail(context, topic, { state, key_prefix, unique_key_prefix }, columns, () => ask());
+    fill(list, tail.element);
+    same.update(sandctl("message list", [topic], { ...options(), since: null, until: "now", newest: true }));
+  }
   let found = [];
   let next = null;
   const more = h("button", { type: "button", onclick: () => ask(next) }, "More");
   async function ask(after = null) {
-    same.update(sandctl("message list", [topic], options()));
+    tail?.end();
+    tail = null;
+    same.update(sandctl("message list", [topic], { ...options(), newest: ordered() !== null }));
     if (!after) {
       found = [];
       fill(list, loading());
     }
     try {
-      const page = await get(path("topics", topic, "messages"), { ...filters(), limit: 100, after }, { signal: context.signal });
+      const page = await get(path("topics", topic, "messages"), { ...filters(), order: ordered(), value_bytes: PREVIEW_BYTES, limit: 100, after }, { signal: context.signal });
+      if (tail) return;
       found = [...found, ...page.messages];
       next = page.next;
       rows.set(found);
@@ -85,10 +98,11 @@ export function messagesTab(context, topic) {
       if (error.name !== "AbortError") fill(list, failure(error, () => ask(after)));
     }
   }
+  const refresh = () => (tail ? tail.refresh() : ask());
   async function look(name, by, tenant = "", key = "") {
     detail.hidden = false;
     await load(detail, () => get(path("topics", topic, "messages", name), { by: by === "id" ? null : by, tenant, key, as_text: true }, { signal: context.signal }),
-      (message) => messageView(context, topic, message, { name, by, tenant, key, again: () => { look(name, by, tenant, key); ask(); }, list: () => ask(), close: () => { detail.hidden = true; } }));
+      (message) => messageView(context, topic, message, { name, by, tenant, key, again: () => { look(name, by, tenant, key); refresh(); }, list: refresh, close: () => { detail.hidden = true; } }));
     detail.focus();
     detail.scrollIntoView({ block: "nearest" });
   }

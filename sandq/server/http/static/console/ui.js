@@ -211,13 +211,13 @@ function compare(one, other) {
 
 // Rows by page, sorted and filtered; what is shown is changed in place.
 //
-// columns: {key, label, text(row), sort(row), kind: "number" | "text", wide: left out on phones, cell(row): an element,
-// title(row), optional: hidden while no row has a text there}; `key(row)` names a row.
+// columns: {key, label, text(row), sort(row), kind: "number" | "time" | "code", named: the name of the column is shown on phones, too, wide: left out on phones, cell(row): an element,
+// title(row), optional: hidden while no row of the page that is shown has a text there}; `key(row)` names a row.
 export function table({ columns, key, caption, sort, page = 50, empty = "Nothing here.", filterLabel, href, select }) {
   let rows = [];
   let shownPage = 0;
   let wanted = "";
-  let empties = new Set(); // optional columns that no row has anything in
+  let empties = new Set(); // optional columns that are empty in the page that is shown
   let [by, down] = sort ?? [columns[0].key, false];
   const known = new Map();
   const chosen = new Set();
@@ -249,7 +249,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
   const root = h("div", { class: "tabled" }, filter, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, element), foot);
 
   function classOf(column) {
-    return [column.kind === "number" ? "number" : "", column.wide ? "wide" : ""].join(" ").trim() || null;
+    return [column.kind, column.wide && "wide"].filter(Boolean).join(" ") || null;
   }
   function turn(column) {
     if (by === column.key) down = !down;
@@ -271,7 +271,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
     if (!found) {
       const cells = columns.map((column, place) => {
         // On a phone rows are cards, whose roles a browser does not know by itself.
-        const cell = place === 0 ? h("th", { scope: "row", role: "rowheader", class: classOf(column) }) : h("td", { role: "cell", class: classOf(column), data: { label: column.label } });
+        const cell = place === 0 ? h("th", { scope: "row", role: "rowheader", class: classOf(column), data: column.named ? { label: column.label } : {} }) : h("td", { role: "cell", class: classOf(column), data: { label: column.label } });
         if (place === 0 && href) {
           cell.inner = h("a", {});
           cell.append(cell.inner);
@@ -316,9 +316,10 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
     const pages = Math.max(Math.ceil(sorted.length / page), 1);
     shownPage = Math.min(Math.max(shownPage, 0), pages - 1);
     const first = shownPage * page;
-    empties = new Set(columns.filter((one) => one.optional && !rows.some((row) => one.text(row) !== "")).map((one) => one.key));
+    const seen = sorted.slice(first, first + page);
+    empties = new Set(columns.filter((one) => one.optional && !seen.some((row) => one.text(row) !== "")).map((one) => one.key));
     columns.forEach((one, place) => { headers[place].hidden = empties.has(one.key); });
-    const lines = sorted.slice(first, first + page).map(line);
+    const lines = seen.map(line);
     if (!lines.length) lines.push(h("tr", {}, h("td", { class: "empty", colspan: columns.length + (select ? 1 : 0) }, wanted ? "Nothing is like that." : empty)));
     const same = lines.length === body.children.length && lines.every((one, place) => one === body.children[place]);
     if (!same) body.replaceChildren(...lines);

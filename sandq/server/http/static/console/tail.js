@@ -1,0 +1,80 @@
+// The live tail: messages as they come due, the latest delivery time first.
+//
+// Each look of the page's stream asks for the newest messages once more. What was seen stays, up to a number of rows.
+
+import { get, path } from "./api.js";
+import { fill, h, setText } from "./dom.js";
+import { instant, nowMs, plural, PREVIEW_BYTES } from "./format.js";
+import { live } from "./live.js";
+import { button, problemText, table } from "./ui.js";
+
+const ROWS = 200;
+const ASKED = 100;
+const AHEAD_MS = 1000; // the browser's clock may be that much behind
+
+// `which`: filters of the list; `leave`: called to show the list again.
+export function liveTail(context, topic, which, columns, leave) {
+  const rows = table({ caption: "Messages as they come due", key: (row) => row.id, page: ROWS, sort: null, empty: "No message is due.", columns });
+  const said = h("p", { class: "dim", role: "status" });
+  const ending = new AbortController();
+  context.signal.addEventListener("abort", () => ending.abort());
+  const pause = button("Pause", () => {
+    isPaused = !isPaused;
+    setText(pause, isPaused ? "Resume" : "Pause");
+    if (!isPaused) ask();
+    say();
+  });
+  const element = h("div", { class: "tabled" }, h("div", { class: "row" }, pause, button("Back to the list", leave), said), rows.element);
+  let seen = [];
+  let at = null; // when the rows were true
+  let isPaused = false;
+  let isAsking = false;
+  let trouble = null;
+
+  function say() {
+    const asOf = at === null ? "" : `, as of ${instant(new Date(at).toISOString())}`;
+    const kept = `${plural(seen.length, "message")}, up to ${ROWS} are kept`;
+    if (isPaused) setText(said, `Paused${asOf}: ${kept}`);
+    else if (live.state === "lost") setText(said, `No connection${asOf}: the tail goes on once this node answers`);
+    else if (trouble) setText(said, `Not up to date${asOf}: ${trouble}`);
+    else setText(said, `Live: ${kept}`);
+  }
+  // What a look no longer has, though it reaches as far, is not stored any more.
+  function merge(page) {
+    const now = new Map(page.messages.map((row) => [row.id, row]));
+    const lowest = page.next === null ? "" : page.messages.at(-1).offset;
+    const others = seen.filter((row) => !now.has(row.id)).map((row) => (row.offset >= lowest && !which.state ? { ...row, state: "gone" } : row));
+    const all = [...page.messages.filter((row) => row.state !== "delayed"), ...others];
+    seen = all.sort((one, other) => (one.offset < other.offset ? 1 : one.offset > other.offset ? -1 : 0)).slice(0, ROWS);
+  }
+  async function ask() {
+    if (isAsking || isPaused || ending.signal.aborted) return;
+    isAsking = true;
+    try {
+      const began = nowMs();
+      const until = Math.max(began, Date.parse(live.look?.at ?? 0)) + AHEAD_MS;
+      const query = { ...which, until: new Date(until).toISOString(), order: "newest", value_bytes: PREVIEW_BYTES, limit: ASKED };
+      const page = await get(path("topics", topic, "messages"), query, { signal: ending.signal });
+      at = began;
+      trouble = null;
+      if (!isPaused) {
+        merge(page);
+        rows.set(seen);
+      }
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      trouble = problemText(error);
+    } finally {
+      isAsking = false;
+    }
+    say();
+  }
+  rows.set([]);
+  say();
+  const stop = context.onLive(() => {
+    if (live.state === "live") ask();
+    say();
+  });
+  ask();
+  return { element, refresh: ask, end: () => { ending.abort(); stop?.(); } };
+}
