@@ -15,12 +15,22 @@ from sandctl.options.confirmation import confirm, confirm_name, need_yes, yes_op
 from sandctl.options.names import group_argument, topic_argument
 from sandctl.options.times import PLACE, limit_option
 from sandctl.options.topic_settings import group_options, settings_of, shown
+from sandctl.output.records import consumer_record
 from sandctl.output.results import done, show_one, show_rows
 
 if TYPE_CHECKING:
-    from sandq.client import Client
+    from sandq.client import Client, GroupConsumers
 
 _COUNTS = ("ready", "leased", "waiting", "dead")
+_CONSUMER_COLUMNS = {
+    "consumer": "CONSUMER",
+    "address": "ADDRESS",
+    "since": "SINCE",
+    "partitions": "PARTITIONS",
+    "credit": "CREDIT",
+    "messages": "MESSAGES",
+    "leased_at": "OLDEST",
+}
 _COLUMNS = {
     "group": "GROUP",
     "partition": "PARTITION",
@@ -105,6 +115,31 @@ def show(topic: str, name: str) -> None:
         ],
     }
     show_one(record)
+
+
+@group.command(short_help="List the consumers of a group, and what they hold.")
+@topic_argument()
+@group_argument
+@limit_option
+@common_options
+def consumers(topic: str, name: str, limit: int | None) -> None:
+    """List the consumers of a group of TOPIC, those with the most messages first.
+
+    \b
+      sandctl group consumers orders billing
+
+    MESSAGES are those that a consumer holds, OLDEST is when the first of them was leased, CREDIT how many it can still
+    receive. A consumer without an address leases by requests (HTTP, `sandctl lease`).
+    """
+
+    async def work(client: Client) -> GroupConsumers:
+        return await client.admin.consumers(topic, name)
+
+    found = run(work)
+    rows = [consumer_record(row) for row in found.consumers]
+    show_rows(rows, _CONSUMER_COLUMNS, limit)
+    if found.left_out:
+        click.echo(f"sandctl: {found.left_out:,} consumers more are not shown", err=True)
 
 
 @group.command()

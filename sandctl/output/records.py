@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Any
 from sandctl.output.results import shortened
 
 if TYPE_CHECKING:
-    from sandq.client import Change, DeadLetter, Entry, StoredMessage
+    from sandq.client import Change, DeadLetter, Entry, GroupConsumer, StoredMessage
 
 CELL_CHARS = 60
 _VALUE_CHARS = 2000
+
+
+def consumer_record(row: GroupConsumer) -> dict[str, Any]:
+    """A consumer of a group."""
+    from sandq.client.json_format import consumer_json
+
+    return consumer_json(row)
 
 
 def stored_record(message: StoredMessage, *, value: bool) -> dict[str, Any]:

@@ -336,6 +336,8 @@ class Broker:
             ended,
             epoch,
             request.handlers or 0,
+            caller.address,
+            self.clock.now_ms(),
         )
         await self._openings.open(request.topic, deliveries, request.group, request.start)
         known = await known_to(request)

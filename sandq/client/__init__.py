@@ -15,6 +15,7 @@ from __future__ import annotations
 from sandq.client.admin.access import Identity, NewToken, Whoami
 from sandq.client.admin.admin import Forecast
 from sandq.client.admin.audit import AuditPage
+from sandq.client.admin.group_consumers import GroupConsumer, GroupConsumers
 from sandq.client.admin.slo import SloReport
 from sandq.client.client import Client, cluster_of, connect, connect_with
 from sandq.client.consumer.chosen_topics import Topics, pattern
@@ -75,6 +76,8 @@ __all__ = [
     "FetchedMessage",
     "Fire",
     "Forecast",
+    "GroupConsumer",
+    "GroupConsumers",
     "Handler",
     "Held",
     "Identity",

@@ -43,6 +43,7 @@ from sandq.model.topic_limits import LIMITS, MAX_LEASE_MS, MAX_MESSAGE_BYTES, RE
 from sandq.protocol.replies import TopicRecord
 
 if TYPE_CHECKING:
+    from sandq.client.admin.group_consumers import GroupConsumer
     from sandq.client.kv.entries import Change, Entry
     from sandq.client.producer.batches import Receipt
 
@@ -448,6 +449,15 @@ def dead_json(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
         "size": letter.size,
         **_lives_json(letter.lives, letter.history),
         **({"not_forwarded": letter.not_forwarded} if letter.not_forwarded is not None else {}),
+    }
+
+
+def consumer_json(row: GroupConsumer) -> dict[str, Any]:
+    """A consumer of a group."""
+    return {
+        **{name: value for name, value in row._asdict().items() if name not in ("since_ms", "leased_ms")},
+        "since": when(row.since_ms),
+        "leased_at": when(row.leased_ms),
     }
 
 

@@ -409,6 +409,18 @@ class PartitionQueries:
             told.append(row)
         return told
 
+    def held_by_consumer(self, group_name: str) -> dict[str, tuple[int, int]]:
+        """Return for each consumer with messages of a group how many, and when the oldest was leased (ms).
+
+        Raises UnknownGroup.
+        """
+        held: dict[str, tuple[int, int]] = {}
+        for lease in self._machine.shared.in_turns([*self._machine.groups.named(group_name).leases.values()]):
+            if messages := lease.live.bit_count():
+                before, leased_ms = held.get(lease.consumer, (0, lease.leased_ms))
+                held[lease.consumer] = before + messages, min(leased_ms, lease.leased_ms)
+        return held
+
     def tenants(self) -> list[tuple[str, Shown]]:
         """What the tenants of a fair topic have in each group, by the group's name, as `group_rows` tells it."""
         now_ms = self._machine.now_ms

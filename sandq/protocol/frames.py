@@ -104,6 +104,7 @@ class Type(IntEnum):
     TOPIC_ENSURE = 36
     OVERVIEW = 37
     TOPIC_HISTORY = 38
+    CONSUMER_LIST = 39
     GROUP_LIST = 40
     TOPIC_STATS = 41
     GROUP_SEEK = 42

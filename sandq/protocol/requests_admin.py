@@ -90,6 +90,13 @@ class GroupList(Request, type=Type.GROUP_LIST):
     topic: str
 
 
+class ConsumerList(Request, type=Type.CONSUMER_LIST):
+    """The consumers of a group, as far as they concern the partitions that this node leads, a row each."""
+
+    topic: str
+    group: str
+
+
 class TopicStats(Request, type=Type.TOPIC_STATS):
     """Counts of a topic, a row for each partition that this node leads."""
 

@@ -170,6 +170,7 @@ class Admin(Wrapper[AsyncAdmin]):
     update_topic = blocking(AsyncAdmin.update_topic)
     purge_topic = blocking(AsyncAdmin.purge_topic)
     groups = blocking(AsyncAdmin.groups)
+    consumers = blocking(AsyncAdmin.consumers)
     stats = blocking(AsyncAdmin.stats)
     seek_group = blocking(AsyncAdmin.seek_group)
     delete_group = blocking(AsyncAdmin.delete_group)

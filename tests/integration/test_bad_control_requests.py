@@ -136,6 +136,7 @@ WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", PUSH | {"url": "http://x.example/"}), "push.allow_http"),
     ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", PUSH | {"url": "https://x.example:22/"}), "push.ports"),
     ("INVALID", (Type.PUSH_LIST, 5), "topic"),
+    ("INVALID", (Type.CONSUMER_LIST, "t", 5), "group"),
     ("INVALID", (Type.OVERVIEW, 5), "after"),
     ("INVALID", (Type.TOPIC_HISTORY, None), "topic"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"max_attempts": 0}), "max_attempts"),
@@ -223,6 +224,7 @@ OF_A_PARTITION: list[tuple[Any, ...]] = [
 OF_A_TOPIC: list[tuple[Any, ...]] = [
     (Type.FORECAST, "hour", 1),
     (Type.GROUP_LIST,),
+    (Type.CONSUMER_LIST, "g"),
     (Type.TOPIC_STATS,),
     (Type.GROUP_SEEK, "g", "latest"),
     (Type.GROUP_DELETE, "g"),

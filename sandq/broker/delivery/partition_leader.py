@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -202,6 +202,11 @@ class PartitionLeader:
         """How many take part here."""
         pump = self._pumps.get(group)
         return len(pump.consumers) if pump is not None else 0
+
+    def subscriptions(self, group: str) -> Mapping[str, Subscription]:
+        """Return the subscriptions of a group here, by consumer."""
+        pump = self._pumps.get(group)
+        return {} if pump is None else pump.consumers
 
     def consumers_by_group(self) -> dict[str, int]:
         """From any thread."""

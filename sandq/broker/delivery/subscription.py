@@ -22,10 +22,13 @@ class Subscription:
         ended: Callable[[SandqError], None],
         epoch: int = 0,
         handlers: int = 0,
+        address: str | None = None,
+        since_ms: int = 0,
     ) -> None:
         """`push(delivery)` sends; `congested()`: its connection takes nothing now;
         `ended(error)`: the topic was deleted, say. `epoch`: of the consumer; 0: it has none. `handlers`: messages that
-        it works on at the same time at most; 0: it did not say."""
+        it works on at the same time at most; 0: it did not say. `address`: of its connection. `since_ms`: when it
+        subscribed."""
         self.group = group
         self.consumer = consumer
         self.credit = credit
@@ -36,6 +39,8 @@ class Subscription:
         self.ended = ended
         self.epoch = epoch
         self.handlers = handlers
+        self.address = address
+        self.since_ms = since_ms
         self.partitions = 0
         """How many partitions share this pool."""
         self._starved: dict[Callable[[Subscription], None], None] = {}

@@ -13,6 +13,7 @@ import trio
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all, read_all
+from sandq.broker.queries.group_consumers import ConsumerTable
 from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room, no_bytes
 from sandq.broker.queries.partition_time import PartitionTime
 from sandq.broker.replication.in_parts import submit_in_parts
@@ -50,6 +51,7 @@ from sandq.protocol.requests_admin import (
     CHECK,
     FORCE,
     ClockReset,
+    ConsumerList,
     DeadList,
     DeadPurge,
     DeadRedrive,
@@ -352,6 +354,21 @@ class MessageQueries:
                     packed.append(_packed_groups(some, delivery))
                     await turn.spend(ROW_WORK * len(some))
             return count, packed
+
+    async def consumers(self, request: ConsumerList, caller: Caller) -> tuple[list[dict[str, Any]], int]:
+        """Return the consumers of a group in the partitions led here, and how many more there are.
+
+        Raises UnknownGroup.
+        """
+        group, table = request.group, ConsumerTable()
+        await self._room.until_room()
+        async with self._listing, self._broker.listing:
+            for delivery in await self._with_group(request.topic, group):
+                held = await self._broker.reads.ask(
+                    delivery.host, lambda replica: replica.queries.held_by_consumer(group), work=PAGE_WORK
+                )
+                table.add(delivery.subscriptions(group), held)
+        return table.rows()
 
     async def seek(self, request: GroupSeek, caller: Caller) -> list[tuple[int, bytes]]:
         """The new cursor of each partition. An offset is of one partition: only that one is put elsewhere."""

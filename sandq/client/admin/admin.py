@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar, Unpack
 
 from sandq.client.admin import audit, slo
 from sandq.client.admin.access import AccessAdmin
+from sandq.client.admin.group_consumers import GroupConsumers, consumers_of
 from sandq.client.admin.overview import OverviewAdmin
 from sandq.client.admin.pushes import together
 from sandq.client.admin.settings import GroupSettings, TopicSettings
@@ -58,6 +59,7 @@ from sandq.protocol.requests_admin import (
     ClusterClock,
     ClusterInfo,
     ClusterInit,
+    ConsumerList,
     EntrySkip,
     Finalize,
     GroupDelete,
@@ -215,6 +217,11 @@ class Admin(AccessAdmin, OverviewAdmin):
         """The groups of a topic, a row for each partition and group; offsets (`cursor`, `committed`) as text."""
         rows = await self._of_all_leaders(GroupList(topic))
         return sorted(rows, key=lambda row: (str(row.get("group")), row.get("partition", 0)))
+
+    @timed_read
+    async def consumers(self, topic: str, group: str, *, timeout: Duration | None = None) -> GroupConsumers:
+        """The consumers of a group, with the messages that each holds. UnknownGroup when there is none."""
+        return consumers_of(await self._of_group(ConsumerList(topic, check_name("group", group))))
 
     @timed_read
     async def stats(self, topic: str, *, timeout: Duration | None = None) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from sandq.protocol.frames import PackedArray
 from sandq.protocol.requests_admin import (
+    ConsumerList,
     GroupDelete,
     GroupList,
     GroupPause,
@@ -33,6 +34,7 @@ def _pushes(at: Context, request: PushList) -> list[dict[str, Any]]:
 
 ROUTES = (
     answered(GroupList, _list),
+    answered(ConsumerList, lambda at, request: at.queries.consumers(request, at.caller)),
     answered(GroupSeek, lambda at, request: at.queries.seek(request, at.caller)),
     answered(GroupDelete, lambda at, request: at.queries.delete_group(request, at.caller)),
     answered(GroupUpdate, lambda at, request: at.queries.update_group(request, at.caller)),

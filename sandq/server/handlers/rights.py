@@ -232,7 +232,7 @@ RULES: Final[Mapping[int, Rule]] = {
             _T.TOPIC_HISTORY,
         )
     },
-    _T.DEAD_LIST: _of_topic(_T.DEAD_LIST, READ, group="group"),
+    **{kind: _of_topic(kind, READ, group="group") for kind in (_T.DEAD_LIST, _T.CONSUMER_LIST)},
     **{
         kind: _of_topic(kind, MANAGE) for kind in (_T.MOVE, _T.CANCEL, _T.JOB_STOP, _T.SCHEDULE_PUT, _T.SCHEDULE_CHANGE)
     },

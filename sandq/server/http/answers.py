@@ -306,6 +306,21 @@ class Group(Answer):
     partitions: list[dict[str, Any]]
 
 
+class Consumer(Answer):
+    consumer: str
+    address: str | None = Field(description="Of its connection; null: it leases by requests, and does not subscribe.")
+    since: str | None = Field(description="When it subscribed.")
+    credit: int | None = Field(description="How many messages it can still receive.")
+    partitions: int = Field(description="How many partitions it subscribes to.")
+    messages: int = Field(description="How many messages it holds.")
+    leased_at: str | None = Field(description="When the oldest of these was leased.")
+
+
+class Consumers(Answer):
+    consumers: list[Consumer] = Field(description="Those with the most messages first.")
+    left_out: int = Field(description="At least so many more consumers there are.")
+
+
 class Groups(Answer):
     groups: list[Group]
 

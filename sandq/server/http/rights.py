@@ -97,7 +97,7 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     **{("POST", f"{_GROUP}/{what}"): _group(_C) for what in ("lease", "ack", "nack", "dead", "extend")},
     ("PUT", f"{_GROUP}/limits"): _group(_M),
     ("GET", f"{_GROUP}/stream"): _group(_C),
-    ("GET", f"{_GROUP}/dead"): _group(_R),
+    **{("GET", f"{_GROUP}/{what}"): _group(_R) for what in ("dead", "consumers")},
     # What is pushed can be read by whoever says where to.
     ("PUT", f"{_GROUP}/push"): _group(_M, _R),
     ("DELETE", f"{_GROUP}/push"): _group(_M),

@@ -14,6 +14,7 @@ from sandq.client import DeadLetter, DeadOutcome, Held, Leases
 from sandq.client.consumer import are_elsewhere
 from sandq.client.json_format import (
     blocked_by_key_of_rows,
+    consumer_json,
     dead_json,
     group_limits_of_rows,
     message_json,
@@ -213,6 +214,18 @@ async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
     if all(row["group"] != group for row in rows):
         raise UnknownGroup(f"topic {topic!r} has no group {group!r}", topic=topic, group=group)
     return _group(group, rows)
+
+
+@router.get(
+    f"{GROUP}/consumers",
+    operation_id="listConsumers",
+    response_model=answers.Consumers,
+    summary="The consumers of a group, and what they hold",
+)
+async def consumers(request: Request, topic: TopicName, group: GroupName) -> Found:
+    """As the leaders of the topic's partitions know them."""
+    found = await gateway_of(request).client.admin.consumers(topic, group)
+    return {"consumers": [consumer_json(row) for row in found.consumers], "left_out": found.left_out}
 
 
 @router.patch(GROUP, operation_id="updateGroup", status_code=204, summary="Give a group settings of its own")

@@ -91,6 +91,18 @@ async def test_groups_and_their_lag(web: Web) -> None:
     await web.delete("/topics/t/groups/g", 404)
 
 
+@by_both
+async def test_consumers_of_a_group(web: Web) -> None:
+    await topic(web, "a", "b")
+    await lease(web, 2, wait="1m")
+    found = await web.get("/topics/t/groups/g/consumers")
+    (row,) = found["consumers"]
+    assert (row["messages"], row["address"], row["since"], row["credit"], row["partitions"]) == (2, None, None, None, 0)
+    assert row["leased_at"] is not None and found["left_out"] == 0
+    await web.get("/topics/t/groups/nobody/consumers", 404)
+    await web.get("/topics/u/groups/g/consumers", 404)
+
+
 async def test_a_group_lowers_the_limit_of_keys(web: Web) -> None:
     await topic(web, max_in_flight_per_key=2)
     assert (await web.get("/topics/t"))["settings"]["max_in_flight_per_key"] == 2

@@ -115,6 +115,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.TOPIC_DELETE, requests_admin.TopicDelete("t")),
     (Type.TOPIC_UPDATE, requests_admin.TopicUpdate("t", {"ttl": None, "backoff": {"kind": "fixed"}})),
     (Type.TOPIC_UPDATE, requests_admin.TopicUpdate("t", {}, 12, 3)),
+    (Type.CONSUMER_LIST, requests_admin.ConsumerList("t", "g")),
     (Type.GROUP_LIST, requests_admin.GroupList("t")),
     (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", "latest")),
     (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", 5)),

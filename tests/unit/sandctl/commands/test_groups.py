@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import sandq
 from sandctl.main import main
 from sandctl.output.jsonl import parse_line
-from sandq.client import DeadOutcome, Forecast, Life
+from sandq.client import DeadOutcome, Forecast, GroupConsumer, GroupConsumers, Life
 from sandq.model.times import format_instant
 from tests.support.paths import ROOT
 from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, letter, text
@@ -190,6 +190,19 @@ def test_group_show_adds_up(ctl: Ctl, two_groups: None) -> None:
     assert (result.exit_code, result.stderr) == (1, "sandctl: topic 't' has no group 'c'\n")
     result = ctl("group", "list", "t", "--limit", "2")
     assert len(result.stdout.splitlines()) == 3 and "only the first 2" in result.stderr
+
+
+def test_group_consumers_lists_them_with_what_they_hold(ctl: Ctl, client: FakeClient) -> None:
+    ada = GroupConsumer("ada", "192.0.2.7:4711", NOW_MS - 1000, 9, 2, 3, NOW_MS)
+    client.consumers = GroupConsumers([ada, GroupConsumer("h", None, None, None, 0, 1, NOW_MS)], 4)
+    result = ctl("group", "consumers", "t", "g")
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["CONSUMER", "ADDRESS", "SINCE", "PARTITIONS", "CREDIT", "MESSAGES", "OLDEST"]
+    assert lines[1].split()[:2] == ["ada", "192.0.2.7:4711"] and lines[1].split()[3:6] == ["2", "9", "3"]
+    assert result.stderr == "sandctl: 4 consumers more are not shown\n"
+    first, second = json.loads(ctl("group", "consumers", "t", "g", "-o", "json").stdout)
+    assert (first["since"], first["leased_at"]) == (format_instant(NOW_MS - 1000), format_instant(NOW_MS))
+    assert (second["address"], second["since"], second["credit"]) == (None, None, None)
 
 
 def test_group_list_and_show_tell_how_many_wait_for_their_keys(ctl: Ctl, client: FakeClient, two_groups: None) -> None:
@@ -419,7 +432,7 @@ def commands(group: Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def test_every_command_has_help() -> None:
-    assert len(commands(main)) == 118
+    assert len(commands(main)) == 119
     for path in commands(main):
         result = CliRunner().invoke(main, [*path, "--help"])
         assert result.exit_code == 0 and f"Usage: sandctl {' '.join(path)}" in result.output

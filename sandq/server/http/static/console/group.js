@@ -52,6 +52,8 @@ function standing(context, topic, group, found, again) {
     ],
   });
   parts.set(found.partitions);
+  const consumers = h("div", {});
+  load(consumers, () => get(`${at}/consumers`, {}, { signal: context.signal }), consumersView);
   const limits = found.limits ?? {};
   const pushed = h("div", {});
   load(pushed, async () => {
@@ -74,9 +76,27 @@ function standing(context, topic, group, found, again) {
       h("section", { class: "card" }, h("h2", {}, "Limits"), found.limits ? facts([["In flight", limits.max_in_flight === null || limits.max_in_flight === undefined ? null : `${count(limits.in_flight)} of ${count(limits.max_in_flight)}`], ["Rate", limits.rate], ["Burst", limits.burst]]) : h("p", { class: "dim" }, "It has none.")),
       h("section", { class: "card" }, h("h2", {}, "Settings of its own"), found.settings ? facts(Object.entries(found.settings).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)])) : h("p", { class: "dim" }, "It has the topic's.")),
       h("section", { class: "card" }, h("h2", {}, "Push"), pushed)),
+    h("section", { class: "card", "aria-label": "Consumers" }, h("h2", {}, "Consumers"), consumers, commandLine(sandctl("group consumers", [topic, group]))),
     h("section", { class: "card" }, h("h2", {}, "Partitions"), parts.element),
     commandLine(sandctl("group show", [topic, group])),
   ];
+}
+
+function consumersView(found) {
+  const rows = table({
+    caption: "Consumers", key: (row) => row.consumer, sort: ["messages", true], page: 25, empty: "No consumer subscribes or holds messages.",
+    columns: [
+      { key: "consumer", label: "Consumer", text: (row) => cut(row.consumer, 80) },
+      { key: "address", label: "Address", text: (row) => cut(row.address ?? "leases by requests", 60) },
+      { key: "messages", label: "Holds", kind: "number", text: (row) => count(row.messages), sort: (row) => row.messages },
+      { key: "leased", label: "Oldest leased", optional: true, text: (row) => (row.leased_at ? ago(row.leased_at) : ""), sort: (row) => (row.leased_at ? -Date.parse(row.leased_at) : -Infinity), title: (row) => (row.leased_at ? instant(row.leased_at) : "") },
+      { key: "since", label: "Subscribed", optional: true, text: (row) => (row.since ? ago(row.since) : ""), sort: (row) => (row.since ? -Date.parse(row.since) : -Infinity), title: (row) => (row.since ? instant(row.since) : "") },
+      { key: "credit", label: "Credit", kind: "number", optional: true, text: (row) => (row.credit === null ? "" : count(row.credit)), sort: (row) => row.credit ?? -1, title: () => "How many messages it can still receive" },
+      { key: "partitions", label: "Partitions", kind: "number", wide: true, text: (row) => count(row.partitions), sort: (row) => row.partitions },
+    ],
+  });
+  rows.set(found.consumers);
+  return [rows.element, found.left_out > 0 && h("p", { class: "dim" }, `At least ${plural(found.left_out, "consumer")} more are not shown.`)];
 }
 
 function changeLimits(topic, group, limits, done) {
