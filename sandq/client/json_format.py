@@ -53,6 +53,7 @@ __all__ = [
     "at_once",
     "blocked_by_key_of_rows",
     "change_json",
+    "consumer_json",
     "content_fields",
     "dead_json",
     "encoded",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import sandq.sync
 from sandq.model.features import KNOWN
 from tests.support.browser import Browser, chromium
 from tests.support.console import Api, Console
@@ -39,14 +40,24 @@ import("/console/live.js").then(({ onLive, live }) => {
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    port = free_port()
-    node = NodeProcess(tmp_path_factory.mktemp("node"), SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}", SANDQ_HTTP__WORKERS="1")
-    node.start()
-    found = Api(f"http://127.0.0.1:{port}")
-    wait_until(lambda: found("GET", "/cluster")["feature_level"] == KNOWN.highest)
+def http_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory, http_port: int) -> Iterator[NodeProcess]:
+    environ = {"SANDQ_LISTEN__HTTP": f"127.0.0.1:{http_port}", "SANDQ_HTTP__WORKERS": "1"}
+    found = NodeProcess(tmp_path_factory.mktemp("node"), **environ)
+    found.start()
     yield found
-    node.close()
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def api(node: NodeProcess, http_port: int) -> Api:
+    found = Api(f"http://127.0.0.1:{http_port}")
+    wait_until(lambda: found("GET", "/cluster")["feature_level"] == KNOWN.highest)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -252,3 +263,30 @@ def test_views_fit_their_window_and_have_labels_and_contrast(console: Console, s
             assert browser.run(CONTRAST) == [], (view, step)
             display = browser.run("return getComputedStyle(document.querySelector('main tbody tr')).display")
             assert display == ("block" if width == 390 else "table-row"), "rows are cards on a phone"
+
+
+def test_consumers_of_a_group_are_listed_with_what_they_hold(console: Console, node: NodeProcess) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "consumed", partitions=1)
+    api("POST", f"/topics/{name}", {"messages": [{"text": f"n{number}"} for number in range(3)]})
+    api.lease(name, "g")
+    with sandq.sync.connect(node.address) as client:
+        with client.subscribe(name, group="g", consumer_id="desk-1", credit=10) as subscription:
+            next(iter(subscription))
+            console.go(f"#/topics/{name}/groups/g")
+            consumers = "section[aria-label=Consumers]"
+            browser.until(lambda: refreshed(console, consumers) == ["2", "1"], "both are listed")
+            at = column(browser, "Address", consumers)
+            assert at[0].startswith("127.0.0.1:") and at[1] == "leases by requests"
+            assert column(browser, "Credit", consumers) == ["8", ""]
+            assert column(browser, "Consumer", consumers)[0] == "desk-1"
+            assert console.note_command(consumers) == f"sandctl group consumers {name} g"
+        browser.until(lambda: refreshed(console, consumers) == ["1"], "it has left")
+        assert "Credit" not in browser.run(SHOWN), "no consumer has a credit"
+
+
+def refreshed(console: Console, within: str) -> list[str]:
+    """Return how many messages each consumer holds, looked up again."""
+    console.browser.click("Refresh", "main")
+    console.browser.one(f"{within} tbody tr")
+    return column(console.browser, "Holds", within)

@@ -45,10 +45,10 @@ function standing(context, topic, group, found, again) {
       { key: "leased", label: "Leased", kind: "number", text: (row) => short(row.leased), sort: (row) => row.leased },
       { key: "waiting", label: "Retrying", kind: "number", text: (row) => short(row.waiting), sort: (row) => row.waiting },
       { key: "dead", label: "Dead", kind: "number", text: (row) => short(row.dead), sort: (row) => row.dead },
-      { key: "blocked", label: "Held up by keys", kind: "number", wide: true, text: (row) => (row.blocked_by_key === undefined ? "" : count(row.blocked_by_key)) },
-      { key: "cursor", label: "Leased up to", wide: true, text: (row) => row.cursor ?? "–" },
-      { key: "committed", label: "Acked up to", wide: true, text: (row) => row.committed ?? "–" },
-      { key: "reason", label: "Why it gets nothing", text: (row) => cut(row.reason ?? "", 120) },
+      { key: "blocked", label: "Blocked by keys", kind: "number", wide: true, optional: true, text: (row) => (row.blocked_by_key === undefined ? "" : count(row.blocked_by_key)) },
+      { key: "cursor", label: "Leased up to", kind: "code", wide: true, text: (row) => row.cursor ?? "–" },
+      { key: "committed", label: "Acked up to", kind: "code", wide: true, text: (row) => row.committed ?? "–" },
+      { key: "reason", label: "Why it gets nothing", optional: true, text: (row) => cut(row.reason ?? "", 120) },
     ],
   });
   parts.set(found.partitions);
@@ -92,7 +92,7 @@ function consumersView(found) {
       { key: "leased", label: "Oldest leased", optional: true, text: (row) => (row.leased_at ? ago(row.leased_at) : ""), sort: (row) => (row.leased_at ? -Date.parse(row.leased_at) : -Infinity), title: (row) => (row.leased_at ? instant(row.leased_at) : "") },
       { key: "since", label: "Subscribed", optional: true, text: (row) => (row.since ? ago(row.since) : ""), sort: (row) => (row.since ? -Date.parse(row.since) : -Infinity), title: (row) => (row.since ? instant(row.since) : "") },
       { key: "credit", label: "Credit", kind: "number", optional: true, text: (row) => (row.credit === null ? "" : count(row.credit)), sort: (row) => row.credit ?? -1, title: () => "How many messages it can still receive" },
-      { key: "partitions", label: "Partitions", kind: "number", wide: true, text: (row) => count(row.partitions), sort: (row) => row.partitions },
+      { key: "partitions", label: "Partitions", kind: "number", wide: true, optional: true, text: (row) => (row.partitions ? count(row.partitions) : ""), sort: (row) => row.partitions },
     ],
   });
   rows.set(found.consumers);

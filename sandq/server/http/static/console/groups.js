@@ -7,7 +7,7 @@ import { ago, count, cut, nowMs, short, span } from "./format.js";
 import { groupHref } from "./topics.js";
 import { badge, commandLine, load, table } from "./ui.js";
 
-const standing = (row) => (row.paused ? badge("paused", "warn") : row.reason ? badge("stands", "bad") : row.held_up_by?.length ? badge(`at its ${row.held_up_by.join(", ")}`, "warn") : ["waiting", "probing"].includes(row.push) ? badge("receiver fails", "bad") : row.push ? badge("pushed", "good") : row.ready && !row.consumers && !row.leased ? badge("no consumer", "warn") : badge("runs", "good"));
+const standing = (row) => (row.paused ? badge("paused", "warn") : row.reason ? badge("stalled", "bad") : row.held_up_by?.length ? badge(`at its ${row.held_up_by.join(", ")}`, "warn") : ["waiting", "probing"].includes(row.push) ? badge("receiver fails", "bad") : row.push ? badge("pushed", "good") : row.ready && !row.consumers && !row.leased ? badge("no consumer", "warn") : badge("active", "good"));
 
 function groupTable(withTopic, caption) {
   return table({
