@@ -142,7 +142,7 @@ def consumers(topic: str, name: str, limit: int | None) -> None:
         click.echo(f"sandctl: {found.left_out:,} consumers more are not shown", err=True)
 
 
-@group.command()
+@group.command(short_help="Have a group begin at another place of TOPIC.")
 @topic_argument()
 @group_argument
 @click.option(
@@ -175,7 +175,7 @@ def seek(topic: str, name: str, to: str | int, yes: bool) -> None:
     show_rows(rows, {"partition": "PARTITION", "cursor": "CURSOR"})
 
 
-@group.command()
+@group.command(short_help="Give a group settings of its own.")
 @topic_argument()
 @group_argument
 @group_options()

@@ -10,6 +10,7 @@ from sandq.broker import broker, memory_budget
 from sandq.broker.backups import log_reads
 from sandq.broker.memory_budget import Account, MemoryBudget
 from sandq.broker.peers import door, handshake, link, links, stream
+from sandq.broker.queries.group_consumers import CONSUMERS_MAX
 from sandq.broker.replication import reader_pins
 from sandq.broker.snapshots import transfer
 from sandq.gossip import nodes, packets, streams
@@ -21,6 +22,7 @@ from sandq.partition.groups.leases import HISTORY_ERROR_CHARS
 from sandq.partition.jobs import jobs
 from sandq.partition.kv import key_table
 from sandq.protocol.requests_backup import LOG_BYTES
+from sandq.protocol.requests_messages import PREVIEW_BYTES_MAX
 from sandq.server import caller_requests, connection, failed_logins, tcp
 from sandq.server.http import bodies, bounds, connections, event_streams, guards, lines, supervisor, worker_pipe
 from sandq.server.places import Places
@@ -102,6 +104,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         "headers of a message": (f"{headers.MAX_NESTED} maps", f"{headers.MAX_DEPTH} levels"),
         "room for an answer by HTTP": (f"{guards.ROOM_S:g} s",),
         "a page by HTTP": ("1,000 rows", size(lines.PAGE_BYTES)),
+        "the consumers of a group in one answer": (f"{CONSUMERS_MAX:,} of a node",),
         "a stream by HTTP": (
             f"{event_streams.TAKE_MESSAGES} messages a lease",
             f"{event_streams.HEARTBEAT_S:g} s without one",
@@ -113,6 +116,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         ),
     }
     found = rows(section("What is limited by what"))
+    assert size(PREVIEW_BYTES_MAX) in found["`value_bytes` of a list of messages"]
     assert {name for name in found if "`" not in name} - {"Limit"} == set(fixed)
     for name, values in fixed.items():
         for value in values:
