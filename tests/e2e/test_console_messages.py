@@ -290,3 +290,57 @@ def refreshed(console: Console, within: str) -> list[str]:
     console.browser.click("Refresh", "main")
     console.browser.one(f"{within} tbody tr")
     return column(console.browser, "Holds", within)
+
+
+OLDER = """
+window.fetchNewer = window.fetch;
+const detail = "LIST has 10 fields, and the frame has 12";
+window.fetch = (url, ...more) => /value_bytes|order=/.test(url)
+  ? Promise.resolve(new Response(JSON.stringify({ code: "INVALID", detail }), { status: 400 }))
+  : fetchNewer(url, ...more);
+"""
+"""Answers as a node with leaders of an earlier version."""
+
+
+def test_lists_come_without_previews_while_a_leader_runs_an_earlier_version(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "older")
+    kill_messages(api, name, ["410 gone"])
+    api("POST", f"/topics/{name}", {"text": "unseen", "deliver_at": FAR})
+    console.go("")
+    browser.run(OLDER)
+    try:
+        console.go(f"#/topics/{name}/messages")
+        browser.reads("Some nodes run an earlier version", "main")
+        assert "Value" not in browser.run(SHOWN) and column(browser, "State")[-1] == "delayed"
+        console.go(f"#/topics/{name}/groups/g/dead")
+        browser.reads("410 gone", "tbody")
+        browser.reads("Some nodes run an earlier version", "main")
+    finally:
+        browser.run("window.fetch = fetchNewer")
+
+
+def test_answer_to_an_earlier_question_is_not_shown(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "raced")
+    kill_messages(api, name, ["410 gone", "503 busy"])
+    console.go(f"#/topics/{name}/groups/g/dead")
+    browser.reads("503 busy", "tbody")
+    browser.run("""
+        window.asked = [];
+        window.fetchNow = window.fetch;
+        window.fetch = (...all) => new Promise((go) => asked.push(() => go(fetchNow(...all))));
+    """)
+    try:
+        browser.fill("error", "410", "main")
+        browser.click("List", "main")
+        browser.fill("error", "503", "main")
+        browser.click("List", "main")
+        browser.run("window.fetch = fetchNow; asked[1]()")
+        letters = "section[aria-label='Dead letters']"
+        browser.until(lambda: column(browser, "Last error", letters) == ["503 busy"], "the later answer")
+        browser.run("asked[0]()")
+        browser.run_async(LOOKS)
+        assert column(browser, "Last error", letters) == ["503 busy"]
+    finally:
+        browser.run("window.fetch = fetchNow")

@@ -153,7 +153,7 @@ export function preview(row) {
     const isCut = new TextEncoder().encode(row.text).length < row.size && line.length <= PREVIEW_CHARS;
     return cut(line, PREVIEW_CHARS) + (isCut ? "…" : "");
   }
-  if (typeof row.value !== "string") return "";
+  if (typeof row.value !== "string") return row.value === null ? "null" : "";
   const data = fromBase64(row.value);
   const codes = Array.from(data.subarray(0, PREVIEW_HEX), (one) => one.toString(16).padStart(2, "0"));
   return `${bytes(row.size)}: ${codes.join(" ")}${row.size > PREVIEW_HEX ? " …" : ""}`;

@@ -1,13 +1,13 @@
 // One group: where it stands in each partition, its limits and settings, and its dead letters.
 
-import { get, patch, path, post, put, remove } from "./api.js";
+import { get, getNewer, patch, path, post, put, remove } from "./api.js";
 import { sandctl, settingOptions } from "./commands.js";
 import { fill, h } from "./dom.js";
 import { ago, bytes, count, cut, instant, plural, short, typed } from "./format.js";
 import { attempts, headersView, keyText, valueView } from "./messages.js";
 import { may, why } from "./rights.js";
 import { groupHref, topicHref } from "./topics.js";
-import { act, badge, button, commandLine, facts, failure, field, load, loading, table, tile, valuesOf } from "./ui.js";
+import { act, badge, button, commandLine, facts, failure, field, load, loading, olderNote, table, tile, valuesOf } from "./ui.js";
 
 export function groupView(context, topic, group, tab = "standing") {
   const body = h("div", { class: "tabled" });
@@ -256,6 +256,7 @@ function deadLetters(context, topic, group) {
   });
   let found = [];
   let next = null;
+  let asked = 0; // an answer to an earlier question is not shown
   function narrow(kind) {
     form.elements.reason.value = kind.reason;
     form.elements.error.value = kind.line;
@@ -272,8 +273,10 @@ function deadLetters(context, topic, group) {
       found = [];
       fill(list, loading());
     }
+    const mine = (asked += 1);
     try {
-      const page = await get(at, { ...filters(), order: "newest", limit: PAGE, after, values: "false" }, { signal: context.signal });
+      const page = await getNewer(at, { ...filters(), limit: PAGE, after, values: "false" }, { order: "newest" }, { signal: context.signal });
+      if (mine !== asked) return;
       found = [...found, ...page.messages];
       next = page.next;
       rows.set(found);
@@ -281,11 +284,11 @@ function deadLetters(context, topic, group) {
       errors.hidden = !found.length;
       fill(errors, h("h2", {}, next ? `Errors of the latest ${plural(found.length, "dead letter")}` : "Errors"), kinds.element);
       sayPicked();
-      fill(list, found.length > 0 && h("div", { class: "row" },
+      fill(list, olderNote(page), found.length > 0 && h("div", { class: "row" },
         button("Redrive…", () => settle("redrive"), { ...manages, kind: "primary" }), button("Purge…", () => settle("purge"), { ...manages, kind: "danger" }), picked),
       rows.element, next && h("div", { class: "row" }, h("button", { type: "button", onclick: () => ask(next) }, "More")));
     } catch (error) {
-      if (error.name !== "AbortError") fill(list, failure(error, () => ask(after)));
+      if (error.name !== "AbortError" && mine === asked) fill(list, failure(error, () => ask(after)));
     }
   }
   async function look(row) {

@@ -1,13 +1,13 @@
 // Messages: looked for, looked at, explained, cancelled, moved, changed.
 
-import { get, patch, path, remove } from "./api.js";
+import { get, getNewer, patch, path, remove } from "./api.js";
 import { sandctl } from "./commands.js";
 import { fill, h } from "./dom.js";
 import { ago, bytes, count, cut, fromBase64, hex, instant, plural, pretty, preview, PREVIEW_BYTES, typed, valueBytes, visible } from "./format.js";
 import { asTyped, headerLines, headersOf, payload, VALUE_KINDS, valueOf, WHEN_FIELDS, whenOf, whenOptions } from "./produce.js";
 import { may, why } from "./rights.js";
 import { liveTail } from "./tail.js";
-import { act, badge, button, commandLine, facts, failure, field, load, loading, say, table, valuesOf } from "./ui.js";
+import { act, badge, button, commandLine, facts, failure, field, load, loading, olderNote, say, table, valuesOf } from "./ui.js";
 
 const STATES = { delayed: "", ready: "warn", leased: "good", waiting: "warn", acked: "good", dead: "bad", gone: "" };
 const FIRST = 64 * 1024;
@@ -69,6 +69,7 @@ export function messagesTab(context, topic) {
   let tail = null;
   function follow() {
     tail?.end();
+    asked += 1;
     const { state, key_prefix, unique_key_prefix } = filters();
     tail = liveTail(context, topic, { state, key_prefix, unique_key_prefix }, columns, () => ask());
     fill(list, tail.element);
@@ -76,6 +77,7 @@ export function messagesTab(context, topic) {
   }
   let found = [];
   let next = null;
+  let asked = 0; // an answer to an earlier question is not shown
   const more = h("button", { type: "button", onclick: () => ask(next) }, "More");
   async function ask(after = null) {
     tail?.end();
@@ -85,17 +87,18 @@ export function messagesTab(context, topic) {
       found = [];
       fill(list, loading());
     }
+    const mine = (asked += 1);
     try {
-      const page = await get(path("topics", topic, "messages"), { ...filters(), order: ordered(), value_bytes: PREVIEW_BYTES, limit: 100, after }, { signal: context.signal });
-      if (tail) return;
+      const page = await getNewer(path("topics", topic, "messages"), { ...filters(), limit: 100, after }, { order: ordered(), value_bytes: PREVIEW_BYTES }, { signal: context.signal });
+      if (mine !== asked) return;
       found = [...found, ...page.messages];
       next = page.next;
       rows.set(found);
-      fill(list, rows.element, h("div", { class: "row" }, next && more,
+      fill(list, olderNote(page), rows.element, h("div", { class: "row" }, next && more,
         button("Cancel all these…", () => cancelMany(topic, filters(), options(), ask), { ...manages, kind: "danger" }),
         button("Move all these…", () => moveMany(topic, filters(), options(), ask), manages)));
     } catch (error) {
-      if (error.name !== "AbortError") fill(list, failure(error, () => ask(after)));
+      if (error.name !== "AbortError" && mine === asked) fill(list, failure(error, () => ask(after)));
     }
   }
   const refresh = () => (tail ? tail.refresh() : ask());
