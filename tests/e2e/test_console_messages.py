@@ -162,6 +162,12 @@ def test_live_tail_shows_messages_as_they_come_due_and_can_be_paused(console: Co
     (cancelled,) = [one for one in api("GET", f"/topics/{name}/messages")["messages"] if one["state"] == "ready"][1:2]
     api("DELETE", f"/topics/{name}/messages/{cancelled['id']}")
     browser.until(lambda: column(browser, "State") == ["ready", "gone", "ready"], "it stays, and is gone")
+    browser.fill("key_prefix", "eu/", "main")
+    browser.click("Live tail", "main")
+    browser.reads("Live: 0 messages, up to 200 are kept; the newest 500 are searched", "main")
+    api("POST", f"/topics/{name}", {"messages": [{"text": "us", "key": "us/1"}, {"text": "eu", "key": "eu/1"}]})
+    browser.until(lambda: column(browser, "Value") == ["eu"], "only what matches comes")
+    browser.fill("key_prefix", "", "main")
     browser.click("Back to the list", "main")
     browser.reads("far", "tbody")
     browser.run_async(LOOKS)

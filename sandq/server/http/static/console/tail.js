@@ -1,6 +1,7 @@
 // The live tail: messages as they come due, the latest delivery time first.
 //
 // Each look of the page's stream asks for the newest messages once more. What was seen stays, up to a number of rows.
+// Filters are applied here: the node would read the whole log at each look for the few messages that match.
 
 import { get, path } from "./api.js";
 import { fill, h, setText } from "./dom.js";
@@ -10,9 +11,10 @@ import { button, problemText, table } from "./ui.js";
 
 const ROWS = 200;
 const ASKED = 100;
+const ASKED_FILTERED = 500;
 const AHEAD_MS = 1000; // the browser's clock may be that much behind
 
-// `which`: filters of the list; `leave`: called to show the list again.
+// `which`: filters of the list (state, key_prefix, unique_key_prefix); `leave`: called to show the list again.
 export function liveTail(context, topic, which, columns, leave) {
   const rows = table({ caption: "Messages as they come due", key: (row) => row.id, page: ROWS, sort: null, empty: "No message is due.", columns });
   const said = h("p", { class: "dim", role: "status" });
@@ -25,6 +27,10 @@ export function liveTail(context, topic, which, columns, leave) {
     say();
   });
   const element = h("div", { class: "tabled" }, h("div", { class: "row" }, pause, button("Back to the list", leave), said), rows.element);
+  const isFiltered = Object.values(which).some(Boolean);
+  const most = isFiltered ? ASKED_FILTERED : ASKED;
+  const begins = (text, prefix) => !prefix || (text ?? "").startsWith(prefix);
+  const matches = (row) => (!which.state || row.state === which.state) && begins(row.key, which.key_prefix) && begins(row.unique_key, which.unique_key_prefix);
   let seen = [];
   let at = null; // when the rows were true
   let isPaused = false;
@@ -37,14 +43,15 @@ export function liveTail(context, topic, which, columns, leave) {
     if (isPaused) setText(said, `Paused${asOf}: ${kept}`);
     else if (live.state === "lost") setText(said, `No connection${asOf}: the tail goes on once this node answers`);
     else if (trouble) setText(said, `Not up to date${asOf}: ${trouble}`);
-    else setText(said, `Live: ${kept}`);
+    else setText(said, `Live: ${kept}${isFiltered ? `; the newest ${most} are searched every 2 seconds` : ""}`);
   }
   // What a look no longer has, though it reaches as far, is not stored any more.
   function merge(page) {
-    const now = new Map(page.messages.map((row) => [row.id, row]));
+    const now = new Set(page.messages.map((row) => row.id));
+    const before = new Set(seen.map((row) => row.id));
     const lowest = page.next === null ? "" : page.messages.at(-1).offset;
-    const others = seen.filter((row) => !now.has(row.id)).map((row) => (row.offset >= lowest && !which.state ? { ...row, state: "gone" } : row));
-    const all = [...page.messages.filter((row) => row.state !== "delayed"), ...others];
+    const others = seen.filter((row) => !now.has(row.id)).map((row) => (row.offset >= lowest ? { ...row, state: "gone" } : row));
+    const all = [...page.messages.filter((row) => row.state !== "delayed" && (before.has(row.id) || matches(row))), ...others];
     seen = all.sort((one, other) => (one.offset < other.offset ? 1 : one.offset > other.offset ? -1 : 0)).slice(0, ROWS);
   }
   async function ask() {
@@ -53,7 +60,7 @@ export function liveTail(context, topic, which, columns, leave) {
     try {
       const began = nowMs();
       const until = Math.max(began, Date.parse(live.look?.at ?? 0)) + AHEAD_MS;
-      const query = { ...which, until: new Date(until).toISOString(), order: "newest", value_bytes: PREVIEW_BYTES, limit: ASKED };
+      const query = { until: new Date(until).toISOString(), order: "newest", value_bytes: PREVIEW_BYTES, limit: most };
       const page = await get(path("topics", topic, "messages"), query, { signal: ending.signal });
       at = began;
       trouble = null;
