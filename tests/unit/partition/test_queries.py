@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sandq.model import offsets
+from sandq.model.errors import UnknownGroup
 from sandq.partition.queries import PartitionQueries
 from sandq.partition.shared_state import TURN_ITEMS
+from tests.support.partition.bench import Bench, T
 from tests.support.partition.key_bench import KeyBench
 
 HOUR = 3_600_000
@@ -36,6 +40,23 @@ def test_a_redriven_message_whose_row_was_compacted_is_listed_from_the_groups_ow
     assert [value for _, value in held(bench, "leased")] == [b"1", b"1"], "beside one that is in the log"
     bench.nack(lease.token, at=2 * HOUR, delay=60_000)
     assert held(bench, "waiting") == [(first, b"1")]
+
+
+def test_consumers_are_told_with_the_messages_that_they_hold() -> None:
+    bench = Bench()
+    bench.open()
+    for _ in range(6):
+        bench.put("x")
+    (first,) = bench.lease(limit=2, at=1, consumer="ada")
+    bench.lease(limit=1, at=2, consumer="ada")
+    (other,) = bench.lease(limit=2, at=3, consumer="bob")
+    queries = PartitionQueries(bench.machine, bench.view)
+    assert queries.held_by_consumer("g") == {"ada": (3, T + 1), "bob": (2, T + 3)}
+    bench.ack(first.token, at=4)
+    bench.nack(other.token, at=4, delay=60_000)
+    assert queries.held_by_consumer("g") == {"ada": (1, T + 2)}
+    with pytest.raises(UnknownGroup):
+        queries.held_by_consumer("nobody")
 
 
 def test_a_long_page_gives_way_to_other_partitions() -> None:
