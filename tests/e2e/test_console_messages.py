@@ -216,7 +216,7 @@ def test_dead_letters_are_grouped_by_error_and_narrowed_by_a_click(console: Cons
     assert "no error" in column(browser, "Error", kinds)
     assert column(browser, "Last error", letters)[0] == "410 gone", "the newest is first"
     assert column(browser, "Last error", letters)[1] == ""
-    assert "both concern 5 dead letters" in browser.text(letters)
+    assert "both buttons concern 5 dead letters" in browser.text(letters)
     above = (
         "return document.querySelector(arguments[0]).compareDocumentPosition(document.querySelector(arguments[1])) & 4"
     )

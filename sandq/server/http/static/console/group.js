@@ -48,7 +48,7 @@ function standing(context, topic, group, found, again) {
       { key: "blocked", label: "Blocked by keys", kind: "number", wide: true, optional: true, text: (row) => (row.blocked_by_key === undefined ? "" : count(row.blocked_by_key)) },
       { key: "cursor", label: "Leased up to", kind: "code", wide: true, text: (row) => row.cursor ?? "–" },
       { key: "committed", label: "Acked up to", kind: "code", wide: true, text: (row) => row.committed ?? "–" },
-      { key: "reason", label: "Why it gets nothing", optional: true, text: (row) => cut(row.reason ?? "", 120) },
+      { key: "reason", label: "Why it receives nothing", optional: true, text: (row) => cut(row.reason ?? "", 120) },
     ],
   });
   parts.set(found.partitions);
@@ -59,22 +59,22 @@ function standing(context, topic, group, found, again) {
   load(pushed, async () => {
     const { pushes } = await get(path("topics", topic, "pushes"), {}, { signal: context.signal });
     return pushes.find((one) => one.group === group);
-  }, (push) => (push ? facts([["To", push.url], ["State", push.state], ["Last error", push.error], ["At once", push.concurrency]]) : h("p", { class: "dim" }, "It is not pushed: its consumers ask.")));
+  }, (push) => (push ? facts([["To", push.url], ["State", push.state], ["Last error", push.error], ["At once", push.concurrency]]) : h("p", { class: "dim" }, "The group is not pushed: its consumers subscribe or lease.")));
   return [
     h("div", { class: "row" },
       isPaused
-        ? button("Resume…", () => act({ title: "Resume the group", verb: "Resume", about: `What came due meanwhile comes first: ${plural(found.lag, "message")} are due now.`, command: () => sandctl("group resume", [topic, group]), run: async () => { await post(`${at}/resume`); return "Resumed"; }, done: again }), { ...manages, kind: "primary" })
-        : button("Pause…", () => act({ title: "Pause the group", verb: "Pause", about: `Its ${plural(found.consumers, "consumer")} get nothing new until it is resumed, also across restarts; what they hold (${plural(found.leased, "message")}) they keep.`, command: () => sandctl("group pause", [topic, group]), run: async () => { await post(`${at}/pause`); return "Paused"; }, done: again }), manages),
+        ? button("Resume…", () => act({ title: "Resume the group", verb: "Resume", about: `Messages that came due meanwhile are delivered first: ${plural(found.lag, "message")} are due now.`, command: () => sandctl("group resume", [topic, group]), run: async () => { await post(`${at}/resume`); return "Resumed"; }, done: again }), { ...manages, kind: "primary" })
+        : button("Pause…", () => act({ title: "Pause the group", verb: "Pause", about: `Its ${plural(found.consumers, "consumer")} receive nothing new until you resume the group, also across restarts. They keep what they hold: ${plural(found.leased, "message")}.`, command: () => sandctl("group pause", [topic, group]), run: async () => { await post(`${at}/pause`); return "Paused"; }, done: again }), manages),
       button("Limits…", () => changeLimits(topic, group, limits, again), manages),
       button("Settings…", () => changeSettings(topic, group, found.settings, again), manages),
       button("Seek…", () => seek(topic, group, found, again), { ...manages, kind: "danger" }),
       button("Delete…", () => deleteGroup(topic, group), { ...manages, kind: "danger" }),
       h("button", { type: "button", onclick: again }, "Refresh")),
-    found.reason && h("div", { class: "note" }, h("strong", {}, "It gets nothing: "), found.reason),
+    found.reason && h("div", { class: "note" }, h("strong", {}, "The group receives nothing: "), found.reason),
     h("dl", { class: "tiles" }, tiles),
     h("div", { class: "columns" },
-      h("section", { class: "card" }, h("h2", {}, "Limits"), found.limits ? facts([["In flight", limits.max_in_flight === null || limits.max_in_flight === undefined ? null : `${count(limits.in_flight)} of ${count(limits.max_in_flight)}`], ["Rate", limits.rate], ["Burst", limits.burst]]) : h("p", { class: "dim" }, "It has none.")),
-      h("section", { class: "card" }, h("h2", {}, "Settings of its own"), found.settings ? facts(Object.entries(found.settings).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)])) : h("p", { class: "dim" }, "It has the topic's.")),
+      h("section", { class: "card" }, h("h2", {}, "Limits"), found.limits ? facts([["In flight", limits.max_in_flight === null || limits.max_in_flight === undefined ? null : `${count(limits.in_flight)} of ${count(limits.max_in_flight)}`], ["Rate", limits.rate], ["Burst", limits.burst]]) : h("p", { class: "dim" }, "No limits.")),
+      h("section", { class: "card" }, h("h2", {}, "Settings of its own"), found.settings ? facts(Object.entries(found.settings).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)])) : h("p", { class: "dim" }, "The settings of the topic.")),
       h("section", { class: "card" }, h("h2", {}, "Push"), pushed)),
     h("section", { class: "card", "aria-label": "Consumers" }, h("h2", {}, "Consumers"), consumers, commandLine(sandctl("group consumers", [topic, group]))),
     h("section", { class: "card" }, h("h2", {}, "Partitions"), parts.element),
@@ -102,18 +102,18 @@ function consumersView(found) {
 function changeLimits(topic, group, limits, done) {
   const body = (values) => Object.fromEntries(Object.entries({ max_in_flight: values.max_in_flight ? Number(values.max_in_flight) : null, rate: values.rate || null, burst: values.burst ? Number(values.burst) : null }).filter(([, value]) => value !== null));
   act({
-    title: `Limits of ${group}`, verb: "Set them", about: "Over all partitions, in place of those it has; with none of them it has no limits.",
+    title: `Limits of ${group}`, verb: "Set them", about: "They hold over all partitions and replace the present limits. Leave all empty for no limits.",
     fields: [
-      { name: "max_in_flight", label: "In flight at most", kind: "number", value: limits.max_in_flight ?? "", help: "Messages that are leased and not settled." },
+      { name: "max_in_flight", label: "In flight at most", kind: "number", value: limits.max_in_flight ?? "", help: "Most messages that are leased and not settled." },
       { name: "rate", label: "Rate", value: limits.rate ?? "", placeholder: "50/s" },
-      { name: "burst", label: "Burst", kind: "number", value: limits.burst ?? "", help: "So many at once after a pause; only with a rate." },
+      { name: "burst", label: "Burst", kind: "number", value: limits.burst ?? "", help: "Most messages at once after a pause; only with a rate." },
     ],
     command: (values) => {
       const given = body(values);
       return sandctl("group limit", [topic, group], Object.keys(given).length ? { "max-in-flight": given.max_in_flight, rate: given.rate, burst: given.burst } : { none: true });
     },
     preview: (values) => changes(limits, { max_in_flight: null, rate: null, burst: null, ...body(values) }),
-    run: async (values) => { await put(path("topics", topic, "groups", group, "limits"), body(values)); return "The limits hold"; },
+    run: async (values) => { await put(path("topics", topic, "groups", group, "limits"), body(values)); return "Limits set"; },
     done,
   });
 }
@@ -134,7 +134,7 @@ function changeSettings(topic, group, own, done) {
     ...(values.kind ? { backoff: { kind: values.kind, ...(values.first && values.kind !== "none" ? { first: values.first } : {}) } } : {}),
   });
   act({
-    title: `Settings of ${group}`, verb: "Set them", about: "In place of those of its own; what is empty is the topic's.",
+    title: `Settings of ${group}`, verb: "Set them", about: "They replace the group's own settings. An empty field means the topic's setting.",
     fields: [
       { name: "max_attempts", label: "Attempts at most", value: own?.max_attempts ?? "", placeholder: "the topic's", help: "A number, or none." },
       { name: "max_snoozes", label: "Snoozes at most", value: own?.max_snoozes ?? "", placeholder: "the topic's" },
@@ -146,7 +146,7 @@ function changeSettings(topic, group, own, done) {
       return sandctl("group update", [topic, group], Object.keys(given).length ? settingOptions(given) : { reset: true });
     },
     preview: (values) => changes(own ?? {}, { max_attempts: undefined, max_snoozes: undefined, backoff: undefined, ...body(values) }),
-    run: async (values) => { await patch(path("topics", topic, "groups", group), { settings: body(values) }); return "The settings hold"; },
+    run: async (values) => { await patch(path("topics", topic, "groups", group), { settings: body(values) }); return "Settings set"; },
     done,
   });
 }
@@ -155,9 +155,9 @@ function seek(topic, group, found, done) {
   const to = (values) => (values.place === "at" ? (values.at ? typed(values.at).toISOString() : "") : values.place);
   act({
     title: "Seek…", verb: "Seek", danger: true, typed: group,
-    about: `Goes on from elsewhere. Back: everything from there on that is still stored is delivered again, dead letters too. Forward: what lies between counts as acked. Either takes from consumers what they hold: ${plural(found.leased, "message")}.`,
+    about: `Moves the group to another position. Back: every message that is still stored from there on is delivered again, dead letters too. Forward: the messages in between count as acked. Consumers lose what they hold: ${plural(found.leased, "message")}.`,
     fields: [
-      { name: "place", label: "To", kind: "select", options: [["latest", "latest: only what comes from now on"], ["earliest", "earliest: everything that is stored"], ["at", "a time"]] },
+      { name: "place", label: "To", kind: "select", options: [["latest", "latest: only new messages"], ["earliest", "earliest: every stored message"], ["at", "a time"]] },
       { name: "at", label: "Time", kind: "datetime-local", shownIf: (values) => values.place === "at" },
     ],
     count: async (values) => {
@@ -168,7 +168,7 @@ function seek(topic, group, found, done) {
       return `${due}; ${values.place === "earliest" ? stored : `of ${stored} those from then on`} that are stored are delivered, again or for the first time.`;
     },
     command: (values) => sandctl("group seek", [topic, group], { to: to(values) || "latest", yes: true }),
-    run: async (values) => { await post(path("topics", topic, "groups", group, "seek"), { to: to(values) }); return "It goes on from there"; },
+    run: async (values) => { await post(path("topics", topic, "groups", group, "seek"), { to: to(values) }); return "The group was moved"; },
     done,
   });
 }
@@ -176,17 +176,17 @@ function seek(topic, group, found, done) {
 function deleteGroup(topic, group) {
   act({
     title: `Delete ${group}…`, verb: "Delete", danger: true, typed: group,
-    about: "Deletes its position and its dead letters. It is refused while it has consumers, and while it has messages that are leased, retrying or blocked by their keys.",
-    fields: [{ name: "force", label: "Also delete the messages that it has yet to finish: they are lost", kind: "checkbox" }],
+    about: "Deletes the group's position and its dead letters. It is refused while the group has consumers, or messages that are leased, retrying or blocked by their keys.",
+    fields: [{ name: "force", label: "Also delete the messages that it has not finished: they are lost", kind: "checkbox" }],
     count: async () => {
       const now = await get(path("topics", topic, "groups", group));
-      return `${plural(now.lag, "message")} are due and not acked, ${plural(now.dead, "dead letter")}, ${plural(now.consumers, "consumer")}. It has yet to finish ${plural(now.unfinished, "message")}.`;
+      return `${plural(now.lag, "message")} are due and not acked, ${plural(now.dead, "dead letter")}, ${plural(now.consumers, "consumer")}. It has not finished ${plural(now.unfinished, "message")}.`;
     },
     command: (values) => sandctl("group delete", [topic, group], { force: values.force, yes: true }),
     run: async (values) => {
       await remove(path("topics", topic, "groups", group) + (values.force ? "?force=true" : ""));
       location.hash = topicHref(topic, "groups");
-      return "The group is gone";
+      return "The group was deleted";
     },
   });
 }
@@ -265,7 +265,7 @@ function deadLetters(context, topic, group) {
   function sayPicked() {
     const isFiltered = Object.keys(filters()).length > 0;
     const all = next ? (isFiltered ? "all that match" : "all of the group") : plural(found.length, "dead letter");
-    fill(picked, rows.chosen.size ? `${count(rows.chosen.size)} chosen` : `None chosen: both concern ${all}`);
+    fill(picked, rows.chosen.size ? `${count(rows.chosen.size)} chosen` : `None chosen: both buttons concern ${all}`);
   }
   async function ask(after = null) {
     same.update(sandctl("dead list", [topic], { ...options(filters()), newest: true }));
@@ -295,7 +295,7 @@ function deadLetters(context, topic, group) {
     detail.hidden = false;
     await load(detail, () => get(path("topics", topic, "messages", row.id), { as_text: true }, { signal: context.signal }), (message) => [
       h("div", { class: "head" }, h("h2", { class: "mono" }, row.id), badge(row.reason, "bad"), h("div", { class: "acts" }, h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
-      facts([["Last error", row.error], ["Died", `${instant(row.dead_at)} (${ago(row.dead_at)})`], ["Was due", instant(row.deliver_at)], ["Attempts", row.attempts], ["Life", row.life], ["Key", keyText(row) || null], ["Its topic refused it", row.not_forwarded]]),
+      facts([["Last error", row.error], ["Died", `${instant(row.dead_at)} (${ago(row.dead_at)})`], ["Was due", instant(row.deliver_at)], ["Attempts", row.attempts], ["Life", row.life], ["Key", keyText(row) || null], ["Refused by its topic", row.not_forwarded]]),
       headersView(message), h("h3", {}, "Value"), valueView(message), h("h3", {}, "Attempts"), attempts(row.history),
     ]);
     detail.focus();
@@ -307,8 +307,8 @@ function deadLetters(context, topic, group) {
     const isAll = !ids.length && !Object.keys(which).length;
     act({
       title: isPurge ? "Purge dead letters…" : "Redrive dead letters…", verb: isPurge ? "Purge them" : "Redrive them", danger: isPurge, typed: isPurge ? topic : undefined,
-      about: `${ids.length ? "Those that are chosen." : Object.keys(which).length ? "All that match the filter." : "All of this group."} ${isPurge ? "They are forgotten; it cannot be undone." : "They are delivered once more, with all attempts before them."}`,
-      fields: isPurge || ids.length ? [] : [{ name: "rate", label: "So many a second at most", kind: "number", placeholder: "no limit" }],
+      about: `${ids.length ? "Those that you chose." : Object.keys(which).length ? "All that match the filter." : "All of this group."} ${isPurge ? "They are deleted. It cannot be undone." : "They are delivered again, as at their first attempt."}`,
+      fields: isPurge || ids.length ? [] : [{ name: "rate", label: "Most messages a second", kind: "number", placeholder: "no limit" }],
       count: async () => {
         if (ids.length) return `${plural(ids.length, "dead letter")}.`;
         const job = await post(`${at}/${how}`, { ...which, dry_run: true });

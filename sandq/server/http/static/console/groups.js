@@ -7,11 +7,11 @@ import { ago, count, cut, nowMs, short, span } from "./format.js";
 import { groupHref } from "./topics.js";
 import { badge, commandLine, load, table } from "./ui.js";
 
-const standing = (row) => (row.paused ? badge("paused", "warn") : row.reason ? badge("stalled", "bad") : row.held_up_by?.length ? badge(`at its ${row.held_up_by.join(", ")}`, "warn") : ["waiting", "probing"].includes(row.push) ? badge("receiver fails", "bad") : row.push ? badge("pushed", "good") : row.ready && !row.consumers && !row.leased ? badge("no consumer", "warn") : badge("active", "good"));
+const standing = (row) => (row.paused ? badge("paused", "warn") : row.reason ? badge("stalled", "bad") : row.held_up_by?.length ? badge(`limited: ${row.held_up_by.join(", ")}`, "warn") : ["waiting", "probing"].includes(row.push) ? badge("receiver fails", "bad") : row.push ? badge("pushed", "good") : row.ready && !row.consumers && !row.leased ? badge("no consumer", "warn") : badge("active", "good"));
 
 function groupTable(withTopic, caption) {
   return table({
-    caption, filterLabel: "Filter groups", page: 100, sort: ["lag", true], key: (row) => `${row.group} ${row.topic}`, href: (row) => groupHref(row.topic, row.group), empty: "No group has come yet.",
+    caption, filterLabel: "Filter groups", page: 100, sort: ["lag", true], key: (row) => `${row.group} ${row.topic}`, href: (row) => groupHref(row.topic, row.group), empty: "No group yet.",
     columns: [
       { key: "group", label: "Group", text: (row) => row.group },
       ...(withTopic ? [{ key: "topic", label: "Topic", text: (row) => row.topic }] : []),
@@ -47,7 +47,7 @@ export function groupsView(context) {
   });
   ask();
   return [
-    h("div", { class: "head" }, h("h1", {}, "Groups"), h("span", { class: "dim" }, "Of each topic the 50 that are furthest behind"), h("div", { class: "acts" }, h("button", { type: "button", onclick: ask }, "Refresh"))),
+    h("div", { class: "head" }, h("h1", {}, "Groups"), h("span", { class: "dim" }, "The 50 groups of each topic that are furthest behind"), h("div", { class: "acts" }, h("button", { type: "button", onclick: ask }, "Refresh"))),
     place, commandLine("sandctl group list TOPIC"),
   ];
 }

@@ -40,7 +40,7 @@ export function messagesTab(context, topic) {
       field({ name: "name", label: "One message", placeholder: "id or unique key", required: true }),
       field({ name: "by", label: "Named by", kind: "select", options: [["id", "its id"], ["unique_key", "its unique key"]] }),
       tenantField, keyField,
-      h("div", { class: "buttons" }, h("button", { type: "submit" }, "Look"))));
+      h("div", { class: "buttons" }, h("button", { type: "submit" }, "Show"))));
   const manages = { allowed: may("manage", topic), reason: why("manage", topic) };
 
   const filters = () => {
@@ -122,7 +122,7 @@ export function messagesTab(context, topic) {
 // A value: as text, as JSON, as bytes; of a long one the beginning, and the rest if it is wanted.
 export function valueView(message) {
   const data = valueBytes(message);
-  if (data === null) return h("p", { class: "dim" }, "null: it deletes its key");
+  if (data === null) return h("p", { class: "dim" }, "null: this message deletes its key");
   const text = new TextDecoder("utf-8").decode(data);
   const json = typeof message.text === "string" && data.length <= 4 * 1024 * 1024 ? pretty(text) : null;
   const box = h("pre", { class: "value", tabindex: 0, "aria-label": "Value" });
@@ -131,7 +131,7 @@ export function valueView(message) {
   const segments = h("div", { class: "segments", role: "group", "aria-label": "Shown as" });
   let most = FIRST;
   let shown = json === null ? (message.text === undefined ? "Hex" : "Text") : "JSON";
-  const rest = h("button", { type: "button", class: "quiet", onclick: () => { most = Infinity; show(); } }, "All of it");
+  const rest = h("button", { type: "button", class: "quiet", onclick: () => { most = Infinity; show(); } }, "Show all");
   function show() {
     fill(segments, kinds.map(([name]) => h("button", { type: "button", "aria-pressed": String(name === shown), onclick: () => { shown = name; show(); } }, name)));
     const make = kinds.find(([name]) => name === shown)[1];
@@ -140,7 +140,7 @@ export function valueView(message) {
     box.className = shown === "Hex" ? "value hex" : "value";
     box.textContent = make ? visible(whole.slice(0, limit)) : hex(data, 0, limit);
     const isCut = make ? whole.length > limit : data.length > limit;
-    note.textContent = isCut ? `${bytes(data.length)}, the beginning` : bytes(data.length);
+    note.textContent = isCut ? `${bytes(data.length)}, cut` : bytes(data.length);
     rest.hidden = !isCut;
   }
   const save = h("button", { type: "button", class: "quiet", onclick: () => {
@@ -160,7 +160,7 @@ function headerText(value) {
 
 // `of`: a message, a dead letter, or a key. Headers that are no map are shown as they are stored.
 export function headersView(of) {
-  if (of.headers_base64) return h("p", {}, "Headers that are no map: ", h("span", { class: "mono" }, `base64:${cut(of.headers_base64, 2000)}`));
+  if (of.headers_base64) return h("p", {}, "Headers that are not a map: ", h("span", { class: "mono" }, `base64:${cut(of.headers_base64, 2000)}`));
   const rows = Object.entries(of.headers ?? {});
   if (!rows.length) return null;
   return h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, "Headers"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Header"), h("th", { scope: "col" }, "Value"))),
@@ -182,7 +182,7 @@ function messageView(context, topic, message, { name, by, tenant, key, again, li
   function cancel() {
     act({
       title: "Cancel the message…", verb: "Cancel it", danger: true,
-      about: `One message, ${message.id}, due ${instant(message.deliver_at)}, ${bytes(message.size)}: no group gets it any more. It cannot be undone.`,
+      about: `One message, ${message.id}, due ${instant(message.deliver_at)}, ${bytes(message.size)}: no group receives it. It cannot be undone.`,
       command: () => sandctl("message cancel", places, { ...asOptions }),
       run: async () => { await remove(at, query); return "Cancelled"; },
       done: () => { close(); list(); },
@@ -191,7 +191,7 @@ function messageView(context, topic, message, { name, by, tenant, key, again, li
   function move() {
     act({
       title: "Move the message…", verb: "Move it", about: `It is due ${instant(message.deliver_at)} (${ago(message.deliver_at)}).`,
-      fields: [...WHEN_FIELDS("delay"), { name: "priority", label: "Priority", kind: "number", help: "Of priority and fair topics; empty: as it is." }],
+      fields: [...WHEN_FIELDS("delay"), { name: "priority", label: "Priority", kind: "number", help: "For priority and fair topics. Empty: unchanged." }],
       command: (values) => sandctl("message move", places, { ...asOptions, ...(values.when === "now" ? { in: "0s" } : whenOptions(values)), priority: values.priority }),
       run: async (values) => {
         await patch(to, { ...(values.when === "now" ? { delay: 0 } : whenOf(values)), ...(values.priority ? { priority: Number(values.priority) } : {}) });
@@ -209,13 +209,13 @@ function messageView(context, topic, message, { name, by, tenant, key, again, li
     const others = Object.fromEntries(all.filter((one) => !isLine(one)));
     before.headers = all.filter(isLine).map(([header, one]) => `${header}=${one}`).join("\n");
     const isOther = (values) => ({ value: values.value !== before.value || values.kind !== before.kind, headers: values.headers !== before.headers });
-    const kept = Object.keys(others).length ? `Kept beside these, since they are no lines of text: ${Object.keys(others).join(", ")}.` : null;
+    const kept = Object.keys(others).length ? `These headers are not text, and are kept: ${Object.keys(others).join(", ")}.` : null;
     act({
-      title: "Change the message…", verb: "Change it", about: "Its value and headers, where it stands; what is left as it is here stays as it was. What a group holds cannot be changed.",
+      title: "Change the message…", verb: "Change it", about: "Changes the value and the headers; the delivery time stays. A message that a group holds cannot be changed.",
       fields: [
         { name: "value", label: "Value", kind: "textarea", value, rows: 8 },
         { name: "kind", label: "Format", kind: "select", options: VALUE_KINDS, value: before.kind },
-        { name: "headers", label: "Headers, all of them", kind: "textarea", rows: 3, value: before.headers, help: kept },
+        { name: "headers", label: "All headers", kind: "textarea", rows: 3, value: before.headers, help: kept },
       ],
       command: (values) => {
         const is = isOther(values);
@@ -229,7 +229,7 @@ function messageView(context, topic, message, { name, by, tenant, key, again, li
       },
       run: async (values) => {
         const is = isOther(values);
-        if (!is.value && !is.headers) throw new Error("nothing of it is changed");
+        if (!is.value && !is.headers) throw new Error("you changed nothing");
         await patch(to, { ...(is.value ? valueOf(values.kind, values.value) : {}), ...(is.headers ? { headers: { ...others, ...headersOf(values.headers) } } : {}) });
         return "Changed";
       },
@@ -252,7 +252,7 @@ function messageView(context, topic, message, { name, by, tenant, key, again, li
 }
 
 export function whyView(told) {
-  if (!told.groups.length) return h("p", { class: "dim" }, "No group has come for it yet.");
+  if (!told.groups.length) return h("p", { class: "dim" }, "No group reads this topic yet.");
   return told.groups.map((group) => h("div", {},
     h("p", {}, h("strong", {}, visible(group.group ?? "")), " ", badge(group.state ?? "", STATES[group.state]), " ", visible(group.reason ?? "")),
     facts(Object.entries(group).filter(([name, value]) => !["group", "state", "reason", "history", "lives"].includes(name) && value !== null && typeof value !== "object").map(([name, value]) => [name.replaceAll("_", " "), name.endsWith("_at") ? instant(value) : String(value)])),
@@ -281,7 +281,7 @@ function cancelMany(topic, filters, options, done) {
   const isAll = !Object.keys(which).length;
   act({
     title: "Cancel many messages…", verb: "Cancel them", danger: true, typed: topic,
-    about: `${described(filters)} In any state that is pending: the state of the list does not count here. It cannot be undone.`,
+    about: `${described(filters)} It concerns every pending message that matches: the state of the list does not count. It cannot be undone.`,
     count: async () => {
       const job = await remove(path("topics", topic, "messages"), { ...which, dry_run: true });
       return `${plural(job.matched, "message")} would be cancelled.`;
@@ -300,7 +300,7 @@ function moveMany(topic, filters, options, done) {
   const isAll = !Object.keys(which).length;
   act({
     title: "Move many messages…", verb: "Move them", about: described(filters),
-    fields: [{ name: "shift", label: "By so much", value: "1h", required: true, help: "Later; earlier with a minus: -30m." }],
+    fields: [{ name: "shift", label: "Shift by", value: "1h", required: true, help: "To an earlier time with a minus: -30m." }],
     count: async () => {
       const job = await patch(path("topics", topic, "messages"), { ...which, shift: "1s", dry_run: true });
       return `${plural(job.matched, "message")} would be moved.`;
@@ -314,4 +314,4 @@ function moveMany(topic, filters, options, done) {
   });
 }
 
-export const bytesOfBase64 = (text) => { try { return fromBase64(text); } catch { say("That is no base64", "note"); return null; } };
+export const bytesOfBase64 = (text) => { try { return fromBase64(text); } catch { say("That is not base64", "note"); return null; } };
