@@ -154,9 +154,10 @@ class List(Request, type=Type.LIST):
 
     def frame(self, request_id: int) -> bytes:
         """Encode the request without the last fields if they are nil: earlier versions do not know them."""
-        known = 2 if self.order is None is self.value_bytes else 0
-        known += 1 if known and self.unique_key_prefix is None else 0
-        return encode_frame(self.type, request_id, *self[: len(self) - known])
+        for missing in _LIST_MISSING[::-1]:
+            if all([field is None for field in self[-missing:]]):
+                return encode_frame(self.type, request_id, *self[:-missing])
+        return encode_frame(self.type, request_id, *self)
 
 
 _LIST_ITEMS: Final = 2 + 12
