@@ -23,7 +23,7 @@ from sandq.model.topic_patterns import TopicPattern
 from sandq.protocol.frames import Frame, FrameReader, Type, encode_error, encode_reply
 from sandq.protocol.replies import MetadataReply, Node, Partition, TopicRecord, encode_deliver
 from sandq.protocol.requests import Ack, AckThen, Extend, Hello, Metadata, Nack, Subscribe, TopicNames, Unsubscribe
-from sandq.protocol.requests_admin import GroupList, TopicCreate, TopicDelete, TopicStats
+from sandq.protocol.requests_admin import ConsumerList, GroupList, TopicCreate, TopicDelete, TopicStats
 from tests.support.client.fake_access import FakeAccess
 from tests.support.client.fake_keys import FakeKeys
 from tests.support.client.fake_messages import NOW_MS, FakeMessages
@@ -315,6 +315,10 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
         row = {"partition": 0, "cursor": offsets.FIRST, "committed": offsets.FIRST, "leased": 1, "consumers": 1}
         row |= {"waiting": 0, "ready": 2, "dead": sum(dead.values()), "dead_reasons": dead, "reason": None}
         return ([row | {"group": name, "settings": group.get("settings")} for name, group in self.groups.items()],)
+
+    def do_consumer_list(self, connection: FakeConnection, frame: Frame) -> Any:
+        self.group(ConsumerList.parse(frame).group)
+        return [], 0
 
     def do_topic_stats(self, connection: FakeConnection, frame: Frame) -> Any:
         self.record(TopicStats.parse(frame).topic)

@@ -36,7 +36,7 @@ def test_the_examples_run(with_client: Any) -> None:
         for example in EXAMPLES:
             await compiled(example)(client)
 
-    assert len(EXAMPLES) == 15
+    assert len(EXAMPLES) == 16
     with_client(body)
 
 
