@@ -106,5 +106,6 @@ def check_command(line: str) -> None:
     while isinstance(command, click.Group):
         name, found, arguments = command.resolve_command(click.Context(command, context), arguments)
         assert name is not None and found is not None, line
-        context, command = click.Context(command, context), found
+        # With its settings: a command keeps the names of its help option of the first context that asks for them.
+        context, command = click.Context(command, context, **command.context_settings), found
     command.make_context("sandctl", arguments, context)
