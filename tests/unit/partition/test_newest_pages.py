@@ -8,32 +8,38 @@ from typing import Any
 import pytest
 
 from sandq.model import offsets
+from sandq.model.features import KNOWN
 from sandq.partition import commands as c
 from sandq.partition.log import backwards
 from sandq.partition.queries import NEWEST, PartitionQueries
 from tests.support.partition.bench import Bench
+from tests.support.partition.key_bench import KeyBench
+from tests.support.partition.ranked_bench import RankedBench
 from tests.support.simulation.seeds import few_of
 
 ALL_TIMES = (0, 1 << 47)
 STATES = (None, "delayed", "ready", "leased", "waiting", "acked")
 
 
-def listed(bench: Bench, state: str | None, limit: int, order: str | None, window: tuple[int, int]) -> list[bytes]:
-    """Return the offsets of all pages."""
+Listed = list[tuple[bytes, bytes | None]]
+
+
+def listed(bench: Bench, state: str | None, limit: int, order: str | None, window: tuple[int, int]) -> Listed:
+    """Return the offsets and values of all pages."""
     queries = PartitionQueries(bench.machine, bench.view)
-    found: list[bytes] = []
+    found: Listed = []
     after: bytes | None = None
     while True:
-        page, after = queries.page(state, *window, None, limit, after, False, None, order)
+        page, after = queries.page(state, *window, None, limit, after, True, None, order)
         assert len(page) <= limit
-        found += [row["offset"] for row in page]
+        found += [(row["offset"], row["value"]) for row in page]
         if after is None:
             return found
 
 
 def filled(chance: random.Random) -> Bench:
     """Return a partition with batches and single messages in all states, and holes in the batches."""
-    bench = Bench()
+    bench = Bench(level=KNOWN.highest)
     bench.open()
     ids: list[bytes] = []
     for step in range(30):
@@ -51,8 +57,15 @@ def filled(chance: random.Random) -> Bench:
             bench.ack(lease.token, at=301)
         elif end < 0.6:
             bench.nack(lease.token, at=301, delay=60_000)
-    for offset in chance.sample(listed(bench, "ready", 100, None, ALL_TIMES), 3):
-        bench.cancel(offset, at=302)
+    ready = [offset for offset, _ in listed(bench, "ready", 100, None, ALL_TIMES)]
+    chance.shuffle(ready)
+    for number, offset in enumerate(ready[:9]):
+        if number % 3 == 0:
+            bench.cancel(offset, at=302)
+        elif number % 3 == 1:
+            bench.update(offset, "another and longer value", at=302)
+        else:
+            bench.move(offset, 4_000 + number, at=302)
     return bench
 
 
@@ -61,7 +74,12 @@ def filled(chance: random.Random) -> Bench:
 def test_newest_pages_hold_the_messages_of_rising_pages_reversed(seed: int, limit: int) -> None:
     chance = random.Random(seed)
     bench = filled(chance)
-    everything = listed(bench, None, 100, None, ALL_TIMES)
+    check(bench, chance, limit)
+
+
+def check(bench: Bench, chance: random.Random, limit: int) -> None:
+    """Compare pages of a size in both orders: of each state, within windows of time."""
+    everything = [offset for offset, _ in listed(bench, None, 100, None, ALL_TIMES)]
     assert everything
     middle = offsets.deliver_ms(chance.choice(everything))
     for window in (ALL_TIMES, (middle, 1 << 47), (0, middle), (middle, middle + 1)):
@@ -70,11 +88,33 @@ def test_newest_pages_hold_the_messages_of_rising_pages_reversed(seed: int, limi
             assert listed(bench, state, limit, NEWEST, window) == rising[::-1], (state, window)
 
 
+@pytest.mark.parametrize("limit", [1, 3, 100])
+def test_newest_pages_of_a_compacted_topic(limit: int) -> None:
+    bench, chance = KeyBench(), random.Random(limit)
+    bench.open()
+    for number in range(40):
+        bench.set(chance.choice("abcdef"), chance.choice(["1", "2", None]), at=1000 * number)
+    for later in range(0, 40_000, 1000):
+        bench.upkeep(at=3_600_000 + later)
+    bench.lease(at=3_700_000, limit=3)
+    check(bench, chance, limit)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 100])
+def test_newest_pages_of_a_topic_with_priorities(limit: int) -> None:
+    bench, chance = RankedBench(), random.Random(limit)
+    bench.open()
+    for number in range(30):
+        bench.add(f"{number}", priority=chance.randint(0, 3))
+    bench.take(5, at=1)
+    check(bench, chance, limit)
+
+
 def test_newest_page_begins_within_a_batch_and_ends_at_the_trimmed_part() -> None:
     bench = Bench()
     bench.open()
     bench.append(*"abcdef")
-    rising = listed(bench, None, 100, None, ALL_TIMES)
+    rising = [offset for offset, _ in listed(bench, None, 100, None, ALL_TIMES)]
     bench.lease(limit=2)
     queries = PartitionQueries(bench.machine, bench.view)
     page, after = queries.page(None, *ALL_TIMES, None, 100, rising[3], False, None, NEWEST)
