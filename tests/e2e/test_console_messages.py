@@ -46,7 +46,7 @@ def http_port() -> int:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory, http_port: int) -> Iterator[NodeProcess]:
-    environ = {"SANDQ_LISTEN__HTTP": f"127.0.0.1:{http_port}", "SANDQ_HTTP__WORKERS": "1"}
+    environ: dict[str, Any] = {"SANDQ_LISTEN__HTTP": f"127.0.0.1:{http_port}", "SANDQ_HTTP__WORKERS": "1"}
     found = NodeProcess(tmp_path_factory.mktemp("node"), **environ)
     found.start()
     yield found
@@ -127,7 +127,7 @@ def test_columns_that_are_empty_in_the_page_are_hidden(console: Console) -> None
     console.go(f"#/topics/{name}/messages")
     browser.reads("delayed", "tbody")
     assert browser.run(SHOWN) == ["Id", "State", "Delivered at", "Value", "Key", "Size", "Partition"]
-    # Of a page without a key, though another page has one.
+    # The first page has no key, the second one has.
     first = [{"text": "x", "deliver_at": "2035-01-31T08:00:00Z"} for _ in range(100)]
     api("POST", f"/topics/{name}", {"messages": first})
     browser.click("List", "main")

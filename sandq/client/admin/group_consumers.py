@@ -39,7 +39,7 @@ class GroupConsumer(NamedTuple):
 
 
 class GroupConsumers(NamedTuple):
-    """The consumers of a group, those with the most messages first. `left_out`: at least so many more there are."""
+    """The consumers of a group, those with the most messages first. `left_out`: the least number of further ones."""
 
     consumers: list[GroupConsumer]
     left_out: int

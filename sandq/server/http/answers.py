@@ -318,7 +318,7 @@ class Consumer(Answer):
 
 class Consumers(Answer):
     consumers: list[Consumer] = Field(description="Those with the most messages first.")
-    left_out: int = Field(description="At least so many more consumers there are.")
+    left_out: int = Field(description="The least number of further consumers, which are not listed.")
 
 
 class Groups(Answer):

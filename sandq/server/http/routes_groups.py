@@ -223,7 +223,7 @@ async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
     summary="The consumers of a group, and what they hold",
 )
 async def consumers(request: Request, topic: TopicName, group: GroupName) -> Found:
-    """As the leaders of the topic's partitions know them."""
+    """The leaders of the topic's partitions tell who subscribes, and whose leases hold messages."""
     found = await gateway_of(request).client.admin.consumers(topic, group)
     return {"consumers": [consumer_json(row) for row in found.consumers], "left_out": found.left_out}
 

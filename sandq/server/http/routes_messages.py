@@ -111,7 +111,7 @@ async def list_(
         Query(
             ge=1,
             le=PREVIEW_BYTES_MAX,
-            description="With their values, at most so many bytes of each: as `text`, or `value` where these bytes are "
+            description="Return values, at most this many bytes of each: as `text`, or as `value` if these bytes are "
             "not UTF-8. `size` is that of the whole value.",
         ),
     ] = None,

@@ -45,7 +45,7 @@ export function liveTail(context, topic, which, columns, leave) {
     else if (trouble) setText(said, `Not up to date${asOf}: ${trouble}`);
     else setText(said, `Live: ${kept}${isFiltered ? `; the newest ${most} are searched every 2 seconds` : ""}`);
   }
-  // What a look no longer has, though it reaches as far, is not stored any more.
+  // A row that this look does not have, though the look reaches as far, is no longer stored.
   function merge(page) {
     const now = new Set(page.messages.map((row) => row.id));
     const before = new Set(seen.map((row) => row.id));
