@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from functools import partial
 
 import pytest
 
@@ -129,10 +129,10 @@ def test_newest_page_reads_a_bounded_part_and_says_where_to_go_on() -> None:
     for number in range(20):
         bench.put(f"{number}", due=number)
     gave_way: list[bool] = []
-    arguments: Any = (bench.view, offsets.FIRST, offsets.LAST)
-    ranges, end = backwards.read(*arguments, 7, 1 << 20, lambda: gave_way.append(True))
+    read = partial(backwards.read, bench.view, offsets.FIRST, offsets.LAST)
+    ranges, end = read(7, 1 << 20, lambda: gave_way.append(True))
     assert sum([one.length for one in ranges]) == 7 and end == ranges[-1].base and gave_way == [True]
-    ranges, end = backwards.read(*arguments, 100, 1, lambda: None)
+    ranges, end = read(100, 1, lambda: None)
     assert 0 < len(ranges) <= backwards.READ_ROWS and end == ranges[-1].base
 
 
