@@ -210,7 +210,7 @@ def test_dead_letters_are_grouped_by_error_and_narrowed_by_a_click(console: Cons
     kill_messages(api, name, ["410 gone", "410 gone", stack, None, "410 gone"])
     console.go(f"#/topics/{name}/groups/g/dead")
     browser.reads("410 gone", "section")
-    kinds, letters = "section[aria-label=Errors]", "section[aria-label='Dead letters']"
+    kinds, letters = "section[aria-label='Errors of dead letters']", "section[aria-label='List of dead letters']"
     assert column(browser, "Error", kinds)[0] == "410 gone"
     assert sorted(column(browser, "Count", kinds)) == ["1", "1", "3"]
     assert "no error" in column(browser, "Error", kinds)
@@ -235,6 +235,11 @@ def test_dead_letters_are_grouped_by_error_and_narrowed_by_a_click(console: Cons
     browser.reads("1 chosen", letters)
 
 
+LANDMARKS = """
+const all = [...document.querySelectorAll("section[aria-label], [role=region]")].filter((one) => one.offsetParent);
+return all.map((one) => one.getAttribute("aria-label"));
+"""
+"""Names of regions, which a screen reader lists: each has a name of its own."""
 VIEWS = ("#/topics/fits/messages", "#/topics/fits/groups/g", "#/topics/fits/groups/g/dead")
 
 
@@ -266,6 +271,8 @@ def test_views_fit_their_window_and_have_labels_and_contrast(console: Console, s
             )
             assert max(browser.run(over)) <= 0, (view, step)
             assert browser.run(LABELS) == [], (view, step)
+            names = browser.run(LANDMARKS)
+            assert len(names) == len({*names}), (view, step, names)
             assert browser.run(CONTRAST) == [], (view, step)
             display = browser.run("return getComputedStyle(document.querySelector('main tbody tr')).display")
             assert display == ("block" if width == 390 else "table-row"), "rows are cards on a phone"
@@ -280,7 +287,7 @@ def test_consumers_of_a_group_are_listed_with_what_they_hold(console: Console, n
         with client.subscribe(name, group="g", consumer_id="desk-1", credit=10) as subscription:
             next(iter(subscription))
             console.go(f"#/topics/{name}/groups/g")
-            consumers = "section[aria-label=Consumers]"
+            consumers = "section[aria-label='Consumers of the group']"
             browser.until(lambda: refreshed(console, consumers) == ["2", "1"], "both are listed")
             at = column(browser, "Address", consumers)
             assert at[0].startswith("127.0.0.1:") and at[1] == "leases by requests"
@@ -343,7 +350,7 @@ def test_answer_to_an_earlier_question_is_not_shown(console: Console) -> None:
         browser.fill("error", "503", "main")
         browser.click("List", "main")
         browser.run("window.fetch = fetchNow; asked[1]()")
-        letters = "section[aria-label='Dead letters']"
+        letters = "section[aria-label='List of dead letters']"
         browser.until(lambda: column(browser, "Last error", letters) == ["503 busy"], "the later answer")
         browser.run("asked[0]()")
         browser.run_async(LOOKS)

@@ -76,7 +76,7 @@ function standing(context, topic, group, found, again) {
       h("section", { class: "card" }, h("h2", {}, "Limits"), found.limits ? facts([["In flight", limits.max_in_flight === null || limits.max_in_flight === undefined ? null : `${count(limits.in_flight)} of ${count(limits.max_in_flight)}`], ["Rate", limits.rate], ["Burst", limits.burst]]) : h("p", { class: "dim" }, "No limits.")),
       h("section", { class: "card" }, h("h2", {}, "Settings of its own"), found.settings ? facts(Object.entries(found.settings).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)])) : h("p", { class: "dim" }, "The settings of the topic.")),
       h("section", { class: "card" }, h("h2", {}, "Push"), pushed)),
-    h("section", { class: "card", "aria-label": "Consumers" }, h("h2", {}, "Consumers"), consumers, commandLine(sandctl("group consumers", [topic, group]))),
+    h("section", { class: "card", "aria-label": "Consumers of the group" }, h("h2", {}, "Consumers"), consumers, commandLine(sandctl("group consumers", [topic, group]))),
     h("section", { class: "card" }, h("h2", {}, "Partitions"), parts.element),
     commandLine(sandctl("group show", [topic, group])),
   ];
@@ -215,8 +215,8 @@ function byError(letters) {
 function deadLetters(context, topic, group) {
   const at = path("topics", topic, "groups", group, "dead");
   const manages = { allowed: may("manage", topic, group), reason: why("manage", topic) };
-  const list = h("section", { class: "card tabled", "aria-label": "Dead letters" });
-  const errors = h("section", { class: "card", hidden: true, "aria-label": "Errors" });
+  const list = h("section", { class: "card tabled", "aria-label": "List of dead letters" });
+  const errors = h("section", { class: "card", hidden: true, "aria-label": "Errors of dead letters" });
   const detail = h("section", { class: "card", hidden: true, tabindex: -1, "aria-label": "The dead letter" });
   const same = commandLine("");
   const form = h("form", { class: "card", role: "search", "aria-label": "Dead letters" }, h("div", { class: "fields" },
