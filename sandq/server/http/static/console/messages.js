@@ -152,6 +152,16 @@ export function valueView(message) {
   return [h("div", { class: "row" }, segments, note, rest, save), box];
 }
 
+// A table whose rows all fit one page; on a phone each row is a card. `named`: its card says what the first cell is.
+function smallTable(caption, heads, rows, named = false) {
+  const cell = (value, place) => (place === 0
+    ? h("th", { scope: "row", role: "rowheader", data: named ? { label: heads[0] } : {} }, String(value ?? ""))
+    : h("td", { role: "cell", data: { label: heads[place] } }, String(value ?? "")));
+  return h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "cards", role: "table" }, h("caption", { class: "unseen" }, caption),
+    h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, rows.map((one) => h("tr", { role: "row" }, one.map(cell))))));
+}
+
 // The value of a header as text: bytes as base64, all else as JSON has it.
 function headerText(value) {
   const isBytes = value !== null && typeof value === "object" && Object.keys(value).join() === "base64";
@@ -163,8 +173,7 @@ export function headersView(of) {
   if (of.headers_base64) return h("p", {}, "Headers that are not a map: ", h("span", { class: "mono" }, `base64:${cut(of.headers_base64, 2000)}`));
   const rows = Object.entries(of.headers ?? {});
   if (!rows.length) return null;
-  return h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, "Headers"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Header"), h("th", { scope: "col" }, "Value"))),
-    h("tbody", {}, rows.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, visible(name)), h("td", {}, visible(headerText(value))))))));
+  return smallTable("Headers", ["Header", "Value"], rows.map(([name, value]) => [name, headerText(value)]));
 }
 
 function messageView(context, topic, message, { name, by, tenant, key, again, list, close }) {
@@ -261,9 +270,8 @@ export function whyView(told) {
 
 export function attempts(history) {
   if (!history.length) return null;
-  const heads = ["Life", "Attempt", "By", "Leased", "Ended", "How", "Error"];
-  return h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, "Attempts"), h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)))),
-    h("tbody", {}, history.map((one) => h("tr", {}, [one.life, one.attempt, one.consumer, instant(one.leased_at), instant(one.ended_at), one.outcome, one.error ?? ""].map((value) => h("td", {}, visible(value ?? ""))))))));
+  const heads = ["Attempt", "Life", "Consumer", "Leased", "Ended", "Outcome", "Error"];
+  return smallTable("Attempts", heads, history.map((one) => [one.attempt, one.life, one.consumer, instant(one.leased_at), instant(one.ended_at), one.outcome, one.error]), true);
 }
 
 function window_(filters) {
