@@ -35,6 +35,9 @@ T = TypeVar("T")
 FRAME_RANGES: Final = 16_384
 """Ranges in one ACK or NACK frame, about; what is more goes into a further frame."""
 
+REPORT_S: Final = 5.0
+"""How long a message waits until the broker knows that it is begun, at most."""
+
 Span = tuple[int, int]
 
 ABSENT: Final = 0  # not live, or pushed before
@@ -291,14 +294,16 @@ class Arrival:
     async def report(self, *, whole: bool) -> None:
         """Report the next message as begun, or (`whole`) all of them, and wait until the broker has stored that.
 
-        A message whose lease is lost is held no more afterwards. If the report fails otherwise the message is begun all
-        the same: what the report is for is a fair count of attempts."""
+        A message whose lease is lost is held no more afterwards. If the report fails otherwise, or is not answered in
+        `REPORT_S`, the message is begun all the same: what the report is for is a fair count of attempts, and messages
+        of other partitions wait behind it."""
         chunk = self.chunk
         stop = chunk.count if whole else chunk.state.find(HELD, self.position) + 1
         chunk.taken = max(chunk.taken, stop)
-        with suppress(SandqError):
+        with suppress(SandqError), anyio.move_on_after(REPORT_S) as scope:
             await chunk.lease.owner.report_begun(chunk.lease)
-        chunk.begun = max(chunk.begun, stop)
+        # The partition may have no leader: do not wait for each of its messages.
+        chunk.begun = chunk.count if scope.cancelled_caught else max(chunk.begun, stop)
 
 
 class Extension:

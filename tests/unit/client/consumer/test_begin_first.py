@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import pytest
 
 from sandq.client.client import Client
+from sandq.client.consumer import lease
 from sandq.client.consumer.message import Message
 from sandq.model import offsets
 from sandq.protocol.frames import Type, encode_reply
 from tests.support.client.fake_server import FakeServer
-from tests.support.client.helpers import running, subscribed, take, take_batches
+from tests.support.client.helpers import running, subscribed, take, take_batches, two_nodes
 from tests.support.waiting import until_holds
 
 TOKEN = 5 << 16
@@ -108,3 +110,22 @@ def test_two_tasks_report_a_message_each(with_client: Any) -> None:
             assert begun(server)[-1] == [[base, 2]]
 
     with_client(body)
+
+
+def test_report_that_is_not_answered_does_not_hold_up_others(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "REPORT_S", 0.2)
+
+    async def main() -> None:
+        async with two_nodes() as (one, two, client), client.subscribe("t", group="g", credit=4) as subscription:
+            await until_holds(lambda: one.subscribed and two.subscribed)
+            for server in (one, two):
+                number = server.topics["t"].number
+                server.add_topic("t", 2, leaders=[None, "n2"])
+                server.topics["t"] = server.topics["t"]._replace(number=number)
+            one.deliver(one.subscription(), [b"a", b"b"], token=TOKEN, begin_first=True)
+            client._cluster.refresh("t")
+            await until_holds(lambda: client._cluster.record("t").partitions[0].leader is None)
+            two.deliver(two.subscription(), [b"c"], token=TOKEN, partition=1)
+            assert [message.value for message in await take(subscription, 3)] == [b"a", b"b", b"c"]
+
+    run(main)
