@@ -13,6 +13,7 @@ One byte a message is its state, so that what happens to many at once costs no w
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
@@ -104,6 +105,7 @@ class Lease:
 
     __slots__ = (
         "abandoned",
+        "asked_until",
         "attempt",
         "begin_first",
         "blocked",
@@ -141,6 +143,7 @@ class Lease:
         self.lost = False
         self.recheck = False  # the connection was cut since: frames may come again
         self.extending = False
+        self.asked_until = -math.inf  # the end that the last extension asked for, on anyio's clock
         self.begin_first = False  # the broker is to know of each message that it was begun, before it is begun
 
     @property

@@ -272,12 +272,15 @@ class PartitionConsumer:
     def extend(self, lease: Lease, lease_ms: int) -> Extension:
         self.check_open()
         extension = self._extensions.add(lease, lease_ms)
+        lease.asked_until = anyio.current_time() + lease_ms / 1000
         self.poke()
         return extension
 
     def report_begun(self, lease: Lease) -> Extension:
-        """Extend a lease, so that the broker learns which of its messages were begun."""
-        return self.extend(lease, self._lease_ms())
+        """Extend a lease, so that the broker learns which of its messages were begun. The lease never ends earlier for
+        that: other messages of it may be held for longer."""
+        left_s = max(lease.expires_at, lease.asked_until) - anyio.current_time()
+        return self.extend(lease, max(self._lease_ms(), int(left_s * 1000)))
 
     async def confirmed(self, chunk: Chunk, position: int) -> None:
         """Until the ack or nack of a message was answered; raises what the answer was, if not yes."""

@@ -129,3 +129,17 @@ def test_report_that_is_not_answered_does_not_hold_up_others(run: Any, monkeypat
             assert [message.value for message in await take(subscription, 3)] == [b"a", b"b", b"c"]
 
     run(main)
+
+
+def test_report_does_not_shorten_a_lease_that_was_extended(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", auto_extend=False) as subscription:
+            server.deliver(server.subscription(), [b"a", b"b", b"c"], token=TOKEN, begin_first=True)
+            (first,) = await take(subscription, 1)
+            first.extend("1h")  # not awaited: it may be unanswered, or unsent, by the time of the next report
+            await take(subscription, 1)
+            await take(subscription, 1)
+            asked = [item[1] for extend in server.extends for item in extend.items]
+            assert asked[0] == 30_000 and min(asked[1:]) > 3_590_000
+
+    with_client(body)
