@@ -310,12 +310,14 @@ class Deliver(NamedTuple):
         return cls._make([*frame[1:13], begin_first])
 
 
-def encode_deliver(subscription_id: int, lease: LeasedPieces, *, last: bool = True) -> Iterator[bytes]:
+def encode_deliver(
+    subscription_id: int, lease: LeasedPieces, *, last: bool = True, reports: bool = True
+) -> Iterator[bytes]:
     """Encode the DELIVER pushes of a lease, one for each piece; the batches go in as they are, copied once.
 
     `last`: no further frame of this lease follows. Only then can a client ack a lease as a whole, in one
     small item; so leave it False when in doubt: such an ack is for all of the lease, what was never sent
-    included.
+    included. `reports`: whether the consumer knows `begin_first`.
     """
     left = len(lease.pieces)
     for offsets, ids, created_ms, live, batch in lease.pieces:
@@ -334,7 +336,7 @@ def encode_deliver(subscription_id: int, lease: LeasedPieces, *, last: bool = Tr
                 created_ms,
                 live,
                 last and not left,
-                *([True] if lease.begin_first else ()),
+                *([True] if lease.begin_first and reports else ()),
             ),
             batch,
         )

@@ -91,7 +91,7 @@ class Subscriptions:
         connection, subscription_id = self._connection, request.subscription_id
 
         def push(delivery: Delivery) -> None:
-            self._deliver(subscription_id, delivery)
+            self._deliver(subscription_id, delivery, reports=bool(request.handlers))
 
         def ended(error: SandqError) -> None:
             self._subscriptions.pop(subscription_id, None)
@@ -103,9 +103,12 @@ class Subscriptions:
         self._subscriptions[subscription_id] = (request.topic, subscription)
         return encode_reply(request_id, partitions)
 
-    def _deliver(self, number: int, delivery: Delivery) -> None:
-        """Push a lease to a subscription or a LEASE request."""
-        for frame in encode_deliver(number, delivery):
+    def _deliver(self, number: int, delivery: Delivery, *, reports: bool = False) -> None:
+        """Push a lease to a subscription or a LEASE request. `reports`: whether the consumer reports what it begins.
+
+        A consumer that does not may hold a lease that was granted to one that did, if an older version was started in
+        its place."""
+        for frame in encode_deliver(number, delivery, reports=reports):
             self._connection.send(frame)
 
     def lease(self, request_id: int, request: Lease) -> None:

@@ -634,6 +634,7 @@ def test_deliver(last: bool) -> None:
     (data,) = encode_deliver(4, lease, last=last)
     (frame,) = FrameReader().feed(data)
     deliver = Deliver.parse(frame)
+    assert [*encode_deliver(4, replace(lease, begin_first=True), last=last, reports=False)] == [data]
     (careful,) = FrameReader().feed(b"".join(encode_deliver(4, replace(lease, begin_first=True), last=last)))
     assert Deliver.parse(careful) == deliver._replace(begin_first=True)
     assert deliver == (4, 7, 1, 5 << 16, 2, 99, BASE, None, 1234, [[0, 1]], last, b"batch", False)
