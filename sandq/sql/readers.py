@@ -140,7 +140,14 @@ async def _unique_names(view: CallerView, topic: str, scan: Scan) -> tuple[list[
     if within is None:
         return [(None, {"unique_key": name}) for name in unique_keys], not unique_keys
     within = tuple(one for one in within if _fits(one, 0, DEFAULT.key_bytes))
+    _check_count(len(unique_keys) * len(within))  # before the pairs are made: they may be many more
     return [(None, {"unique_key": name, column: one}) for name in unique_keys for one in within], True
+
+
+def _check_count(count: int) -> None:
+    """Raise SqlError if a query names too many messages."""
+    if count > IDS:
+        raise SqlError(TOO_BIG_SELECT, f"the query names {count:,} messages; at most {IDS:,} are looked up")
 
 
 def _fits(name: Any, least: int, most: int) -> bool:
@@ -160,8 +167,7 @@ async def _named_and_listed(view: CallerView, topic: str, scan: Scan, names: Seq
 
 
 async def _named(view: CallerView, topic: str, scan: Scan, names: Sequence[_Name], held: Held) -> Any:
-    if len(names) > IDS:
-        raise SqlError(TOO_BIG_SELECT, f"the query names {len(names):,} messages; at most {IDS:,} are looked up")
+    _check_count(len(names))
     messages = view.messages(topic)
 
     async def get(name: _Name) -> StoredMessage | None:

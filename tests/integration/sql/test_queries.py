@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -836,3 +837,19 @@ async def test_limit_and_execution_time_with_too_many_digits_bound_nothing() -> 
         assert await bench.column(f"SELECT topic FROM topics LIMIT {'9' * 5000}") == []
         assert await bench.column(f"SELECT /*+ MAX_EXECUTION_TIME({'9' * 5000}) */ 1") == [1]
         assert await bench.column("SELECT /*+ MAX_EXECUTION_TIME(²) */ 1") == [1]
+
+
+async def test_pairs_of_names_are_counted_before_they_are_made() -> None:
+    async with benched() as bench:
+        await bench.client.admin.create_topic("t")
+        names = ", ".join([f"'{number}'" for number in range(1000)])
+        tracemalloc.start()
+        try:
+            error = await bench.refused(
+                f"SELECT id FROM messages WHERE topic = 't' AND unique_key IN ({names}) AND `key` IN ({names})"
+            )
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert error.number == TOO_BIG_SELECT and "names 1,000,000 messages" in str(error)
+    assert peak_bytes < 100 << 20
