@@ -33,7 +33,7 @@ from sandq.sql.pages import (
     texts,
     texts_array,
 )
-from sandq.sql.scan import Scan, is_id
+from sandq.sql.scan import Scan, check_count, is_id
 from sandq.sql.schema import Column, Kind, Table
 
 AT_ONCE: Final = 8
@@ -140,14 +140,8 @@ async def _unique_names(view: CallerView, topic: str, scan: Scan) -> tuple[list[
     if within is None:
         return [(None, {"unique_key": name}) for name in unique_keys], not unique_keys
     within = tuple(one for one in within if _fits(one, 0, DEFAULT.key_bytes))
-    _check_count(len(unique_keys) * len(within))  # before the pairs are made: they may be many more
+    check_count(len(unique_keys) * len(within))  # before the pairs are made: they may be many more
     return [(None, {"unique_key": name, column: one}) for name in unique_keys for one in within], True
-
-
-def _check_count(count: int) -> None:
-    """Raise SqlError if a query names too many messages."""
-    if count > IDS:
-        raise SqlError(TOO_BIG_SELECT, f"the query names {count:,} messages; at most {IDS:,} are looked up")
 
 
 def _fits(name: Any, least: int, most: int) -> bool:
@@ -167,7 +161,7 @@ async def _named_and_listed(view: CallerView, topic: str, scan: Scan, names: Seq
 
 
 async def _named(view: CallerView, topic: str, scan: Scan, names: Sequence[_Name], held: Held) -> Any:
-    _check_count(len(names))
+    check_count(len(names))
     messages = view.messages(topic)
 
     async def get(name: _Name) -> StoredMessage | None:

@@ -8,6 +8,7 @@ from typing import Final
 from sandq.model.offsets import TEXT_CHARS
 from sandq.protocol.requests_messages import LISTED_STATES
 from sandq.sql.bounds import Bound, Bounds
+from sandq.sql.budget import IDS
 from sandq.sql.errors import TOO_BIG_SELECT, SqlError
 from sandq.sql.pages import COLUMNS as OF_PAGES
 from sandq.sql.schema import Table
@@ -163,3 +164,9 @@ def is_id(text: object) -> bool:
     except InvalidRequest:
         return False
     return text == text.upper()
+
+
+def check_count(count: int) -> None:
+    """Raise SqlError if a query names too many messages."""
+    if count > IDS:
+        raise SqlError(TOO_BIG_SELECT, f"the query names {count:,} messages; at most {IDS:,} are looked up")
