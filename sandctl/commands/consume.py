@@ -186,7 +186,10 @@ async def _until_none_can_be_leased(
                 yield taken, partial(_ack_taken, of_topic, taken)
         if is_any:
             continue
-        if not subscription.has_arrived:
+        message = subscription.take_arrived()
+        if message is not None:
+            yield message, _acking(message)
+        elif not subscription.has_arrived:
             return
 
 
@@ -210,9 +213,12 @@ async def _until_the_group_has_none(
             if row.get("group") == group and (partitions is None or row.get("partition") in partitions)
         ]
         asked += 1
-        if subscription.has_arrived:
-            continue
-        if asked >= ASKED_AT_MOST or not any(row.get("ready") for row in rows):
+        message = subscription.take_arrived()
+        if message is not None:
+            yield message, _acking(message)
+        elif subscription.has_arrived:
+            continue  # the broker is to know first that it is begun
+        elif asked >= ASKED_AT_MOST or not any(row.get("ready") for row in rows):
             return
 
 
