@@ -51,6 +51,7 @@ from sandq.model.batch import Column
 from sandq.model.batch_format import stored_bytes_of
 from sandq.model.caller import Caller
 from sandq.model.errors import (
+    Conflict,
     InvalidRequest,
     NotLeader,
     Overloaded,
@@ -68,7 +69,7 @@ from sandq.model.times import format_duration
 from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
 from sandq.partition.groups.lease_reclaim import check_newest, fenced
-from sandq.partition.levels import BEGUN
+from sandq.partition.levels import BEGUN, UNIQUE_IN_KEY
 from sandq.partition.produce_validation import Checked, check_batch
 from sandq.protocol.requests import Ack, AckThen, Extend, Lease, Nack, Produce, Subscribe
 
@@ -235,7 +236,19 @@ class Broker:
         topic = self.catalog.topics[request.topic]
         where, own = topic.places[request.partition], limits_of(request.topic, topic.record.settings)
         level = delivery.host.status.level
-        return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own, level=level)
+        is_rising = level < UNIQUE_IN_KEY and self._is_rising_to(UNIQUE_IN_KEY)
+        check = partial(check_batch, level=level, is_rising=is_rising)
+        return partial(check, request.batch, self.clock.now_ms(), self.limits, where, own)
+
+    def _is_rising_to(self, level: int) -> bool:
+        """Whether a partition below a feature level is about to come to it, as partitions of new topics are."""
+        try:
+            self.node_log.check_level(level)
+        except Conflict:
+            return False
+        except Unavailable:
+            return True
+        return True
 
     def _check_producers(self) -> None:
         """Raises Overloaded for the first batch of a producer while too many are known here."""

@@ -8,7 +8,7 @@ import pytest
 
 from sandq.model.batch import Column, encode, headers_pack
 from sandq.model.batch_format import plain_bytes_of
-from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
+from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge, Unavailable
 from sandq.model.limits import Limits
 from sandq.model.partitioning import partition_for
 from sandq.partition.levels import UNIQUE_IN_KEY
@@ -115,6 +115,10 @@ def test_below_its_level_a_key_must_equal_the_unique_key() -> None:
         check(TIMER, level=UNIQUE_IN_KEY - 1, **columns)
     assert one.value.details == {"feature_level": 17, "needed": 18}
     assert check(TIMER, level=UNIQUE_IN_KEY - 1, unique_key=[KEY], key=[KEY]) == (1, True)
+    for key in (KEY, b"b"):  # a partition of a new topic comes to the level in a moment
+        cells = {Column.VALUE: [b"x"], Column.UNIQUE_KEY: [KEY], Column.KEY: [key]}
+        with pytest.raises(Unavailable, match="ask again in a moment"):
+            check_batch(encode(cells), NOW_MS, Limits(), TIMER, level=1, is_rising=True)
     assert check(FAIR, level=1, **columns) == (1, True)
 
 
