@@ -60,7 +60,6 @@ from sandq.model.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from sandq.model.features import CONSUMER_EPOCHS_LEVEL, OUTBOX_LEVEL
 from sandq.model.limits import Limits
 from sandq.model.names import RANKED, check_name
 from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved
@@ -69,7 +68,6 @@ from sandq.model.times import format_duration
 from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
 from sandq.partition.groups.lease_reclaim import check_newest, fenced
-from sandq.partition.levels import BEGUN, UNIQUE_IN_KEY
 from sandq.partition.produce_validation import Checked, check_batch
 from sandq.protocol.requests import Ack, AckThen, Extend, Lease, Nack, Produce, Subscribe
 
@@ -235,20 +233,7 @@ class Broker:
         """What checks a batch, on any thread."""
         topic = self.catalog.topics[request.topic]
         where, own = topic.places[request.partition], limits_of(request.topic, topic.record.settings)
-        level = delivery.host.status.level
-        is_rising = level < UNIQUE_IN_KEY and self._is_rising_to(UNIQUE_IN_KEY)
-        check = partial(check_batch, level=level, is_rising=is_rising)
-        return partial(check, request.batch, self.clock.now_ms(), self.limits, where, own)
-
-    def _is_rising_to(self, level: int) -> bool:
-        """Whether a partition below a feature level is about to come to it, as partitions of new topics are."""
-        try:
-            self.node_log.check_level(level)
-        except Conflict:
-            return False
-        except Unavailable:
-            return True
-        return True
+        return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own)
 
     def _check_producers(self) -> None:
         """Raises Overloaded for the first batch of a producer while too many are known here."""
@@ -271,10 +256,8 @@ class Broker:
             own = self.limits_of(topic)
             for item in items:
                 _check_lease(item[1], own)
-            if host.status.level < BEGUN:
-                items = [item[:2] for item in items]
         if isinstance(request, Nack):
-            items = with_columns(request, host.status.level, self.limits, lambda: self.check_ranked(topic))
+            items = with_columns(request, self.limits, lambda: self.check_ranked(topic))
         command = _SETTLING[type(request)](items)
         size = _size_of(command)
         if isinstance(command, c.Nack):
@@ -287,7 +270,6 @@ class Broker:
         the others: then nothing is acked."""
         delivery = self.catalog.of_group(request.group_number, request.partition)
         delivery.host.check_ready()
-        self.node_log.check_level(OUTBOX_LEVEL)
         command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)
         messages = len(command.messages)
         delivery.host.submit(command, done, size=size, work=SETTLED_WORK * size, messages=messages, line=caller.line)
@@ -334,7 +316,6 @@ class Broker:
         topic = self.topic(request.topic)
         check_name("group", request.group)
         if request.epoch is not None:
-            self.node_log.check_level(CONSUMER_EPOCHS_LEVEL)
             check_epoch(request.epoch, self.clock.now_ms())
         deliveries = self._led_of(request)
         lease_ms = self._lease_ms(topic, request.lease_ms)

@@ -13,19 +13,7 @@ from typing import Any, ClassVar, Final
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import (
-    AUTO_CREATE_LEVEL,
-    ENDS_LEVEL,
-    FIRST_LEVEL,
-    GROUP_LIMIT_LEVEL,
-    IDENTITIES_LEVEL,
-    PUSH_LEVEL,
-    SKIP_LEVEL,
-)
-from sandq.model.group_limits import GROUP_LIMITS
-from sandq.model.nack_ends import MAX_SNOOZES
-from sandq.model.names import AUTO_CREATED
-from sandq.model.topic_limits import level_of
+from sandq.model.features import FIRST_LEVEL
 
 ENTRY_VERSION = 1
 DIGEST_BYTES: Final = 16
@@ -87,17 +75,6 @@ class CreateTopic(_Command):
     settings: dict[str, Any]
     owner: str | None = None
 
-    @property
-    def needed_level(self) -> int:
-        if self.owner is not None:
-            return IDENTITIES_LEVEL
-        if AUTO_CREATED in self.settings:
-            return AUTO_CREATE_LEVEL
-        level = level_of(self.settings)
-        if level != FIRST_LEVEL:
-            return level
-        return ENDS_LEVEL if MAX_SNOOZES in self.settings else self.feature_level
-
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic(_Command):
@@ -116,15 +93,6 @@ class UpdateTopic(_Command):
     replicas: int
     partitions: int
     added: Sequence[Sequence[str]] = ()
-
-    @property
-    def needed_level(self) -> int:
-        level = level_of(self.settings)
-        if level != FIRST_LEVEL:
-            return level
-        if MAX_SNOOZES in self.settings:
-            return ENDS_LEVEL
-        return GROUP_LIMIT_LEVEL if GROUP_LIMITS in self.settings else self.feature_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +173,6 @@ class SetPush(_Command):
     """Have the messages of a group pushed to a URL: `push` as `model.push` has it; None: not any more."""
 
     type: ClassVar[int] = 13
-    feature_level: ClassVar[int] = PUSH_LEVEL
     topic: str
     group: str
     push: dict[str, Any] | None = field(repr=False)  # it has secrets
@@ -217,7 +184,6 @@ class PutIdentity(_Command):
     otherwise refused when there is none."""
 
     type: ClassVar[int] = 14
-    feature_level: ClassVar[int] = IDENTITIES_LEVEL
     principal: str
     is_new: bool
     grants: Sequence[str]
@@ -230,7 +196,6 @@ class PutIdentity(_Command):
 @dataclass(frozen=True, slots=True)
 class DeleteIdentity(_Command):
     type: ClassVar[int] = 15
-    feature_level: ClassVar[int] = IDENTITIES_LEVEL
     principal: str
 
 
@@ -239,7 +204,6 @@ class PutRole(_Command):
     """Keep a role, instead of one of this name."""
 
     type: ClassVar[int] = 16
-    feature_level: ClassVar[int] = IDENTITIES_LEVEL
     name: str
     grants: Sequence[str]
 
@@ -249,7 +213,6 @@ class DeleteRole(_Command):
     """Forget a role; refused while identities have it."""
 
     type: ClassVar[int] = 17
-    feature_level: ClassVar[int] = IDENTITIES_LEVEL
     name: str
 
 
@@ -258,7 +221,6 @@ class Skipped(_Command):
     """Stand where a command stood that could not be applied and that an operator skipped (ADR 46)."""
 
     type: ClassVar[int] = 18
-    feature_level: ClassVar[int] = SKIP_LEVEL
     skip_id: bytes
     """Names the operator's decision, 16 bytes."""
     command_digest: bytes

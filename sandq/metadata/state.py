@@ -14,8 +14,6 @@ Rows (relative to the metadata store), values msgpack. PERSISTED::
     "t" name        [number, kind, initial_partitions, replicas, settings, created_ms, settings it was created with,
                      its owner (left out: nobody)]
     "x" node id     [incarnation, [store uuid, ...]] of a node that was removed
-
-Before v0.2.0 rows had no feature levels at their ends: level 1 is meant.
 """
 
 from __future__ import annotations
@@ -126,7 +124,7 @@ class MetadataState:
         _, self.applied_index, *rest = msgpack.unpackb(row)
         self._next_topic, self.next_group, self._next_incarnation, self.cluster_uuid, balanced = rest[:5]
         self.balanced = tuple(balanced)
-        self.feature_level = rest[5] if len(rest) > 5 else FIRST_LEVEL
+        self.feature_level = rest[5]
         self.skips = dict(rest[6]) if len(rest) > 6 else {}
         check_level(self.feature_level, known)
 

@@ -6,16 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from sandq.model.features import (
-    FIRST_LEVEL,
-    PARTITION_KEY_LEVEL,
-    REQUEST_RATE_LEVEL,
-    RESTORE_LEVEL,
-    TOPIC_LIMITS_LEVEL,
-)
-from sandq.model.names import RESTORING
-from sandq.model.partitioning import PARTITION_DELIMITER
-
 MAX_MESSAGE_BYTES: Final = "max_message_bytes"
 MAX_DELAY_MS: Final = "max_delay_ms"
 MAX_LEASE_MS: Final = "max_lease_ms"
@@ -49,15 +39,3 @@ def has_limits(settings: Mapping[str, Any]) -> bool:
 def limits_of(topic: str, settings: Mapping[str, Any]) -> TopicLimits | None:
     """The limits in the record of a topic's settings; None: it has none."""
     return TopicLimits(topic, *[settings.get(name) for name in LIMITS]) if has_limits(settings) else None
-
-
-def level_of(settings: Mapping[str, Any]) -> int:
-    """The feature level that the limits in a record of settings need, and where it says that keys are; and that the
-    topic is being restored."""
-    if RESTORING in settings:
-        return RESTORE_LEVEL
-    if PARTITION_DELIMITER in settings:
-        return PARTITION_KEY_LEVEL
-    if MAX_REQUEST_RATE_US in settings or MAX_REQUEST_BURST in settings:
-        return REQUEST_RATE_LEVEL
-    return TOPIC_LIMITS_LEVEL if has_limits(settings) else FIRST_LEVEL

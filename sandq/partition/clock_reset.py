@@ -33,7 +33,6 @@ from sandq.partition.groups.leases import Made, Waiting, merged
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
-from sandq.partition.levels import ONE_MOMENT
 from sandq.partition.log import overlays
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import CANCELLED, MessageLog
@@ -310,8 +309,8 @@ class ClockResets:
         moved = view.get(rows.MOVED + message.id)
         asked_ms: int = (rows.unpack(moved)[2] if moved is not None else None) or message.created_ms
         if message.wanted is None:
-            # Of one that was copied aside below this level, or redriven, it is not known whether its time was a delay.
-            # Who waits with it has had it; who has not must not have it early.
+            # Whether the time of a redriven message was a delay is not known. A group in which it waits has had it
+            # before; another group must not receive it early.
             wanted_ms = offsets.deliver_ms(message.offset)
             was_had = wanted_ms >= asked_ms > self._now().new_ms and not self._is_blocked(message.offset, view)
             return 0 if was_had else wanted_ms
@@ -491,7 +490,7 @@ class _Placing:
         messages = [self.as_moved(message) for message in self._messages(key, value, entry)]
         # Tombstones are forgotten: what is left beside some is placed anew. And of a row that stays, a group must not
         # have had a part: rows are gone through, and gaps told, as a whole.
-        stays = self._reset._shared.level >= ONE_MOMENT and len(messages) == entry.length
+        stays = len(messages) == entry.length
         if stays and all([message.wanted_ms == at_ms and self._is_new(message.offset) for message in messages]):
             for _ in messages:
                 self._count(at_ms, at_ms)

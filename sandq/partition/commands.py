@@ -16,29 +16,8 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import FIRST_LEVEL, RESTORE_LEVEL, SKIP_LEVEL
-from sandq.model.group_limits import GROUP_LIMITS
-from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
-from sandq.model.nack_ends import MAX_SNOOZES
-from sandq.model.outbox import DEAD_LETTER
+from sandq.model.features import FIRST_LEVEL
 from sandq.model.sequence import number_of
-from sandq.model.topic_limits import level_of
-from sandq.partition.levels import (
-    BEGUN,
-    BY_UNIQUE_KEY,
-    CONSUMER_EPOCHS,
-    DEAD_LIVES,
-    ENDS,
-    GROUP_LIMIT,
-    KEY_LIMIT,
-    OUTBOX,
-    RANKED,
-    SCHEDULES,
-    SCOPED_KEYS,
-    UNFINISHED,
-    UNIQUE_IN_KEY,
-    UPDATES,
-)
 
 ENTRY_VERSION = 1
 DIGEST_BYTES: Final = 16
@@ -161,10 +140,6 @@ class Append(Command):
     split: bool = False
 
     @property
-    def needed_level(self) -> int:
-        return UPDATES if self.on_conflict == REPLACE_PENDING else self.feature_level
-
-    @property
     def numbers(self) -> tuple[int, int, int]:
         """Producer id, epoch and number: they name the batch, however often it was sent."""
         return self.producer_id, self.epoch, number_of(self.sequence)
@@ -200,12 +175,6 @@ class Lease(Command):
     horizon_ms: int
     grants: Sequence[Grant]
 
-    @property
-    def needed_level(self) -> int:
-        if any([grant.handlers for grant in self.grants]):
-            return BEGUN
-        return CONSUMER_EPOCHS if any([grant.epoch for grant in self.grants]) else self.feature_level
-
     def fields(self) -> tuple[Any, ...]:
         return self.group, self.horizon_ms, [grant.row for grant in self.grants]
 
@@ -229,11 +198,6 @@ class Nack(Command):
     level `RANKED` on: `{column: value}` that the messages have in the group from then on (priority, headers); a
     seventh, from the level `ENDS` on: how the attempt ends (`model.nack_ends`), and the sixth may be None."""
 
-    @property
-    def needed_level(self) -> int:
-        most = max([len(item) for item in self.items], default=0)
-        return ENDS if most > 6 else RANKED if most > 5 else self.feature_level
-
 
 @dataclass(frozen=True, slots=True)
 class Extend(Command):
@@ -241,10 +205,6 @@ class Extend(Command):
     items: Sequence[Sequence[Any]]
     """(token, lease_ms from the stamp on), ...; a third, from the level `BEGUN` on: which messages were begun, a `What`
     that is not None."""
-
-    @property
-    def needed_level(self) -> int:
-        return BEGUN if any([len(item) > 2 for item in self.items]) else self.feature_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +225,6 @@ class Release(Command):
     consumer: str
     epoch: int = 0
 
-    @property
-    def needed_level(self) -> int:
-        return CONSUMER_EPOCHS if self.epoch else self.feature_level
-
     def fields(self) -> tuple[Any, ...]:
         # A version that knows no epochs meets none.
         return (self.group, self.consumer, self.epoch) if self.epoch else (self.group, self.consumer)
@@ -281,7 +237,6 @@ class Reclaim(Command):
     bounded number of leases."""
 
     type: ClassVar[int] = CommandType.RECLAIM
-    feature_level: ClassVar[int] = CONSUMER_EPOCHS
     group: str
     consumer: str
     epoch: int
@@ -327,24 +282,6 @@ class Configure(Command):
     type: ClassVar[int] = CommandType.CONFIGURE
     settings: dict[str, Any]
 
-    @property
-    def needed_level(self) -> int:
-        level = level_of(self.settings)
-        if level != FIRST_LEVEL:
-            return level
-        if DEAD_LETTER in self.settings:
-            return OUTBOX
-        if MAX_SNOOZES in self.settings:
-            return ENDS
-        return GROUP_LIMIT if GROUP_LIMITS in self.settings else self.feature_level
-
-
-def _level_of(target: Target) -> int:
-    """Return the cluster's level from which on a message may be named so."""
-    if len(target) < 3:
-        return FIRST_LEVEL
-    return SCOPED_KEYS if len(target) == 3 else UNIQUE_IN_KEY
-
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Command):
@@ -352,10 +289,6 @@ class Cancel(Command):
 
     type: ClassVar[int] = CommandType.CANCEL
     targets: Sequence[Target]
-
-    @property
-    def needed_level(self) -> int:
-        return max(self.feature_level, *[_level_of(target) for target in self.targets])
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,13 +310,6 @@ class Move(Command):
         """Whether messages get other values or headers."""
         return any([len(item) > 4 for item in self.items])
 
-    @property
-    def needed_level(self) -> int:
-        level = max(self.feature_level, *[_level_of(item[0]) for item in self.items])
-        if self.has_updates:
-            return max(level, UPDATES)
-        return max(level, RANKED) if any([len(item) > 3 for item in self.items]) else level
-
 
 @dataclass(frozen=True, slots=True)
 class Seek(Command):
@@ -402,10 +328,6 @@ class DropGroup(Command):
     group: str
     unless_unfinished: bool = False
 
-    @property
-    def needed_level(self) -> int:
-        return UNFINISHED if self.unless_unfinished else self.feature_level
-
     def fields(self) -> tuple[Any, ...]:
         return (self.group, True) if self.unless_unfinished else (self.group,)
 
@@ -417,12 +339,6 @@ class ConfigureGroup(Command):
     type: ClassVar[int] = CommandType.CONFIGURE_GROUP
     group: str
     settings: dict[str, Any]
-
-    @property
-    def needed_level(self) -> int:
-        if MAX_SNOOZES in self.settings:
-            return ENDS
-        return KEY_LIMIT if MAX_IN_FLIGHT_PER_KEY in self.settings else self.feature_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,14 +358,6 @@ class StartJob(Command):
     kind: str
     arguments: dict[str, Any]
 
-    @property
-    def needed_level(self) -> int:
-        if any([name in self.arguments for name in DEAD_FILTERS]) and self.kind in DEAD_JOBS:
-            return BY_UNIQUE_KEY
-        if UNIQUE_KEY_PREFIX in self.arguments:
-            return BY_UNIQUE_KEY
-        return RANKED if "priority" in self.arguments else self.feature_level
-
 
 @dataclass(frozen=True, slots=True)
 class StopJob(Command):
@@ -462,7 +370,6 @@ class RedriveDead(Command):
     """Make these dead letters of a group ready again."""
 
     type: ClassVar[int] = CommandType.REDRIVE_DEAD
-    feature_level: ClassVar[int] = DEAD_LIVES
     group: str
     ids: Sequence[bytes]
 
@@ -472,7 +379,6 @@ class PurgeDead(Command):
     """Delete these dead letters of a group."""
 
     type: ClassVar[int] = CommandType.PURGE_DEAD
-    feature_level: ClassVar[int] = DEAD_LIVES
     group: str
     ids: Sequence[bytes]
 
@@ -492,7 +398,6 @@ class RaiseLevel(Command):
     """Go by the rules of a feature level from here on (`SharedState.level`); one that was reached changes nothing."""
 
     type: ClassVar[int] = CommandType.RAISE_LEVEL
-    feature_level: ClassVar[int] = 2
     level: int
 
 
@@ -501,7 +406,6 @@ class TakeDigest(Command):
     """Have every replica digest what it has stored as of this entry. Changes nothing."""
 
     type: ClassVar[int] = CommandType.TAKE_DIGEST
-    feature_level: ClassVar[int] = 3
     number: int
     """By which who asked knows the answers; below 2^63."""
 
@@ -511,7 +415,6 @@ class ClockReset(Command):
     """Set the partition's time, which is far ahead, back to this instant; `Upkeep` goes on with it in steps."""
 
     type: ClassVar[int] = CommandType.CLOCK_RESET
-    feature_level: ClassVar[int] = 4
     new_ms: int
 
 
@@ -520,7 +423,6 @@ class PauseGroup(Command):
     """Give the group nothing from here on, or give it again what there is."""
 
     type: ClassVar[int] = CommandType.PAUSE_GROUP
-    feature_level: ClassVar[int] = 6
     group: str
     paused: bool
 
@@ -530,7 +432,6 @@ class PutSchedules(Command):
     """Make schedules, or give them other settings."""
 
     type: ClassVar[int] = CommandType.PUT_SCHEDULES
-    feature_level: ClassVar[int] = SCHEDULES
     takes_space: ClassVar[bool] = True
     items: Sequence[Sequence[Any]]
     """(name, settings, {column: value} of the message, version and next occurrence (ms or None) that the leader saw (0,
@@ -542,7 +443,6 @@ class FireSchedules(Command):
     """One occurrence of each of these is over, and the next is this one."""
 
     type: ClassVar[int] = CommandType.FIRE_SCHEDULES
-    feature_level: ClassVar[int] = SCHEDULES
     takes_space: ClassVar[bool] = True
     items: Sequence[Sequence[Any]]
     """(name, version and occurrence (ms) that the leader saw, next occurrence (ms or None), when it fires, how many
@@ -554,7 +454,6 @@ class PauseSchedules(Command):
     """Let schedules fire no more, or again."""
 
     type: ClassVar[int] = CommandType.PAUSE_SCHEDULES
-    feature_level: ClassVar[int] = SCHEDULES
     items: Sequence[Sequence[Any]]
     """(name, version and next occurrence that the leader saw, paused, next occurrence (ms or None), when it fires)"""
 
@@ -562,7 +461,6 @@ class PauseSchedules(Command):
 @dataclass(frozen=True, slots=True)
 class DeleteSchedules(Command):
     type: ClassVar[int] = CommandType.DELETE_SCHEDULES
-    feature_level: ClassVar[int] = SCHEDULES
     items: Sequence[Sequence[Any]]
     """(name), ..."""
 
@@ -572,7 +470,6 @@ class TriggerSchedules(Command):
     """Have schedules make a message at once."""
 
     type: ClassVar[int] = CommandType.TRIGGER_SCHEDULES
-    feature_level: ClassVar[int] = SCHEDULES
     takes_space: ClassVar[bool] = True
     items: Sequence[Sequence[Any]]
     """(name, token by which a repetition is known), ..."""
@@ -583,7 +480,6 @@ class PlanSchedules(Command):
     """Have schedules go by the time that the partition's clock was set back to."""
 
     type: ClassVar[int] = CommandType.PLAN_SCHEDULES
-    feature_level: ClassVar[int] = SCHEDULES
     items: Sequence[Sequence[Any]]
     """(name, version and next occurrence that the leader saw, next occurrence (ms), when it fires, the last one before
     it that is over, [first, last] of those behind it that are over), ..."""
@@ -596,7 +492,6 @@ class ShareLimit(Command):
     """Change who may have what of a group's limits, in the ledger of partition 0. `epoch`: of these limits."""
 
     type: ClassVar[int] = CommandType.SHARE_LIMIT
-    feature_level: ClassVar[int] = GROUP_LIMIT
     group: str
     epoch: int
     told: Sequence[Sequence[int]]
@@ -610,7 +505,6 @@ class AllowLimit(Command):
     """Have a partition go by what partition 0's ledger lets it have of limits."""
 
     type: ClassVar[int] = CommandType.ALLOW_LIMIT
-    feature_level: ClassVar[int] = GROUP_LIMIT
     items: Sequence[Sequence[Any]]
     """(group, epoch, version, messages in flight, units of the rate, given_us), ..."""
 
@@ -620,7 +514,6 @@ class OutboxSent(Command):
     """Another partition has stored a batch of the outbox."""
 
     type: ClassVar[int] = CommandType.OUTBOX_SENT
-    feature_level: ClassVar[int] = OUTBOX
     topic: int
     partition: int
     epoch: int
@@ -633,7 +526,6 @@ class OutboxRefused(Command):
     another epoch."""
 
     type: ClassVar[int] = CommandType.OUTBOX_REFUSED
-    feature_level: ClassVar[int] = OUTBOX
     topic: int
     partition: int
     epoch: int
@@ -645,7 +537,6 @@ class AckThen(Command):
     """Ack messages of a lease and send others, all of it or nothing."""
 
     type: ClassVar[int] = CommandType.ACK_THEN
-    feature_level: ClassVar[int] = OUTBOX
     takes_space: ClassVar[bool] = True
     token: int
     what: What
@@ -659,7 +550,6 @@ class RestoreBegin(Command):
     """Bind an empty partition, whose topic is being restored, to a restore; one that is bound to it changes nothing."""
 
     type: ClassVar[int] = CommandType.RESTORE_BEGIN
-    feature_level: ClassVar[int] = RESTORE_LEVEL
     takes_space: ClassVar[bool] = True
     restore_id: str
     targets: Sequence[Sequence[int]]
@@ -671,7 +561,6 @@ class RestoreRows(Command):
     """Put rows of a backup there (`restore.restoring.encode_chunk`); a chunk that is there changes nothing."""
 
     type: ClassVar[int] = CommandType.RESTORE_ROWS
-    feature_level: ClassVar[int] = RESTORE_LEVEL
     takes_space: ClassVar[bool] = True
     restore_id: str
     number: int
@@ -684,7 +573,6 @@ class RestoreEnd(Command):
     """Let the rows of so many chunks be the state: what was leased is to be had again, and groups are paused."""
 
     type: ClassVar[int] = CommandType.RESTORE_END
-    feature_level: ClassVar[int] = RESTORE_LEVEL
     restore_id: str
     chunks: int
 
@@ -694,7 +582,6 @@ class Skipped(Command):
     """Stand where a command stood that no replica could apply and that an operator skipped (ADR 46)."""
 
     type: ClassVar[int] = CommandType.SKIPPED
-    feature_level: ClassVar[int] = SKIP_LEVEL
     skip_id: bytes
     """Names the operator's decision, 16 bytes."""
     command_digest: bytes

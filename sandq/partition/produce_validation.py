@@ -12,15 +12,13 @@ from typing import Final, NamedTuple
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, plain_single
 from sandq.model.batch_format import BODY_HEAD, CODEC_NONE, ENTRY, HEADER_BYTES, count_of, plain_bytes_of
-from sandq.model.errors import BELONGS_TO, InvalidRequest, InvalidTime, TooLarge, Unavailable
-from sandq.model.features import FIRST_LEVEL
+from sandq.model.errors import BELONGS_TO, InvalidRequest, InvalidTime, TooLarge
 from sandq.model.headers import headers_check
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import DEFAULT_TENANT, FAIR, PRIORITY, check_tenant
 from sandq.model.partitioning import KeyPartitions, partition_for
 from sandq.model.times import DAY_MS, LEAST_INSTANT_MS, format_duration
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES, TopicLimits
-from sandq.partition.levels import UNIQUE_IN_KEY
 
 TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that a timer topic does something with. A column it would ignore is refused."""
@@ -107,13 +105,9 @@ def check_batch(
     own: TopicLimits | None = None,
     *,
     is_checked: bool = False,
-    level: int = FIRST_LEVEL,
-    is_rising: bool = False,
 ) -> Checked:
     """Check a batch that a producer sends to a partition. `own`: limits of the topic. `is_checked`: its headers were
-    checked, or stored by a version that did not check them. `level`: the partition's feature level;
-    `is_rising`: it is about to come to that of the cluster, which is higher. Raises InvalidRequest, TooLarge,
-    InvalidTime, Unavailable."""
+    checked before. Raises InvalidRequest, TooLarge, InvalidTime."""
     value_bytes = None if place.compacted or place.is_by_tenant else plain_single(raw)
     if value_bytes is not None and value_bytes <= most_value_bytes(limits, own):
         return PLAIN_SINGLE
@@ -137,7 +131,7 @@ def check_batch(
     if place.rank is not None:
         _check_ranks(batch, place)
     if Column.UNIQUE_KEY in batch.columns:
-        _check_unique_keys(batch, place, level, is_rising=is_rising)
+        _check_unique_keys(batch, place)
     split = not _EACH.isdisjoint(batch.columns) or (place.ordered and Column.KEY in batch.columns)
     return Checked(batch.count, split)
 
@@ -328,7 +322,7 @@ def _check_ttls(batch: Batch) -> None:
             raise InvalidTime(f"message {position} of the batch: a ttl of {ttl_ms} ms; at least 1 ms is wanted")
 
 
-def _check_unique_keys(batch: Batch, place: Place, level: int, *, is_rising: bool) -> None:
+def _check_unique_keys(batch: Batch, place: Place) -> None:
     """Check that messages come where their unique keys are unique. A tenant routes a message with a unique key if there
     are tenants, else its key if it has one, else the unique key."""
     keys = batch.bytes_column(Column.KEY) or [None] * batch.count
@@ -339,18 +333,6 @@ def _check_unique_keys(batch: Batch, place: Place, level: int, *, is_rising: boo
             raise InvalidRequest(f"message {position} of the batch: an empty unique key")
         if place.rank == FAIR:
             continue
-        if key is not None and level < UNIQUE_IN_KEY and is_rising:
-            raise Unavailable(
-                "the partition is about to come to the cluster's feature level, from which on a unique key is unique "
-                "within a key; ask again in a moment"
-            )
-        if key is not None and key != unique_key and level < UNIQUE_IN_KEY:
-            raise InvalidRequest(
-                f"message {position} of the batch: its key is another one than its unique key, which needs feature "
-                f"level {UNIQUE_IN_KEY}: the partition is at level {level} until every node runs this version",
-                feature_level=level,
-                needed=UNIQUE_IN_KEY,
-            )
         wanted = partition_for(unique_key if key is None else key, place.initial_partitions)
         if wanted != place.partition:
             name = "unique key" if key is None else "key"

@@ -11,7 +11,6 @@ from sandq.model.key_limits import key_limit
 from sandq.model.limits import FIXED
 from sandq.model.names import FAIR
 from sandq.model.outbox import DeadLetterTopic
-from sandq.partition.levels import BUDGET, UNIQUE_IN_KEY
 from sandq.partition.metrics import Totals
 from sandq.partition.ready.tenant_rules import TenantRules
 from sandq.partition.rows import Fields, name_digest
@@ -87,7 +86,7 @@ class SharedState:
     def is_budget_spent(self) -> bool:
         """Whether the entry that is being applied has written so much again that the next ones are to go on. The first
         message of an entry is never too large."""
-        return self.level >= BUDGET and self.copied_bytes >= BUDGET_BYTES
+        return self.copied_bytes >= BUDGET_BYTES
 
     @property
     def ahead_ms(self) -> int:
@@ -108,4 +107,4 @@ class SharedState:
     def has_keyed_names(self) -> bool:
         """Whether a unique key is unique within the key of its message. In a fair topic it is unique within the
         tenant."""
-        return self.level >= UNIQUE_IN_KEY and self.rank != FAIR
+        return self.rank != FAIR

@@ -41,7 +41,6 @@ from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.in_memory import InMemory
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
-from sandq.partition.levels import CLOCK_RESET, OWNERSHIP, RANKED, RESTORE, RESTORE_CHECKS, SENT, UPDATES
 from sandq.partition.limits.group_limits import GroupLimits, LimitsStatus
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.log_state import LogState
@@ -154,8 +153,6 @@ class TimerPartition:
         """Results of the commands of the entry that is being applied: their number says where an error came."""
         self._look_aheads = look_aheads
         self.shared = shared = SharedState(settings)
-        if shared.rank is not None:
-            shared.level = RANKED  # there are no such topics below it
         self.expiring_rows = expiring_rows = ExpiringRows()
         self.groups = GroupTable(shared, look_aheads if look_aheads is not None else LookAheads())
         self.limits = GroupLimits(partition, shared, self.groups)
@@ -178,7 +175,7 @@ class TimerPartition:
         updates = Updates(shared, self.groups, self.log)
         self.pending = Pending(shared, self.groups, self.log, ownership, ranking, updates)
         self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
-        self.producers = Producers(partition, shared)
+        self.producers = Producers(partition)
         self._lease_grants = LeaseGrants(shared, group_state, unique, self.limits)
         self._settlement = LeaseSettlement(shared, group_state, unique)
         self._lease_reclaim = LeaseReclaim(shared, group_state, self._settlement)
@@ -218,23 +215,15 @@ class TimerPartition:
             self._trimmer.state(),
             (self.groups.next_id, self.shared.next_seq, self.ttl.any_own),
             self.shared.settings,
-            *self._later_state(),
+            self.shared.level,
+            self.resets.state,
+            self.schedules.state(),
+            self.outbox.state(),
+            self.index_base,
+            self.restore,
+            self.skips.state(),
         )
         view.put(rows.STATE_KEY, rows.pack(*state))
-
-    def _later_state(self) -> tuple[Any, ...]:
-        """What versions of older feature levels do not know, as far as there is any: they must be able to read it."""
-        if self.index_base or self.restore is not None or self.skips:
-            others = self.shared.level, self.resets.state, self.schedules.state(), self.outbox.state()
-            restored = self.index_base, self.restore
-            return (*others, *restored, self.skips.state()) if self.skips else (*others, *restored)
-        if self.outbox.was_used:
-            return self.shared.level, self.resets.state, self.schedules.state(), self.outbox.state()
-        if self.schedules.count:
-            return self.shared.level, self.resets.state, self.schedules.state()
-        if self.resets.state is not None:
-            return self.shared.level, self.resets.state
-        return (self.shared.level,) if self.shared.level > FIRST_LEVEL else ()
 
     @classmethod
     def load(
@@ -245,21 +234,17 @@ class TimerPartition:
         row = view.get(rows.STATE_KEY)
         if row is not None:
             _, self.applied_index, self.now_ms, self.floor_ms, self.clock_epoch, *parts = rows.unpack(row)
-            log, counts, expiring_rows, trimmer, numbers, stored, *later = parts
-            self.shared.level = later[0] if later else FIRST_LEVEL
-            if len(later) > 4:
-                self.index_base = later[4]
-                self.restore = None if later[5] is None else RestoreState.load(later[5])
-                self.skips.load(later[6] if len(later) > 6 else ())
+            log, counts, expiring_rows, trimmer, numbers, stored, level, reset, *parts = parts
+            schedules, outbox, self.index_base, restore, skips = parts
+            self.shared.level = level
+            self.restore = None if restore is None else RestoreState.load(restore)
+            self.skips.load(skips)
             if self.is_filling:
                 self.shared.now_ms = self.shared.stamp_ms = self.now_ms
                 self.shared.configure(stored)
                 return self  # of the rest rows are there that are not its own yet
-            reset = later[1] if len(later) > 1 else None
-            if len(later) > 2:
-                self.schedules.load(later[2])
-            if len(later) > 3:
-                self.outbox.load(later[3], view)
+            self.schedules.load(schedules)
+            self.outbox.load(outbox, view)
             self.shared.now_ms = self.shared.stamp_ms = self.now_ms
             self.log.state.load(log)
             self.log.counts.load(counts)
@@ -392,9 +377,7 @@ class TimerPartition:
         if index <= self.applied_index:
             return []
         raft_index, index = index, index + self.index_base
-        stamp_ms = entry.now_ms
-        if self.shared.level >= OWNERSHIP:
-            stamp_ms = min(stamp_ms, offsets.U48_MAX)  # a broken clock: what is placed by it must have a place
+        stamp_ms = min(entry.now_ms, offsets.U48_MAX)  # a broken clock: what is placed by it must have a place
         self.shared.copied_bytes = 0
         if self.is_closed:
             return self._apply_closed(raft_index, entry, stamp_ms, view)
@@ -464,7 +447,7 @@ class TimerPartition:
         self.now_ms = max(self.now_ms, stamp_ms)
         self.floor_ms = max(self.floor_ms, self.now_ms)
         self.shared.now_ms = self.now_ms
-        self.shared.stamp_ms = stamp_ms if self.shared.level >= CLOCK_RESET else self.now_ms
+        self.shared.stamp_ms = stamp_ms
         self.log.counts.advance(self.now_ms, view)
 
     # -- restoring ------------------------------------------------------------------------------------------------
@@ -515,8 +498,6 @@ class TimerPartition:
         wanted = self.shared.settings.get(RESTORING)
         if wanted != command.restore_id:
             raise Conflict(f"the topic is being restored by {wanted}, not by {command.restore_id}")
-        if self.shared.level < RESTORE:
-            raise Unavailable("the partition is about to come to the cluster's feature level; ask again in a moment")
         if self.restore is None:
             targets = tuple((old, new) for old, new in command.targets)
             self.restore = RestoreState(command.restore_id, targets=targets)
@@ -568,8 +549,7 @@ class TimerPartition:
         for key, _ in view.scan(start, stop, limit=1, max_bytes=1):
             if (found := offsets.unpack(key[1:]).partition) != self.partition:
                 raise Conflict(f"they are of partition {found}, not of {self.partition}")
-        if self.shared.level >= RESTORE_CHECKS:
-            check_whole(restored, view, self.shared.give_way)
+        check_whole(restored, view, self.shared.give_way)
         return restored
 
     def settle_restored(self, before: TimerPartition, view: View) -> None:
@@ -579,8 +559,6 @@ class TimerPartition:
         shared.give_way = before.shared.give_way
         self.digests_asked = before.digests_asked
         shared.configure(before.shared.settings)
-        if shared.level < SENT:
-            self.leases.note_sent(view)
         shared.level = max(shared.level, before.shared.level)
         self._advance(max(self.now_ms, before.shared.stamp_ms), view)
         self._settlement.give_back_all(self.now_ms, view)
@@ -595,8 +573,6 @@ class TimerPartition:
 
     def _reset_clock(self, index: int, command: c.ClockReset, view: View) -> dict[str, Any]:
         """Begin to set the clock back, if the floor is ahead and that is not under way."""
-        if self.shared.level < CLOCK_RESET:
-            raise Conflict(f"the partition is at feature level {self.shared.level}, a clock reset needs {CLOCK_RESET}")
         outcome, old_ms = clock_reset.NOTHING, self.floor_ms
         # One that was long on its way sets nothing back that is right by now.
         new_ms = max(command.new_ms, self.shared.stamp_ms)
@@ -629,8 +605,6 @@ class TimerPartition:
 
     def _append(self, index: int, place: int, command: c.Append, view: View) -> tuple[Result, int]:
         """The batch's answer, and the places that it used: none, when it was stored before."""
-        if command.on_conflict == c.REPLACE_PENDING and self.shared.level < UPDATES:
-            raise Conflict(f"the partition is at feature level {self.shared.level}, replace_pending needs {UPDATES}")
         before = self.producers.answered(command, self.now_ms, view) if command.producer_id else None
         if before is not None:
             return before, 0
@@ -701,11 +675,7 @@ class TimerPartition:
             case c.TakeDigest():
                 self.digests_asked.append(command.number)
             case c.RaiseLevel():
-                if self.shared.level < SENT <= command.level:
-                    self.leases.note_sent(view)
                 self.shared.level = max(self.shared.level, command.level)
-                if self.shared.is_ordered:
-                    self._trim_schedule.note_settled(now_ms)  # what its key blocks may be copied aside now
                 return self.shared.level
             case c.Configure():
                 self.shared.configure(with_newest_limits(self.shared.settings, command.settings))
@@ -749,8 +719,6 @@ class TimerPartition:
 
     def _move(self, index: int, place: int, command: c.Move, view: View) -> Result:
         outcomes = []
-        if command.has_updates and self.shared.level < UPDATES:
-            raise Conflict(f"the partition is at feature level {self.shared.level}, an update needs {UPDATES}")
         for at, (target, at_ms, relative, *others) in enumerate(self.shared.in_turns(command.items)):
             if self.shared.is_budget_spent:
                 outcomes.append([NOT_YET, None])

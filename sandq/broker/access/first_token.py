@@ -21,7 +21,6 @@ from sandq.broker.replication.runner import Runner
 from sandq.broker.signals import Signal
 from sandq.model.caller import NODE
 from sandq.model.errors import SandqError
-from sandq.model.features import IDENTITIES_LEVEL
 from sandq.model.principals import TOKEN, TOKEN_BYTES, principal_of, token_hash, token_text
 from sandq.protocol.requests_access import IdentityPut
 from sandq.storage.files import Files
@@ -49,7 +48,7 @@ async def give_first_token(
     while True:
         view = metadata.status
         try:
-            if metadata.ready and not view.identities and view.feature_level >= IDENTITIES_LEVEL:
+            if metadata.ready and not view.identities:
                 text = text or token_text(secrets.token_bytes(TOKEN_BYTES))
                 # The file first: a token that nobody has would keep another one from being made.
                 await runner.on_maintenance(partial(files.replace, PENDING, f"{text}\n".encode()))

@@ -60,14 +60,14 @@ class Identities:
                 is_new = old.secret_hash != changes.get("secret_hash")
             return _changed(principal, is_new, old, changes, view.roles)
 
-        record: IdentityRecord = await self._administration.change(command, m.PutIdentity.feature_level)
+        record: IdentityRecord = await self._administration.change(command)
         log.info("identity made" if request.is_new else "identity changed", identity=principal, by=caller.principal)
         return row_of(record)
 
     async def delete(self, request: IdentityDelete, caller: Caller) -> None:
         """Forget an identity. Raises NotFound."""
         forget = m.DeleteIdentity(request.principal)
-        await self._administration.change(lambda view: forget, forget.feature_level)
+        await self._administration.change(lambda view: forget)
         log.info("identity forgotten", identity=request.principal, by=caller.principal)
 
     def page(self, request: IdentityList) -> list[dict[str, Any]]:
@@ -79,13 +79,13 @@ class Identities:
         """Make a role, or give it other grants. Raises InvalidName, InvalidRequest."""
         name, grants = check_role(request.name), check_grants(request.grants, None)
         keep = m.PutRole(name, grants)
-        await self._administration.change(lambda view: keep, keep.feature_level)
+        await self._administration.change(lambda view: keep)
         log.info("role made or changed", role=name, by=caller.principal)
 
     async def delete_role(self, request: RoleDelete, caller: Caller) -> None:
         """Forget a role. Raises NotFound; Conflict while identities have it."""
         forget = m.DeleteRole(request.name)
-        await self._administration.change(lambda view: forget, forget.feature_level)
+        await self._administration.change(lambda view: forget)
         log.info("role forgotten", role=request.name, by=caller.principal)
 
     def roles(self, request: RoleList) -> list[list[Any]]:

@@ -14,7 +14,6 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.reader_pins import READER_BYTES
 from sandq.model.errors import Overloaded
-from sandq.model.features import LOG_READS_LEVEL
 from sandq.model.members import node_of
 from sandq.protocol.peer import PeerFrame
 from sandq.protocol.requests_backup import READER_CHARS, BackupLog
@@ -56,9 +55,8 @@ class LogReads:
         self._send = send
 
     async def read(self, host: RaftGroup, request: BackupLog) -> LogPart:
-        """Entries behind `request.after`, and pin those behind `request.pin`. Raises NotLeader; Conflict below the
-        feature level; Overloaded: too many read it."""
-        self._node_log.check_level(LOG_READS_LEVEL)
+        """Entries behind `request.after`, and pin those behind `request.pin`. Raises NotLeader; Overloaded:
+        too many read it."""
         time_ms = self._now_ms()
         await host.read()
         after = request.after

@@ -41,29 +41,16 @@ from sandq.model.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from sandq.model.features import (
-    AUTO_CREATE_LEVEL,
-    ENDS_LEVEL,
-    GROUP_LIMIT_LEVEL,
-    IDENTITIES_LEVEL,
-    KEY_LIMIT_LEVEL,
-    OUTBOX_LEVEL,
-    PUSH_LEVEL,
-    RANKED_LEVEL,
-)
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
 from sandq.model.health import DEFAULT_REPLICAS
-from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
-from sandq.model.nack_ends import MAX_SNOOZES
-from sandq.model.names import AUTO_CREATED, COMPACTED, FAIR, PRIORITY, check_name
+from sandq.model.names import AUTO_CREATED, COMPACTED, check_name
 from sandq.model.offsets import PARTITION_MAX
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC, DeadLetterTopic
 from sandq.model.push import changed_push, shown
 from sandq.model.push_targets import PushRules, Target, TargetRefused, shown_url
 from sandq.model.settings import CLASSES, parse_settings, update_settings
-from sandq.model.topic_limits import level_of
 from sandq.partition import commands as c
 from sandq.protocol.requests_admin import (
     REMOVE,
@@ -178,15 +165,7 @@ class Administration(TopicRestores):
         """The settings' record of a topic that is to be made, if there can be such a topic."""
         self._check_partitions(request.partitions)
         self._check_ready()
-        if request.kind in (PRIORITY, FAIR):
-            self._node_log.check_level(RANKED_LEVEL)
-        record = parse_settings(request.settings, request.kind).record()
-        if record.get(MAX_IN_FLIGHT_PER_KEY) is not None:
-            self._node_log.check_level(KEY_LIMIT_LEVEL)
-        if MAX_SNOOZES in record:
-            self._node_log.check_level(ENDS_LEVEL)
-        self._node_log.check_level(level_of(record))
-        return record
+        return parse_settings(request.settings, request.kind).record()
 
     async def _create(
         self, name: str, kind: str, partitions: int, replicas: int, record: dict[str, Any], caller: Caller
@@ -200,8 +179,8 @@ class Administration(TopicRestores):
         return topic
 
     def _owner(self, caller: Caller) -> str | None:
-        """Who owns what a caller creates; None: nobody that may have a quota, or the cluster knows no owners yet."""
-        if caller.principal in (ANONYMOUS, NODE.principal) or self._view.feature_level < IDENTITIES_LEVEL:
+        """Who owns what a caller creates; None: nobody that may have a quota."""
+        if caller.principal in (ANONYMOUS, NODE.principal):
             return None
         return caller.principal
 
@@ -210,9 +189,6 @@ class Administration(TopicRestores):
         for it. Raises UnknownTopic when the configuration makes none of this name; TooLarge when as many were made so
         as may be; and as `create_topic`."""
         name, auto_create = check_name("topic", request.name), self._auto_create
-        if auto_create.is_on:
-            # Before it is said who leads: below that level it may be a node of a version that knows no such requests.
-            self._node_log.check_level(AUTO_CREATE_LEVEL)
         self._check_ready()
         if (there := self._view.topics.get(name)) is not None:
             return there
@@ -271,9 +247,6 @@ class Administration(TopicRestores):
             old = self._catalog.topic(name).record
             check_not_restoring(old)
             record = update_settings(old.settings, request.settings, old.kind).record()
-            if MAX_SNOOZES in record:
-                self._node_log.check_level(ENDS_LEVEL)
-            self._node_log.check_level(level_of(record))
             if GROUP_LIMITS in old.settings:
                 record[GROUP_LIMITS] = old.settings[GROUP_LIMITS]
             if DEAD_LETTER_TOPIC in request.settings:
@@ -302,11 +275,10 @@ class Administration(TopicRestores):
 
     async def limit_group(self, request: GroupLimit, caller: Caller) -> None:
         """Give a group of a topic other limits over all partitions, or none; it need not be there. Raises UnknownTopic,
-        InvalidSetting, InvalidRequest; Conflict while not every node knows of such limits."""
+        InvalidSetting, InvalidRequest."""
         name, group = request.topic, check_name("group", request.group)
         limit = parse_limit(request.limits)
         self._check_ready()
-        self._node_log.check_level(GROUP_LIMIT_LEVEL)
 
         async def change() -> None:
             old = self._catalog.topic(name).record
@@ -324,11 +296,10 @@ class Administration(TopicRestores):
 
     async def push_group(self, request: GroupPush, caller: Caller) -> dict[str, Any] | None:
         """Have the messages of a group pushed to a URL, change how, or (None) end that; what holds from now on, without
-        its secrets. The group need not be there yet. Raises UnknownTopic, InvalidSetting, InvalidRequest; Conflict
-        while not every node knows of such."""
+        its secrets. The group need not be there yet. Raises UnknownTopic, InvalidSetting,
+        InvalidRequest."""
         name, group = request.topic, check_name("group", request.group)
         self._check_ready()
-        self._node_log.check_level(PUSH_LEVEL)
 
         async def change() -> dict[str, Any] | None:
             self._catalog.topic(name)
@@ -370,11 +341,10 @@ class Administration(TopicRestores):
 
     def _find_dead_letter_topic(self, name: str, record: dict[str, Any]) -> None:
         """Put into the settings' record of a topic where its dead letters go, if it names a topic for them. Raises
-        InvalidSetting; Conflict while not every node knows of such."""
+        InvalidSetting."""
         wanted = record.get(DEAD_LETTER_TOPIC)
         if wanted is None:
             return
-        self._node_log.check_level(OUTBOX_LEVEL)
         topic = self._view.topics.get(wanted)
         mistake = None
         if wanted == name:
@@ -680,11 +650,10 @@ class Administration(TopicRestores):
 
     # -- anything else --------------------------------------------------------------------------------------------
 
-    async def change(self, command: Callable[[MetadataView], m.Command], level: int) -> Any:
-        """Change metadata as `command` says of what it is by then; what the command gives. `level`: the feature level
-        that it needs. Raises Conflict below that, what `command` raises, and what refuses the command."""
+    async def change(self, command: Callable[[MetadataView], m.Command]) -> Any:
+        """Change metadata as `command` says of what it is by then; what the command gives. Raises what `command`
+        raises, and what refuses the command."""
         self._check_ready()
-        self._node_log.check_level(level)
 
         async def change() -> Any:
             return await self._change(command(self._view))

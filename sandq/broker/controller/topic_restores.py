@@ -15,8 +15,7 @@ from sandq.metadata import commands as m
 from sandq.metadata.records import Topic
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, InvalidRequest, InvalidSetting, TopicExists, Unavailable, UnknownTopic
-from sandq.model.features import IDENTITIES_LEVEL, RANKED_LEVEL, RESTORE_LEVEL
-from sandq.model.names import FAIR, PRIORITY, RESTORING, check_name
+from sandq.model.names import RESTORING, check_name
 from sandq.model.outbox import DEAD_LETTER_TOPIC
 from sandq.model.settings import CLASSES
 from sandq.model.stored_settings import checked_record
@@ -80,12 +79,9 @@ class TopicRestores(ABC):
         self._check_partitions(request.initial_partitions)
         self._check_partitions(request.partitions)
         self._check_ready()
-        self._node_log.check_level(RESTORE_LEVEL)
-        if kind in (PRIORITY, FAIR):
-            self._node_log.check_level(RANKED_LEVEL)
         self._replicas(request.replicas)
         record = {**record_of(request.settings, kind), RESTORING: request.restore_id}
-        owner = request.owner if self._view.feature_level >= IDENTITIES_LEVEL else None
+        owner = request.owner
 
         async def restore() -> Topic:
             topic = self._view.topics.get(name)

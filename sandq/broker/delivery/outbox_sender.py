@@ -43,7 +43,6 @@ from sandq.model.limits import DEFAULT
 from sandq.model.outbox import Target, is_reserved, reserved_producer
 from sandq.model.sequence import sequence_of
 from sandq.partition import commands as c
-from sandq.partition.levels import OUTBOX
 from sandq.partition.outbox.outbox import OutboxStatus
 from sandq.partition.produce_validation import check_batch
 from sandq.protocol.peer import PeerFrame
@@ -257,8 +256,6 @@ class OutboxSender:
             if leader is None:
                 raise NotLeader("the partition is not on this node")
             leader.host.check_ready()
-            if leader.host.status.level < OUTBOX:
-                raise Unavailable("the partition is about to come to the cluster's feature level")
             name, partition = self._catalog.view.places[group]
             place = self._catalog.topics[name].places[partition]
             # A refusal here loses acked messages: those of earlier versions may have headers of any form.

@@ -24,7 +24,6 @@ from sandq.partition import commands as c
 from sandq.partition.group_status import GroupStatuses
 from sandq.partition.groups.lease_grants import MAX_LEASE_AHEAD_MS
 from sandq.partition.jobs.jobs import STEP_MESSAGES
-from sandq.partition.levels import BEGUN
 from sandq.partition.state_machine import Status
 
 MAX_GRANTS = 64
@@ -115,11 +114,13 @@ class PartitionLeader:
         attended: set[PartitionLeader] | None = None,
         on_limits: Callable[[PartitionLeader], None] = lambda leader: None,
         on_outbox: Callable[[PartitionLeader], None] = lambda leader: None,
+        highest_level: int = KNOWN.highest,
     ) -> None:
         """`look`: called with each status, also where another node leads. `cluster_level()`: the feature level that the
         cluster has come to, as far as this node knows. `attended`: of the topic's partitions here those that somebody
         takes part in or watches; this one is put there while it is one of them. `on_limits`: called with this when
-        limits of groups may have to be shared otherwise, `on_outbox` when there is something to be sent to others."""
+        limits of groups may have to be shared otherwise, `on_outbox` when there is something to be sent to others.
+        `highest_level`: the highest feature level that this node's version knows."""
         self.host = host
         self._look = look
         self.partition = partition
@@ -128,6 +129,7 @@ class PartitionLeader:
         self._timers = timers
         self._lease_ahead_ms = lease_ahead_ms
         self._cluster_level = cluster_level
+        self._highest_level = highest_level
         self._on_limits = on_limits
         self._on_outbox = on_outbox
         self.limits_wanted = 0
@@ -281,7 +283,7 @@ class PartitionLeader:
             self._on_outbox(self)
         self._expire(status)
         self._set_upkeep(status)
-        if status.level < KNOWN.highest:
+        if status.level < self._highest_level:
             self.raise_level()
         if self.watchers:
             self._tell_watchers(changed)
@@ -299,7 +301,7 @@ class PartitionLeader:
         """Have the partition go by the rules of the cluster's feature level, unless it does."""
         if self._raising or self.closed or not self.host.works:
             return
-        level = min(self._cluster_level(), KNOWN.highest)
+        level = min(self._cluster_level(), self._highest_level)
         if self.host.status.level >= level:
             return
         self._raising = True
@@ -460,7 +462,6 @@ class PartitionLeader:
         room = self._with_room(pump)
         takers = deque(room)
         most = SHARED_GRANT_MESSAGES if len(takers) > 1 else FIXED.grant_messages
-        counts = self.host.status.level >= BEGUN
         grants: list[c.Grant] = []
         reserved: dict[Subscription, int] = {}
         # One alone asks for twice as much only while that is filled. Of several one may not be granted anything more.
@@ -469,7 +470,7 @@ class PartitionLeader:
             taker = takers.popleft()
             limit = min(room[taker], most)
             left -= limit
-            grants.append(c.Grant(taker.consumer, limit, taker.lease_ms, taker.epoch, taker.handlers if counts else 0))
+            grants.append(c.Grant(taker.consumer, limit, taker.lease_ms, taker.epoch, taker.handlers))
             reserved[taker] = reserved.get(taker, 0) + limit
             taker.credit -= limit
             room[taker] -= limit

@@ -16,7 +16,6 @@ from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.replication.shut import ApplyFailure, Step, describe
 from sandq.metadata import commands as metadata_commands
 from sandq.model.errors import Conflict, InvalidRequest, NotLeader, UnknownPartition
-from sandq.model.features import SKIP_LEVEL
 from sandq.model.members import node_of
 from sandq.partition import commands
 from sandq.protocol.requests_admin import EntrySkip
@@ -53,7 +52,6 @@ class EntrySkips:
         """Skip the entry that shut a partition, or only say what it is. Returns when that is committed: replicas open
         then. Raises NotLeader; UnknownTopic, UnknownPartition; Conflict: there is nothing to skip, or a replica that
         may have applied the entry; InvalidRequest: another entry or command is named than there is; TimedOut."""
-        self._node_log.check_level(SKIP_LEVEL)
         host = self._host(request)
         failure = host.shut
         if failure is None or not host.is_shut_leader:

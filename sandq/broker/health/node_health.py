@@ -34,7 +34,6 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.model.errors import StorageFailed
-from sandq.model.features import FIRST_LEVEL
 from sandq.model.members import node_of
 from sandq.protocol.peer import PeerFrame
 from sandq.storage.files import is_full
@@ -215,11 +214,9 @@ class NodeHealth:
         own, now_s = self._own(), trio.current_time()
         if own is None or now_s - self._told_s < TELL_S:
             return
-        reasons = (self._node_log.feature_level or FIRST_LEVEL) >= REASONS_LEVEL
-        if reasons or not own.works:
-            self._told_s = now_s
-            for node in list(self._links.up):
-                self._links.send(node, PeerFrame.SICK, tuple(own) if reasons else None)
+        self._told_s = now_s
+        for node in list(self._links.up):
+            self._links.send(node, PeerFrame.SICK, tuple(own))
 
     async def _hand_over(self) -> None:
         """Let nodes that are well lead what this one leads."""

@@ -22,7 +22,6 @@ from sandq.broker.replication.applier import DigestView
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.node_log import NodeLog
 from sandq.model.errors import SandqError
-from sandq.model.features import FIRST_LEVEL
 from sandq.model.members import node_of
 from sandq.partition import commands as c
 from sandq.partition.digest import DIGEST_BYTES, StateDigest
@@ -112,7 +111,7 @@ class ReplicaDigests:
         """Compare the replicas of a group that this node leads. Whether they are the same; None when fewer than two
         could be heard."""
         host = self._node_log.hosts.get(group)
-        if host is None or (self._node_log.feature_level or FIRST_LEVEL) < c.TakeDigest.feature_level:
+        if host is None:
             return None
         nodes = frozenset(map(node_of, (*host.members.voters, *host.members.learners)))
         if len(nodes) < 2:

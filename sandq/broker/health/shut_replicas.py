@@ -22,7 +22,6 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.broker.replication.shut import ApplyFailure, Step
 from sandq.model.errors import SandqError
-from sandq.model.features import FIRST_LEVEL, SKIP_LEVEL
 from sandq.model.members import node_of
 from sandq.protocol.peer import PeerFrame
 
@@ -142,8 +141,7 @@ class ShutReplicas:
 
     def up(self, node: str) -> None:
         """There is a link with a node."""
-        if self._is_known:
-            self._send_all(node, _rows(self._reports()))
+        self._send_all(node, _rows(self._reports()))
 
     def down(self, node: str) -> None:
         """There is no link with a node any more: what it reported may have changed."""
@@ -165,11 +163,6 @@ class ShutReplicas:
         self._changed.set()
         return True
 
-    @property
-    def _is_known(self) -> bool:
-        """Whether all nodes know the frame."""
-        return (self._node_log.feature_level or FIRST_LEVEL) >= SKIP_LEVEL
-
     # -- what is done ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -183,7 +176,7 @@ class ShutReplicas:
                 elif host.group.is_leader:
                     self._hand_over(host)
             reports = self._reports()
-            if reports != self._told and self._is_known:
+            if reports != self._told:
                 self._told = reports
                 self._send_all(None, _rows(reports))
             with trio.move_on_after(LOOK_S if shut else math.inf):

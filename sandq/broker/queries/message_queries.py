@@ -31,7 +31,6 @@ from sandq.model.errors import (
     UnknownGroup,
     UnknownPartition,
 )
-from sandq.model.features import FIRST_LEVEL
 from sandq.model.headers import headers_check
 from sandq.model.members import incarnation_of, node_of
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, NOT_WITHOUT_KEY, check_name
@@ -42,7 +41,6 @@ from sandq.model.unfinished import unfinished_conflict
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import NOTHING
 from sandq.partition.jobs.redrive import Outcome
-from sandq.partition.levels import SCOPED_KEYS, UNFINISHED
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.produce_validation import check_not_far, most_value_bytes
 from sandq.partition.queries import UNITS_S, PartitionQueries
@@ -201,9 +199,7 @@ class MessageQueries:
                 f"topic {request.topic!r} is a {kind} topic: only messages of fair topics have tenants",
                 topic=request.topic,
             )
-        if kind != FAIR or (self._broker.node_log.feature_level or FIRST_LEVEL) >= SCOPED_KEYS:
-            return targets
-        return [target[:2] for target in targets]
+        return targets
 
     async def get(self, request: Get, caller: Caller) -> dict[str, Any]:
         self._known(request, [request.target])
@@ -400,7 +396,7 @@ class MessageQueries:
         if unfinished and mode != FORCE:
             raise unfinished_conflict(group, unfinished)
         # Each partition checks again: its group may have leased something since.
-        commands = [c.DropGroup(group, mode != FORCE and status.level >= UNFINISHED) for status in statuses]
+        commands = [c.DropGroup(group, mode != FORCE)] * len(chosen)
         await call_all([(delivery.host, command) for delivery, command in zip(chosen, commands, strict=True)])
         return None
 

@@ -52,9 +52,7 @@ from sandq.partition.dedup.answers import (
     remember,
     unpack,
 )
-from sandq.partition.levels import OUTBOX
 from sandq.partition.log.message_log import Stored
-from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 PRODUCERS = FIXED.producers
@@ -93,10 +91,8 @@ class Producer:
 
 
 class Producers:
-    def __init__(self, partition: int, shared: SharedState | None = None) -> None:
-        """`shared`: says at which level the partition is; None: at the first."""
+    def __init__(self, partition: int) -> None:
         self._partition = partition
-        self._shared = shared
         self._known: dict[int, Producer] = {}
         """By id, the least recently used first."""
         self._partitions: dict[int, Producer] = {}
@@ -176,10 +172,6 @@ class Producers:
     def _find(self, producer_id: int) -> Producer | None:
         return self._known.get(producer_id) or self._partitions.get(producer_id)
 
-    def _is_partition(self, producer_id: int) -> bool:
-        """Whether a producer that is new here is another partition."""
-        return is_reserved(producer_id) and self._shared is not None and self._shared.level >= OUTBOX
-
     def _check_unknown(self, command: c.Append, now_ms: int) -> None:
         if command.numbers[2] > 1:
             raise _gap(command, 1, "the producer is not known here (any more), and begins a new epoch with 1")
@@ -221,7 +213,7 @@ class Producers:
         producer_id, epoch, _ = numbers
         producer = self._known.pop(producer_id, None) or self._partitions.get(producer_id)
         if producer is None:
-            producer = Producer(epoch, is_partition=self._is_partition(producer_id))
+            producer = Producer(epoch, is_partition=is_reserved(producer_id))
             if not producer.is_partition:
                 self._make_room(view)
         elif epoch > producer.epoch:

@@ -6,17 +6,10 @@ name. A unique key without a key routes its message itself.
 Row of a key: `[state, id, sender | nil, forgotten at ms | nil]`. A key is *held* until a group makes an attempt at its
 message, then *attempted* until every other group has passed the message too: from then on it is *delivered*, and still
 refuses another one for `dedup_window`. One whose message was cancelled is free, and is remembered so that a repeated
-cancel is answered as the first time. Below the level `OWNERSHIP` none is attempted: the first attempt of any group
-delivers it.
+cancel is answered as the first time.
 
 A group passes a message also by a seek, by its end, or by being made above it, and no key is looked up then: that an
 attempted one has been passed by all is found by whoever asks for it next, or when the message leaves the log.
-
-Below the level `SCOPED_KEYS` a key was all tenants', and its row did not say whose it is. One that was taken by then
-stays taken for all of them until it is forgotten.
-
-Below the level `UNIQUE_IN_KEY` a message with both had equal ones, and its row had the unique key alone. Such a row
-stays that of its message until it is forgotten.
 
 The sender is `[producer id, epoch, sequence, position in the batch]`: a producer that sends a batch again because it
 had no answer meets its own message, which is no conflict. What becomes of a message whose key is taken says
@@ -25,8 +18,7 @@ had no answer meets its own message, which is no conflict. What becomes of a mes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.names import DEFAULT_TENANT, FAIR
@@ -36,7 +28,6 @@ from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.groups.claim import ACKED, WAITING, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.levels import OWNERSHIP, SCOPED_KEYS
 from sandq.partition.rows import Extra, LogEntry
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -61,25 +52,9 @@ class Named(NamedTuple):
     """Of its row."""
 
 
-def resolve_conflict(named: Named, is_pending: bool, on_conflict: int, sender: Sender | None) -> int:
-    """Refuse, ignore or store a message whose unique key stands for another one: `STORED`, `REPLACES`, `IGNORED` or
-    `REFUSED`. `on_conflict`: what its producer wants.
-
-    `is_pending`: whether the other one is still in the log and no group made an attempt at it."""
-    if named.state == CANCELLED:
-        return STORED
-    if named.state == HELD and not is_pending:
-        return STORED  # no group leased it, but one passed it over (a seek, a start at the latest)
-    if sender is not None and named.sender == sender:
-        return IGNORED  # it is this very message, sent again
-    if on_conflict == c.REPLACE:
-        return REPLACES
-    return REFUSED if on_conflict == c.REJECT else IGNORED
-
-
-def resolve_owned(named: Named, claim: Claim | None, on_conflict: int, sender: Sender | None) -> int:
-    """As `resolve_conflict`, from the level `OWNERSHIP` on. `claim`: on the other message; None: it is nowhere any
-    more."""
+def resolve_conflict(named: Named, claim: Claim | None, on_conflict: int, sender: Sender | None) -> int:
+    """Decide about a message whose unique key stands for another one: `STORED`, `REPLACES`, `IGNORED` or `REFUSED`.
+    `on_conflict`: what its producer wants. `claim`: on the other message; None: it is nowhere any more."""
     if named.state == CANCELLED:
         return STORED
     if sender is not None and named.sender == sender:
@@ -127,15 +102,14 @@ class UniqueKeys:
     ) -> Named | None:
         """Return the message that a unique key stands for, or None if it is free. `tenant`: None stands for `default`.
         `key_digest`: of the key within which it is unique."""
-        row_keys = self._row_keys(unique_key, tenant, key_digest)
-        for row_key in row_keys if key_digest is None else row_keys[:1]:
-            row = view.get(row_key)
-            if row is None:
-                continue
-            state, message_id, sender, forgotten_ms = rows.unpack(row)
-            if forgotten_ms is None or forgotten_ms > now_ms:
-                return Named(state, message_id, None if sender is None else tuple(sender), row_key)
-        return None
+        row_key = self._row_key(unique_key, tenant, key_digest)
+        row = view.get(row_key)
+        if row is None:
+            return None
+        state, message_id, sender, forgotten_ms = rows.unpack(row)
+        if forgotten_ms is not None and forgotten_ms <= now_ms:
+            return None
+        return Named(state, message_id, None if sender is None else tuple(sender), row_key)
 
     def hold(
         self,
@@ -148,7 +122,7 @@ class UniqueKeys:
         key_digest: bytes | None = None,
     ) -> None:
         """Note that the message of this id is pending under the unique key. `key_digest` is as for `find`."""
-        row_key = self._row_keys(unique_key, tenant, key_digest)[0]
+        row_key = self._row_key(unique_key, tenant, key_digest)
         view.put(row_key, rows.pack(HELD, message_id, sender, None))
 
     def mark_delivered(self, group: Group, entry: LogEntry, now_ms: int, view: View) -> None:
@@ -157,61 +131,51 @@ class UniqueKeys:
         extra = entry.extra
         if extra is None or extra.unique_key is None:
             return
-        row_keys = self._row_keys(extra.unique_key, extra.tenant, extra.key_digest)
-        if self._shared.level < OWNERSHIP:
-            self._end(row_keys, extra.id, (HELD,), DELIVERED, now_ms, self._window_ms, view)
-        elif not self._groups.is_pending_elsewhere(group, entry.first, view):
-            self._end(row_keys, extra.id, (HELD, ATTEMPTED), DELIVERED, now_ms, self._window_ms, view)
-        else:
-            row_key, sender = self._row(row_keys, extra.id, (HELD,), now_ms, view)
-            if row_key is not None:
-                view.put(row_key, rows.pack(ATTEMPTED, extra.id, sender, None))
+        row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)
+        if not self._groups.is_pending_elsewhere(group, entry.first, view):
+            self._end(row_key, extra.id, (HELD, ATTEMPTED), DELIVERED, now_ms, self._window_ms, view)
+        elif (named := self._named(row_key, extra.id, (HELD,), now_ms, view)) is not None:
+            view.put(row_key, rows.pack(ATTEMPTED, extra.id, named.sender, None))
 
     def end_attempted(self, named: Named, now_ms: int, view: View) -> bool:
         """Refuse others for `dedup_window` still: every group has passed the message of an attempted key by now.
         Whether there is such a window."""
         window_ms = self._window_ms
-        self._end((named.row_key,), named.id, (ATTEMPTED,), DELIVERED, now_ms, window_ms, view)
+        self._end(named.row_key, named.id, (ATTEMPTED,), DELIVERED, now_ms, window_ms, view)
         return window_ms > 0
 
     def mark_cancelled(self, extra: Extra, now_ms: int, view: View) -> None:
         """Free the key, and remember it so that a repeated cancel is answered likewise."""
         if extra.unique_key is not None:
-            states = (HELD,) if self._shared.level < OWNERSHIP else (HELD, ATTEMPTED, DELIVERED)
-            row_keys = self._row_keys(extra.unique_key, extra.tenant, extra.key_digest)
-            self._end(row_keys, extra.id, states, CANCELLED, now_ms, CANCEL_MEMORY_MS, view)
+            states = (HELD, ATTEMPTED, DELIVERED)
+            row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)
+            self._end(row_key, extra.id, states, CANCELLED, now_ms, CANCEL_MEMORY_MS, view)
 
     def release(self, extra: Extra, offset: bytes, now_ms: int, view: View) -> None:
         """Let go of the key of a message that leaves the log, and no group keeps: free it, if no group ever leased it
         (a seek passed it)."""
         if extra.unique_key is None:
             return
-        row_keys = self._row_keys(extra.unique_key, extra.tenant, extra.key_digest)
-        if self._shared.level >= OWNERSHIP:
-            if self._shared.is_ordered and self._groups.is_blocked(offset):
-                return  # a group has it yet to take, from a row of its own
-            self._end(row_keys, extra.id, (ATTEMPTED,), DELIVERED, now_ms, self._window_ms, view)
-        self._end(row_keys, extra.id, (HELD,), DELIVERED, now_ms, 0, view)
+        row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)
+        if self._shared.is_ordered and self._groups.is_blocked(offset):
+            return  # a group has it yet to take, from a row of its own
+        self._end(row_key, extra.id, (ATTEMPTED,), DELIVERED, now_ms, self._window_ms, view)
+        self._end(row_key, extra.id, (HELD,), DELIVERED, now_ms, 0, view)
 
     @property
     def _window_ms(self) -> int:
         window_ms: int = self._shared.settings["dedup_window_ms"]
         return window_ms
 
-    def _row_keys(self, unique_key: bytes, tenant: bytes | None, key_digest: bytes | None) -> Sequence[bytes]:
-        """Return the keys of the rows that a unique key may have. The first is that of one that is taken now."""
-        plain = rows.UNIQUE + unique_key
-        if self._shared.rank != FAIR:
-            if key_digest is None or not self._shared.has_keyed_names:
-                return (plain,)
-            return rows.keyed_unique_key(key_digest, unique_key), plain
-        if self._shared.level < SCOPED_KEYS:
-            return (plain,)
-        return rows.scoped_unique_key(tenant or _DEFAULT_TENANT, unique_key), plain
+    def _row_key(self, unique_key: bytes, tenant: bytes | None, key_digest: bytes | None) -> bytes:
+        """Return the key of the row of a unique key."""
+        if self._shared.rank == FAIR:
+            return rows.scoped_unique_key(tenant or _DEFAULT_TENANT, unique_key)
+        return rows.UNIQUE + unique_key if key_digest is None else rows.keyed_unique_key(key_digest, unique_key)
 
     def _end(
         self,
-        row_keys: Sequence[bytes],
+        row_key: bytes,
         message_id: bytes,
         states: tuple[int, ...],
         state: int,
@@ -220,26 +184,25 @@ class UniqueKeys:
         view: View,
     ) -> None:
         """Bring the key into another state for `window_ms`, and then forget it, if it is in one of `states`."""
-        row_key, sender = self._row(row_keys, message_id, states, now_ms, view)
-        if row_key is None:
+        named = self._named(row_key, message_id, states, now_ms, view)
+        if named is None:
             return
         if window_ms:
-            self._expiring_rows.put(row_key, now_ms + window_ms, view, state, message_id, sender)
+            self._expiring_rows.put(row_key, now_ms + window_ms, view, state, message_id, named.sender)
         else:
             view.delete(row_key)
 
     @staticmethod
-    def _row(
-        row_keys: Sequence[bytes], message_id: bytes, states: tuple[int, ...], now_ms: int, view: View
-    ) -> tuple[bytes | None, Any]:
-        """The key of the row that is in one of these states, and this message's, and its sender; (None, None): another
-        one has the unique key by now, or another group had leased the message before."""
-        for row_key in row_keys:
-            row = view.get(row_key)
-            if row is None:
-                continue
-            state, named_id, sender, forgotten_ms = rows.unpack(row)
-            is_forgotten = forgotten_ms is not None and forgotten_ms <= now_ms
-            if state in states and named_id == message_id and not is_forgotten:
-                return row_key, sender
-        return None, None
+    def _named(row_key: bytes, message_id: bytes, states: tuple[int, ...], now_ms: int, view: View) -> Named | None:
+        """Return what a row says of a message if it is in one of these states; None if another message has the unique
+        key by now, or another group had leased this one before."""
+        row = view.get(row_key)
+        if row is None:
+            return None
+        state, named_id, sender, forgotten_ms = rows.unpack(row)
+        is_forgotten = forgotten_ms is not None and forgotten_ms <= now_ms
+        return (
+            Named(state, named_id, sender, row_key)
+            if state in states and named_id == message_id and not is_forgotten
+            else None
+        )

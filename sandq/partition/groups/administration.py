@@ -15,7 +15,6 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Waiting
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.jobs import Jobs
-from sandq.partition.levels import UNFINISHED
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import cursor_before
 from sandq.partition.rows import Range
@@ -150,7 +149,7 @@ class GroupAdmin:
             group.touched_ms = now_ms
             self._groups.store(group, view)
             return True
-        if group.unfinished and self._shared.level >= UNFINISHED:
+        if group.unfinished:
             due_ms, ttl_ms = group.latest_due_ms, idle_ms - group.touched_ms
             if due_ms + ttl_ms > now_ms:
                 group.touched_ms = due_ms

@@ -23,7 +23,6 @@ from sandq.partition.groups.leases import History, Waiting, load_history
 from sandq.partition.groups.lives import Lives, load_lives, with_ended
 from sandq.partition.groups.renewal import Change
 from sandq.partition.groups.waiting_table import WaitingTable
-from sandq.partition.levels import OUTBOX_ROOM, SLICES
 from sandq.partition.log.pieces import Message, MessageReader
 from sandq.partition.outbox.outbox import DEAD, MESSAGE, Letter, Outbox
 from sandq.partition.rows import Fields, Range
@@ -143,11 +142,8 @@ class DeadLetters:
         view: View,
         change: Change | None = None,
     ) -> list[Range]:
-        """The same of as many of the messages, in their order, as the entry's budget allows, and return these: from the
-        level `SLICES` on; below it of all. `change`: what they have otherwise when they die."""
-        if self._shared.level < SLICES:
-            self.bury(group, ranges, kept, death, now_ms, view)
-            return ranges
+        """Bury as many of the messages, in their order, as the entry's budget allows, and return these. `change`: what
+        they have otherwise when they die."""
         forward = self._forward_of(group, view)
         count = size = 0
         for message in self._reader.messages(view, ranges, group.group_id if kept else None):
@@ -203,7 +199,7 @@ class DeadLetters:
 
     def may_send_again(self, messages: int, size: int) -> bool:
         """Whether so many messages that acks have sent, of so many bytes, may be sent once more now."""
-        return self._shared.level < OUTBOX_ROOM or self._outbox.has_room(messages, size)
+        return self._outbox.has_room(messages, size)
 
     def send_again(self, group: Group, message: DeadMessage, view: View) -> None:
         """Have a message that an ack has sent, and that was refused, sent once more."""

@@ -6,7 +6,6 @@ from sandq.model.errors import UnknownGroup
 from sandq.model.key_limits import key_limit
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
-from sandq.partition.levels import QUEUE_BYTES
 from sandq.partition.limits.allowance import Allowance
 from sandq.partition.log.look_aheads import LookAhead, LookAheads
 from sandq.partition.ready.ready_queues import ReadyQueues
@@ -87,7 +86,6 @@ class GroupTable:
                 group.waiting,
                 lambda: self._shared.tenants,
                 self._look_aheads,
-                lambda: self._shared.level >= QUEUE_BYTES,
             )
         self.by_id[group.group_id] = group
         self._by_name[group.name] = group

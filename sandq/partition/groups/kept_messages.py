@@ -8,7 +8,6 @@ from sandq.partition.dedup.expiring_rows import ExpiringRows
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.levels import OWNERSHIP, UNFINISHED
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.reader import row_holding
 from sandq.partition.rows import LogEntry, Range
@@ -75,7 +74,7 @@ class KeptMessages:
         """A group keeps a message no longer: let go of what is remembered of it, unless somebody else has it."""
         message_id, _, fields, *_ = rows.unpack(row)
         self.expire_move(offset, message_id, now_ms, view)
-        if self._shared.level >= OWNERSHIP and not self.is_in_log(offset, view):
+        if not self.is_in_log(offset, view):
             self._unique.release(rows.kept_extra(message_id, fields), offset, now_ms, view)
 
     def expire_move(self, offset: bytes, message_id: bytes, now_ms: int, view: View) -> None:
@@ -92,5 +91,4 @@ class KeptMessages:
         if offset <= self._log_state.trimmed:
             return False
         # Sweeps and clock resets leave gaps: after a reset the log begins below offsets that were trimmed before it.
-        is_dense = self._shared.rank is None and self._shared.level < UNFINISHED
-        return is_dense or row_holding(view, offset) is not None
+        return row_holding(view, offset) is not None

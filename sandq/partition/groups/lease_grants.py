@@ -15,7 +15,6 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.ranked_grants import RankedGrants
-from sandq.partition.levels import SLICES, SUPERSEDED
 from sandq.partition.limits.group_limits import GroupLimits
 from sandq.partition.log.pieces import Message
 from sandq.partition.log.reader import single_row_entry
@@ -104,7 +103,7 @@ class LeaseGrants:
     @property
     def _is_spent(self) -> bool:
         """Whether nothing more is to be buried by this entry."""
-        return self._shared.level >= SLICES and self._shared.is_budget_spent
+        return self._shared.is_budget_spent
 
     def _take_waiting(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
         """Put ranges into the lease whose back-off has passed, all with the same number of attempts. Bytes taken."""
@@ -124,7 +123,7 @@ class LeaseGrants:
             count, size = fitting(self._kept, group, entry, left, max_bytes - taken_bytes, view)
             ranges = self._waiting.take(group, entry, count, view)
             taken_bytes += size
-            if self.is_latest is not None and self._shared.level >= SUPERSEDED:
+            if self.is_latest is not None:
                 ranges = self._without_superseded(group, ranges, entry.kept, lease.leased_ms, view)
                 looked_at += count
                 count = sum([length for _, length in ranges])

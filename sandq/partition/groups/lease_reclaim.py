@@ -16,7 +16,6 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.settlement import LeaseSettlement
-from sandq.partition.levels import RECLAIMS
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
@@ -83,8 +82,7 @@ class LeaseReclaim:
         renewed.snoozes, renewed.epoch, renewed.handlers = lease.snoozes, command.epoch, lease.handlers
         # One of them may have ended its consumer: the next one reports each before it begins it.
         renewed.crashes = max(lease.crashes, 1) if lease.handlers else 0
-        if self._shared.level >= RECLAIMS:
-            renewed.reclaims = lease.reclaims + 1
+        renewed.reclaims = lease.reclaims + 1
         self._leases.revoke(lease, view)
         self._leases.add(group, renewed, view)
 

@@ -135,14 +135,6 @@ class LeaseTable:
         lease.revoked = True
         self.store_progress(lease, view)
 
-    def note_sent(self, view: View) -> None:
-        """The partition rises to the level `SENT`: of what was acked before it is not known whether that sent messages,
-        and a repetition is answered as it was."""
-        for lease in self.by_token.values():
-            if lease.acked:
-                lease.sent = lease.acked
-                view.put(rows.token_key(rows.PROGRESS, lease.token), lease.progress_row())
-
     def _drop_live(self, lease: Lease) -> None:
         held = self._live[lease.group_id, lease.consumer]
         del held[lease.token]

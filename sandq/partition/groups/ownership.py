@@ -8,7 +8,6 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Made, Waiting
 from sandq.partition.groups.renewal import Change, renew
-from sandq.partition.levels import BUDGET
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
@@ -70,7 +69,7 @@ class Ownership:
         """Give a message another priority in the groups in which it waits; when it comes, and its attempts, stay."""
         for group in self._groups.by_id.values():
             if isinstance(entry := group.holder_of(offset), Waiting):
-                if self._shared.level >= BUDGET and change.queue(entry.queue) == entry.queue:
+                if change.queue(entry.queue) == entry.queue:
                     continue  # it has that: repeated, after an answer that was lost, it costs nothing
                 self._shared.note_copied(renew(group, [Range(offset, 1)], entry.kept, change, reader, view))
                 self._waiting.part(group, entry, offset, entry.due_ms, view, entry.made, change)

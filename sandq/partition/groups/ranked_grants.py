@@ -18,7 +18,6 @@ from sandq.partition.groups.fitting import LEASE_BYTES, fitting
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import FRESH, Lease, Waiting
-from sandq.partition.levels import CROWDED_FLIGHT, CROWDING, SLICES
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queue import ReadyQueue
 from sandq.partition.ready.ready_queues import ReadyQueues
@@ -70,9 +69,8 @@ class RankedGrants:
             for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
-            most = group.most_waiting if ready.rank == queue_keys.FAIR and self._shared.level >= CROWDING else None
-            halves = self._shared.level >= CROWDED_FLIGHT
-            ready.begin(now_ms, most, group.in_flight + room, self._shared.in_turns, halves=halves)
+            most = group.most_waiting if ready.rank == queue_keys.FAIR else None
+            ready.begin(now_ms, most, group.in_flight + room, self._shared.in_turns)
             granted = self._lease(index, place, group, ready, command, room, is_stopped, now_ms, view)
             ready.is_promoting = self._buried >= BURIED  # there may be something behind them
         ready.end(view)
@@ -202,7 +200,7 @@ class RankedGrants:
     def _note_buried(self, messages: int) -> None:
         """Count what was buried: enough, once the entry has no budget left for it."""
         self._buried += messages
-        if self._shared.level >= SLICES and self._shared.is_budget_spent:
+        if self._shared.is_budget_spent:
             self._buried = max(self._buried, BURIED)
 
     def _take_head(

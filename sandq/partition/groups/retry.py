@@ -49,14 +49,6 @@ def wait_of(backoff: dict[str, Any], attempt: int) -> Wait:
     return Wait(delay, delay * backoff["jitter_percent"] // 100)
 
 
-def delay_ms(backoff: dict[str, Any], attempt: int, base: bytes, group_id: int) -> int:
-    """Return the one wait of messages that fail together, the first of which is `base`: below the level `JITTER`."""
-    delay, spread = wait_of(backoff, attempt)
-    if spread:
-        delay += _mix(int.from_bytes(base, "big"), group_id, attempt) % (2 * spread + 1) - spread
-    return max(delay, 0)
-
-
 def _mix(offset: int, group_id: int, attempt: int) -> int:
     """splitmix64's finalizer over the inputs folded to 64 bits (Steele, Lea, Flood 2014)."""
     x = (offset ^ (offset >> 64) ^ (group_id << 32) ^ attempt) & _MASK

@@ -21,9 +21,8 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, History, Lease, Waiting
 from sandq.partition.groups.packed_ranges import PackedRanges
-from sandq.partition.groups.renewal import Change, renew, renew_each
+from sandq.partition.groups.renewal import Change, renew_each
 from sandq.partition.groups.retry import Wait
-from sandq.partition.levels import BUDGET, JITTER, SENT, SLICES
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import NOT_YET, SharedState
 from sandq.partition.view import View
@@ -92,9 +91,8 @@ class LeaseSettlement:
 
     def ack_sending(self, token: int, what: c.What, now_ms: int, view: View) -> list[Lost]:
         """`ack` of one item, of a lease that there is, and remember that it sent messages."""
-        if self._shared.level >= SENT:
-            lease = self._leases.by_token[token]
-            lease.sent |= lease.mask_of(what)[0] & lease.live
+        lease = self._leases.by_token[token]
+        lease.sent |= lease.mask_of(what)[0] & lease.live
         return self.ack([(token, what)], now_ms, view)
 
     def group_of(self, token: int) -> int:
@@ -119,8 +117,7 @@ class LeaseSettlement:
     def nack(self, items: Sequence[Sequence[Any]], now_ms: int, view: View) -> list[Lost | str | Part]:
         """`items`: those of a Nack. Raises TooLarge when one of them gives more headers than an entry may write: then
         nothing is done."""
-        if self._shared.level >= BUDGET:
-            self._check_headers(items)
+        self._check_headers(items)
         results: list[Lost | str | Part] = []
         put_off: set[int] = set()
         for item in self._shared.in_turns(items):
@@ -148,7 +145,7 @@ class LeaseSettlement:
 
     def _nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost | str | Part:
         """`item`: one of a Nack. Where it writes messages again it is done as far as the budget of the entry allows:
-        NOT_YET, if there is none left; below the level `SLICES` as a whole then."""
+        NOT_YET, if there is none left."""
         token, what, delay_ms, error, *more = item
         begun, changes, end = (*more, *_NACK_REST[len(more) :])
         lease = self._leases.by_token.get(token)
@@ -181,7 +178,7 @@ class LeaseSettlement:
         """Let what a nack names wait for its next attempt, or bury it after its last. Which messages that was done
         to."""
         is_snooze = end == SNOOZE and self._may_snooze(lease)
-        if not is_snooze and self._is_last(lease) and self._shared.level >= SLICES:
+        if not is_snooze and self._is_last(lease):
             mask = self._bury(lease, mask, NACKED, error, now_ms, view, change)
             self._shared.totals.nacked += mask.bit_count()
             return mask
@@ -199,10 +196,6 @@ class LeaseSettlement:
         """Put what a lease names in `mask` into rows of the group's own, as it is from now on. Of which messages: as
         many as the budget allows."""
         group, ranges = self._groups.by_id[lease.group_id], lease.select(mask)
-        if self._shared.level < SLICES:
-            size = renew(group, ranges, lease.kept, change, self._reader, view)
-            self._shared.note_copied(size, mask.bit_count())
-            return mask
         count = 0
         for size in renew_each(group, ranges, lease.kept, change, self._reader, view):
             self._shared.note_copied(size)
@@ -243,7 +236,7 @@ class LeaseSettlement:
         enough_bytes = self._dead.buried_bytes + EXPIRE_BYTES
 
         def is_enough() -> bool:
-            is_spent = self._shared.level >= SLICES and self._shared.is_budget_spent
+            is_spent = self._shared.is_budget_spent
             return is_spent or expired + passed >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
 
         while not is_enough() and (lease := self._leases.pop_overdue(now_ms)) is not None:
@@ -349,8 +342,7 @@ class LeaseSettlement:
         for ranges, history, _ in self._with_history(lease, mask, reason, error, now_ms):
             death = Death(reason, lease.attempt, error, history)
             done += self._dead.bury_some(group, ranges, kept, death, now_ms, view, change)
-        if self._shared.level >= SLICES:
-            mask = _mask_of(lease, done)
+        mask = _mask_of(lease, done)
         lease.left |= mask
         self._leases.store_progress(lease, view)
         return mask
@@ -379,18 +371,13 @@ class LeaseSettlement:
         each snooze after which none was counted. `change`, `crashes`: as in `_retry_or_bury`."""
         group = self._groups.by_id[lease.group_id]
         is_snooze = reason == SNOOZED
-        wait: Wait | None = None
         failures = min(lease.attempt + lease.snoozes, BACKOFF_GROWS) if is_snooze else lease.attempt
-        if delay_ms is None:
-            backoff = group.setting("backoff", self._shared.settings)
-            if self._shared.level >= JITTER:
-                wait = retry.wait_of(backoff, failures)
-                delay_ms = wait.delay_ms
-            else:
-                delay_ms = retry.delay_ms(backoff, failures, lease.first_of(mask), group.group_id)
         due_of = None
-        if wait is not None and wait.spread_ms:
-            due_of = partial(_jittered, wait, group.group_id, failures, now_ms)
+        if delay_ms is None:
+            wait = retry.wait_of(group.setting("backoff", self._shared.settings), failures)
+            delay_ms = wait.delay_ms
+            if wait.spread_ms:
+                due_of = partial(_jittered, wait, group.group_id, failures, now_ms)
         attempt, due_ms = lease.attempt - is_snooze, now_ms + delay_ms
         self._requeue(lease, mask, due_ms, attempt, reason, error, now_ms, view, change, due_of=due_of, crashes=crashes)
 

@@ -10,7 +10,6 @@ from sandq.model import offsets
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.message_ttl import MessageTtl
-from sandq.partition.levels import OWNERSHIP
 from sandq.partition.shared_state import SharedState
 from sandq.partition.stale_heaps import LeastOf
 from sandq.partition.view import View
@@ -22,8 +21,6 @@ class GroupSummaries:
         self._groups = groups
         self._ttl = ttl
         self._changed = groups.changes()
-        self._level = shared.level
-        """That the rest goes by."""
         self._done: LeastOf[bytes] = LeastOf()
         self._pinned: LeastOf[int] = LeastOf()
         self._ttl_changed = groups.changes()
@@ -52,9 +49,6 @@ class GroupSummaries:
         return self._chosen(self._pinned.up_to(since_ms))
 
     def _look(self) -> None:
-        if self._level != self._shared.level:
-            self._level = self._shared.level
-            self._changed.update(self._groups.by_id)
         for group_id in self._changed:
             group = self._groups.by_id.get(group_id)
             self._done.put(group_id, None if group is None else group.kept_from())
@@ -65,7 +59,7 @@ class GroupSummaries:
 
     def _pinned_since_ms(self, group: Group) -> int | None:
         since_ms = group.pinned_since_ms
-        blocked = group.order.lowest_logged() if self._level >= OWNERSHIP else None
+        blocked = group.order.lowest_logged()
         if blocked is None:
             return since_ms
         blocked_ms = offsets.deliver_ms(blocked)

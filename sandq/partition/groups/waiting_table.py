@@ -17,7 +17,6 @@ from sandq.partition.groups.leases import Made, Waiting
 from sandq.partition.groups.message_ttl import MessageTtl
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.renewal import Change
-from sandq.partition.levels import CLOCK_RESET
 from sandq.partition.ready import queue_keys
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
@@ -80,7 +79,7 @@ class WaitingTable:
             for queue, ranges in self._by_queue(self._shared.rank, group, entry, view).items():
                 self.add(group, replace(entry, ranges=PackedRanges(ranges), queue=queue), view)
             return
-        if self._shared.level >= CLOCK_RESET and entry.made is None:
+        if entry.made is None:
             entry.made = Made(self._shared.stamp_ms, max(entry.due_ms - self._shared.now_ms, 0))
         if self._ttl.any_expires:
             entry.expires_ms = self._expiries(group, entry, view).first_ms(entry)
@@ -149,7 +148,7 @@ class WaitingTable:
             apart.snoozes, apart.crashes = entry.snoozes, entry.crashes
             if change is not None:
                 apart.kept, apart.queue = True, change.queue(entry.queue)
-            apart.made = made if self._shared.level >= CLOCK_RESET else None
+            apart.made = made
             group.add_waiting(apart)
             self.store(group, apart, view)
         if not entry.ranges:

@@ -13,7 +13,7 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.partition import rows
-from sandq.partition.commands import DEAD_FILTERS, DEAD_JOBS, UNIQUE_KEY_PREFIX, PurgeDead, RedriveDead
+from sandq.partition.commands import DEAD_JOBS, UNIQUE_KEY_PREFIX, PurgeDead, RedriveDead
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
@@ -21,7 +21,6 @@ from sandq.partition.groups.ownership import Ownership
 from sandq.partition.jobs.job import DONE, RUNNING, STOPPED, Job
 from sandq.partition.jobs.redrive import Outcome, Redrive
 from sandq.partition.jobs.waiting_ranks import Waited, WaitingRanks
-from sandq.partition.levels import BY_UNIQUE_KEY, RANKED_BY_JOBS
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.reader import LogReader, cursor_before
@@ -98,7 +97,6 @@ class Jobs:
         known = self._jobs.get(job_id)
         if known is not None:
             return known
-        self._check_filters(kind, arguments)
         if kind in DEAD_JOBS:
             arguments = arguments | {"group_id": self._groups.named(arguments["group"]).group_id}
         elif kind not in KINDS:
@@ -106,16 +104,6 @@ class Jobs:
         if sum(job.state == RUNNING for job in self._jobs.values()) >= RUNNING_JOBS:
             raise Conflict(f"{RUNNING_JOBS} jobs run in this partition, which is the limit; wait until one is done")
         return self._begin(job_id, kind, arguments, index, now_ms, view)
-
-    def _check_filters(self, kind: str, arguments: dict[str, Any]) -> None:
-        """Raises Conflict for what a partition below the level does not go by."""
-        level = self._shared.level
-        named = [name for name in (DEAD_FILTERS if kind in DEAD_JOBS else (UNIQUE_KEY_PREFIX,)) if name in arguments]
-        if named and level < BY_UNIQUE_KEY:
-            raise Conflict(
-                f"the partition is at feature level {level}, and jobs choose by {' and '.join(named)} from "
-                f"{BY_UNIQUE_KEY} on"
-            )
 
     def start_own(self, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
         """Begin a job of the partition itself."""
@@ -211,7 +199,7 @@ class Jobs:
         reader = LogReader(start, look_ahead=STEP_MESSAGES)
         # A cancel without a prefix reads nothing but places: how large the messages are does not matter.
         blind = prefixes.say_nothing and job.kind == "cancel"
-        most = self._waiting_ranks.most(STEP_MESSAGES) if self._ranks_waiting(arguments) else STEP_MESSAGES
+        most = self._waiting_ranks.most(STEP_MESSAGES) if self._only_ranks(arguments) else STEP_MESSAGES
         ranges = reader.take(view, until_ms - 1, most, NO_LIMIT if blind else STEP_BYTES).ranges
         if prefixes.say_nothing:
             chosen = [offset for base, length in ranges for offset in offsets.run(base, length)]
@@ -233,17 +221,14 @@ class Jobs:
             if not arguments["dry_run"]:
                 self._change(job, offset, index, place, view)
                 job.done += 1
-        if self._ranks_waiting(arguments):
+        if self._only_ranks(arguments):
             self._count(job, self._waiting_ranks.rank(late, arguments["priority"], view, dry_run=arguments["dry_run"]))
         else:
             job.too_late += len(late)
         job.position = reader.cursor
         if ranges:
             return False
-        return not self._ranks_waiting(arguments) or self._goes_on_with(job, self._waiting_ranks.first_group())
-
-    def _ranks_waiting(self, arguments: dict[str, Any]) -> bool:
-        return self._shared.level >= RANKED_BY_JOBS and self._only_ranks(arguments)
+        return not self._only_ranks(arguments) or self._goes_on_with(job, self._waiting_ranks.first_group())
 
     def _kept_by_groups(self, job: Job, view: View) -> bool:
         """The same with what only groups have in rows of their own: it waits there, if it is anybody's to change."""

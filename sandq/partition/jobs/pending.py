@@ -16,13 +16,12 @@ from typing import Any
 from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.groups.claim import ACKED, DEAD, LEASED, REFUSALS, WAITING, Claim
+from sandq.partition.groups.claim import ACKED, DEAD, LEASED, WAITING, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Waiting
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.renewal import Change
-from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
 from sandq.partition.log.message_log import CANCELLED, Found, Kept, MessageLog
 from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.reader import holding_bounds
@@ -165,8 +164,7 @@ class Pending:
         if claim is not None and claim.waiting:
             if priority is not None:
                 self._log.rank_waiting(found, priority, view)
-            stays = to_ms is None or self._shared.level < CLOCK_RESET
-            if stays or max(to_ms or 0, now_ms) >= offsets.deliver_ms(found.offset):
+            if to_ms is None or max(to_ms, now_ms) >= offsets.deliver_ms(found.offset):
                 if priority is not None:
                     self._ranking.note(found, priority, view)
                 if to_ms is None:
@@ -188,9 +186,6 @@ class Pending:
             return None, None, ["not_found", None]
         if self._inside and self._log.gap[1]:
             self._look_into_gap(view)
-        if self._shared.level < OWNERSHIP:
-            found, refusal = self._find_pending(message_id, applied_index, now_ms, floor_ms, view)
-            return found, None, refusal
         owned = self._log.find_owned(message_id, view)
         if owned is None:
             return None, None, self._absent(message_id, applied_index, now_ms, floor_ms, view)
@@ -198,22 +193,6 @@ class Pending:
         if claim.refusal is not None:
             return None, claim, ["too_late", claim.refusal]
         return owned, claim, []
-
-    def _find_pending(
-        self, message_id: bytes, applied_index: int, now_ms: int, floor_ms: int, view: View
-    ) -> tuple[Found | None, Outcome]:
-        """The message, or why it cannot be had; below the level `OWNERSHIP`."""
-        found = self._log.find(message_id, view)
-        if found is None:
-            return None, self._absent(message_id, applied_index, now_ms, floor_ms, view)
-        if self._log.is_pending(found.offset, view):
-            return found, []
-        # A group that has it yet to take does not count.
-        states = {
-            LEASED if group.holder_of(found.offset) is not None else self.state_in(group, found.offset, now_ms, view)
-            for group in self._groups.by_id.values()
-        }
-        return None, ["too_late", next(state for state in REFUSALS if state in states)]
 
     def _absent(self, message_id: bytes, applied_index: int, now_ms: int, floor_ms: int, view: View) -> Outcome:
         moved = view.get(rows.MOVED + message_id)

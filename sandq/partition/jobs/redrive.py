@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandq.model import offsets
-from sandq.model.errors import Conflict, Overloaded, Unavailable
+from sandq.model.errors import Overloaded, Unavailable
 from sandq.model.limits import FIXED
 from sandq.partition import rows
 from sandq.partition.commands import PurgeDead, RedriveDead
@@ -27,14 +27,11 @@ from sandq.partition.groups.leases import Made, Waiting, merged
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
 from sandq.partition.jobs.pending import READY
-from sandq.partition.levels import CLOCK_RESET, CROWDING, DEAD_LIVES
 from sandq.partition.shared_state import NOT_YET, TURN_READS, SharedState
 from sandq.partition.view import View
 
 WAITING_RANGES = 9000
 """A redrive makes a pause while so many ranges of the group wait: more than eight tenants that fail come to."""
-WAITING_RANGES_BEFORE = 5000
-"""Below the level `CROWDING`."""
 PAUSE_MS = 1000
 EACH_BYTES = 8 << 20
 """Of dead messages that are named: beyond these the rest is left for the next command."""
@@ -100,8 +97,7 @@ class Redrive:
         rate = job.arguments.get("rate")
         if job.kind != "redrive" or job.arguments["dry_run"]:
             return most
-        most_waiting = WAITING_RANGES if self._shared.level >= CROWDING else WAITING_RANGES_BEFORE
-        if group.waiting_ranges >= most_waiting:
+        if group.waiting_ranges >= WAITING_RANGES:
             job.next_ms = now_ms + PAUSE_MS
             return 0
         if rate is None:
@@ -112,13 +108,8 @@ class Redrive:
         return min(int(allowed), most)
 
     def each(self, command: RedriveDead | PurgeDead, now_ms: int, view: View) -> list[Outcome]:
-        """Redrive or purge dead messages by their ids: an outcome for each (the module's docstring). Raises Conflict
-        below the level, Unavailable while the group cannot take them, UnknownGroup."""
-        if self._shared.level < DEAD_LIVES:
-            raise Conflict(
-                f"the partition is at feature level {self._shared.level}, and dead letters are had by their ids from "
-                f"{DEAD_LIVES} on"
-            )
+        """Redrive or purge dead messages by their ids: an outcome for each (the module's docstring). Raises
+        Unavailable while the group cannot take them, UnknownGroup."""
         group = self._groups.named(command.group)
         if group.seeking:
             raise Unavailable(f"group {group.name!r}: {SEEKING}; ask again in a moment")
@@ -187,12 +178,10 @@ class Redrive:
                 self._dead.send_again(group, message, view)
                 self._take(group, message, view)
                 continue
-            due_ms = now_ms
-            if self._shared.level >= CLOCK_RESET:
-                due_ms = max(offsets.deliver_ms(message.offset), now_ms)
+            due_ms = max(offsets.deliver_ms(message.offset), now_ms)
             by_due.setdefault(due_ms, []).append(message.offset)
             self._take(group, message, view)
-            kept = message.kept_row(now_ms if self._shared.level >= DEAD_LIVES else None)
+            kept = message.kept_row(now_ms)
             view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), kept)
             order = rows.order_of(message.fields) if self._shared.is_ordered else None
             if order is not None:

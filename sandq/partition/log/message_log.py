@@ -27,7 +27,6 @@ from sandq.partition.dedup.unique_keys import (
     UniqueKeys,
     claimed_state,
     resolve_conflict,
-    resolve_owned,
     state_of,
 )
 from sandq.partition.dedup.unique_keys import CANCELLED as CANCELLED_KEY
@@ -36,7 +35,6 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Made
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.renewal import Change
-from sandq.partition.levels import CLOCK_RESET, ONE_MOMENT, OWNERSHIP, RANKED_APART, UPDATES
 from sandq.partition.log import overlays
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
@@ -209,7 +207,7 @@ class MessageLog:
 
     def _is_row_of_its_own(self, count: int) -> bool:
         """Whether a batch that is due at one moment to come is one row."""
-        return self._shared.level >= ONE_MOMENT and count >= WHOLE_MESSAGES
+        return count >= WHOLE_MESSAGES
 
     def _is_ranked_alike(self, batch: bytes) -> bool:
         """Whether all messages of a batch go into one ready queue, if they go into any: else they are given to
@@ -224,14 +222,13 @@ class MessageLog:
         wanted_ms = wanted_times(batch, stamp_ms)
         times, column = _placed(wanted_ms, index, place, self.partition, floor_ms)
         give_way()
-        wanted = wanted_each(batch, stamp_ms, wanted_ms, times) if self._shared.level >= CLOCK_RESET else None
+        wanted = wanted_each(batch, stamp_ms, wanted_ms, times)
         give_way()
         if command.split:
             messages = decode_fields(batch)
             give_way()
             refused, outcomes = self._append_special(column, messages, wanted, command, now_ms, floor_ms, view)
-            is_told = self._shared.level >= UPDATES and command.on_conflict != c.REJECT
-            return Stored(b"".join(column), refused, outcomes if is_told else None)
+            return Stored(b"".join(column), refused, outcomes if command.on_conflict != c.REJECT else None)
         else:
             self._append_plain(column, batch, wanted, view)
             self.counts.add_each(times)
@@ -372,23 +369,6 @@ class MessageLog:
         self, named: Named, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
     ) -> _Resolved:
         """Decide about a message whose unique key is taken: one that it replaces is cancelled."""
-        if self._shared.level >= OWNERSHIP:
-            return self._resolve_owned(named, on_conflict, sender, now_ms, floor_ms, view)
-        found = self.find(named.id, view) if named.state == HELD else None
-        is_pending = found is not None and self.is_pending(found.offset, view)
-        resolution = resolve_conflict(named, is_pending, on_conflict, sender)
-        if resolution == REFUSED:
-            return _Resolved(named.id, state_of(found.offset if found is not None else None, now_ms))
-        if resolution == IGNORED:
-            return _Resolved(named.id)
-        if resolution == REPLACES and found is not None:
-            self.cancel(found, now_ms, floor_ms, view, remember=False)
-        return _Resolved()
-
-    def _resolve_owned(
-        self, named: Named, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
-    ) -> _Resolved:
-        """The same, from the level `OWNERSHIP` on."""
         owned = self.find_owned(named.id, view)
         claim = None if owned is None else self._ownership.claim(owned.offset, view)
         state = claimed_state(None if owned is None else owned.offset, claim, now_ms)
@@ -396,7 +376,7 @@ class MessageLog:
         is_over = named.state == ATTEMPTED and not (claim is not None and claim.pending)
         if is_over and not self._unique.end_attempted(named, now_ms, view):
             return beside  # there is no window
-        resolution = resolve_owned(named, claim, on_conflict, sender)
+        resolution = resolve_conflict(named, claim, on_conflict, sender)
         if resolution == REFUSED:
             if on_conflict == c.REPLACE_PENDING or (on_conflict == c.REPLACE and claim is not None):
                 return _Resolved(named.id, state)
@@ -467,21 +447,7 @@ class MessageLog:
 
     def _find_keyed(self, unique_key: bytes, key: bytes, digest: bytes, now_ms: int, view: View) -> Named | None:
         """Return the message that a unique key stands for within a key, whose digest is given; None if it is free."""
-        named = self._unique.find(unique_key, None, now_ms, view, key_digest=digest)
-        if named is not None or key != unique_key:
-            return named
-        # Below the level `UNIQUE_IN_KEY` such a message had the row that one without a key has.
-        earlier = self._unique.find(unique_key, None, now_ms, view)
-        return earlier if earlier is not None and self._key_of(earlier.id, view) == key else None
-
-    def _key_of(self, message_id: bytes, view: View) -> bytes | None:
-        """Return the key of a message; None if it has none or is gone."""
-        owned = self.find_owned(message_id, view)
-        if owned is None:
-            return None
-        message = load_kept(owned.offset, owned.row) if isinstance(owned, Kept) else self.load(owned, view)
-        key: bytes | None = message.fields.get(Column.KEY)
-        return key
+        return self._unique.find(unique_key, None, now_ms, view, key_digest=digest)
 
     def find_owned(self, message_id: bytes, view: View) -> Found | Kept | None:
         """The message of this id in the log, or in a row that a group keeps of it; None when it is in neither."""
@@ -555,9 +521,7 @@ class MessageLog:
         """Give a pending message another time; its id and, when it is apart, its payload stay. The new offset.
         `is_delay`: that time was asked for as one from now on. `priority`: another one, unless it is None."""
         offset = offsets.pack(min(max(to_ms, floor_ms), offsets.U48_MAX), index, place, self.partition)
-        wanted = AS_PLACED
-        if self._shared.level >= CLOCK_RESET:
-            wanted = Wanted.of(to_ms, offsets.deliver_ms(offset), is_delay)
+        wanted = Wanted.of(to_ms, offsets.deliver_ms(offset), is_delay)
         news: Fields = {} if priority is None else {Column.PRIORITY: priority}
         if isinstance(found, Kept):
             message = load_kept(found.offset, found.row)
@@ -629,7 +593,7 @@ class MessageLog:
 
     def is_ranked_apart(self, found: Found) -> bool:
         """Whether another priority leaves a message's payload where it is."""
-        return found.alone and self._shared.level >= RANKED_APART and rows.is_apart(found.value)
+        return found.alone and rows.is_apart(found.value)
 
     def delete_row(self, key: bytes, size: int, view: View, batch: int = 0) -> None:
         """Delete a log row, of about that many bytes. `batch`: it is one of so many messages."""
@@ -676,8 +640,7 @@ class MessageLog:
         self, found: Found, entry: LogEntry, why: str, now_ms: int, floor_ms: int, view: View, *, remember: bool
     ) -> None:
         offset = found.offset
-        taken = self._ownership.take_back(offset, view) if self._shared.level >= OWNERSHIP else []
-        for group in taken:
+        for group in self._ownership.take_back(offset, view):
             if offset <= group.cursor:
                 group.reader.uncount(offset)
             self._groups.store(group, view)

@@ -15,7 +15,6 @@ from sandq.partition import rows
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.renewal import Change
-from sandq.partition.levels import IN_PLACE, RANKED_WAITING
 from sandq.partition.log import overlays
 from sandq.partition.log.message_log import Found, Kept, MessageLog
 from sandq.partition.ready import queue_keys
@@ -62,7 +61,7 @@ class Ranking:
     @property
     def is_in_place(self) -> bool:
         """Whether that is what another priority means."""
-        return self._shared.level >= IN_PLACE and self._shared.rank is not None
+        return self._shared.rank is not None
 
     def rank(self, found: Found | Kept, priority: int, view: View) -> bool:
         """Give a pending message another priority. Whether that was done: a group in which it waits its turn may have
@@ -96,7 +95,7 @@ class Ranking:
 
     def note(self, found: Found | Kept, priority: int, view: View) -> None:
         """Write another priority of a message that every group has passed into the log: groups that have it know."""
-        if self._shared.level >= RANKED_WAITING and self.is_in_place and isinstance(found, Found):
+        if self.is_in_place and isinstance(found, Found):
             self._put(found, priority, view)
 
     def _put(self, found: Found, priority: int, view: View) -> LogEntry:

@@ -15,7 +15,6 @@ from sandq.partition import rows
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.levels import SWEPT_BYTES, SWEPT_MESSAGES
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
@@ -79,8 +78,7 @@ class Sweeper:
         if not found:
             self._position = b""
             return
-        if self._shared.level >= SWEPT_MESSAGES:
-            found = _cut(found)
+        found = _cut(found)
         last = rows.last_of(rows.log_entry(*found[-1]))
         gone = set(tombstones(view, found[0][0][1:], last, FILL_TOMBSTONES)) if self._has_batch(found) else set()
         promoted = [self._promoted(group, found[0][0][1:], last, view) for group in groups]
@@ -146,10 +144,7 @@ class Sweeper:
         log, state = self._log, self._log.state
         log.delete_row(key, len(value), view, entry.length if value[0] == rows.KIND_BATCH else 0)
         state.messages -= len(live)
-        if self._shared.level >= SWEPT_BYTES:
-            state.bytes -= entry.size - entry.unit * (entry.length - len(live))
-        else:
-            state.bytes -= entry.size if len(live) == entry.length else entry.unit * len(live)
+        state.bytes -= entry.size - entry.unit * (entry.length - len(live))
         log.uncount(entry.first, len(live))
         if len(live) < entry.length:
             for offset in sorted(set(offsets.run(entry.first, entry.length)) - set(live)):

@@ -18,7 +18,6 @@ from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
@@ -31,8 +30,6 @@ from sandq.partition.view import Row, View
 TRIM_ROWS = 1000
 TRIM_BYTES = 8 << 20
 """Of rows that are read to be deleted."""
-TRIM_BYTES_BEFORE = 64 << 20
-"""Below the level `OWNERSHIP`."""
 PIN_MS = 60_000
 """A message that is not settled so long after its first lease gets a row of its own."""
 UNPIN_MESSAGES = 1000
@@ -128,10 +125,6 @@ class Trimmer:
         # A group that went back since is not done with what it was done with then.
         return min(old[-1], done) if old else None
 
-    @property
-    def _step_bytes(self) -> int:
-        return TRIM_BYTES if self._shared.level >= OWNERSHIP else TRIM_BYTES_BEFORE
-
     def _is_wanted(self, entry: LogEntry, now_ms: int) -> bool:
         """Whether a setting keeps a row that every group is done with."""
         settings = self._settings
@@ -152,7 +145,7 @@ class Trimmer:
         limit = min(limit, rows.after(held))
         # From where the last trim ended: a scan from the log's start would walk over every row deleted so far.
         start = rows.after(rows.log_key(state.trimmed))
-        found = view.scan(start, rows.log_key(limit), limit=TRIM_ROWS, max_bytes=self._step_bytes)
+        found = view.scan(start, rows.log_key(limit), limit=TRIM_ROWS, max_bytes=TRIM_BYTES)
         if not found:
             return self._trim_tombstones(limit, now_ms, view)
         gone = tombstones(view, state.trimmed, rows.last_of(rows.log_entry(*found[-1])), FILL_TOMBSTONES)
@@ -254,9 +247,8 @@ class Trimmer:
                 kept, kept_bytes = self._keep(group, holder, view)
                 messages += kept
                 size += kept_bytes
-            while self._shared.level >= OWNERSHIP:
-                offset = group.order.lowest_logged()
-                if offset is None or offsets.deliver_ms(offset) + PIN_MS > now_ms:
+            while (offset := group.order.lowest_logged()) is not None:
+                if offsets.deliver_ms(offset) + PIN_MS > now_ms:
                     break
                 if messages >= UNPIN_MESSAGES or size >= UNPIN_BYTES:
                     return True
@@ -286,9 +278,8 @@ class Trimmer:
     def _copy(self, group: Group, ranges: list[Range], view: View) -> tuple[int, int]:
         """Put messages of the log into rows of a group's own. How many, and their bytes."""
         count = size = 0
-        timed = self._shared.level >= CLOCK_RESET
-        for message in self._log.reader.messages(view, ranges, timed=timed):
-            wanted_ms, is_delay = message.wanted if timed and message.wanted is not None else (None, None)
+        for message in self._log.reader.messages(view, ranges, timed=True):
+            wanted_ms, is_delay = message.wanted if message.wanted is not None else (None, None)
             row = rows.kept_row(message.id, message.created_ms, message.fields, wanted_ms=wanted_ms, is_delay=is_delay)
             view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), row)
             count += 1

@@ -16,7 +16,6 @@ from sandq.model.limits import FIXED
 from sandq.model.outbox import Target
 from sandq.partition import commands as c
 from sandq.partition.groups.settlement import LeaseSettlement, Lost
-from sandq.partition.levels import SENT
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.outbox.outbox import MESSAGE, Letter, Outbox
 from sandq.partition.shared_state import SharedState
@@ -38,7 +37,7 @@ class SendingAcks:
         self.used = 0
         lost, is_fresh = self._settlement.outcome(command.token, command.what)
         if lost is not None or not is_fresh:
-            if lost is None and self._shared.level >= SENT and command.messages:
+            if lost is None and command.messages:
                 self._check_repeated(command)
             return [lost]
         self._check_room([message for message in command.messages if message[0] is not None])

@@ -38,7 +38,6 @@ from sandq.partition.groups import dead_letters
 from sandq.partition.groups.dead_letters import DeadMessage
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.levels import DEAD_UNIQUE_KEY
 from sandq.partition.outbox.outbox import DEAD, MESSAGE, Letter, Outbox
 from sandq.partition.rows import Fields
 from sandq.partition.shared_state import SharedState
@@ -164,15 +163,11 @@ class Forwarding:
         if letter.fields:
             return letter  # it was in a batch that was cut
         group, message = found
-        names_key = self._shared.level >= DEAD_UNIQUE_KEY
-        ends = self._outbox.ends(target)
-        sent = forwarded(group, message, *ends, self._outbox.partition, names_unique_key=names_key)
+        sent = forwarded(group, message, *self._outbox.ends(target), self._outbox.partition)
         return letter._replace(fields=sent)
 
 
-def forwarded(
-    group: Group, message: DeadMessage, kind: str, source: str, partition: int, *, names_unique_key: bool
-) -> Fields:
+def forwarded(group: Group, message: DeadMessage, kind: str, source: str, partition: int) -> Fields:
     """Return a dead letter as it is sent to a topic of this kind: its value and key, and headers that say where it
     comes from and why it is dead. Its ttl is over, and its unique key may be taken there. `source`, `partition`: where
     it died."""
@@ -197,7 +192,7 @@ def forwarded(
         DEAD_CREATED_HEADER: message.created_ms,
     }
     unique_key = fields.get(Column.UNIQUE_KEY)
-    if names_unique_key and isinstance(unique_key, bytes):
+    if isinstance(unique_key, bytes):
         headers[DEAD_UNIQUE_KEY_HEADER] = _text_or_bytes(unique_key)
     for column, header, is_taken in (
         (Column.PRIORITY, DEAD_PRIORITY_HEADER, takes_priority(kind)),

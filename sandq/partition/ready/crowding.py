@@ -54,8 +54,7 @@ class Crowding:
     ) -> set[str]:
         """Decide who is stopped where so many ranges may wait (None: any number), with so many messages in flight: by
         tenant, and in all once the lease is filled. `many`: who has a half of that in flight, which a tenant has at
-        most then, also while nothing of it waits; None: below the level `CROWDED_FLIGHT`. Return those for whom that
-        has changed."""
+        most then, also while nothing of it waits. Return those for whom that has changed."""
         before, self.stopped, self._is_less = self.stopped, set(), False
         self._free = None if most is None else most - self._total
         if self._free is not None and self._total + all_in_flight < self._free:

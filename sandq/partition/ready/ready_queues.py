@@ -56,11 +56,9 @@ class ReadyQueues:
         waiting: Mapping[int, Waiting],
         rules: Callable[[], TenantRules],
         look_aheads: LookAheads | None = None,
-        bounds_bytes: Callable[[], bool] = lambda: False,
     ) -> None:
         """`rank`: what the topic's order goes by. `waiting`: the group's waiting entries by seq. `rules()`: those of
-        the topic's tenants, as they are. `bounds_bytes()`: whether the bytes of queues are bounded, beside their
-        number."""
+        the topic's tenants, as they are."""
         self.rank = rank
         self._group_id = group_id
         self._entry_rows = rows.of_group(rows.READY, group_id)
@@ -100,7 +98,6 @@ class ReadyQueues:
         """How many queues have messages, without those to which messages were returned alone, ..."""
         self._row_bytes = 0
         """... and what these take."""
-        self._bounds_bytes = bounds_bytes
         self._queue_bytes = 0
         """What all queues take in memory beside their entries."""
         self._look_aheads = look_aheads
@@ -171,7 +168,7 @@ class ReadyQueues:
     @property
     def _room_bytes(self) -> float:
         """How many bytes further queues may take."""
-        return FIXED.ready_queue_bytes - self._row_bytes if self._bounds_bytes() else math.inf
+        return FIXED.ready_queue_bytes - self._row_bytes
 
     def _note_rows(self, queue: ReadyQueue, more: int) -> None:
         """A queue has messages now (1), or has none any more (-1)."""
@@ -266,13 +263,11 @@ class ReadyQueues:
         most_waiting: int | None,
         in_flight: int,
         in_turns: Callable[[Sequence[str]], Iterable[str]],
-        *,
-        halves: bool = False,
     ) -> None:
         """Turns are going to be taken: all that is due was given back. `most_waiting` and what follows: see
         `TenantLimits`.
         `in_turns`: goes through many, and gives way now and then."""
-        again = self.limits.begin(now_ms, self._by_tenant, most_waiting, in_flight, halves=halves)
+        again = self.limits.begin(now_ms, self._by_tenant, most_waiting, in_flight)
         again |= self.limits.crowding.stopped & self._back_of.keys()
         there = sorted([tenant for tenant in again if tenant in self._by_tenant])
         may = {tenant: self._may_have_turns(tenant) for tenant in in_turns(there)}

@@ -78,17 +78,15 @@ class TenantLimits:
         """Whether nobody may have been freed since."""
         return self.are_known and not (self.freed or self.crowding.is_stale)
 
-    def begin(
-        self, now_ms: int, tenants: Collection[str], most_waiting: int | None, in_flight: int, *, halves: bool
-    ) -> set[str]:
+    def begin(self, now_ms: int, tenants: Collection[str], most_waiting: int | None, in_flight: int) -> set[str]:
         """Return who is to be looked at, of the tenants that have something. `most_waiting`: so many ranges of messages
         may wait for another attempt, of which tenants may have as many as are free; None: any number. `in_flight`: so
-        many the whole group may have after this lease. `halves`: a tenant has half of that at most."""
+        many the whole group may have after this lease, of which a tenant has half at most."""
         self._now_us = now_ms * 1000
         self.pacing.forget(self._now_us)
         paced = {tenant for tenant, until_ms in self.held_up.items() if until_ms is not None and until_ms <= now_ms}
         again = self.freed | paced if self.are_known else set(tenants)
-        half = most_waiting // 2 if halves and most_waiting is not None else None
+        half = None if most_waiting is None else most_waiting // 2
         if half != self._half:
             self._half = half
             self._many = {tenant for tenant, count in self.in_flight.items() if half is not None and count >= half}

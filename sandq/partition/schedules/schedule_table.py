@@ -18,7 +18,6 @@ from sandq.partition import rows
 from sandq.partition.groups.claim import ACKED, DEAD
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.jobs.pending import Pending
-from sandq.partition.levels import OVERLAP
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.rows import Fields
 from sandq.partition.schedules.schedule import (
@@ -224,9 +223,7 @@ class ScheduleTable:
         group = schedule.settings.get("overlap_group")
         if group is None:
             return SENT
-        runs = [schedule.last_id]
-        if self._shared.level >= OVERLAP:
-            runs += [message_id for _, message_id in schedule.triggers]
+        runs = [schedule.last_id, *[message_id for _, message_id in schedule.triggers]]
         is_running = any([one is not None and self._is_unsettled(group, one, view) for one in runs])
         return SKIPPED if is_running else SENT
 
