@@ -232,7 +232,13 @@ def _check(manifest: Manifest, backup_id: str) -> None:
 
 def check_level(manifest: Manifest) -> None:
     """Raise NoBackup for one of a cluster whose rows this version does not know."""
-    newest = max([manifest.feature_level, *[part.level for part in manifest.parts]])
+    levels = [manifest.feature_level, *[part.level for part in manifest.parts]]
+    if min(levels) < KNOWN.lowest:
+        raise NoBackup(
+            f"backup {manifest.backup_id} is of feature level {min(levels)}, that of a development version of sandq, "
+            f"and this version knows {KNOWN}: it cannot be restored"
+        )
+    newest = max(levels)
     if newest > KNOWN.highest:
         raise NoBackup(
             f"backup {manifest.backup_id} is of feature level {newest} (sandq {manifest.version}), and this version "

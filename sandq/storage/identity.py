@@ -1,6 +1,6 @@
 """Who this data directory belongs to, one small file. PERSISTED.
 
-Body (envelope: small_file.py, magic "SANDQIDN", version 1), msgpack map::
+Body (envelope: small_file.py, magic "SANDQIDN", version 2), msgpack map::
 
     {"node": node id, "store": store UUID, "cluster": cluster UUID or nil}
 
@@ -20,7 +20,8 @@ from sandq.storage import small_file
 from sandq.storage.files import Files
 
 MAGIC = b"SANDQIDN"
-VERSION = 1
+VERSION = 2
+"""Version 1 is that of development versions, whose data is not read."""
 NAME = "identity"
 
 
@@ -39,10 +40,20 @@ def new_uuid() -> str:
 
 
 def load(files: Files, name: str = NAME) -> Identity | None:
-    """The identity of a directory, None for a new one. `Corruption` when the file is damaged."""
+    """Return the identity of a directory, None for a new one. Raises `Corruption` if the file is damaged,
+    `StartupError` if the data is that of a development version."""
     if not files.exists(name):
         return None
-    content = small_file.decode(files.read(name), MAGIC, VERSION, name)
+    data = files.read(name)
+    found = small_file.version_of(data, MAGIC)
+    if found is not None and found < VERSION:
+        raise StartupError(
+            f"the data of this node was written by a development version of sandq (file {name} has version {found}, "
+            f"this version reads {VERSION}) and cannot be read any more: give the node an empty data directory",
+            expected=VERSION,
+            found=found,
+        )
+    content = small_file.decode(data, MAGIC, VERSION, name)
     try:
         node, store, cluster = content["node"], content["store"], content["cluster"]
     except (KeyError, TypeError) as error:

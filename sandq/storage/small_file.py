@@ -48,5 +48,13 @@ def decode(data: bytes, magic: bytes, version: int, name: str) -> Any:
     return msgpack.unpackb(body)
 
 
+def version_of(data: bytes, magic: bytes) -> int | None:
+    """Return the version of the content of a whole file; None if it is no file of this magic."""
+    if len(data) < _BODY:
+        return None
+    found, version, _ = _HEADER.unpack_from(data)
+    return int(version) if found == magic else None
+
+
 def _damaged(name: str, offset: int, why: str) -> Corruption:
     return Corruption(f"{name} is damaged at byte {offset}: {why}", file=name, offset=offset)

@@ -204,6 +204,7 @@ class Reconciler:
             opened.attended,
             self._limits.look,
             self._outbox.look,
+            self._node_log.levels.highest,
         )
 
     # -- what is not to be here -----------------------------------------------------------------------------------

@@ -168,6 +168,11 @@ class NodeLog:
         return self.hosts[METADATA_GROUP]
 
     @property
+    def levels(self) -> Levels:
+        """The feature levels that this node's version knows."""
+        return self._levels
+
+    @property
     def feature_level(self) -> int | None:
         """What the cluster has come to, as far as is known here; None before this node is a member of it."""
         metadata = self.hosts.get(METADATA_GROUP)

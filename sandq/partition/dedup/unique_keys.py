@@ -201,8 +201,6 @@ class UniqueKeys:
             return None
         state, named_id, sender, forgotten_ms = rows.unpack(row)
         is_forgotten = forgotten_ms is not None and forgotten_ms <= now_ms
-        return (
-            Named(state, named_id, sender, row_key)
-            if state in states and named_id == message_id and not is_forgotten
-            else None
-        )
+        if state not in states or named_id != message_id or is_forgotten:
+            return None
+        return Named(state, named_id, sender, row_key)
