@@ -574,11 +574,9 @@ _STATE: Final = _row(
     lambda value: type(value) is dict,
     _int(1, 10_000),
     lambda value: value is None or type(value) is list,
-    _optional(_SCHEDULES_STATE),
-    _optional(_OUTBOX_STATE),
-    _TIME,
+    *(_SCHEDULES_STATE, _OUTBOX_STATE, _TIME),
     lambda value: value is None or type(value) is list,
-    least=11,
+    lambda value: type(value) is list,
 )
 _SETTINGS_FIELD: Final = 10
 _NO_SETTINGS: Final = ("dead_letter", "restoring")
@@ -586,7 +584,10 @@ _NO_SETTINGS: Final = ("dead_letter", "restoring")
 
 def _check_state(value: Any, kind: str) -> None:
     if not _STATE(value):
-        names = "version, index, times, log, counts, forgotten rows, trimming, numbers, settings"
+        names = (
+            "version, index, times, log, counts, forgotten rows, trimming, numbers, settings, level, reset, schedules, "
+            "outbox, index base, restore, skips"
+        )
         raise _Wrong(f"its fields are not those of a partition's state ({names})")
     settings = {name: one for name, one in value[_SETTINGS_FIELD].items() if name not in _NO_SETTINGS}
     try:

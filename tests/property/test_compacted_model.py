@@ -137,10 +137,6 @@ class Walk(RuleBasedStateMachine):
 
     # -- time -----------------------------------------------------------------------------------------------------
 
-    @rule()
-    def raise_level(self) -> None:
-        assert self.apply(c.RaiseLevel(2)) == 2
-
     @rule(step=st.sampled_from([0, 1, 500, 3000, 8000, 61_000, 600_000]))
     def wait(self, step: int) -> None:
         self.at += step

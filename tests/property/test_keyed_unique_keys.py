@@ -13,7 +13,6 @@ import pytest
 from sandq.model.batch import Column, encode
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.levels import UNIQUE_IN_KEY
 from sandq.partition.log.message_log import Stored
 from tests.support.examples import seeds
 from tests.support.partition.bench import Bench, T
@@ -34,10 +33,7 @@ class Twins:
         self.rng = random.Random(seed)
         self.is_ranked = seed % 2 == 1
         self.keyed, self.plain = [
-            RankedBench("priority", UNIQUE_IN_KEY, **SETTINGS)
-            if self.is_ranked
-            else Bench(level=UNIQUE_IN_KEY, **SETTINGS)
-            for _ in range(2)
+            RankedBench("priority", **SETTINGS) if self.is_ranked else Bench(**SETTINGS) for _ in range(2)
         ]
         self.at = 0
         self.offsets: list[bytes] = []

@@ -16,7 +16,6 @@ from sandq.model.outbox import Target
 from sandq.model.partitioning import partition_for
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.levels import SENT
 from sandq.partition.outbox import forwarding, outbox
 from tests.support.examples import examples
 from tests.support.partition.bench import T, batch_of
@@ -49,7 +48,6 @@ class Walk(RuleBasedStateMachine):
         self.acks: list[c.AckThen] = []
         self.at = 0
         for bench in (self.sender, self.twin):
-            bench.apply(0, c.RaiseLevel(SENT))
             bench.open("steps")
 
     def both(self, command: c.Command) -> object:

@@ -312,7 +312,7 @@ class Walk(Holding):
         if to_its_end:
             self.the_leader_looks_after_it(0)
 
-    @precondition(lambda self: self.model.groups and self.model.level > 1)
+    @precondition(lambda self: self.model.groups)
     @rule(number=numbers, part=numbers, is_purge=st.sampled_from([False, False, True]))
     def dead_by_id(self, number: int, part: int, is_purge: bool) -> None:
         """Some of the dead, and two others."""
@@ -479,7 +479,7 @@ TOPICS: dict[str, dict[str, Any]] = {
     "keys_ttl": {"ordering": "key", "ttl": "45s", "max_attempts": 1, "retention": "30s", "dedup_window": 0},
     "per_key": {"max_in_flight_per_key": 2, "backoff": {"kind": "linear", "first": "1s", "jitter_percent": 0}},
     "per_key_ttl": {"max_in_flight_per_key": 2, "ttl": "45s", "max_attempts": 1, "retention": "30s", "dedup_window": 0},
-    "retention": {"retention": "2m", "max_attempts": 2, "group_ttl": "5m"},
+    "retention": {"retention": "2m", "max_attempts": 2},
     "retain": {"delete_on_ack": False, "retain": "1m", "max_attempts": 1, "group_ttl": None},
     "for_ever": {"delete_on_ack": False, "ttl": "10s", "ordering": "key", "max_attempts": None, "max_snoozes": 1},
 }

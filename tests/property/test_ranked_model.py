@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from sandq.model.limits import FIXED
 from sandq.partition.groups import group, lease_reclaim, ranked_grants
 from sandq.partition.jobs import jobs
-from sandq.partition.levels import DEAD_LIVES, RANKED, RECLAIMS, SLICES
 from sandq.partition.log import message_log, reader, sweep, trim
 from sandq.partition.ready import ready_queues
 from tests.support.examples import examples
@@ -47,11 +46,8 @@ TOPICS: dict[str, tuple[str, dict[str, Any]]] = {
     "fair_ttl": ("fair", {"ttls": True, "ageing": "1s"}),
     "fair_few_queues": ("fair", {"few_queues": True}),
     "fair_few_gaps": ("fair", {"few_gaps": True}),
-    "fair_before_in_place": ("fair", {"level": RANKED}),
-    "fair_dead_by_id": ("fair", {"level": DEAD_LIVES}),
-    "priority_reclaims": ("priority", {"level": RECLAIMS}),
-    "priority_slices": ("priority", {"level": SLICES, "budget": 1, "ttls": True}),
-    "fair_slices": ("fair", {"level": SLICES, "budget": 2}),
+    "priority_slices": ("priority", {"budget": 1, "ttls": True}),
+    "fair_slices": ("fair", {"budget": 2}),
 }
 STEPS = st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 1 << 16)), min_size=25, max_size=90)
 

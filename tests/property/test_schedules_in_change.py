@@ -36,7 +36,7 @@ class Change:
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.bench, self.other = Bench(level=8, lease="1h"), Bench(level=8, lease="1h")
+        self.bench, self.other = Bench(lease="1h"), Bench(lease="1h")
         for bench in (self.bench, self.other):
             bench.open()
         self.wanted: Checked = check(random.choice(RECURRENCES) | random.choice(OTHERS), T)

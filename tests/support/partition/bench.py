@@ -7,7 +7,6 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.model.features import FIRST_LEVEL
 from sandq.model.nack_ends import DEAD, SNOOZE
 from sandq.model.names import TIMER
 from sandq.model.settings import parse_settings
@@ -94,8 +93,8 @@ class Bench:
     kind = TIMER
     machine_class: type[TimerPartition] = TimerPartition
 
-    def __init__(self, *, level: int = FIRST_LEVEL, look_aheads: LookAheads | None = None, **settings: Any) -> None:
-        """`level`: the feature level whose rules the partition goes by. `look_aheads`: those of a node."""
+    def __init__(self, *, look_aheads: LookAheads | None = None, **settings: Any) -> None:
+        """`look_aheads`: those of a node."""
         self.look_aheads = look_aheads if look_aheads is not None else LookAheads()
         self.settings = parse_settings(DEFAULTS | settings, self.kind).record()
         self.stores = CountedStores()
@@ -107,8 +106,6 @@ class Bench:
         """Bytes of the changes that the last entry made."""
         self.needed_no_disk = False
         """It was said so of the last entry."""
-        if level > FIRST_LEVEL:
-            self.apply(0, c.RaiseLevel(level))
 
     def apply(self, at: int, *commands: c.Command) -> list[Any]:
         """Apply one entry stamped T + at and write its rows."""

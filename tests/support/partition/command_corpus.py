@@ -20,7 +20,7 @@ from tests.support.partition.bench import Bench, T, batch_of, by_id
 from tests.support.partition.key_bench import KeyBench
 from tests.support.partition.outbox_bench import HERE, TO, OutboxBench
 from tests.support.partition.ranked_bench import RankedBench
-from tests.support.partition.restore_bench import LEVEL, RESTORE, chunks_of, empty_like, rows_of
+from tests.support.partition.restore_bench import RESTORE, chunks_of, empty_like, rows_of
 
 SCHEDULE_MS = 1_000
 SKIP_ID = b"a skip long ago!"
@@ -44,8 +44,8 @@ class Recording:
 
 
 def _record(name: str, bench: Bench, script: Callable[[Any], None]) -> Recording:
-    """Record what a script applies. The bench was made, and its first entry (if any) only raised its level."""
-    entries = [c.Entry(T, (c.RaiseLevel(bench.machine.shared.level),))] if bench.index else []
+    """Record what a script applies."""
+    entries: list[c.Entry] = []
     assert bench.index == len(entries), "the bench applied more before it was recorded"
     kind, settings, apply = bench.kind, bench.settings, bench.apply
 
@@ -61,24 +61,23 @@ def _record(name: str, bench: Bench, script: Callable[[Any], None]) -> Recording
 
 def recordings() -> list[Recording]:
     """Return logs that hold every command of `partition.commands`."""
-    level = KNOWN.highest
-    source = Bench(level=LEVEL)
+    source = Bench()
     _messages(source)
     restored = Recording("restore", source.kind, empty_like(source).settings, ())
     return [
-        _record("messages", Bench(level=level), _messages),
-        _record("jobs", Bench(level=level), _jobs),
-        _record("clock", Bench(level=level), _clock),
-        _record("keys", KeyBench(level=level), _keys),
-        _record("ranked", RankedBench("fair", level), _ranked),
-        _record("schedules", Bench(level=level), _schedules),
+        _record("messages", Bench(), _messages),
+        _record("jobs", Bench(), _jobs),
+        _record("clock", Bench(), _clock),
+        _record("keys", KeyBench(), _keys),
+        _record("ranked", RankedBench("fair"), _ranked),
+        _record("schedules", Bench(), _schedules),
         _record("outbox", _recordable(OutboxBench), _outbox),
         Recording("restore", restored.kind, restored.settings, _restore(source, restored.settings)),
     ]
 
 
 def _recordable(bench_class: type[OutboxBench]) -> Bench:
-    return Bench(level=KNOWN.highest, max_attempts=1)
+    return Bench(max_attempts=1)
 
 
 def _ids(stored: Any) -> list[bytes]:
@@ -253,7 +252,7 @@ def _restore(source: Bench, settings: dict[str, Any]) -> Sequence[c.Entry]:
     chunks = chunks_of(rows_of(source), 20)
     opened = {name: value for name, value in settings.items() if name != "restoring"}
     commands: list[c.Command] = [
-        c.RaiseLevel(LEVEL),
+        c.RaiseLevel(KNOWN.highest),
         c.RestoreBegin(RESTORE, []),
         *[c.RestoreRows(RESTORE, number, chunk) for number, chunk in enumerate(chunks)],
         c.TakeDigest(3),

@@ -21,7 +21,6 @@ from sandq.model.outbox import DEAD_LETTER
 from sandq.model.stored_rows import check_rows
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.levels import RESTORE_CHECKS
 from sandq.partition.restore.restoring import STATE_OF_BACKUP, encode_chunk
 from sandq.partition.view import Row
 from tests.support.partition.bench import Bench, T
@@ -75,9 +74,9 @@ def _messages(kind: str) -> Bench:
     bench: Bench
     if kind in ("priority", "fair"):
         more = {"tenants": {"a": {"rate": "1/s", "max_in_flight": 5}}} if kind == "fair" else {"ageing": "1m"}
-        bench = RankedBench(kind, RESTORE_CHECKS, **common, **more)
+        bench = RankedBench(kind, **common, **more)
     else:
-        bench = Bench(level=RESTORE_CHECKS, **common, **({"ordering": "key"} if kind == "keys" else {}))
+        bench = Bench(**common, **({"ordering": "key"} if kind == "keys" else {}))
     limited = with_limit(bench.machine.settings, "limited", 2, parse_limit({"rate": "9/s", "max_in_flight": 5}))
     bench.settings = limited | {DEAD_LETTER: [9, 1, "timer", "t"]}
     bench.apply(0, c.Configure(bench.settings))
@@ -163,7 +162,7 @@ def _settle(bench: Bench) -> None:
 
 
 def _keys() -> Bench:
-    bench = KeyBench(level=RESTORE_CHECKS, ttl="1h")
+    bench = KeyBench(ttl="1h")
     bench.open()
     for at in range(12):
         bench.set(f"k{at % 5}", str(at), at=at)

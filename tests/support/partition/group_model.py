@@ -98,7 +98,7 @@ class GroupModel(Model):
     def _redriven(self, group: Group, name: str) -> tuple[str, bool, Lives]:
         """A dead message, taken out of its group, as it is to come again."""
         dead = group.held.pop(name)
-        return name, True, dead.with_this_life(self.now) if self.level > 1 else ()
+        return name, True, dead.with_this_life(self.now)
 
     def _revoke(self, group: Group) -> None:
         for lease in self.leases.values():

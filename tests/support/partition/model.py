@@ -31,8 +31,6 @@ from tests.support.partition.model_words import (
 class Model:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
-        self.level = 1
-        """By whose rules it goes."""
         self.now = 0
         self.floor = 0
         self.index = 0
@@ -211,22 +209,12 @@ class Model:
             offset = offset_of(at, self.index, place)
             base = base or offset
             if row.unique is not None:
-                refusal = self._resolve(row.unique, policy, place) if self.level > 1 else None
+                refusal = self._resolve(row.unique, policy, place)
                 if refusal is not None:
                     answers.append(self.messages[refusal[0]].id)
                     if refusal[1] is not None:
                         refused.append((place, refusal[1]))
                     continue
-                holder = self._holder(row.unique) if self.level == 1 else None
-                if holder is not None and policy != c.REPLACE:
-                    answers.append(self.messages[holder].id)
-                    if policy == c.REJECT:
-                        pending = "ready" if self.messages[holder].at <= self.now else "delayed"
-                        held = self.keys[row.unique].state == "held"
-                        refused.append((place, pending if held else "delivered"))
-                    continue
-                if holder is not None and self.keys[row.unique].state == "held":
-                    self.remove(holder, "removed")
                 self.keys[row.unique] = Key("held", row.name)
             self.messages[row.name] = Message(
                 row.name, offset, offset, at, row.key, row.ttl, row.unique, self.now, base if whole else offset
@@ -272,13 +260,6 @@ class Model:
         if key.until <= self.now:
             del self.keys[unique]
 
-    def _holder(self, unique: str) -> str | None:
-        """The message that keeps the key from another."""
-        key = self.keys.get(unique)
-        if key is None or key.state == "cancelled" or (key.until is not None and key.until <= self.now):
-            return None
-        return key.name if key.state == "delivered" or self.is_pending(key.name) else None
-
     def named(self, unique: str) -> str | None:
         """The message that a key still names."""
         key = self.keys.get(unique)
@@ -290,15 +271,12 @@ class Model:
         key = self.keys.get(unique) if unique is not None else None
         if key is None or key.name != name:
             return
-        if self.level > 1:
-            if key.state in ("held", "attempted"):
-                others = [other for other in self.groups.values() if other is not group]
-                if any(self.pending_in(other, name) for other in others):
-                    key.state = "attempted"
-                else:
-                    self._passed(str(unique), key)
-        elif key.state == "held":
-            key.state, key.until = "delivered", self.now + self.settings["dedup_window_ms"]
+        if key.state in ("held", "attempted"):
+            others = [other for other in self.groups.values() if other is not group]
+            if any(self.pending_in(other, name) for other in others):
+                key.state = "attempted"
+            else:
+                self._passed(str(unique), key)
 
     def remove(self, name: str, how: str) -> None:
         message = self.messages[name]
@@ -308,11 +286,7 @@ class Model:
         self._take_out(name)
         key = self.keys.get(message.unique) if message.unique is not None else None
         is_named = key is not None and key.name == name and (key.until is None or key.until > self.now)
-        if (
-            key is not None
-            and is_named
-            and key.state in (("held", "attempted", "delivered")[: 3 if self.level > 1 else 1])
-        ):
+        if key is not None and is_named and key.state in ("held", "attempted", "delivered"):
             key.state, key.until = "cancelled", self.now + CANCEL_MEMORY
 
     def move(self, name: str, to: int, place: int) -> bytes:
@@ -344,18 +318,11 @@ class Model:
             if message.gone == "cancelled" and message.gone_at + CANCEL_MEMORY > self.now:
                 return [again]
             return [again, gone, ["not_found", None]]
-        if self.level > 1 and (message.offset > self.trimmed or self.is_kept(name)):
+        if message.offset > self.trimmed or self.is_kept(name):
             is_pending, waits, refusal = self.claim(name)
             if refusal is None and moved and is_pending and waits:
                 refusal = "waiting"
             return [] if refusal is None else [["too_late", refusal]]
-        if message.offset > self.trimmed:
-            if self.is_pending(name):
-                return []
-            tried = [g.held.get(name) for g in self.groups.values() if not self.pending_in(g, name)]
-            states = ["acked" if held is None else held.state for held in tried]
-            state = next(s for s in ("leased", "waiting", "dead", "acked") if s in states)
-            return [["too_late", "leased" if state == "waiting" else state]]
         states = [group.held[name].state for group in self.groups.values() if name in group.held]
         held = "leased" if "leased" in states or "waiting" in states else "dead" if "dead" in states else "gone"
         # Where a message had been moved is forgotten some time after it is gone.
@@ -397,9 +364,6 @@ class Model:
         for message in self.in_log():
             if message.offset <= trimmed:
                 self._may_go(message)
-                key = self.keys.get(message.unique) if message.unique is not None else None
-                if self.level == 1 and key is not None and (key.state, key.name) == ("held", message.name):
-                    del self.keys[str(message.unique)]
         self.trimmed = trimmed
 
     def seen_keys(self, found: dict[str, tuple[int, bytes, int | None]]) -> None:
@@ -414,7 +378,7 @@ class Model:
             if (state, message_id, until) == (words[key.state], message.id, key.until):
                 continue
             is_pending = any(self.pending_in(group, key.name) for group in self.groups.values())
-            assert self.level > 1 and message.offset <= self.trimmed and not is_pending, (
+            assert message.offset <= self.trimmed and not is_pending, (
                 unique,
                 key,
                 found.get(unique),
@@ -477,7 +441,7 @@ class Model:
 
     def _is_copied(self, name: str, held: Held) -> bool:
         if held.state == "blocked":
-            return held.copied or (self.level > 1 and self.messages[name].at + PIN <= self.now)
+            return held.copied or self.messages[name].at + PIN <= self.now
         return held.immortal or held.copied or held.since + PIN <= self.now
 
     def next_seq(self) -> int:

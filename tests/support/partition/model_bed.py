@@ -9,11 +9,10 @@ from typing import Any
 from unittest.mock import patch
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.model.features import KNOWN, SKIP_LEVEL
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup import expiring_rows
@@ -21,7 +20,6 @@ from sandq.partition.digest import comparable
 from sandq.partition.group_status import GroupStatus
 from sandq.partition.groups.lives import load_lives
 from sandq.partition.jobs import jobs, pending, redrive
-from sandq.partition.levels import BUDGET, SLICES, UPDATES
 from sandq.partition.log import counts, message_log, reader, trim
 from sandq.partition.state_machine import Status
 from tests.support.partition.bench import FOREVER_MS, Bench, T
@@ -65,8 +63,6 @@ class Bed(RuleBasedStateMachine):
         look_ahead=st.sampled_from([2, 2048]),
         groups=st.integers(0, 2),
         restarts=st.sampled_from([1, 2, 5, 1 << 30]),
-        level=st.sampled_from([1, 2, 2]),
-        highest=st.sampled_from([UPDATES - 1, UPDATES, BUDGET, SLICES, SLICES]),
         budget=st.sampled_from([None, 1, 3]),
         evicts=st.booleans(),
     )
@@ -75,16 +71,11 @@ class Bed(RuleBasedStateMachine):
         look_ahead: int,
         groups: int,
         restarts: int,
-        level: int,
-        highest: int,
         budget: int | None,
         evicts: bool,
     ) -> None:
-        assert KNOWN.highest == SKIP_LEVEL > SLICES, "the rules of newer levels have tests of their own"
         self.budget = budget
-        """So many messages an entry that settles leases writes again, from the level `BUDGET` on; None: any number."""
-        self.highest = highest
-        """The level that it comes to."""
+        """So many messages an entry that settles leases writes again; None: any number."""
         self.patches = ExitStack()
         for module, name, value in SMALL:
             self.patches.enter_context(patch.object(module, name, value))
@@ -100,8 +91,6 @@ class Bed(RuleBasedStateMachine):
         self.seeks: dict[bytes, tuple[str, bytes]] = {}
         """Seek jobs: group, and how far they are."""
         self.last_token = -1
-        if level > 1:
-            self.raise_level()
         for name in GROUPS[:groups]:
             self.open(name, "earliest")
 
@@ -120,17 +109,6 @@ class Bed(RuleBasedStateMachine):
         differ = {key: (one.get(key), another.get(key)) for key in one.keys() | another.keys()}
         assert one == another, {key: both for key, both in differ.items() if both[0] != both[1]}
         return result[0]
-
-    @precondition(lambda self: self.model.level == 1)
-    @rule()
-    def raise_level(self) -> None:
-        assert self.apply(c.RaiseLevel(self.highest)) == self.highest
-        self.model.level = 2  # whose rules it knows; of the later ones `has_updates` changes answers while stamps rise
-
-    @property
-    def has_updates(self) -> bool:
-        """Whether messages are updated, and what became of unique keys is told."""
-        return self.model.level > 1 and self.highest >= UPDATES
 
     @rule(ms=steps)
     def time_passes(self, ms: int) -> None:

@@ -12,7 +12,6 @@ from sandq.model.outbox import DEAD_LETTER, Target, reserved_producer
 from sandq.model.sequence import sequence_of
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.levels import OUTBOX
 from sandq.partition.log.pieces import Message
 from sandq.partition.produce_validation import Place, check_batch
 from sandq.partition.queries import PartitionQueries
@@ -29,8 +28,8 @@ HERE = Target(TO, 0)
 class OutboxBench(Bench):
     """Dead letters go to the topic `TO`."""
 
-    def __init__(self, *, partitions: int = 1, to_kind: str = TIMER, level: int = OUTBOX, **settings: Any) -> None:
-        super().__init__(level=level, **({"max_attempts": 1} | settings))
+    def __init__(self, *, partitions: int = 1, to_kind: str = TIMER, **settings: Any) -> None:
+        super().__init__(**({"max_attempts": 1} | settings))
         self.forward_to(TO, partitions, to_kind)
         self.open()
 
@@ -75,7 +74,7 @@ class OutboxBench(Bench):
 
 def receiver(**settings: Any) -> Bench:
     """A partition that gets what is sent."""
-    return Bench(level=OUTBOX, **settings)
+    return Bench(**settings)
 
 
 def carry(sender: OutboxBench, to: Bench, target: Target = HERE, at: int = 0) -> None:

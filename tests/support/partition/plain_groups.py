@@ -7,7 +7,6 @@ from sandq.partition.group_status import StatusTable
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.groups.summaries import GroupSummaries
-from sandq.partition.levels import OWNERSHIP
 from tests.support.partition.bench import Bench
 
 
@@ -77,7 +76,6 @@ def _pinned_since_ms(bench: Bench) -> int | None:
     since: list[int] = []
     for group in bench.machine.groups.by_id.values():
         since += [holder.since_ms for holder in _logged(group)]
-        if bench.machine.shared.level >= OWNERSHIP:
-            logged = [offset for offset in group.order.blocked if offset not in group.order.kept]
-            since += [offsets.deliver_ms(offset) for offset in logged]
+        logged = [offset for offset in group.order.blocked if offset not in group.order.kept]
+        since += [offsets.deliver_ms(offset) for offset in logged]
     return min(since, default=None)

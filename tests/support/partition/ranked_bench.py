@@ -8,7 +8,6 @@ from typing import Any
 from sandq.model.batch import Column, encode
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.levels import SCOPED_KEYS
 from sandq.partition.log.message_log import Stored
 from sandq.partition.ready import queue_keys
 from tests.support.partition.bench import Bench, T
@@ -17,9 +16,9 @@ from tests.support.partition.bench import Bench, T
 class RankedBench(Bench):
     """Messages have a priority and, where the topic is fair, a tenant."""
 
-    def __init__(self, kind: str = "priority", level: int = SCOPED_KEYS, **settings: Any) -> None:
+    def __init__(self, kind: str = "priority", **settings: Any) -> None:
         self.kind = kind
-        super().__init__(level=level, **settings)
+        super().__init__(**settings)
 
     def add(
         self,

@@ -29,7 +29,6 @@ from sandq.partition.groups import group as group_module
 from sandq.partition.groups import ranked_grants
 from sandq.partition.groups.leases import Lease
 from sandq.partition.jobs import jobs
-from sandq.partition.levels import CROWDED_FLIGHT, DEAD_LIVES
 from sandq.partition.log import sweep, trim
 from sandq.partition.ready import queue_keys, ready_queues
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
@@ -146,8 +145,7 @@ class RankedTwins:
         self.weights = DEEDS | ({"go_wrong": 3} if goes_wrong else {})
         self.rules = self.draw.choice(RULES)
         ageing = {"ageing": "2s"} if self.draw.random() < 0.3 else {}
-        level = CROWDED_FLIGHT if seed % 2 else DEAD_LIVES
-        self.benches = [RankedBench("fair", level, tenants=self.rules, **ageing) for _ in range(2)]
+        self.benches = [RankedBench("fair", tenants=self.rules, **ageing) for _ in range(2)]
         self.bench, self.twin = self.benches
         self.now = self.made = self.jobs = 0
         self.tokens: list[int] = []

@@ -20,7 +20,6 @@ from sandq.partition import rows
 from sandq.partition.digest import comparable
 from sandq.partition.groups import lease_reclaim
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.levels import DEAD_LIVES, IN_PLACE, RANKED_BY_JOBS, RANKED_WAITING, RECLAIMS, SCOPED_KEYS
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.reader import cursor_before
 from sandq.partition.ready.ready_queue import bytes_of
@@ -103,7 +102,6 @@ class RankedWalk:
         cut_short: bool = False,
         few_queues: bool = False,
         few_gaps: bool = False,
-        level: int = RANKED_BY_JOBS,
         budget: int | None = None,
         **settings: Any,
     ) -> None:
@@ -113,13 +111,8 @@ class RankedWalk:
         self.budget = budget
         self.kind = kind
         self.named = settings
-        self.is_in_place, self.is_noted = level >= IN_PLACE, level >= RANKED_WAITING
-        self.is_by_jobs = level >= RANKED_BY_JOBS
-        self.counts_reclaims = level >= RECLAIMS
-        self.by_id = level >= DEAD_LIVES
-        """Dead letters are had by their ids."""
-        self.is_scoped = kind == "fair" and level >= SCOPED_KEYS
-        self.benches = [RankedBench(kind, level, **settings) for _ in range(2)]
+        self.is_scoped = kind == "fair"
+        self.benches = [RankedBench(kind, **settings) for _ in range(2)]
         self.bench, self.twin = self.benches
         self.ttls, self.cut_short, self.is_limited = ttls, cut_short, few_queues or few_gaps
         self.evict_from: Random | None = None
@@ -469,7 +462,7 @@ class RankedWalk:
             assert (lease.attempt, lease.token > max(held)) == (self.leases[token].attempt, True)
             assert self.apply(c.Ack([(token, None)])) != [None]
             until = self.now + ms
-            reclaims = self.leases[token].reclaims + self.counts_reclaims
+            reclaims = self.leases[token].reclaims + 1
             self.leases[lease.token] = ModelLease(group, consumer, lease.attempt, until, held[token], reclaims)
             for name in held[token]:
                 self.groups[group].of(name).token = lease.token
@@ -527,13 +520,12 @@ class RankedWalk:
         if stays:
             for group in self.groups.values():
                 group.of(message.name).priority = priority
-        if self.is_noted or not stays:
-            message.priority = priority
-        if stays or (self.is_in_place and not self.is_limited):
+        message.priority = priority
+        if stays or not self.is_limited:
             assert offset == message.offset
             return
         at, stood, message.offset = message.at, message.offset, offset
-        assert message.at == max(at, self.now) or (self.is_in_place and offset == stood)
+        assert message.at == max(at, self.now) or offset == stood
 
     # -- groups and jobs ------------------------------------------------------------------------------------------
 
@@ -586,7 +578,7 @@ class RankedWalk:
     def dead_letters(self, draw: Random) -> None:
         group, kind = self.groups[draw.choice(GROUPS)], draw.choice(["redrive", "redrive", "purge_dead"])
         dead = [name for name in self.messages if group.of(name).state == DEAD]
-        if self.by_id:
+        if draw.random() < 0.5:
             make = c.RedriveDead if kind == "redrive" else c.PurgeDead
             word = "redriven" if kind == "redrive" else "purged"
             ids = [self.messages[name].id for name in dead]
@@ -611,7 +603,7 @@ class RankedWalk:
                 continue
             if all(group.of(message.name).state == PENDING for group in self.groups.values()):
                 chosen.append(message)
-            elif kind == "rank" and self.is_by_jobs and self._claim(message.name) == (None, True, False):
+            elif kind == "rank" and self._claim(message.name) == (None, True, False):
                 waiting.append(message)
         found = {"key_prefix": None, "from_ms": T + first, "until_ms": T + last}
         news = {"cancel": {}, "move": {"shift_ms": 600}, "rank": {"priority": draw.choice([-1, 0, 2])}}[kind]
@@ -805,7 +797,7 @@ class RankedWalk:
         left = {key[:1] for key, _ in self.bench.everything()}
         kinds = {rows.READY, rows.QUEUE, rows.TURNS, rows.WAITING, rows.KEPT, rows.DEAD, rows.UNIQUE, rows.PAYLOAD}
         assert not left & kinds, left & kinds
-        if self.is_noted and rows.LOG not in left:
+        if rows.LOG not in left:
             assert self.bench.machine.log.state.bytes == 0
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.model.features import KNOWN
 from sandq.model.nack_ends import SNOOZE
 from sandq.partition import commands as c
 from sandq.partition import rows
@@ -73,7 +72,7 @@ class ResetWalk:
 
     def make_bench(self, **settings: Any) -> Bench:
         """Return a new partition."""
-        return Bench(level=KNOWN.highest, **settings)
+        return Bench(**settings)
 
     # -- the partitions -------------------------------------------------------------------------------------------
 

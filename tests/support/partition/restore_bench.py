@@ -13,8 +13,6 @@ from tests.support.partition.bench import ALL, Bench
 from tests.support.partition.ranked_bench import RankedBench
 
 RESTORE = "r-1"
-LEVEL = 18
-FIRST = 1
 
 
 def rows_of(bench: Bench) -> list[Row]:
@@ -29,10 +27,9 @@ def chunks_of(rows: Sequence[Row], size: int = 3) -> list[bytes]:
 
 def empty_like(bench: Bench, restore_id: str = RESTORE, **settings: Any) -> Bench:
     """An empty partition of the same kind and settings, whose topic is being restored."""
-    empty = RankedBench(bench.kind, FIRST) if isinstance(bench, RankedBench) else type(bench)(level=FIRST)
+    empty = RankedBench(bench.kind) if isinstance(bench, RankedBench) else type(bench)()
     empty.settings = {**bench.machine.settings, **settings, RESTORING: restore_id}
     empty.machine = empty.machine_class.load(0, empty.settings, empty.view, empty.look_aheads)
-    empty.apply(0, c.RaiseLevel(LEVEL))
     return empty
 
 

@@ -6,21 +6,18 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sandq.partition.groups.leases import Lease
-from sandq.partition.levels import RANKED, RANKED_WAITING
 from tests.support.partition.bench import Bench
 from tests.support.partition.ranked_bench import RankedBench
 
 STATES = ("delayed", "ready", "leased", "waiting", "acked", "dead")
 NOBODY = 123456 << 16
-LEVELS = (1, 2, RANKED, RANKED_WAITING)
-"""At the last two messages are ranked, and ready ones promoted: in a ready queue of the group."""
 
 
 class Default:
     """What scenes are made with where their test says nothing else."""
 
-    level = 1
-    """The feature level whose rules the partition goes by."""
+    is_ranked = False
+    """Whether messages are ranked, and ready ones promoted: in a ready queue of the group."""
 
 
 DEFAULT = Default()
@@ -47,10 +44,8 @@ class Scene(NamedTuple):
 
 
 def bench_of(**settings: Any) -> Bench:
-    """A partition at the level of the test."""
-    if DEFAULT.level >= RANKED:
-        return RankedBench(level=DEFAULT.level, **settings)
-    return Bench(**{"level": DEFAULT.level} | settings)
+    """A partition of the kind that the test is about."""
+    return RankedBench(**settings) if DEFAULT.is_ranked else Bench(**settings)
 
 
 def scene(state: str, *, before: Sequence[str] = (), own_ttl: int | None = None, **settings: Any) -> Scene:
@@ -65,7 +60,7 @@ def scene(state: str, *, before: Sequence[str] = (), own_ttl: int | None = None,
         made = bench.append("m", at=0, due=[due])
         offset = made[0] if isinstance(made, tuple) else made
     if state in ("delayed", "ready"):
-        if DEFAULT.level >= RANKED:
+        if DEFAULT.is_ranked:
             bench.lease(0)
         return Scene(bench, offset, None, 0)
     lease = bench.one(at=1)

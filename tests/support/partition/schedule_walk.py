@@ -23,7 +23,6 @@ from sandq.partition.schedules.schedule import GRACE_MS, SENT, Schedule
 from sandq.schedules.settings import check
 from tests.support.partition.bench import Bench, T
 
-LEVEL = 8
 NAMES = ("a", "b", "c")
 EVERY = (1_000, 2_000, 5_000)
 DEEDS = ("pass", "pass", "pass", "fire", "fire", "fire", "put", "pause", "resume", "delete", "trigger")
@@ -33,7 +32,7 @@ DEEDS += ("consume", "consume", "restart", "see", "far", "wrong_clock")
 class ScheduleWalk:
     def __init__(self, **settings: Any) -> None:
         """`settings`: of the topic."""
-        self.bench = Bench(level=LEVEL, **settings)
+        self.bench = Bench(**settings)
         self.bench.open()
         self.at = 0
         """Now, in ms after T."""

@@ -13,7 +13,6 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.errors import SandqError
-from sandq.model.features import KNOWN
 from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
 from sandq.partition import commands as c
 from sandq.partition import rows
@@ -32,8 +31,7 @@ class UnfinishedWalk:
     def __init__(self, seed: int, kind: str = "timer", **settings: Any) -> None:
         self.random = Random(seed)
         settings = {"group_ttl": f"{GROUP_TTL_MS // 1000}s", "max_attempts": None, **settings}
-        top = KNOWN.highest
-        self.bench: Bench = Bench(level=top, **settings) if kind == "timer" else RankedBench(kind, top, **settings)
+        self.bench: Bench = Bench(**settings) if kind == "timer" else RankedBench(kind, **settings)
         self.at = 0
         self.made = self.jobs = 0
         self.ids: dict[str, bytes] = {}

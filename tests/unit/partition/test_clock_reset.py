@@ -8,13 +8,12 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.model.errors import Conflict, InvalidRequest, Unavailable
+from sandq.model.errors import InvalidRequest, Unavailable
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS
 from sandq.partition.groups import settlement
-from sandq.partition.levels import ONE_MOMENT
 from sandq.partition.log.message_log import Stored
 from tests.support.partition.bench import Bench, T, batch_of, by_key
 from tests.support.partition.key_bench import KeyBench
@@ -25,7 +24,7 @@ HOUR = 3_600_000
 
 def poisoned(**settings: Any) -> Bench:
     """A partition with a group, one of whose entries was stamped a year ahead."""
-    bench = Bench(level=4, **settings)
+    bench = Bench(**settings)
     bench.open()
     bench.apply(YEAR, c.Clock())
     return bench
@@ -64,22 +63,14 @@ def test_reset_is_answered_what_it_found() -> None:
 
 
 def test_reset_of_a_floor_that_is_hardly_ahead_changes_nothing() -> None:
-    bench = Bench(level=4)
+    bench = Bench()
     bench.apply(1000, c.Clock())
     assert bench.apply(1000, c.ClockReset(T + 1))[0]["outcome"] == "not_ahead"
     assert bench.machine.clock_epoch == 0
 
 
-def test_reset_below_its_level_is_refused() -> None:
-    bench = Bench(level=3)
-    bench.apply(YEAR, c.Clock())
-    refusal = bench.apply(0, c.ClockReset(T))[0]
-    assert isinstance(refusal, Conflict) and "feature level 3" in str(refusal)
-    assert bench.machine.now_ms == T + YEAR
-
-
 def test_reset_of_a_compacted_topic_is_refused() -> None:
-    bench = KeyBench(level=4)
+    bench = KeyBench()
     bench.apply(YEAR, c.Clock())
     refusal = bench.apply(0, c.ClockReset(T))[0]
     assert isinstance(refusal, InvalidRequest) and "compacted" in str(refusal)
@@ -142,7 +133,7 @@ def test_ids_lead_to_messages_that_were_placed_again() -> None:
 
 
 def test_what_a_group_acked_too_early_does_not_come_to_it_again() -> None:
-    bench = Bench(level=4)
+    bench = Bench()
     bench.open("g")
     bench.open("h")
     bench.append("soon", due=[60_000])
@@ -159,7 +150,7 @@ def test_what_a_group_acked_too_early_does_not_come_to_it_again() -> None:
 
 
 def test_leases_end_and_their_messages_are_ready_without_the_attempt() -> None:
-    bench = Bench(level=4)
+    bench = Bench()
     bench.open()
     bench.append("a")
     lease = bench.one(at=YEAR)
@@ -170,7 +161,7 @@ def test_leases_end_and_their_messages_are_ready_without_the_attempt() -> None:
 
 
 def test_back_off_counts_from_when_it_began() -> None:
-    bench = Bench(level=4)
+    bench = Bench()
     bench.open()
     bench.append("before", "under")
     one, other = (bench.one(limit=1, at=1000, ms=2 * YEAR) for _ in range(2))
@@ -183,7 +174,7 @@ def test_back_off_counts_from_when_it_began() -> None:
 
 
 def test_move_of_what_waits_keeps_its_instant() -> None:
-    bench = Bench(level=4)
+    bench = Bench()
     bench.open()
     base, _ = bench.append("a")
     bench.nack(bench.one(at=1000).token, at=1000, delay=20_000)
@@ -198,7 +189,7 @@ def test_move_of_what_waits_keeps_its_instant() -> None:
 @pytest.mark.parametrize(("to", "relative", "comes"), [(HOUR, False, HOUR), (5000, True, 8000)])
 def test_move_of_what_waits_counts_before_its_own_instant(to: int, relative: bool, comes: int, trimmed: bool) -> None:
     """Consumers got it too early, and gave it back: its producer's last word holds."""
-    bench = Bench(level=4)
+    bench = Bench()
     for group in "gh":
         bench.open(group)
     base = bench.append("a", at=1000, due=[2 * HOUR])
@@ -216,7 +207,7 @@ def test_move_of_what_waits_counts_before_its_own_instant(to: int, relative: boo
 
 def test_move_of_what_waits_to_before_its_place() -> None:
     """A reset has put its place where its producer had first wanted it."""
-    bench = Bench(level=4)
+    bench = Bench()
     for group in "gh":
         bench.open(group)
     base = bench.append("a", at=1000, due=[2 * HOUR])
@@ -230,7 +221,7 @@ def test_move_of_what_waits_to_before_its_place() -> None:
 
 
 def test_dead_letters_stay_and_can_be_redriven() -> None:
-    bench = Bench(level=4, max_attempts=1)
+    bench = Bench(max_attempts=1)
     bench.open()
     bench.append("a")
     bench.apply(YEAR, c.Clock())
@@ -243,7 +234,7 @@ def test_dead_letters_stay_and_can_be_redriven() -> None:
 
 
 def test_unique_key_is_kept_for_its_window_and_no_longer() -> None:
-    bench = Bench(level=4, dedup_window="1h")
+    bench = Bench(dedup_window="1h")
     bench.open()
     bench.put("a", unique="k", at=YEAR)
     bench.ack(bench.one(at=YEAR).token, at=YEAR)
@@ -294,7 +285,7 @@ def test_groups_and_jobs_are_of_no_later_time() -> None:
 
 
 def test_seek_that_was_under_way_goes_on_to_its_end_first() -> None:
-    bench = Bench(level=4, max_attempts=1, delete_on_ack=False, retain="30d")
+    bench = Bench(max_attempts=1, delete_on_ack=False, retain="30d")
     bench.open()
     bench.append("a", at=YEAR)
     bench.nack(bench.one(at=YEAR).token, at=YEAR)
@@ -317,22 +308,8 @@ def test_order_of_a_key_stays() -> None:
     assert came == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("level", [1, 3])
-def test_what_was_stored_one_by_one_below_the_level_stays_where_it_was_put(level: int) -> None:
-    bench = Bench(level=level)
-    bench.open()
-    bench.apply(YEAR, c.Clock())
-    bench.append("whole", at=1000)
-    bench.put("single", at=1000, unique="k")
-    bench.apply(2000, c.RaiseLevel(4))
-    set_back(bench, 3000)
-    assert bench.values(bench.lease(at=4000)) == ["whole"]
-    assert bench.job("move", at=4000, to_ms=T + 5000)[1] == 1
-    assert bench.values(bench.lease(at=5000)) == ["single"]
-
-
 def test_trimming_goes_on_after_a_reset() -> None:
-    bench = Bench(level=4)
+    bench = Bench()
     bench.open()
     bench.append("a", "b", at=YEAR)
     bench.ack(bench.one(limit=1, at=YEAR).token, at=YEAR)
@@ -365,22 +342,17 @@ def test_entry_with_the_last_step_goes_on_by_its_own_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "due", "relative", "comes"),
+    ("due", "relative", "comes"),
     [
-        (4, YEAR + 5000, False, YEAR + 5000),
-        (4, 500, False, 500),
-        (4, 500, True, 3500),
-        (4, None, False, 3000),
-        # Which of these it was is not known: it is not early.
-        (3, YEAR + 5000, False, YEAR + 5000),
-        (3, 500, True, YEAR + 500),
+        (YEAR + 5000, False, YEAR + 5000),
+        (500, False, 500),
+        (500, True, 3500),
+        (None, False, 3000),
     ],
 )
-def test_blocked_message_of_the_wrong_clock_copied_aside(
-    level: int, due: int | None, relative: bool, comes: int
-) -> None:
+def test_blocked_message_of_the_wrong_clock_copied_aside(due: int | None, relative: bool, comes: int) -> None:
     """It comes at the instant that was chosen, or when its delay is over, counted from the reset."""
-    bench = Bench(level=level, ordering="key")
+    bench = Bench(ordering="key")
     for group in "gh":
         bench.open(group)
     bench.put("a", key="k")
@@ -391,7 +363,6 @@ def test_blocked_message_of_the_wrong_clock_copied_aside(
     bench.nack(blocking.token, at=YEAR + 5000, delay=HOUR)
     bench.trim(at=YEAR + HOUR - 1)
     assert bench.rows(rows.LOG) == [] and len(bench.rows(rows.KEPT)) == 2
-    bench.apply(YEAR + HOUR - 1, c.RaiseLevel(4))
     set_back(bench, 3000, restart=True)
     again = bench.one(at=3000 + HOUR)
     assert bench.values([again]) == ["a"]
@@ -403,7 +374,7 @@ def test_blocked_message_of_the_wrong_clock_copied_aside(
 
 @pytest.mark.parametrize(("due", "comes"), [([1500, YEAR + 5000], YEAR + 5000), ([1500, 2000], HOUR)])
 def test_message_of_a_whole_batch_that_waits_copied_aside_goes_by_its_own_instant(due: list[int], comes: int) -> None:
-    bench = Bench(level=4)
+    bench = Bench()
     for group in "gh":
         bench.open(group)
     wrong = YEAR + 60_000
@@ -421,7 +392,7 @@ def test_message_of_a_whole_batch_that_waits_copied_aside_goes_by_its_own_instan
 
 def test_what_waits_copied_aside_expires_each_by_its_own_ttl() -> None:
     """Those that a reset puts one behind the other, too."""
-    bench = Bench(level=4)
+    bench = Bench()
     bench.open()
     wrong = YEAR + 60_000
     bench.apply(wrong, c.Append(batch_of(["a", "b", "c"], ttls=[None, HOUR, 3 * HOUR]), split=True))
@@ -438,7 +409,7 @@ def test_what_waits_copied_aside_expires_each_by_its_own_ttl() -> None:
 @pytest.mark.parametrize("trimmed", [False, True])
 def test_what_waits_before_its_own_time_does_not_expire_before_it(trimmed: bool) -> None:
     """A consumer got it too early, and gave it back: its ttl counts from its time, be it copied aside or not."""
-    bench = Bench(level=4)
+    bench = Bench()
     bench.open()
     bench.apply(1000, c.Append(batch_of(["a"], due=[2 * HOUR], ttls=[HOUR]), split=True))
     bench.nack(bench.one(at=2 * HOUR).token, at=2 * HOUR, delay=HOUR // 2)
@@ -452,7 +423,7 @@ def test_what_waits_before_its_own_time_does_not_expire_before_it(trimmed: bool)
 
 
 def test_time_of_what_was_copied_aside_lasts_over_two_resets() -> None:
-    bench = Bench(level=4)
+    bench = Bench()
     bench.open()
     bench.append("a", at=1000, due=[2 * HOUR])
     for now in (3000, HOUR):
@@ -465,7 +436,7 @@ def test_time_of_what_was_copied_aside_lasts_over_two_resets() -> None:
 
 
 def test_bytes_of_a_batch_of_which_some_was_cancelled_are_counted_to_the_last() -> None:
-    bench = Bench(level=4)
+    bench = Bench()
     bench.open()
     for count in (5, 6, 7):
         base, _ = bench.append(*"abcdefg"[:count], at=YEAR)
@@ -477,7 +448,7 @@ def test_bytes_of_a_batch_of_which_some_was_cancelled_are_counted_to_the_last() 
 @pytest.mark.parametrize("other_waits", [False, True])
 def test_message_that_its_key_blocks_comes_no_earlier_for_having_been_copied_aside(other_waits: bool) -> None:
     """The log was trimmed beyond it: one group has it blocked in a row of its own, one acked it, or waits with it."""
-    bench = Bench(level=4, ordering="key")
+    bench = Bench(ordering="key")
     for group in "gh":
         bench.open(group)
     bench.put("a", key="k")
@@ -519,7 +490,7 @@ def test_what_waits_copied_aside_and_was_asked_for_under_the_wrong_clock(
     by_move: bool, relative: bool, comes: int
 ) -> None:
     """A delay counts from now on, an instant that was chosen stays."""
-    bench = Bench(level=4)
+    bench = Bench()
     for group in "gh":
         bench.open(group)
     to = 5000 if relative else 2 * HOUR
@@ -537,7 +508,7 @@ def test_what_waits_copied_aside_and_was_asked_for_under_the_wrong_clock(
 
 
 def test_redrive_of_a_message_that_died_too_early_waits_for_its_time() -> None:
-    bench = Bench(level=4, max_attempts=1)
+    bench = Bench(max_attempts=1)
     bench.open()
     bench.append("a", due=[YEAR - 1000], at=1000)
     bench.nack(bench.one(at=YEAR).token, at=YEAR)
@@ -549,7 +520,7 @@ def test_redrive_of_a_message_that_died_too_early_waits_for_its_time() -> None:
 
 def test_end_of_a_group_goes_by_the_order_of_keys_before_messages_are_placed_anew() -> None:
     """One that is restarted meanwhile has the same rows: a message that is blocked elsewhere keeps its unique key."""
-    benches = [Bench(level=4, ordering="key"), Bench(level=4, ordering="key")]
+    benches = [Bench(ordering="key"), Bench(ordering="key")]
     for bench in benches:
         for group in "gh":
             bench.open(group)
@@ -566,12 +537,12 @@ def test_end_of_a_group_goes_by_the_order_of_keys_before_messages_are_placed_ane
         for bench in benches:
             bench.upkeep(3000)
         assert benches[0].everything() == benches[1].everything()
-    assert len(benches[0].rows(rows.UNIQUE)) == 1
+    assert len(benches[0].rows(rows.KEYED_UNIQUE)) == 1
 
 
 def test_expiry_passes_a_bounded_number_of_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settlement, "EXPIRE_MESSAGES", 2)
-    bench = Bench(level=4, ttl="10s")
+    bench = Bench(ttl="10s")
     for group in "gh":
         bench.open(group)
     for value in "abcde":
@@ -588,7 +559,7 @@ def test_expiry_passes_a_bounded_number_of_gaps(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_what_waits_of_a_batch_that_stays_is_there_when_the_others_are_cancelled(restart: bool) -> None:
-    bench = Bench(level=ONE_MOMENT)
+    bench = Bench()
     bench.open()
     names = [f"m{at}" for at in range(16)]
     base, count = bench.append(*names, due=[HOUR] * len(names))
@@ -606,7 +577,7 @@ def test_what_waits_of_a_batch_that_stays_is_there_when_the_others_are_cancelled
 
 
 def test_rest_of_a_batch_of_which_a_group_had_a_part_comes_at_its_instant() -> None:
-    bench = Bench(level=ONE_MOMENT)
+    bench = Bench()
     bench.open()
     names = [f"m{at}" for at in range(8)]
     bench.append(*names, due=[HOUR] * len(names))
@@ -616,12 +587,11 @@ def test_rest_of_a_batch_of_which_a_group_had_a_part_comes_at_its_instant() -> N
     assert bench.values(bench.lease(at=HOUR)) == names[3:]
 
 
-@pytest.mark.parametrize("level", [ONE_MOMENT - 1, ONE_MOMENT])
-def test_batch_that_stands_where_it_is_wanted_stays_from_its_level_on(level: int) -> None:
-    bench = Bench(level=level)
+def test_batch_that_stands_where_it_is_wanted_stays() -> None:
+    bench = Bench()
     bench.open()
     bench.apply(YEAR, c.Clock())
     bench.append(*"abcdefgh", at=YEAR, due=[YEAR] * 8)
     set_back(bench, 3000)
     kinds = {value[0] for _, value in bench.rows(rows.LOG)}
-    assert kinds == {rows.KIND_BATCH if level == ONE_MOMENT else rows.KIND_MESSAGE}
+    assert kinds == {rows.KIND_BATCH}

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sandq.model.features import KNOWN
 from sandq.partition import commands as c
 from sandq.partition.in_memory import GROUPS, ITEMS
 from sandq.partition.kv import key_table
@@ -17,7 +16,7 @@ HOUR_MS = 3_600_000
 
 
 def bench(**settings: Any) -> Bench:
-    return Bench(level=KNOWN.highest, **settings)
+    return Bench(**settings)
 
 
 def test_messages_for_nobody_need_none() -> None:

@@ -11,7 +11,6 @@ from sandq.model.batch_format import plain_bytes_of
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge, Unavailable
 from sandq.model.limits import Limits
 from sandq.model.partitioning import partition_for
-from sandq.partition.levels import UNIQUE_IN_KEY
 from sandq.partition.produce_validation import RATIO_FREE_BYTES, RATIO_MOST, Place, check_batch, is_much
 from tests.support.hostile_rows import HEADERS, NO_HEADERS
 
@@ -34,11 +33,10 @@ def check(
     place: Place,
     *,
     limits: Limits = Limits(),  # noqa: B008  # frozen
-    level: int = UNIQUE_IN_KEY,
     **columns: Any,
 ) -> tuple[int, bool]:
     cells = {Column.VALUE: [b"x"]} | {Column[name.upper()]: found for name, found in columns.items()}
-    return tuple(check_batch(encode(cells), NOW_MS, limits, place, level=level))
+    return tuple(check_batch(encode(cells), NOW_MS, limits, place))
 
 
 @pytest.mark.parametrize(
@@ -107,19 +105,6 @@ def test_batch_that_fits_is_split_when_the_log_keeps_its_messages_apart(
 def test_batch_that_does_not_fit_its_topic_is_refused(place: Place, columns: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         check(place, **columns)
-
-
-def test_below_its_level_a_key_must_equal_the_unique_key() -> None:
-    columns = {"unique_key": [KEY], "key": [b"b"]}
-    with pytest.raises(InvalidRequest, match="which needs feature level 18: the partition is at level 17 until") as one:
-        check(TIMER, level=UNIQUE_IN_KEY - 1, **columns)
-    assert one.value.details == {"feature_level": 17, "needed": 18}
-    assert check(TIMER, level=UNIQUE_IN_KEY - 1, unique_key=[KEY], key=[KEY]) == (1, True)
-    for key in (KEY, b"b"):  # a partition of a new topic comes to the level in a moment
-        cells = {Column.VALUE: [b"x"], Column.UNIQUE_KEY: [KEY], Column.KEY: [key]}
-        with pytest.raises(Unavailable, match="ask again in a moment"):
-            check_batch(encode(cells), NOW_MS, Limits(), TIMER, level=1, is_rising=True)
-    assert check(FAIR, level=1, **columns) == (1, True)
 
 
 @pytest.mark.parametrize("columns", [{"deliver_ms": [1_800_000_000]}, {"ttl_ms": [0]}])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sandq.model import offsets
 from sandq.model.errors import UnknownGroup
 from sandq.partition.queries import PartitionQueries
 from sandq.partition.shared_state import TURN_ITEMS
@@ -19,27 +18,6 @@ def held(bench: KeyBench, state: str) -> list[tuple[bytes, bytes]]:
     page, following = PartitionQueries(bench.machine, bench.view).page(state, *ALL_TIMES, None, 100, None, True)
     assert following is None
     return [(one["offset"], one["value"]) for one in page]
-
-
-def test_a_redriven_message_whose_row_was_compacted_is_listed_from_the_groups_own() -> None:
-    bench = KeyBench(max_attempts=2)
-    bench.open()
-    first = bench.set("a", "1")
-    bench.nack(bench.one().token, delay=0)
-    bench.nack(bench.one().token)
-    last = bench.set("a", "2", at=1)
-    bench.ack(bench.one(at=1).token, at=1)
-    for later in range(0, 40_000, 1000):
-        bench.upkeep(at=HOUR + later)
-    assert [offset for offset, _, _ in bench.log()] == [last] and bench.machine.log.state.trimmed == offsets.FIRST
-    bench.job("redrive", at=2 * HOUR)
-    lease = bench.one(at=2 * HOUR)
-    assert held(bench, "leased") == [(first, b"1")]
-    bench.set("b", "1", at=2 * HOUR)
-    bench.one(at=2 * HOUR)
-    assert [value for _, value in held(bench, "leased")] == [b"1", b"1"], "beside one that is in the log"
-    bench.nack(lease.token, at=2 * HOUR, delay=60_000)
-    assert held(bench, "waiting") == [(first, b"1")]
 
 
 def test_consumers_are_told_with_the_messages_that_they_hold() -> None:

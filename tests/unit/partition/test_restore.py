@@ -7,21 +7,17 @@ from typing import Any
 import pytest
 
 from sandq.model.errors import Conflict, InvalidRequest, Unavailable
-from sandq.model.features import RESTORE_LEVEL
 from sandq.model.names import RESTORING
 from sandq.model.outbox import RESERVED_PRODUCERS
 from sandq.model.sequence import sequence_of
 from sandq.model.stored_rows import CHUNK_BYTES, decode_chunk
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.levels import UNIQUE_IN_KEY
 from sandq.partition.restore.restoring import STATE_OF_BACKUP, encode_chunk
 from tests.support.partition.bench import Bench, T, batch_of, by_id
 from tests.support.partition.key_bench import KeyBench
 from tests.support.partition.ranked_bench import RankedBench
 from tests.support.partition.restore_bench import (
-    LEVEL,
-    RESTORE,
     begin,
     chunks_of,
     empty_like,
@@ -37,7 +33,7 @@ LATE = 10_000_000
 
 
 def old(**settings: Any) -> Bench:
-    return Bench(level=LEVEL, **settings)
+    return Bench(**settings)
 
 
 def resumed(bench: Bench, at: int) -> Bench:
@@ -123,12 +119,11 @@ def test_dead_letters_waiting_messages_and_unique_keys_are_there() -> None:
     assert again.refused and taken
 
 
-@pytest.mark.parametrize("level", [RESTORE_LEVEL, UNIQUE_IN_KEY])
-def test_pairs_of_key_and_unique_key_are_there(level: int) -> None:
-    bench = Bench(level=level)
+def test_pairs_of_key_and_unique_key_are_there() -> None:
+    bench = Bench()
     bench.open()
     taken = bench.put("v" * 5000, due=LATE + 9000, key="k", unique="k")
-    keys = ("a", "b") if level >= UNIQUE_IN_KEY else ()
+    keys = ("a", "b")
     others = [bench.put("w", due=LATE + 9000, key=key, unique="k") for key in keys]
     made = restored(bench, LATE)
     assert made.put("again", at=LATE, key="k", unique="k") == taken
@@ -174,7 +169,7 @@ def test_a_producer_is_known_and_its_batch_not_stored_again() -> None:
 
 
 def test_keys_have_their_values_and_versions() -> None:
-    bench = KeyBench(level=LEVEL)
+    bench = KeyBench()
     version = bench.set("a", "1")
     bench.set("b", "2")
     bench.set("b", None)
@@ -300,8 +295,10 @@ def test_a_state_that_leaves_no_room_for_what_comes_is_refused(at: int, number: 
 
 
 def test_rows_of_another_kind_or_partition_are_refused() -> None:
-    made = empty_like(old(), ordering="key")
-    chunks = chunks_of(rows_of(old()))
+    source = old()
+    source.open()
+    made = empty_like(source, ordering="key")
+    chunks = chunks_of(rows_of(source))
     begin(made)
     for number, chunk in enumerate(chunks):
         put(made, number, chunk)
@@ -361,12 +358,6 @@ def test_a_chunk_has_a_limit() -> None:
         decode_chunk(bytes(CHUNK_BYTES + 1))
 
 
-def test_commands_need_the_level() -> None:
-    commands = c.RestoreBegin(RESTORE, []), c.RestoreRows(RESTORE, 0, b""), c.RestoreEnd(RESTORE, 0)
-    assert {command.needed_level for command in commands} == {RESTORE_LEVEL}
-    assert c.Configure({RESTORING: RESTORE}).needed_level == RESTORE_LEVEL
-
-
 def both_ways(bench: Bench, at: int) -> tuple[Bench, Bench]:
     """A restored partition, and the same after a restart: rows and memory say the same."""
     one, other = restored(bench, at), restored(bench, at)
@@ -391,7 +382,7 @@ def test_messages_of_a_key_keep_their_order() -> None:
 
 @pytest.mark.parametrize("kind", ["priority", "fair"])
 def test_priorities_and_tenants_keep_their_turns(kind: str) -> None:
-    bench = RankedBench(kind, level=LEVEL)
+    bench = RankedBench(kind)
     bench.open()
     for number in range(6):
         bench.add(f"{number}", due=[0], priority=number % 3, tenant=f"t{number % 2}" if kind == "fair" else None)

@@ -27,7 +27,7 @@ from sandq.partition.restore.restoring import encode_chunk
 from sandq.partition.view import Row
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.damaged_rows import KINDS, source_of
-from tests.support.partition.restore_bench import LEVEL, begin, empty_like, end, put, restored, rows_of
+from tests.support.partition.restore_bench import begin, empty_like, end, put, restored, rows_of
 
 OFFSET = T.to_bytes(6, "big") + bytes(10)
 GROUP = (1).to_bytes(4, "big")
@@ -154,7 +154,7 @@ def ended(source: Bench, stored: list[Row]) -> object:
 
 
 def _leased() -> Bench:
-    bench = Bench(level=LEVEL)
+    bench = Bench()
     bench.open()
     bench.append("a", due=[0])
     bench.lease()
@@ -182,20 +182,10 @@ def test_a_message_that_two_leases_hold_is_refused_at_the_end() -> None:
 
 
 def test_a_payload_that_is_missing_is_refused_at_the_end() -> None:
-    bench = Bench(level=LEVEL)
+    bench = Bench()
     bench.send("x" * 9000, ttls=[1000])
     told = ended(bench, [row for row in rows_of(bench) if row[0][:1] != rows.PAYLOAD])
     assert isinstance(told, Conflict) and "a payload of" in told.message
-
-
-def test_below_level_18_the_end_of_a_restore_is_as_it_was() -> None:
-    bench = _leased()
-    stored = [row for row in rows_of(bench) if row[0][:1] != rows.LOG]
-    made = empty_like(bench)
-    made.machine.shared.level = LEVEL - 1
-    begin(made)
-    put(made, 0, encode_chunk([part for row in stored for part in row]))
-    assert isinstance(end(made, 1), dict)
 
 
 def test_two_groups_of_one_name_are_refused_at_the_end() -> None:

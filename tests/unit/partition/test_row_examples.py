@@ -32,7 +32,6 @@ from sandq.partition.groups.lives import Life
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
 from sandq.partition.kv import key_table
-from sandq.partition.levels import UPDATES
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.holds import Hold
 from sandq.partition.log.look_aheads import LookAheads
@@ -159,16 +158,12 @@ def test_unique_keys() -> None:
     assert unique.find(b"k", None, T, view) == Named(HELD, OFFSET, SENDER, b"uk")
     unique.hold(b"k", None, OFFSET, None, view)
     unique.mark_delivered(first, entry, T, view)
-    assert view.get(rows.UNIQUE + b"k") == example("unique-delivered-row")
-    assert unique.find(b"k", None, T + 599_999, view) == Named(DELIVERED, OFFSET, None, b"uk")
-    assert unique.find(b"k", None, T + 600_000, view) is None
-    shared.level = 2
-    unique.hold(b"k", None, OFFSET, None, view)
-    unique.mark_delivered(first, entry, T, view)
     assert view.get(rows.UNIQUE + b"k") == example("unique-attempted-row")
     first.reader.seek(OFFSET)
     unique.mark_delivered(second, entry, T, view)
     assert view.get(rows.UNIQUE + b"k") == example("unique-delivered-row")
+    assert unique.find(b"k", None, T + 599_999, view) == Named(DELIVERED, OFFSET, None, b"uk")
+    assert unique.find(b"k", None, T + 600_000, view) is None
 
 
 def test_lease_and_progress() -> None:
@@ -222,7 +217,7 @@ def test_another_priority_of_a_message_of_a_batch() -> None:
 
 
 def test_other_fields_of_a_message_of_a_batch() -> None:
-    bench = RankedBench(level=UPDATES)
+    bench = RankedBench()
     bench.open()
     _, one = bench.add("1", "2", priority=5)
     bench.update(one, "v")
@@ -278,7 +273,7 @@ def test_blocked() -> None:
     bench.lease()
     assert [row for _, row in bench.rows(rows.BLOCKED)] == [example("blocked-row")]
     assert rows.of_group(rows.BLOCKED, 1, OFFSET) == example("blocked-key")
-    bench.apply(PIN_MS, c.RaiseLevel(2))
+    bench.apply(PIN_MS, c.Ack([]))
     bench.trim(PIN_MS)
     assert [row for _, row in bench.rows(rows.BLOCKED)] == [example("blocked-kept-row")]
 
@@ -326,14 +321,6 @@ def test_state() -> None:
     again = view_of()
     loaded.write_state(again)
     assert again.drain() == [(rows.STATE_KEY, example("state-row"))]
-
-
-def test_state_of_a_partition_that_was_raised() -> None:
-    loaded = TimerPartition.load(3, {}, view_of((rows.STATE_KEY, example("state-row-of-level-2"))))
-    assert (loaded.shared.level, loaded.applied_index, loaded.settings) == (2, 41, {"ordering": "none"})
-    again = view_of()
-    loaded.write_state(again)
-    assert again.drain() == [(rows.STATE_KEY, example("state-row-of-level-2"))]
 
 
 def test_keys() -> None:
@@ -398,6 +385,7 @@ def test_producers() -> None:
 
 def test_outbox() -> None:
     bench = OutboxBench()
+    bench.apply(0, c.Clock())
     bench.kill("hi")
     bench.kill("yo", at=1)
     (first, _), (_, waiting) = (one, other) = bench.rows(rows.OUTBOX)
@@ -440,8 +428,8 @@ def test_entry_of_limits() -> None:
 
 
 def test_entry_of_a_level() -> None:
-    assert c.Entry(T, (c.RaiseLevel(2),)).encode() == example("entry-level")
-    assert tuple(c.Entry.decode(example("entry-level")).commands) == (c.RaiseLevel(2),)
+    assert c.Entry(T, (c.RaiseLevel(19),)).encode() == example("entry-level")
+    assert tuple(c.Entry.decode(example("entry-level")).commands) == (c.RaiseLevel(19),)
 
 
 def test_entry_that_asks_for_a_digest() -> None:

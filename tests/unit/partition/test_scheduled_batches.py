@@ -10,7 +10,6 @@ from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS
-from sandq.partition.levels import ONE_MOMENT
 from sandq.partition.log import message_log, reader
 from sandq.partition.shared_state import TURN_ITEMS
 from tests.support.partition.bench import Bench, T, batch_of
@@ -98,7 +97,7 @@ def kinds(bench: Bench) -> list[int]:
 
 @pytest.fixture
 def moments() -> Bench:
-    return Bench(level=ONE_MOMENT)
+    return Bench()
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -114,16 +113,15 @@ def test_a_batch_for_one_moment_is_one_row(moments: Bench, relative: bool) -> No
 
 
 @pytest.mark.parametrize(
-    "level, values, due",
+    "values, due",
     [
-        (ONE_MOMENT - 1, NAMES, [5_000] * len(NAMES)),
-        (ONE_MOMENT, NAMES[1:], [5_000] * (len(NAMES) - 1)),
-        (ONE_MOMENT, NAMES, [5_000] * (len(NAMES) - 1) + [5_001]),
+        (NAMES[1:], [5_000] * (len(NAMES) - 1)),
+        (NAMES, [5_000] * (len(NAMES) - 1) + [5_001]),
     ],
-    ids=["a level below", "one message less", "another moment"],
+    ids=["one message less", "another moment"],
 )
-def test_other_batches_have_a_row_for_each_message(level: int, values: list[str], due: list[int]) -> None:
-    bench = Bench(level=level)
+def test_other_batches_have_a_row_for_each_message(values: list[str], due: list[int]) -> None:
+    bench = Bench()
     bench.append(*values, due=due)
     assert kinds(bench) == [rows.KIND_MESSAGE] * len(values)
 

@@ -14,17 +14,16 @@ from sandq.model.batch import Column
 from sandq.model.errors import Conflict
 from sandq.partition import commands as c
 from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
-from sandq.partition.levels import RANKED, RECLAIMS, SENT
 from sandq.partition.rows import Range
 from tests.support.partition.bench import Bench, T
-from tests.support.partition.scenes import DEFAULT, LEVELS, STATES, Scene, scene
+from tests.support.partition.scenes import DEFAULT, STATES, Scene, scene
 
 
-@pytest.fixture(autouse=True, params=LEVELS)
-def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """By the rules of which feature level the partition goes: the table holds at each, but for what is said."""
-    monkeypatch.setattr(DEFAULT, "level", request.param)
-    return int(request.param)
+@pytest.fixture(autouse=True, params=[False, True], ids=["plain", "ranked"])
+def is_ranked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether messages are ranked: the table holds either way, but for what is said."""
+    monkeypatch.setattr(DEFAULT, "is_ranked", request.param)
+    return bool(request.param)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -49,17 +48,17 @@ class TestLease:
         assert delayed.bench.lease(at=10, ahead=50) == []
         assert delayed.state == "delayed"
 
-    def test_delayed_within_lease_ahead(self, level: int) -> None:
+    def test_delayed_within_lease_ahead(self, is_ranked: bool) -> None:
         delayed = scene("delayed")
-        if level >= RANKED:  # what goes before it may come until then
+        if is_ranked:  # what goes before it may come until then
             assert delayed.bench.lease(at=996, ahead=5) == []
             return
         lease = delayed.bench.one(at=996, ahead=5)
         assert (delayed.state, lease.attempt, lease.due_ms) == ("leased", 1, T + 1000)
 
-    def test_no_further_ahead_than_the_replicas_allow(self, level: int) -> None:
+    def test_no_further_ahead_than_the_replicas_allow(self, is_ranked: bool) -> None:
         delayed = scene("delayed")
-        first_ms = 1000 if level >= RANKED else 950
+        first_ms = 1000 if is_ranked else 950
         assert delayed.bench.lease(at=first_ms - 1, ahead=500) == []
         assert delayed.bench.lease(at=first_ms, ahead=500) != []
 
@@ -143,15 +142,15 @@ class TestAckThatSends:
 
     @pytest.mark.parametrize("whole", [True, False])
     def test_again(self, whole: bool) -> None:
-        acked = scene("acked")
-        before = self.stored(acked.bench)
+        acked = scene("leased")
         command = c.AckThen(acked.token, None if whole else acked.what, self.sends)
+        assert acked.bench.apply(3, command)[0] == [None]
+        before = self.stored(acked.bench)
         assert acked.bench.apply(4, command)[0] == [None]
         assert (acked.state, self.stored(acked.bench)) == ("acked", before)
 
     def test_refused_behind_an_ack_that_sent_nothing(self) -> None:
         acked = scene("leased")
-        acked.bench.apply(4, c.RaiseLevel(SENT))
         assert acked.bench.ack(acked.token, acked.what, at=4) is None
         before = self.stored(acked.bench)
         (refused,) = acked.bench.apply(4, c.AckThen(acked.token, acked.what, self.sends))
@@ -274,9 +273,9 @@ class TestConsumerLeaves:
         leased.bench.release(at=3)
         assert leased.bench.ack(leased.token, at=4) == []
 
-    def test_leased_ahead_and_given_back_is_not_early(self, level: int) -> None:
+    def test_leased_ahead_and_given_back_is_not_early(self, is_ranked: bool) -> None:
         delayed = scene("delayed")
-        assert (delayed.bench.lease(at=995, ahead=5) == []) == (level >= RANKED)
+        assert (delayed.bench.lease(at=995, ahead=5) == []) == is_ranked
         delayed.bench.release(at=996)
         assert delayed.bench.lease(at=999) == []
         assert delayed.bench.one(at=1000).attempt == 1
@@ -303,7 +302,6 @@ class TestConsumerComesBack:
 
     def test_as_expire_once_it_came_back_so_often(self) -> None:
         leased = scene("leased")
-        leased.bench.apply(3, c.RaiseLevel(RECLAIMS))
         for epoch in range(1, RECLAIMS_MOST + 1):
             assert leased.bench.reclaim(epoch, at=3) == (1, 0)
         assert leased.bench.reclaim(100, at=3) == (0, 0)
@@ -327,10 +325,10 @@ class TestNackOfWhatWasNotBegun:
         again = leased.bench.one(at=3, consumer="other")
         assert (again.attempt, leased.state) == (1, "leased")
 
-    def test_leased_ahead_it_is_not_early(self, level: int) -> None:
+    def test_leased_ahead_it_is_not_early(self, is_ranked: bool) -> None:
         delayed = scene("delayed")
         leases = delayed.bench.lease(at=995, ahead=5)
-        assert (leases == []) == (level >= RANKED)
+        assert (leases == []) == is_ranked
         token = leases[0].token if leases else delayed.token
         delayed.bench.apply(996, c.Nack([(token, None, None, None, False)]))
         assert delayed.bench.lease(at=999) == []

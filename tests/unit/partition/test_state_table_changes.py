@@ -14,17 +14,17 @@ from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS
 from sandq.partition.log.trim import PIN_MS
 from tests.support.partition.bench import Bench, T, by_key
-from tests.support.partition.scenes import DEFAULT, LEVELS, NOBODY, Scene, scene
+from tests.support.partition.scenes import DEFAULT, NOBODY, Scene, scene
 
 SETTLED = ("leased", "acked", "dead")
-"""A cancel or a move of the message is too late then; below level 2 also while it waits."""
+"""A cancel or a move of the message is too late then."""
 
 
-@pytest.fixture(autouse=True, params=LEVELS)
-def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """By the rules of which feature level the partition goes: the table holds at each, but for what is said."""
-    monkeypatch.setattr(DEFAULT, "level", request.param)
-    return int(request.param)
+@pytest.fixture(autouse=True, params=[False, True], ids=["plain", "ranked"])
+def is_ranked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether messages are ranked: the table holds either way, but for what is said."""
+    monkeypatch.setattr(DEFAULT, "is_ranked", request.param)
+    return bool(request.param)
 
 
 class TestCancel:
@@ -76,13 +76,9 @@ class TestCancel:
         assert held.state == state
         assert held.bench.values(held.bench.lease(group="h", at=4)) == ["m"]
 
-    def test_what_waits(self, level: int) -> None:
+    def test_what_waits(self) -> None:
         waiting = scene("waiting")
         bench = waiting.bench
-        if level == 1:
-            assert bench.cancel(waiting.offset, at=3) == ["too_late", "leased"]
-            assert waiting.state == "waiting"
-            return
         assert bench.cancel(waiting.offset, at=3) == ["cancelled", waiting.offset]
         assert (bench.status().messages, bench.rows(b"w"), bench.status().groups[0].waiting) == (0, [], 0)
         assert bench.lease(at=10_000_000) == []
@@ -141,13 +137,9 @@ class TestMove:
         assert held.bench.move(held.offset, 9000, at=3) == ["too_late", state]
         assert held.state == state
 
-    def test_what_waits(self, level: int) -> None:
+    def test_what_waits(self) -> None:
         waiting = scene("waiting")
         bench = waiting.bench
-        if level == 1:
-            assert bench.move(waiting.offset, 9000, at=3) == ["too_late", "leased"]
-            assert bench.values(bench.lease(at=1002)) == ["m"]
-            return
         assert bench.move(waiting.offset, 9000, at=3) == ["moved", waiting.offset], "it stays where it is"
         assert bench.lease(at=8999) == []
         again = bench.one(at=9000)

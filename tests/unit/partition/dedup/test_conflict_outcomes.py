@@ -1,15 +1,13 @@
-"""From level 12 on a producer is told what became of a unique key that was taken, and may replace only what is
+"""A producer is told what became of a unique key that was taken, and may replace only what is
 pending."""
 
 from __future__ import annotations
 
 import pytest
 
-from sandq.model.errors import Conflict
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.dedup import answers
-from sandq.partition.levels import UPDATES
 from sandq.partition.log.message_log import Stored
 from tests.support.partition.bench import Bench, batch_of
 
@@ -18,7 +16,7 @@ WINDOW_MS = 60_000
 
 @pytest.fixture
 def bench() -> Bench:
-    bench = Bench(level=UPDATES, dedup_window="1m")
+    bench = Bench(dedup_window="1m")
     bench.open()
     return bench
 
@@ -102,27 +100,14 @@ def test_one_group_is_done_with_it_and_another_has_yet_to_take_it(bench: Bench) 
 
 
 def test_without_a_window_a_key_is_free_at_once() -> None:
-    bench = Bench(level=UPDATES, dedup_window="0s")
+    bench = Bench(dedup_window="0s")
     bench.open()
     put_into(bench, "acked")
     assert send(bench, 1, c.REPLACE_PENDING).refused == []
 
 
-def test_rejections_and_lower_levels_say_nothing(bench: Bench) -> None:
+def test_rejections_say_nothing(bench: Bench) -> None:
     assert send(bench, 0, c.REJECT).outcomes is None
-    below = Bench(level=UPDATES - 1)
-    below.open()
-    put_into(below, "ready")
-    assert send(below, 1, c.REPLACE).outcomes is None
-    assert send(below, 1, c.IGNORE).outcomes is None
-    refusal = below.apply(1, c.Append(batch_of(["b"], unique=["k"]), on_conflict=c.REPLACE_PENDING, split=True))[0]
-    assert isinstance(refusal, Conflict) and "replace_pending needs 12" in str(refusal)
-
-
-def test_what_a_command_needs() -> None:
-    batch = batch_of(["b"], unique=["k"])
-    assert c.Append(batch, on_conflict=c.REPLACE_PENDING, split=True).needed_level == UPDATES
-    assert c.Append(batch, on_conflict=c.REPLACE, split=True).needed_level < UPDATES
 
 
 # -- answers that are given again -------------------------------------------------------------------------------------
@@ -174,13 +159,3 @@ def test_more_than_is_kept_is_not_told_again(bench: Bench, monkeypatch: pytest.M
     made = bench.apply(2, numbered(2, c.REPLACE, *keys))[0]
     assert len(made.outcomes) == 3
     assert bench.apply(3, numbered(2, c.REPLACE, *keys)) == [made._replace(outcomes=None)]
-
-
-def test_answers_of_before_the_level_say_nothing() -> None:
-    bench = Bench(level=UPDATES - 1)
-    bench.open()
-    put_into(bench, "ready")
-    made = bench.apply(1, numbered(1, c.IGNORE, "k", "l"))
-    bench.apply(2, c.RaiseLevel(UPDATES))
-    assert bench.apply(3, numbered(1, c.IGNORE, "k", "l")) == made
-    assert made[0].outcomes is None

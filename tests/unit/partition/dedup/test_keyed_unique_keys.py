@@ -1,15 +1,12 @@
-"""A unique key of a message with a key is unique within that key, from level 18 on."""
+"""A unique key of a message with a key is unique within that key."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 
 from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.levels import RESTORE, UNIQUE_IN_KEY
 from tests.support.partition.bench import Bench, by_key
 from tests.support.partition.ranked_bench import RankedBench
 from tests.unit.partition.test_clock_reset import YEAR, set_back
@@ -24,14 +21,14 @@ def pair(key: str, unique_key: str = "i") -> c.Target:
 
 @pytest.fixture
 def bench() -> Bench:
-    bench = Bench(level=UNIQUE_IN_KEY, **SETTINGS)
+    bench = Bench(**SETTINGS)
     bench.open()
     return bench
 
 
 @pytest.fixture
 def old() -> Bench:
-    bench = Bench(level=RESTORE, **SETTINGS)
+    bench = Bench(**SETTINGS)
     bench.open()
     return bench
 
@@ -87,9 +84,9 @@ def test_conflict_within_a_pair_leaves_other_keys_alone(bench: Bench, on_conflic
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("kind", ["timer", "keys", "priority"])
 def test_pair_of_a_leased_message_is_taken_for_the_window(kind: str, is_apart: bool, is_restarted: bool) -> None:
-    bench: Bench = RankedBench("priority", UNIQUE_IN_KEY, **SETTINGS)
+    bench: Bench = RankedBench("priority", **SETTINGS)
     if kind != "priority":
-        bench = Bench(level=UNIQUE_IN_KEY, **SETTINGS, **({"ordering": "key"} if kind == "keys" else {}))
+        bench = Bench(**SETTINGS, **({"ordering": "key"} if kind == "keys" else {}))
     bench.open()
     value = "v" * 5000 if is_apart else "v"
     first = bench.put(value, key="ada", unique="i")
@@ -141,7 +138,7 @@ def test_message_shows_no_digest(bench: Bench) -> None:
 
 
 def test_fair_topic_names_by_tenant_whatever_the_key() -> None:
-    bench = RankedBench("fair", UNIQUE_IN_KEY, **SETTINGS)
+    bench = RankedBench("fair", **SETTINGS)
     bench.open()
     first = bench.put("v", key="ada", unique="i")
     assert bench.put("v", key="bob", unique="i") == first
@@ -160,53 +157,14 @@ def passed_over(bench: Bench) -> None:
     bench.seek("latest", at=5)
 
 
-@pytest.mark.parametrize("ends", [leased, cancelled, passed_over])
-@pytest.mark.parametrize("is_restarted", [False, True])
-@pytest.mark.parametrize("is_moved", [False, True])
-def test_pair_of_a_lower_level_stays_that_of_its_message(
-    old: Bench, ends: Callable[[Bench], None], is_restarted: bool, is_moved: bool
-) -> None:
-    first = old.put("v", key="k", unique="k")
-    assert [key for key, _ in old.rows(rows.UNIQUE)] == [rows.UNIQUE + b"k"]
-    old.apply(0, c.RaiseLevel(UNIQUE_IN_KEY))
-    if is_restarted:
-        old.restart()
-    if is_moved:
-        assert old.update(pair("k", "k"), "w" * 5000, at=1)[0] == "updated"
-        assert old.move(pair("k", "k"), 4, at=2)[0] == "moved"
-    assert old.put("w", key="k", unique="k", at=3) == first
-    assert old.put("w", unique="k", at=3) == first, "the row of before is that of both names"
-    ends(old)
-    is_free = ends in (cancelled, passed_over)
-    assert (old.put("w", unique="k", at=6) != first) is is_free
-    old.trim(6 + HOUR)
-    old.apply(6 + 2 * HOUR, c.Upkeep())
-    both, alone = [old.put("w", at=6 + 3 * HOUR, unique="k", **key) for key in ({"key": "k"}, {})]
-    assert len({first, both, alone}) == 3
-
-
 def test_row_without_a_key_is_not_that_of_equal_ones(bench: Bench) -> None:
     bench.put("v", unique="k")
     leased(bench)
     assert bench.put("v", key="k", unique="k", at=6) != bench.put("v", unique="k", at=6)
 
 
-def test_below_the_level_a_key_in_a_target_must_equal_the_unique_key(old: Bench) -> None:
-    offset = old.put("a", unique="k")
-    assert old.cancel(pair("other", "k")) == ["not_found", None]
-    assert old.cancel(pair("k", "k")) == ["cancelled", offset]
-
-
-def test_targets_with_a_key_need_the_level() -> None:
-    assert c.Cancel([by_key("k"), pair("ada")]).needed_level == UNIQUE_IN_KEY
-    assert c.Cancel([by_key("k"), [c.TARGET_KEY, b"k", "acme"]]).needed_level < UNIQUE_IN_KEY
-    for more in ((), (5,), (None, {Column.VALUE.value: b"v"})):
-        assert c.Move([[pair("ada"), None, False, *more]]).needed_level == UNIQUE_IN_KEY
-        assert c.Move([[by_key("k"), None, False, *more]]).needed_level < UNIQUE_IN_KEY
-
-
 def test_clock_set_back_keeps_the_window_of_a_pair() -> None:
-    bench = Bench(level=UNIQUE_IN_KEY, dedup_window="1h")
+    bench = Bench(dedup_window="1h")
     bench.open()
     first = bench.put("a", key="ada", unique="i", at=YEAR)
     bench.ack(bench.one(at=YEAR, limit=1).token, at=YEAR)

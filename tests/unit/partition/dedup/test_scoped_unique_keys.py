@@ -1,15 +1,12 @@
-"""In a fair topic a unique key is its tenant's, from its level on; what was taken before stays taken for all."""
+"""In a fair topic a unique key is its tenant's."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.levels import IN_PLACE, SCOPED_KEYS
-from tests.support.partition.bench import T, by_key
+from tests.support.partition.bench import by_key
 from tests.support.partition.ranked_bench import RankedBench
 from tests.unit.partition.test_clock_reset import YEAR, set_back
 
@@ -22,14 +19,7 @@ def key_of(tenant: str | None) -> c.Target:
 
 @pytest.fixture
 def bench() -> RankedBench:
-    bench = RankedBench(kind="fair", level=SCOPED_KEYS, dedup_window="1h", max_attempts=1)
-    bench.open()
-    return bench
-
-
-@pytest.fixture
-def old() -> RankedBench:
-    bench = RankedBench(kind="fair", level=IN_PLACE, dedup_window="1h", max_attempts=1)
+    bench = RankedBench(kind="fair", dedup_window="1h", max_attempts=1)
     bench.open()
     return bench
 
@@ -74,7 +64,7 @@ def test_the_key_of_what_was_leased_is_taken_for_the_window(
 
 
 def test_a_topic_without_tenants_has_plain_keys() -> None:
-    bench = RankedBench(kind="priority", level=SCOPED_KEYS)
+    bench = RankedBench(kind="priority")
     bench.open()
     offset = bench.add("a", unique=["k"])
     assert [key for key, _ in bench.rows(rows.UNIQUE)] == [rows.UNIQUE + b"k"]
@@ -82,71 +72,8 @@ def test_a_topic_without_tenants_has_plain_keys() -> None:
     assert bench.rows(rows.SCOPED_UNIQUE) == []
 
 
-def leased(bench: RankedBench) -> None:
-    bench.ack(bench.one(limit=1, at=5).token, at=5)
-
-
-def cancelled(bench: RankedBench) -> None:
-    assert bench.cancel(key_of("acme"), at=5)[0] == "cancelled"
-
-
-def passed_over(bench: RankedBench) -> None:
-    bench.seek("latest", at=5)
-
-
-def trimmed(bench: RankedBench) -> None:
-    leased(bench)
-    bench.trim(5)
-
-
-@pytest.mark.parametrize("ends", [leased, cancelled, passed_over, trimmed])
-@pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_key_from_before_is_all_tenants_until_it_is_forgotten(
-    old: RankedBench, ends: Callable[[RankedBench], None], is_restarted: bool
-) -> None:
-    first = old.add("a", tenant="acme", unique=["k"])
-    assert old.add("b", tenant="beta", unique=["k"]) == first
-    old.apply(0, c.RaiseLevel(SCOPED_KEYS))
-    if is_restarted:
-        old.restart()
-    assert old.add("b", tenant="beta", unique=["k"], at=1) == first
-    assert old.add("a", tenant="acme", unique=["k"], at=1) == first
-    ends(old)
-    is_free = ends in (cancelled, passed_over)
-    for tenant in ("acme", "beta"):
-        assert (old.add(tenant, tenant=tenant, unique=["k"], at=6) != first) is is_free
-    old.trim(6 + HOUR)
-    assert old.rows(rows.UNIQUE) == []
-    for tenant in ("acme", "beta"):
-        old.add(tenant, tenant=tenant, unique=["k"], at=6 + HOUR)
-    assert sorted(old.take(9, at=6 + HOUR)) == ["acme", "beta"]
-
-
-def test_a_key_from_before_and_one_of_now_are_ended_each_by_its_message(old: RankedBench) -> None:
-    before = old.add("a", tenant="acme", unique=["k"])
-    old.cancel(key_of("acme"))
-    old.apply(0, c.RaiseLevel(SCOPED_KEYS))
-    now = old.add("b", tenant="acme", unique=["k"], at=1)
-    assert old.cancel([c.TARGET_ID, before[0]], at=2) == ["cancelled", before[0]]
-    assert old.add("c", tenant="acme", unique=["k"], at=3) == now
-    assert old.take(9, at=4) == ["b"]
-    assert old.add("c", tenant="acme", unique=["k"], at=5) == now
-
-
-def test_below_the_level_a_tenant_in_a_target_means_nothing(old: RankedBench) -> None:
-    offset = old.add("a", tenant="acme", unique=["k"])
-    assert old.cancel(key_of("beta")) == ["cancelled", offset[0]]
-
-
-def test_levels_that_targets_need() -> None:
-    for named, level in ((key_of(None), 1), (key_of("acme"), SCOPED_KEYS)):
-        assert c.Cancel([[c.TARGET_ID, bytes(16)], named]).needed_level == level
-        assert c.Move([[named, T, False]]).needed_level == level
-    assert c.Move([[key_of("acme"), None, False, 5]]).needed_level == SCOPED_KEYS
-
-
 def test_a_clock_that_is_set_back_keeps_the_window() -> None:
-    bench = RankedBench(kind="fair", level=SCOPED_KEYS, dedup_window="1h")
+    bench = RankedBench(kind="fair", dedup_window="1h")
     bench.open()
     first = bench.add("a", tenant="acme", unique=["k"], at=YEAR)
     bench.ack(bench.one(at=YEAR, limit=1).token, at=YEAR)

@@ -19,23 +19,26 @@ from sandq.partition.dedup.unique_keys import (
     resolve_conflict,
     state_of,
 )
+from sandq.partition.groups.claim import LEASED, Claim
 
 FIRST, OTHER = (7, 1, 1, 0), (7, 1, 2, 0)
+PENDING, HELD_BY_A_GROUP = Claim(True, False, None), Claim(False, False, LEASED)
 
 
 @pytest.mark.parametrize("sender", [None, OTHER])
 @pytest.mark.parametrize(
-    ("state", "is_pending", "reject", "replace", "ignore"),
+    ("state", "claim", "reject", "replace", "ignore"),
     [
-        (HELD, True, REFUSED, REPLACES, IGNORED),
-        (HELD, False, STORED, STORED, STORED),
-        (DELIVERED, False, REFUSED, REPLACES, IGNORED),
-        (CANCELLED, False, STORED, STORED, STORED),
+        (HELD, PENDING, REFUSED, REPLACES, IGNORED),
+        (HELD, None, STORED, STORED, STORED),
+        (DELIVERED, None, REFUSED, STORED, IGNORED),
+        (DELIVERED, HELD_BY_A_GROUP, REFUSED, REFUSED, IGNORED),
+        (CANCELLED, None, STORED, STORED, STORED),
     ],
 )
 def test_another_message_has_the_key(
     state: int,
-    is_pending: bool,
+    claim: Claim | None,
     reject: int,
     replace: int,
     ignore: int,
@@ -43,13 +46,13 @@ def test_another_message_has_the_key(
 ) -> None:
     for on_conflict, expected in ((c.REJECT, reject), (c.REPLACE, replace), (c.IGNORE, ignore)):
         for before in (FIRST, None):
-            assert resolve_conflict(Named(state, bytes(16), before, b"uk"), is_pending, on_conflict, sender) == expected
+            assert resolve_conflict(Named(state, bytes(16), before, b"uk"), claim, on_conflict, sender) == expected
 
 
 @pytest.mark.parametrize("on_conflict", [c.REJECT, c.REPLACE, c.IGNORE])
 def test_a_message_that_is_sent_again_is_answered_and_neither_refused_nor_replaced(on_conflict: int) -> None:
-    assert resolve_conflict(Named(HELD, bytes(16), FIRST, b"uk"), True, on_conflict, FIRST) == IGNORED
-    assert resolve_conflict(Named(DELIVERED, bytes(16), FIRST, b"uk"), False, on_conflict, FIRST) == IGNORED
+    assert resolve_conflict(Named(HELD, bytes(16), FIRST, b"uk"), PENDING, on_conflict, FIRST) == IGNORED
+    assert resolve_conflict(Named(DELIVERED, bytes(16), FIRST, b"uk"), None, on_conflict, FIRST) == IGNORED
 
 
 def test_state_of_the_message_that_keeps_the_key() -> None:

@@ -1,14 +1,13 @@
-"""From level 2 on a unique key is taken until every group has passed its message, and a replacement is never silent."""
+"""A unique key is taken until every group has passed its message, and a replacement is never silent."""
 
 from __future__ import annotations
 
 import pytest
 
-from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.partition.log.message_log import Stored
 from sandq.partition.view import View
-from tests.support.partition.bench import Bench, T, batch_of, by_key
+from tests.support.partition.bench import Bench, batch_of
 
 WINDOW_MS = 60_000
 POLICIES = (c.REJECT, c.REPLACE, c.IGNORE)
@@ -16,7 +15,7 @@ POLICIES = (c.REJECT, c.REPLACE, c.IGNORE)
 
 @pytest.fixture
 def bench() -> Bench:
-    bench = Bench(level=2, dedup_window="1m")
+    bench = Bench(dedup_window="1m")
     bench.open()
     return bench
 
@@ -39,7 +38,7 @@ class TestWindow:
         if restart:
             bench.restart()
         assert send(bench, 10 * WINDOW_MS) == Stored(first, [(0, "delivered")])
-        assert send(bench, 10 * WINDOW_MS, c.IGNORE) == Stored(first, [])
+        assert send(bench, 10 * WINDOW_MS, c.IGNORE) == Stored(first, [], [(0, "ignored", "acked")])
         settle(bench, "slow", 10 * WINDOW_MS)
         if restart:
             bench.restart()
@@ -105,7 +104,7 @@ class TestWindow:
 
 
 def test_without_a_window_it_is_free_when_the_last_group_has_it() -> None:
-    bench = Bench(level=2, dedup_window=0)
+    bench = Bench(dedup_window=0)
     bench.open()
     bench.open("slow")
     bench.put("a", unique="k")
@@ -117,7 +116,7 @@ def test_without_a_window_it_is_free_when_the_last_group_has_it() -> None:
 
 
 def test_without_a_window_a_group_that_goes_frees_it() -> None:
-    bench = Bench(level=2, dedup_window=0)
+    bench = Bench(dedup_window=0)
     bench.open()
     bench.open("slow")
     bench.put("a", unique="k")
@@ -139,7 +138,7 @@ class TestReplace:
         """Not silently two: the producer is told, and may try again."""
         first = bench.put("a", unique="k")
         lease = bench.one()
-        assert send(bench, 1, c.REPLACE) == Stored(first, [(0, "leased")])
+        assert send(bench, 1, c.REPLACE) == Stored(first, [(0, "leased")], [])
         assert bench.status().messages == 1
         bench.ack(lease.token, at=2)
         assert send(bench, 2, c.REPLACE).refused == [], "it is done with: nothing is to be replaced"
@@ -162,7 +161,7 @@ class TestReplace:
             for group in ("g", "slow"):
                 assert bench.values(bench.lease(at=100_000, group=group)) == ["again"]
             return
-        assert made == Stored(first, [(0, state)])
+        assert made == Stored(first, [(0, state)], [])
         settle(bench, "slow", 2)
         assert send(bench, 3, c.REPLACE).refused == []
 
@@ -181,14 +180,14 @@ class TestReplace:
 
     def test_what_is_held_from_a_copy(self, bench: Bench) -> None:
         """It was leased a minute ago, and is in the log no more."""
-        bench = Bench(level=2, dedup_window="1h")
+        bench = Bench(dedup_window="1h")
         bench.open()
         first = bench.put("a", unique="k")
         bench.lease(ms=3_600_000)
         bench.apply(61_000, c.Ack([]))
         bench.trim(61_000)
         assert bench.rows(b"m") == []
-        assert send(bench, 61_001, c.REPLACE) == Stored(first, [(0, "leased")])
+        assert send(bench, 61_001, c.REPLACE) == Stored(first, [(0, "leased")], [])
         bench.release(at=61_002)
         assert send(bench, 61_003, c.REPLACE).refused == []
         assert bench.values(bench.lease(at=61_004)) == ["again"]
@@ -199,31 +198,15 @@ class TestReplace:
         first = bench.put("a", unique="k")
         lease = bench.one()
         for at in (1, 2):
-            assert bench.apply(at, batch) == [Stored(first, [(0, "leased")])]
+            assert bench.apply(at, batch) == [Stored(first, [(0, "leased")], [])]
             bench.restart()
         bench.ack(lease.token, at=3)
-        assert bench.apply(4, batch) == [Stored(first, [(0, "leased")])], "that was its answer"
-
-
-def test_a_key_that_was_delivered_before_the_level_rose_keeps_its_window() -> None:
-    bench = Bench(dedup_window="1m")
-    bench.open()
-    bench.open("slow")
-    bench.put("a", unique="k")
-    held = bench.put("b", unique="l")
-    bench.ack(bench.one(limit=1).token)
-    bench.apply(10, c.RaiseLevel(2))
-    assert send(bench, WINDOW_MS - 1).refused == [(0, "delivered")]
-    assert send(bench, WINDOW_MS).refused == []
-    settle(bench, "g", WINDOW_MS)
-    assert bench.send("x", unique=["l"], at=5 * WINDOW_MS) == Stored(held, [(0, "delivered")]), "the new rule"
-    assert bench.cancel(by_key("l"), at=5 * WINDOW_MS) == ["too_late", "acked"]
-    assert offsets.deliver_ms(held) == T
+        assert bench.apply(4, batch) == [Stored(first, [(0, "leased")], [])], "that was its answer"
 
 
 def test_many_groups_cost_a_message_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one for each group: whoever was behind with the last message is behind with the next."""
-    bench = Bench(level=2)
+    bench = Bench()
     groups = [f"g{n}" for n in range(50)]
     for name in groups:
         bench.open(name)

@@ -9,7 +9,6 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.model.features import KNOWN
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.groups.leases import Lease
@@ -21,7 +20,7 @@ NO_WAIT = {"kind": "none"}
 
 
 def opened(**settings: Any) -> Bench:
-    bench = Bench(level=KNOWN.highest, **{"max_attempts": 3, "backoff": NO_WAIT, **settings})
+    bench = Bench(**{"max_attempts": 3, "backoff": NO_WAIT, **settings})
     bench.open()
     return bench
 
@@ -180,7 +179,7 @@ def test_charged_messages_die_and_spared_ones_do_not() -> None:
 
 @pytest.mark.parametrize("kind", ["priority", "fair"])
 def test_ranked_messages_are_charged_in_the_order_of_their_delivery(kind: str) -> None:
-    bench = RankedBench(kind, level=KNOWN.highest, max_attempts=3, backoff=NO_WAIT)
+    bench = RankedBench(kind, max_attempts=3, backoff=NO_WAIT)
     bench.open()
     bench.add("low", priority=5)
     bench.add("high", priority=1)

@@ -1,4 +1,4 @@
-"""From level 2 on a message that its key blocks for long is copied aside: it does not keep the log behind it."""
+"""A message that its key blocks for long is copied aside: it does not keep the log behind it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LONG_MS = 12 * 3_600_000
 AT = PIN_MS + 10
 
 
-def held_up(*blocked: str, level: int = 2, others: int = 3, **settings: object) -> tuple[Bench, Lease, list[bytes]]:
+def held_up(*blocked: str, others: int = 3, **settings: object) -> tuple[Bench, Lease, list[bytes]]:
     """A lease of the first message of key k, which is held for long; the messages behind it; others that are acked."""
-    bench = Bench(**{"level": level, "ordering": "key"} | settings)
+    bench = Bench(**{"ordering": "key"} | settings)
     bench.open()
     bench.put("first", key="k")
     lease = bench.one()
@@ -39,17 +39,12 @@ def settle(bench: Bench, at: int = AT) -> None:
     bench.trim(at)
 
 
-@pytest.mark.parametrize(("level", "left"), [(1, 4), (2, 0)])
-def test_it_does_not_keep_the_log(level: int, left: int) -> None:
-    bench, _, _ = held_up("b", level=level)
+def test_it_does_not_keep_the_log() -> None:
+    bench, _, _ = held_up("b")
     settle(bench, AT - 20)
     assert bench.status().messages == 5, "not before a minute has passed"
     settle(bench)
-    assert bench.status().messages == left
-    if level == 1:
-        bench.apply(AT, c.RaiseLevel(2))
-        bench.trim(AT)
-        assert bench.status().messages == 0, "it is let go as soon as it may be"
+    assert bench.status().messages == 0
 
 
 @pytest.mark.parametrize("restart", [True, False])
@@ -153,20 +148,20 @@ def test_a_seek_back_keeps_it_behind_the_first(restart: bool) -> None:
 def test_a_seek_forward_passes_it() -> None:
     bench, _, _ = held_up("unique")
     settle(bench)
-    assert len(bench.rows(b"u")) == 1, "nobody has had it: its unique key is taken"
-    assert bench.send("x", unique=["k"], at=AT).refused == [(0, "ready")]
+    assert len(bench.rows(b"K")) == 1, "nobody has had it: its unique key is taken"
+    assert bench.send("x", keys=["k"], unique=["k"], at=AT).refused == [(0, "ready")]
     bench.seek("latest", at=AT)
-    assert bench.lease(at=AT) == bench.rows(b"k") == bench.rows(b"b") == bench.rows(b"u") == []
+    assert bench.lease(at=AT) == bench.rows(b"k") == bench.rows(b"b") == bench.rows(b"K") == []
 
 
 def test_its_unique_key_is_taken_until_it_was_leased() -> None:
     bench, lease, (b,) = held_up("unique", dedup_window="1m")
     settle(bench)
-    assert bench.send("x", unique=["k"], at=AT).offsets == b
+    assert bench.send("x", keys=["k"], unique=["k"], at=AT).offsets == b
     bench.ack(lease.token, at=AT)
     bench.ack(bench.one(at=AT).token, at=AT)
-    assert bench.send("x", unique=["k"], at=AT + 59_999).refused == [(0, "delivered")]
-    assert bench.send("x", unique=["k"], at=AT + 60_000).refused == []
+    assert bench.send("x", keys=["k"], unique=["k"], at=AT + 59_999).refused == [(0, "delivered")]
+    assert bench.send("x", keys=["k"], unique=["k"], at=AT + 60_000).refused == []
 
 
 def test_it_dies_of_its_ttl() -> None:
@@ -183,12 +178,11 @@ def test_it_goes_with_its_group() -> None:
     settle(bench)
     bench.apply(AT, c.DropGroup("g"))
     bench.trim(AT)
-    assert bench.rows(b"k") == bench.rows(b"b") == bench.rows(b"u") == []
+    assert bench.rows(b"k") == bench.rows(b"b") == bench.rows(b"K") == []
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_a_long_delay_with_attempts_without_end_keeps_nothing(level: int) -> None:
-    bench = Bench(level=level, max_attempts=None)
+def test_a_long_delay_with_attempts_without_end_keeps_nothing() -> None:
+    bench = Bench(max_attempts=None)
     bench.open()
     bench.append("a", "b")
     lease = bench.one(limit=1)

@@ -6,22 +6,18 @@ from typing import Any
 
 import pytest
 
-from sandq.metadata import commands as m
 from sandq.model.batch import Column
-from sandq.model.features import ENDS_LEVEL, FIRST_LEVEL
 from sandq.model.group_limits import parse_limit, with_limit
-from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
-from sandq.model.settings import parse_settings
+from sandq.model.nack_ends import DEAD, SNOOZE
 from sandq.partition import commands as c
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.levels import ENDS
 from sandq.partition.queries import PartitionQueries
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.ranked_bench import RankedBench
 
 
 def bench_of(**settings: Any) -> Bench:
-    bench = Bench(level=ENDS, **settings)
+    bench = Bench(**settings)
     bench.open()
     return bench
 
@@ -99,7 +95,7 @@ class TestRejected:
 
     @pytest.mark.parametrize("kind", ["priority", "fair"])
     def test_of_a_ranked_topic(self, kind: str) -> None:
-        bench = RankedBench(kind, level=ENDS)
+        bench = RankedBench(kind)
         bench.open()
         bench.append("a", "b")
         lease = bench.one(limit=1, at=1)
@@ -234,7 +230,7 @@ class TestSnoozed:
 
     @pytest.mark.parametrize("kind", ["priority", "fair"])
     def test_it_may_have_another_priority(self, kind: str) -> None:
-        bench = RankedBench(kind, level=ENDS)
+        bench = RankedBench(kind)
         bench.open()
         bench.append("a", "b")
         lease = bench.one(limit=1, at=1)
@@ -289,25 +285,6 @@ class TestRows:
         entry.made, entry.queue = None, b"queue"
         loaded = Waiting.load(key, entry.row())
         assert (loaded.snoozes, loaded.made, loaded.queue) == (2, None, b"queue")
-
-
-def test_what_asks_for_an_end_needs_the_level() -> None:
-    plain: tuple[Any, ...] = (5, None, None, "no")
-    assert c.Nack([plain]).needed_level == FIRST_LEVEL
-    assert c.Nack([(*plain, True, {Column.PRIORITY: 1})]).needed_level < ENDS
-    for end in (RETRY, DEAD, SNOOZE):
-        assert c.Nack([plain, (*plain, True, None, end)]).needed_level == ENDS
-
-
-def test_a_bound_of_snoozes_needs_the_level() -> None:
-    assert ENDS == ENDS_LEVEL
-    without, bound = parse_settings({}).record(), parse_settings({"max_snoozes": 5}).record()
-    for settings, level in ((without, FIRST_LEVEL), (bound, ENDS_LEVEL)):
-        assert c.Configure(settings).needed_level == level
-        assert m.CreateTopic("t", "timer", 1, [["n1"]], settings).needed_level == level
-        assert m.UpdateTopic("t", settings, 1, 1).needed_level == level
-    assert c.ConfigureGroup("g", {"max_attempts": 3}).needed_level == FIRST_LEVEL
-    assert c.ConfigureGroup("g", {"max_snoozes": None}).needed_level == ENDS_LEVEL
 
 
 def test_no_attempt_is_told_to_have_begun_before_its_message_was_due() -> None:

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 
 from sandq.model import offsets
-from sandq.model.features import KNOWN
 from sandq.partition import commands as c
 from sandq.partition.groups.retry import WAITS, Wait, wait_of
 from tests.support.partition.bench import Bench, T
@@ -16,8 +15,8 @@ BACKOFF = {"kind": "fixed", "first": "10s", "jitter_percent": 20}
 MESSAGES = 1000
 
 
-def leased(level: int = KNOWN.highest, count: int = MESSAGES) -> Bench:
-    bench = Bench(level=level, max_attempts=None, backoff=BACKOFF)
+def leased(count: int = MESSAGES) -> Bench:
+    bench = Bench(max_attempts=None, backoff=BACKOFF)
     bench.open()
     bench.append(*[f"m{n}" for n in range(count)])
     return bench
@@ -98,12 +97,6 @@ def test_ranges_are_cut_only_while_few_messages_wait() -> None:
     # 2,500 ranges are a quarter of what halts the group: from there on each range of a lease has one wait.
     assert group.waiting_ranges < 2500 and group.metrics.waiting == 5000
     assert len(set(waits(bench).values())) > 0.9 * WAITS
-
-
-def test_messages_below_level_18_wait_together() -> None:
-    bench = leased(level=17)
-    bench.nack(bench.one(limit=MESSAGES).token)
-    assert len(set(waits(bench).values())) == 1
 
 
 @pytest.mark.parametrize(("spread_ms", "expected"), [(0, {100}), (1, {99, 100, 101}), (100, set(range(201)))])

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from sandq.model import offsets
-from sandq.model.features import KEY_LIMIT_LEVEL, RANKED_LEVEL
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups.key_order import KeyOrder
-from sandq.partition.levels import KEY_LIMIT
 from sandq.partition.log.trim import PIN_MS
 from sandq.partition.queries import PartitionQueries
 from tests.support.partition.bench import Bench, T, by_id
@@ -24,7 +22,7 @@ BOTH = pytest.mark.parametrize("restart", [True, False])
 
 def of_key(count: int, *, limit: int = 2, restart: bool = False, **settings: Any) -> Bench:
     """A group in a topic with this limit, and so many messages of key k; loaded from rows when that is asked for."""
-    bench = Bench(level=KEY_LIMIT_LEVEL, max_in_flight_per_key=limit, **settings)
+    bench = Bench(max_in_flight_per_key=limit, **settings)
     bench.open()
     for n in range(count):
         bench.put(f"{n}", key="k")
@@ -279,14 +277,6 @@ def test_without_a_limit_nothing_is_said_of_keys() -> None:
     bench.one()
     bench.lease()
     assert shown(bench) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("settings", "level"), [({}, 1), ({"max_attempts": 3}, 1), ({"max_in_flight_per_key": 2}, KEY_LIMIT_LEVEL)]
-)
-def test_the_level_that_a_group_setting_needs(settings: dict[str, int], level: int) -> None:
-    assert c.ConfigureGroup("g", settings).needed_level == level
-    assert KEY_LIMIT == KEY_LIMIT_LEVEL == RANKED_LEVEL == 7
 
 
 # -- the order by itself ----------------------------------------------------------------------------------------------

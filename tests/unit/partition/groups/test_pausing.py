@@ -67,7 +67,9 @@ def test_it_is_kept_though_nobody_consumes() -> None:
         assert bench.machine.groups.find("g") is not None
     pause(bench, False, at=5 * HOUR + 10)
     bench.apply(6 * HOUR, c.Upkeep())
-    assert bench.values(bench.lease(at=6 * HOUR)) == ["m"], "from then on its time begins anew"
+    (lease,) = bench.lease(at=6 * HOUR)
+    assert bench.values([lease]) == ["m"], "from then on its time begins anew"
+    bench.ack(lease.token, at=6 * HOUR)
     bench.apply(8 * HOUR, c.Upkeep())
     assert bench.machine.groups.find("g") is None
 

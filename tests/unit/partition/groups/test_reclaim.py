@@ -9,7 +9,6 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups import lease_reclaim
 from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
-from sandq.partition.levels import RECLAIMS
 from sandq.partition.queries import PartitionQueries
 from tests.support.partition.bench import Bench, T, by_id
 from tests.support.partition.ranked_bench import RankedBench
@@ -143,10 +142,7 @@ def test_tenants_in_flight_are_counted_once() -> None:
 
 
 def test_entries_without_epochs_are_as_they_were() -> None:
-    plain, with_epoch = c.Lease("g", T, (c.Grant("c", 1, 1000),)), c.Lease("g", T, (c.Grant("c", 1, 1000, 7),))
-    assert plain.fields() == ("g", T, [("c", 1, 1000)])
-    assert (plain.needed_level, with_epoch.needed_level) == (1, 12)
-    assert c.Reclaim("g", "c", 7, 1000).needed_level == 12
+    assert c.Lease("g", T, (c.Grant("c", 1, 1000),)).fields() == ("g", T, [("c", 1, 1000)])
 
 
 def test_leases_without_epochs_are_as_they_were(bench: Bench) -> None:
@@ -162,7 +158,7 @@ def test_leases_without_epochs_are_as_they_were(bench: Bench) -> None:
 
 
 def counting(**settings: object) -> Bench:
-    bench = Bench(level=RECLAIMS, **settings)
+    bench = Bench(**settings)
     bench.open()
     return bench
 
@@ -234,19 +230,6 @@ def test_large_ones_that_die_end_a_step(monkeypatch: pytest.MonkeyPatch) -> None
         leased(bench, 1)
     assert [bench.reclaim(7) for _ in range(2)] == [(0, 1), (0, 0)]
     assert len(bench.dead()) == 4
-
-
-def test_below_the_level_it_is_not_counted() -> None:
-    bench = Bench(level=RECLAIMS - 1)
-    bench.open()
-    bench.append("m")
-    leased(bench, 1)
-    assert come_back(bench, 20) == [(1, 0)] * 20
-    (again,) = bench.held()
-    assert (again.attempt, again.reclaims, len(rows.unpack(again.row()))) == (1, 0, 13)
-    bench.apply(0, c.RaiseLevel(RECLAIMS))
-    bench.reclaim(30)
-    assert [len(rows.unpack(lease.row())) for lease in bench.held()] == [14]
 
 
 def test_why_says_how_often_its_consumer_came_back() -> None:

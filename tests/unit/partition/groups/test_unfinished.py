@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from sandq.model.errors import Conflict
-from sandq.model.features import KNOWN
 from sandq.partition import commands as c
 from sandq.partition import rows
 from tests.support.partition.bench import Bench
@@ -18,7 +17,7 @@ TTL = 2 * HOUR
 
 
 def bench_of(**settings: object) -> Bench:
-    bench = Bench(level=KNOWN.highest, group_ttl="2h", max_attempts=None, **settings)
+    bench = Bench(group_ttl="2h", max_attempts=None, **settings)
     bench.open()
     return bench
 
@@ -56,9 +55,8 @@ def test_deletion_with_dead_letters_only_is_not_refused() -> None:
     assert bench.apply(1, c.DropGroup("g", True))[0] is None
 
 
-def test_drop_without_the_check_is_encoded_as_before() -> None:
-    assert c.DropGroup("g").fields() == ("g",) and c.DropGroup("g").needed_level == 1
-    assert c.DropGroup("g", True).fields() == ("g", True) and c.DropGroup("g", True).needed_level == 18
+def test_drop_without_the_check_is_encoded_without_a_field_for_it() -> None:
+    assert (c.DropGroup("g").fields(), c.DropGroup("g", True).fields()) == (("g",), ("g", True))
 
 
 def test_group_with_a_retry_beyond_group_ttl_receives_it() -> None:
@@ -133,7 +131,7 @@ def test_expired_group_that_is_used_is_expired_no_longer(use: str) -> None:
 
 
 def test_expired_group_of_a_ranked_topic_frees_the_log_behind_its_ready_queues() -> None:
-    bench = RankedBench("priority", KNOWN.highest, group_ttl="2h", max_attempts=None)
+    bench = RankedBench("priority", group_ttl="2h", max_attempts=None)
     bench.open()
     bench.open("other")
     bench.add("retried", priority=1)
@@ -146,15 +144,6 @@ def test_expired_group_of_a_ranked_topic_frees_the_log_behind_its_ready_queues()
     assert bench.machine.groups.named("g").is_expired and not bench.rows(rows.LOG)
     bench.add("new", priority=0, at=HOUR + TTL)
     assert sorted(bench.values(bench.lease(at=HOUR + TTL))) == ["new", "retried"]
-
-
-def test_group_below_level_18_goes_as_before() -> None:
-    bench = Bench(level=17, group_ttl="2h")
-    bench.open()
-    bench.append("x")
-    bench.nack(bench.one().token, delay=3 * HOUR)
-    bench.trim(TTL)
-    assert group_of(bench) is None
 
 
 def test_seek_back_after_a_clock_reset_keeps_what_the_log_has_no_longer() -> None:

@@ -54,7 +54,7 @@ def test_an_ack_of_one_message_does_not_look_at_each_range(ordering: str) -> Non
 def test_a_nack_of_one_message_does_not_look_at_the_history_of_each() -> None:
     bench = Bench(max_attempts=None)
     bench.open()
-    bench.append(*["v"] * MANY, due=[5] * MANY)
+    bench.send(*["v"] * MANY, due=[5] * MANY, keys=[f"k{number}" for number in range(MANY)])
     first = bench.one(limit=MANY, at=10)
     for base, _ in list(first.ranges):
         bench.nack(first.token, [[base, 1]], at=10, delay=0)
@@ -89,9 +89,9 @@ def test_what_waits_is_leased_again_without_a_look_at_the_rest(ttl_ms: int | Non
 
 
 def test_a_late_cancel_asks_the_lease_that_holds_the_message_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(level=2)
+    bench = Bench()
     bench.open()
-    bench.append(*["v"] * MANY, due=[5] * MANY)
+    bench.send(*["v"] * MANY, due=[5] * MANY, keys=[f"k{number}" for number in range(MANY)])
     leases = [bench.one(limit=4, at=10, consumer=f"c{number}") for number in range(MANY // 4)]
     asked: list[int] = []
     holds = Lease.holds
@@ -184,7 +184,7 @@ class TestGroups:
 
 
 def test_a_blocked_message_that_is_copied_aside_keeps_the_log_no_longer() -> None:
-    bench = Bench(level=2, ordering="key")
+    bench = Bench(ordering="key")
     bench.open()
     bench.put("first", key="k")
     held = bench.one(ms=10_000_000)

@@ -9,7 +9,6 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.model.features import KNOWN
 from sandq.partition import commands as c
 from sandq.partition.jobs import pending
 from sandq.partition.log.message_log import LARGE_ROW_BYTES
@@ -19,9 +18,9 @@ from tests.support.partition.bench import Bench, CountedStores, T, by_id
 ABSENT = 1000
 
 
-def partition(level: int) -> tuple[Bench, CountedStores]:
+def partition() -> tuple[Bench, CountedStores]:
     """With messages that were acked, died, wait, were cancelled and moved; a group keeps some in rows of its own."""
-    bench = Bench(level=level, max_attempts=2)
+    bench = Bench(max_attempts=2)
     bench.open("g")
     bench.open("other", "latest")
     ids = [bench.put("x", due=number // 2) for number in range(40)]
@@ -44,10 +43,9 @@ def absent(bench: Bench, count: int, from_ms: int = 200) -> list[bytes]:
     ]
 
 
-@pytest.mark.parametrize("level", range(1, KNOWN.highest + 1))
 @pytest.mark.parametrize("how", ["cancel", "move", "one each"])
-def test_many_absent_ids_are_a_few_reads(level: int, how: str) -> None:
-    bench, stores = partition(level)
+def test_many_absent_ids_are_a_few_reads(how: str) -> None:
+    bench, stores = partition()
     ids = absent(bench, ABSENT)
     random.Random(1).shuffle(ids)
     if how == "move":
@@ -62,7 +60,7 @@ def test_many_absent_ids_are_a_few_reads(level: int, how: str) -> None:
 
 def test_of_many_that_are_there_each_has_its_own_row_read_and_no_other() -> None:
     """Whether they were moved or cancelled before is asked of all at once."""
-    bench, stores = partition(KNOWN.highest)
+    bench, stores = partition()
     ids = [bench.put("x", due=100 + number) for number in range(ABSENT)]
     stores.reads = 0
     outcomes = bench.apply(20, c.Cancel([by_id(one) for one in ids]))[0]
@@ -70,11 +68,10 @@ def test_of_many_that_are_there_each_has_its_own_row_read_and_no_other() -> None
     assert stores.reads < ABSENT + 40
 
 
-@pytest.mark.parametrize("level", range(1, KNOWN.highest + 1))
 @pytest.mark.parametrize("how", ["rising", "falling", "mixed"])
-def test_absent_ids_behind_a_large_batch_are_a_few_reads(level: int, how: str) -> None:
+def test_absent_ids_behind_a_large_batch_are_a_few_reads(how: str) -> None:
     """They are of its entry, so that only its row can tell that it does not hold them."""
-    bench, stores = partition(level)
+    bench, stores = partition()
     row = b"x" * LARGE_ROW_BYTES
     (stored,) = bench.apply(5, c.Append(encode({Column.VALUE: [row, row]})))
     base = stored[0]
@@ -102,13 +99,12 @@ def test_absent_ids_behind_a_large_batch_are_a_few_reads(level: int, how: str) -
     assert [outcome[0] for outcome in rest[2][:4]] == ["cancelled"] * 4
 
 
-@pytest.mark.parametrize("level", range(1, KNOWN.highest + 1))
 @pytest.mark.parametrize("seed", range(5))
-def test_answers_and_rows_are_those_of_one_look_up_each(level: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_and_rows_are_those_of_one_look_up_each(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids of every fate beside absent ones, several times, some of which an earlier command of the entry made."""
     rng = random.Random(seed)
     results: list[Any] = []
-    one, _ = partition(level)
+    one, _ = partition()
     known = [key[1:] for tag in (b"m", b"i", b"t") for key, _ in one.rows(tag)]
     names = [rng.choice(known + absent(one, 10) + absent(one, 10, 0)) for _ in range(60)]
     made = offsets.pack(T + 30, one.index + 1, 0, 0)
@@ -118,14 +114,14 @@ def test_answers_and_rows_are_those_of_one_look_up_each(level: int, seed: int, m
         commands += [c.Cancel(part[:5]), c.Move([(target, T + 600, False) for target in part[5:]])]
     for ahead_from in (1, 1 << 30):
         monkeypatch.setattr(pending, "AHEAD_FROM", ahead_from)
-        bench, stores = partition(level)
+        bench, stores = partition()
         answers = [bench.apply(20, *commands), bench.apply(21, *commands)]
         results.append((answers, stores.scan(b"", b"\xff")))
     assert results[0] == results[1]
 
 
 def test_others_have_turns_while_many_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, _ = partition(KNOWN.highest)
+    bench, _ = partition()
     looked: list[int] = []
     gave_way: list[int] = []
     note_vacant = View.note_vacant
@@ -144,7 +140,7 @@ def test_others_have_turns_while_many_are_looked_up(monkeypatch: pytest.MonkeyPa
 def test_more_ids_than_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending, "AHEAD_IDS", 10)
     monkeypatch.setattr(pending, "AHEAD_RANGES", 20)
-    bench, _ = partition(KNOWN.highest)
+    bench, _ = partition()
     outcomes = bench.apply(20, c.Cancel([by_id(one) for one in absent(bench, 100)]))[0]
     assert {outcome[0] for outcome in outcomes} <= {"not_found", "too_late"}
     assert len(outcomes) == 100
@@ -152,7 +148,7 @@ def test_more_ids_than_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_dead_ones_are_looked_for_in_groups_alone_that_have_any() -> None:
     """Of 60 groups: they are few reads too."""
-    bench, stores = partition(KNOWN.highest)
+    bench, stores = partition()
     for number in range(58):
         bench.open(f"group{number}")
     stores.reads = 0

@@ -14,7 +14,6 @@ from sandq.model.limits import FIXED
 from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.levels import BUDGET
 from sandq.partition.shared_state import NOT_YET
 from tests.support.partition.bench import Bench, T, by_id
 from tests.support.partition.ranked_bench import RankedBench
@@ -52,7 +51,7 @@ def large(bench: Bench, kind: str, count: int = 5) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", ["alone", "batch"])
 def test_updates_of_an_entry_end_with_the_budget(kind: str) -> None:
-    bench = opened(Bench(level=BUDGET))
+    bench = opened(Bench())
     ids = large(bench, kind)
     (outcomes,) = bench.apply(0, update(*ids))
     assert verdicts(outcomes) == ["updated"] * FIT + [NOT_YET] * 2
@@ -64,7 +63,7 @@ def test_updates_of_an_entry_end_with_the_budget(kind: str) -> None:
 
 
 def test_it_is_of_the_entry_and_not_of_a_command() -> None:
-    bench = opened(Bench(level=BUDGET))
+    bench = opened(Bench())
     ids = large(bench, "batch")
     first, second, cancelled, third = bench.apply(
         0, update(*ids[:2]), update(*ids[2:4]), c.Cancel([by_id(ids[4])]), update(ids[3], b"\0" * 16)
@@ -76,7 +75,7 @@ def test_it_is_of_the_entry_and_not_of_a_command() -> None:
 
 
 def test_each_group_that_keeps_a_message_counts() -> None:
-    bench = opened(Bench(level=BUDGET, backoff={"kind": "none"}))
+    bench = opened(Bench(backoff={"kind": "none"}))
     bench.open("other")
     ids = large(bench, "batch", 3)
     for group in ("g", "other"):
@@ -88,7 +87,7 @@ def test_each_group_that_keeps_a_message_counts() -> None:
 
 
 def test_a_move_that_copies_counts_and_one_that_does_not_is_free() -> None:
-    bench = opened(Bench(level=BUDGET))
+    bench = opened(Bench())
     ids = large(bench, "batch")
     moves = c.Move([(by_id(one), T + 5000, False) for one in ids])
     assert verdicts(bench.apply(0, moves)[0]) == ["moved"] * FIT + [NOT_YET] * 2
@@ -99,7 +98,7 @@ def test_a_move_that_copies_counts_and_one_that_does_not_is_free() -> None:
 
 def test_thinning_out_waits_for_an_entry_with_room() -> None:
     """What is left of a batch is copied when half of it is cancelled."""
-    bench = opened(Bench(level=BUDGET))
+    bench = opened(Bench())
     quarter = "x" * (1 << 20)
     batches = [bytes(bench.append(*[quarter] * 12, due=[9000] * 12)[0]) for _ in range(4)]
     halves = [offsets.shift(base, place) for base in batches for place in range(6)]
@@ -114,7 +113,7 @@ def test_thinning_out_waits_for_an_entry_with_room() -> None:
 
 
 def test_what_is_left_of_compressed_batches_counts_as_it_is_put() -> None:
-    bench = opened(Bench(level=BUDGET))
+    bench = opened(Bench())
     columns = {Column.VALUE: [b"0" * (1 << 20)] * 12, Column.DELIVER_MS: [T + 9000] * 12}
     bases = [bench.apply(0, c.Append(encode(columns, compress=True)))[0][0] for _ in range(6)]
     bench.apply(0, c.Cancel([by_id(offsets.shift(base, place)) for base in bases for place in range(7)]))
@@ -135,7 +134,7 @@ def nack(token: int, changes: dict[int, int | bytes] | None = None, end: int = R
 
 @pytest.mark.parametrize("change", [{Column.PRIORITY.value: 3}, CHANGE])
 def test_nacks_that_change_messages_end_with_the_budget(change: dict[int, int | bytes]) -> None:
-    bench = RankedBench(level=BUDGET)
+    bench = RankedBench()
     bench.open()
     for _ in range(5):
         bench.add(LARGE)
@@ -150,7 +149,7 @@ def test_nacks_that_change_messages_end_with_the_budget(change: dict[int, int | 
 
 
 def test_nacks_that_bury_messages_end_with_it_too() -> None:
-    bench = opened(Bench(level=BUDGET, max_attempts=1))
+    bench = opened(Bench(max_attempts=1))
     for _ in range(5):
         bench.append(LARGE)
     tokens = held(bench)
@@ -163,7 +162,7 @@ def test_nacks_that_bury_messages_end_with_it_too() -> None:
 
 def test_what_is_said_of_a_lease_keeps_its_order() -> None:
     """A message that is given up does not come again because the rest of its lease does."""
-    bench = opened(Bench(level=BUDGET))
+    bench = opened(Bench())
     for _ in range(FIT):
         bench.append(LARGE)
     copying = [nack(token, end=DEAD) for token in held(bench, FIT)]
@@ -179,7 +178,7 @@ def test_what_is_said_of_a_lease_keeps_its_order() -> None:
 
 
 def test_headers_of_a_whole_lease_fit_an_entry() -> None:
-    bench = opened(Bench(level=BUDGET))
+    bench = opened(Bench())
     bench.append(*"m" * 1000)
     lease = bench.one(limit=1000)
     change: dict[int, int | bytes] = {Column.HEADERS.value: b"\x81\xa1a" + b"\xc5\xff\x00" + b"x" * 0xFF00}
@@ -192,7 +191,7 @@ def test_headers_of_a_whole_lease_fit_an_entry() -> None:
 
 
 def test_nacks_that_copy_nothing_are_done_behind_those_that_do() -> None:
-    bench = opened(Bench(level=BUDGET))
+    bench = opened(Bench())
     for _ in range(5):
         bench.append(LARGE)
     tokens = held(bench)
@@ -203,7 +202,7 @@ def test_nacks_that_copy_nothing_are_done_behind_those_that_do() -> None:
 
 def test_another_priority_of_what_waits_is_not_written_twice() -> None:
     """Repeated, because the answer was lost, it must come to an end."""
-    bench = RankedBench(level=BUDGET)
+    bench = RankedBench()
     bench.open()
     ids = [bench.add(LARGE)[0] for _ in range(5)]
     for token in held(bench):
@@ -217,13 +216,3 @@ def test_another_priority_of_what_waits_is_not_written_twice() -> None:
 
 
 # -- below ------------------------------------------------------------------------------------------------------------
-
-
-def test_below_the_level_an_entry_does_all_of_it() -> None:
-    bench = RankedBench(level=BUDGET - 1, max_attempts=1)
-    bench.open()
-    ids = [bench.add(LARGE)[0] for _ in range(5)]
-    assert verdicts(bench.apply(0, update(*ids))[0]) == ["updated"] * 5
-    items = [nack(token, {Column.PRIORITY.value: 3}) for token in held(bench)]
-    assert bench.apply(0, c.Nack(items))[0] == [None] * 5
-    assert len(bench.dead()) == 5

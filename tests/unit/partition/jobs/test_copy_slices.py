@@ -1,4 +1,4 @@
-"""From the level `SLICES` on the budget of an entry holds within a lease and within what waits."""
+"""The budget of an entry holds within a lease and within what waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from sandq.partition import rows
 from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
 from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.settlement import Part
-from sandq.partition.levels import SLICES
 from sandq.partition.shared_state import NOT_YET
 from tests.support.partition import in_parts
 from tests.support.partition.bench import Bench, T
@@ -32,8 +31,8 @@ CHANGE: dict[int, int | bytes] = {Column.HEADERS.value: HEADERS}
 class Zeros(Bench):
     """One lease of many messages that are large, and small as they are stored."""
 
-    def __init__(self, level: int = SLICES, **settings: Any) -> None:
-        super().__init__(level=level, **settings)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.open()
         for _ in range(COUNT // 8):
             self.apply(0, c.Append(encode({Column.VALUE: [VALUE] * 8}, compress=True)))
@@ -131,7 +130,7 @@ def test_coming_back_too_often_is_cut() -> None:
 
 
 def test_what_expires_while_it_waits_is_cut() -> None:
-    bench = Zeros(ttl="10s", backoff={"kind": "fixed", "first": "60s"})
+    bench = Zeros(ttl="10s", backoff={"kind": "fixed", "first": "60s", "jitter_percent": 0})
     bench.do(c.Nack([(bench.one().token, None, None, "no")]))
     assert bench.do(c.Expire(), 10_000) == FIT
     assert len(bench.dead()) == FIT
@@ -146,9 +145,3 @@ def test_what_expires_before_a_lease_ends_with_the_budget() -> None:
     bench.do(LEASE, 10_000)
     bench.do(LEASE, 10_000)
     assert len(bench.dead()) == COUNT
-
-
-def test_below_the_level_a_lease_is_done_as_a_whole() -> None:
-    bench = Zeros(level=SLICES - 1)
-    assert bench.do(c.Nack([(bench.one().token, None, 5, "no", True, CHANGE)])) == [None]
-    assert bench.most > COUNT * len(VALUE)

@@ -9,18 +9,16 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.model.errors import Conflict, Unavailable, UnknownGroup
+from sandq.model.errors import Unavailable, UnknownGroup
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS
 from sandq.partition.groups.lives import EARLIER_LIVES
 from sandq.partition.jobs import jobs, redrive
-from sandq.partition.levels import DEAD_LIVES
 from sandq.partition.queries import PartitionQueries
 from tests.support.partition.bench import Bench, T, by_id
 from tests.support.partition.ranked_bench import RankedBench
 
-BEFORE = DEAD_LIVES - 1
 KINDS: list[tuple[Callable[[str, list[bytes]], c.Command], str]] = [
     (c.RedriveDead, "redriven"),
     (c.PurgeDead, "purged"),
@@ -29,9 +27,9 @@ both = pytest.mark.parametrize(("command", "word"), KINDS)
 restarted = pytest.mark.parametrize("restart", [False, True])
 
 
-def dead_bench(*values: str, level: int = DEAD_LIVES, **settings: Any) -> tuple[Bench, list[bytes]]:
+def dead_bench(*values: str, **settings: Any) -> tuple[Bench, list[bytes]]:
     """All of these died of their first attempt, at 1; their ids."""
-    bench = Bench(level=level, **({"max_attempts": 1} | settings))
+    bench = Bench(**({"max_attempts": 1} | settings))
     bench.open()
     ids = [bench.put(value, key=f"k{value}") for value in values]
     for lease in bench.lease():
@@ -83,7 +81,7 @@ class TestById:
         assert bench.apply(5, again, c.PurgeDead("g", [one])) == [[["not_found", None]], [["not_found", None]]]
 
     def test_what_waits_for_another_attempt_is_not_dead(self) -> None:
-        bench = Bench(level=DEAD_LIVES)
+        bench = Bench()
         bench.open()
         one = bench.put("a")
         bench.nack(bench.one().token, at=1, delay=1000)
@@ -99,7 +97,7 @@ class TestById:
 
     @both
     def test_a_moved_one_is_known_by_its_id(self, command: Any, word: str) -> None:
-        bench = Bench(level=DEAD_LIVES, max_attempts=1)
+        bench = Bench(max_attempts=1)
         bench.open()
         one = bench.put("a", due=60_000)
         verdict, now = bench.move(one, 1000)
@@ -147,19 +145,8 @@ class TestById:
         assert isinstance(refused, Unavailable) and refused.retriable
         assert bench.apply(2, c.PurgeDead("g", ids[1:])) == [[["purged", ids[1]]]], "a purge makes nothing wait"
 
-    @both
-    def test_not_below_the_level(self, command: Any, word: str) -> None:
-        assert command("g", []).needed_level == DEAD_LIVES
-        bench, ids = dead_bench("a", level=BEFORE)
-        before = bench.everything()
-        (refused,) = bench.apply(1, command("g", ids))
-        assert isinstance(refused, Conflict) and f"{DEAD_LIVES}" in refused.message
-        assert [row for row in bench.everything() if row[0] != rows.STATE_KEY] == [
-            row for row in before if row[0] != rows.STATE_KEY
-        ]
-
     def test_the_order_of_keys_holds(self) -> None:
-        bench = Bench(level=DEAD_LIVES, ordering="key", max_attempts=1)
+        bench = Bench(ordering="key", max_attempts=1)
         bench.open()
         first, _ = bench.put("0", key="k"), bench.put("1", key="k")
         bench.nack(bench.one().token, at=1)
@@ -174,7 +161,7 @@ class TestById:
     @pytest.mark.parametrize("kind", ["priority", "fair"])
     @restarted
     def test_ranked_ones_stand_in_their_queues_again(self, kind: str, restart: bool) -> None:
-        bench = RankedBench(kind, level=DEAD_LIVES, max_attempts=1)
+        bench = RankedBench(kind, max_attempts=1)
         bench.open()
         named = {"tenant": "acme"} if kind == "fair" else {}
         low, high = (bench.add("x", priority=priority, unique=[f"u{priority}"], **named)[0] for priority in (5, 1))
@@ -194,7 +181,7 @@ class TestById:
 class TestFilters:
     def _bench(self) -> tuple[Bench, list[bytes]]:
         """Four dead ones: of boom, of Bang, of a lease, of a ttl; dead at 1, 2, 3 and 4."""
-        bench = Bench(level=DEAD_LIVES, max_attempts=1)
+        bench = Bench(max_attempts=1)
         bench.open()
         ids = [bench.put(value, key=key) for value, key in zip("abcd", ("eu/1", "eu/2", "us/1", None), strict=True)]
         by_value = {bench.values([lease])[0]: lease for lease in (bench.one(limit=1) for _ in ids)}
@@ -244,28 +231,12 @@ class TestFilters:
         assert bench.values(bench.lease(at=8)) == ["b"]
         assert len(bench.dead()) == 3
 
-    @pytest.mark.parametrize("kind", ["redrive", "purge_dead"])
-    @pytest.mark.parametrize("name", ["error", "key_prefix"])
-    def test_not_below_the_level(self, kind: str, name: str) -> None:
-        bench, _ = dead_bench("a", level=BEFORE)
-        with pytest.raises(Conflict, match=f"{name} from {DEAD_LIVES} on"):
-            bench.start_job(kind, at=2, **{name: b"x" if name == "key_prefix" else "x"})
-        assert bench.job(kind, at=3) == (1, 1, 0), "without them as ever"
-
-    @pytest.mark.parametrize("kind", ["redrive", "purge_dead"])
-    def test_only_where_they_are_given_a_job_needs_the_level(self, kind: str) -> None:
-        plain = {"group": "g", "reason": None, "from_ms": 0, "until_ms": 1, "dry_run": False}
-        assert c.StartJob(bytes(16), kind, plain).needed_level < DEAD_LIVES
-        assert c.StartJob(bytes(16), kind, {**plain, "error": "x"}).needed_level == DEAD_LIVES
-        assert c.StartJob(bytes(16), kind, {**plain, "key_prefix": b"x"}).needed_level == DEAD_LIVES
-        assert c.StartJob(bytes(16), "cancel", {"key_prefix": b"x"}).needed_level < DEAD_LIVES
-
 
 class TestLives:
     @restarted
     @pytest.mark.parametrize("by", ["id", "job"])
     def test_what_was_before_a_redrive_is_told_in_each_state(self, restart: bool, by: str) -> None:
-        bench = Bench(level=DEAD_LIVES, max_attempts=2, backoff={"kind": "fixed", "first": "10ms"})
+        bench = Bench(max_attempts=2, backoff={"kind": "fixed", "first": "10ms"})
         bench.open()
         one = bench.put("a")
 
@@ -311,7 +282,7 @@ class TestLives:
         assert dead.error == f"e{EARLIER_LIVES + 2}"
 
     def test_of_each_life_what_a_history_has_is_remembered(self) -> None:
-        bench = Bench(level=DEAD_LIVES, max_attempts=HISTORY_ATTEMPTS + 2, backoff={"kind": "none"})
+        bench = Bench(max_attempts=HISTORY_ATTEMPTS + 2, backoff={"kind": "none"})
         bench.open()
         one = bench.put("a")
         for at in range(HISTORY_ATTEMPTS + 2):
@@ -324,7 +295,7 @@ class TestLives:
         assert life[:3] == [1, HISTORY_ATTEMPTS, HISTORY_ATTEMPTS + 2] and len(life[4]) == HISTORY_ERROR_CHARS
 
     def test_one_that_outlived_its_ttl_has_a_life_without_attempts(self) -> None:
-        bench = Bench(level=DEAD_LIVES, max_attempts=1)
+        bench = Bench(max_attempts=1)
         bench.open()
         one = bench.put("a", ttl=100)
         bench.expire(at=100)
@@ -336,7 +307,7 @@ class TestLives:
 
     def test_each_of_those_that_wait_together_has_its_own(self) -> None:
         """They are one entry, and one lease; and what is nacked together dies in rows of its own."""
-        bench = Bench(level=DEAD_LIVES, max_attempts=1)
+        bench = Bench(max_attempts=1)
         bench.open()
         ids = [bench.put(value) for value in "ab"]
         for at, error in enumerate(("ea", "eb"), 1):
@@ -347,7 +318,7 @@ class TestLives:
         assert {m.id: [life.error for life in m.lives] for m in bench.dead()} == {ids[0]: ["ea"], ids[1]: ["eb"]}
 
     def test_headers_and_priority_that_a_nack_changes_leave_it(self) -> None:
-        bench = RankedBench(level=DEAD_LIVES, max_attempts=2)
+        bench = RankedBench(max_attempts=2)
         bench.open()
         (one,) = bench.add("a", priority=5)
         for at in (0, 2000):
@@ -384,18 +355,3 @@ class TestLives:
         (dead,) = bench.dead()
         assert [life.error for life in dead.lives] == ["boom"]
         assert bench.apply(300, c.RedriveDead("g", [one])) == [[["redriven", one]]]
-
-    def test_below_the_level_rows_are_as_before(self) -> None:
-        """And what was redriven there has no earlier life once the partition has come to the level."""
-        bench, (one,) = dead_bench("a", level=BEFORE)
-        bench.job("redrive", at=2)
-        ((_, kept),) = bench.rows(rows.KEPT)
-        assert len(rows.unpack(kept)) == 4
-        assert why(bench, one)["history"] == [] and "lives" not in why(bench, one)
-        die(bench, 3, "again")
-        ((_, dead),) = bench.rows(rows.DEAD)
-        assert len(rows.unpack(dead)) == 8
-        bench.apply(10, c.RaiseLevel(DEAD_LIVES))
-        bench.restart()
-        assert bench.apply(11, c.RedriveDead("g", [one])) == [[["redriven", one]]]
-        assert why(bench, one)["lives"] == [[1, 1, 1, "nacked", "again", T + 4, T + 11]]

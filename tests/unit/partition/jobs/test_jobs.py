@@ -10,7 +10,6 @@ from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, UnknownGroup
 from sandq.partition import commands as c
 from sandq.partition.jobs import jobs, redrive
-from sandq.partition.levels import BY_UNIQUE_KEY, RANKED
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.ranked_bench import RankedBench
 
@@ -115,7 +114,7 @@ def test_only_those(bench: Bench, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["cancel", "move"])
 def test_only_those_whose_unique_keys_begin_so(kind: str) -> None:
-    bench = Bench(level=BY_UNIQUE_KEY)
+    bench = Bench()
     bench.open()
     for value, key, unique in (("a", None, "u-1"), ("b", "k", "u-2"), ("c", "u-3", None), ("d", "k", "v-4")):
         bench.put(value, key=key, unique=unique, due=1000)
@@ -124,14 +123,6 @@ def test_only_those_whose_unique_keys_begin_so(kind: str) -> None:
     assert bench.job(kind, **arguments) == (2, 2, 0)
     bench.restart()
     assert bench.values(bench.lease(at=8999)) == ["c", "d"]
-
-
-def test_a_partition_below_the_level_does_not_go_by_unique_keys() -> None:
-    bench = Bench(level=BY_UNIQUE_KEY - 1)
-    start = c.StartJob(ID, "cancel", EVERYTHING | {"unique_key_prefix": b"u-"})
-    assert start.needed_level == BY_UNIQUE_KEY
-    (refused,) = bench.apply(0, start)
-    assert isinstance(refused, Conflict) and "at feature level 10, and jobs choose by unique_key_prefix" in str(refused)
 
 
 def test_what_is_too_late_is_counted(bench: Bench) -> None:
@@ -189,11 +180,6 @@ def test_a_move_may_change_the_priority_and_leave_the_time() -> None:
     assert bench.take(5, at=2000) == ["c"]
 
 
-def test_a_job_about_priorities_needs_the_level_of_ranked_topics() -> None:
-    assert c.StartJob(bytes(16), "move", EVERYTHING | {"priority": 1}).needed_level == RANKED
-    assert c.StartJob(bytes(16), "move", EVERYTHING | {"shift_ms": 1}).needed_level == c.StartJob.feature_level
-
-
 class TestRedrive:
     @staticmethod
     def _dead(count: int, **settings: Any) -> Bench:
@@ -232,7 +218,7 @@ class TestRedrive:
         assert len(bench.dead()) == 3
 
     def test_it_waits_while_too_much_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(redrive, "WAITING_RANGES_BEFORE", 1)
+        monkeypatch.setattr(redrive, "WAITING_RANGES", 1)
         monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
         bench = self._dead(5)
         job_id = bench.start_job("redrive", at=1)

@@ -9,16 +9,14 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
-from sandq.model.errors import Conflict
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.levels import CLOCK_RESET, UPDATES
 from sandq.partition.log import message_log
 from sandq.partition.log.fetch import fetch
 from sandq.partition.log.trim import PIN_MS
 from tests.support.partition.bench import ALL, FOREVER_MS, Bench, T, by_id, by_key
 from tests.support.partition.ranked_bench import RankedBench
-from tests.support.partition.scenes import DEFAULT, Scene, scene
+from tests.support.partition.scenes import Scene, scene
 
 LARGE = "x" * 5000
 KINDS = ("alone", "one", "batch", "moment")
@@ -27,7 +25,7 @@ KINDS = ("alone", "one", "batch", "moment")
 
 @pytest.fixture
 def bench() -> Bench:
-    bench = Bench(level=UPDATES)
+    bench = Bench()
     bench.open()
     return bench
 
@@ -110,7 +108,7 @@ def test_headers_that_are_empty_are_none(bench: Bench) -> None:
 
 
 def test_a_ttl_counts_from_where_it_stands() -> None:
-    bench = Bench(level=UPDATES, ttl="10s")
+    bench = Bench(ttl="10s")
     bench.open()
     offset = add(bench, "batch")
     bench.update(offset, "new", at=9000)
@@ -120,7 +118,7 @@ def test_a_ttl_counts_from_where_it_stands() -> None:
 
 
 def test_keys_keep_their_order() -> None:
-    bench = Bench(level=UPDATES, ordering="key")
+    bench = Bench(ordering="key")
     bench.open()
     one, two, _ = [bench.put(name, key="k") for name in ("one", "two", "three")]
     bench.update(one, "ONE")
@@ -138,8 +136,7 @@ def test_keys_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "leased", "acked", "dead"])
-def test_each_state(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
-    monkeypatch.setattr(DEFAULT, "level", UPDATES)
+def test_each_state(state: str) -> None:
     for held in (scene(state), scene(state, own_ttl=FOREVER_MS >> 1)):
         _check_state(held, state)
 
@@ -315,7 +312,6 @@ def test_a_row_with_much_beside_it_is_not_thinned_out(bench: Bench, monkeypatch:
 
 
 def test_a_clock_reset_takes_new_values_along(bench: Bench) -> None:
-    assert bench.machine.shared.level > CLOCK_RESET
     kept = [add(bench, kind) for kind in ("batch", "alone", "moment")]
     for offset in kept:
         bench.update(offset, LARGE)
@@ -332,7 +328,7 @@ def test_a_clock_reset_takes_new_values_along(bench: Bench) -> None:
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_one_that_waits_its_turn_keeps_it(alone: bool) -> None:
-    bench = RankedBench(level=UPDATES)
+    bench = RankedBench()
     bench.open()
     column = (
         [bench.add(name, priority=5, unique=[None])[0] for name in "abd"] if alone else bench.add(*"abd", priority=5)
@@ -347,7 +343,7 @@ def test_one_that_waits_its_turn_keeps_it(alone: bool) -> None:
 
 
 def test_a_priority_and_a_value_beside_one_row() -> None:
-    bench = RankedBench(level=UPDATES)
+    bench = RankedBench()
     bench.open()
     a, b, _ = bench.add("a", "b", "c", priority=5)
     bench.apply(0, c.Move([(by_id(b), None, False, 1)]))
@@ -358,21 +354,3 @@ def test_a_priority_and_a_value_beside_one_row() -> None:
     (lease,) = bench.lease(3)
     told = [(one.fields[Column.VALUE], one.fields[Column.PRIORITY]) for one in bench.messages(lease)]
     assert told == [(b"A", 0), (b"B", 1), (b"c", 5)]
-
-
-# -- the level --------------------------------------------------------------------------------------------------------
-
-
-def test_below_the_level_it_is_refused() -> None:
-    bench = Bench(level=UPDATES - 1)
-    bench.open()
-    offset = add(bench, "batch")
-    with pytest.raises(Conflict, match="level 11, an update needs 12"):
-        bench.update(offset, "new")
-    assert "new" not in values(bench)
-
-
-def test_what_a_command_needs() -> None:
-    change = {Column.VALUE.value: b"new"}
-    assert c.Move([(by_id(bytes(16)), None, False, None, change)]).needed_level == UPDATES
-    assert c.Move([(by_id(bytes(16)), None, False, 3)]).needed_level < UPDATES

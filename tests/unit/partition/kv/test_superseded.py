@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sandq.model.batch import Column
-from sandq.model.features import KNOWN
 from sandq.partition import rows
 from tests.support.partition.key_bench import KeyBench
 
 MINUTE = 60_000
 
 
-def bench_of(level: int = KNOWN.highest, **settings: object) -> KeyBench:
-    bench = KeyBench(level=level, max_attempts=3, **settings)
+def bench_of(**settings: object) -> KeyBench:
+    bench = KeyBench(max_attempts=3, **settings)
     bench.open()
     return bench
 
@@ -85,11 +84,3 @@ def test_write_that_was_never_leased_is_delivered_though_overwritten() -> None:
     bench = bench_of()
     bench.write(("theme", "old"), ("theme", "new"))
     assert bench.values(bench.lease()) == ["old", "new"]
-
-
-def test_retry_below_level_18_is_delivered_after_the_later_write() -> None:
-    bench = bench_of(level=17)
-    bench.set("theme", "old")
-    bench.nack(bench.one().token, delay=0)
-    bench.set("theme", "new", at=1)
-    assert bench.values(bench.lease(at=1))[0] == "old"

@@ -156,9 +156,3 @@ def test_older_settings_bring_no_older_limits(bench: Bench) -> None:
     assert limits_of(bench.machine.settings) == {} and bench.one(at=30).total == 2
     bench.restart()
     assert bench.status().limits is None
-
-
-def test_limits_need_their_level() -> None:
-    record = with_limit({}, "g", 1, parse_limit({"max_in_flight": 1}))
-    assert (c.Configure(record).needed_level, c.Configure({}).needed_level) == (8, 1)
-    assert c.ShareLimit("g", 1, [], []).needed_level == c.AllowLimit([]).needed_level == 8

@@ -10,9 +10,7 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import peek
-from sandq.model.features import FIRST_LEVEL, KNOWN
 from sandq.partition import rows
-from sandq.partition.levels import ONE_MOMENT
 from sandq.partition.log import fetch as log_fetch
 from sandq.partition.log.fetch import FETCH_BYTES, Extent, Fetched, fetch, measure
 from sandq.partition.log.message_log import WHOLE_MESSAGES
@@ -20,10 +18,9 @@ from sandq.partition.shared_state import TURN_ITEMS
 from tests.support.partition.bench import Bench, T
 
 
-@pytest.fixture(params=[FIRST_LEVEL, KNOWN.highest])
-def bench(request: pytest.FixtureRequest) -> Bench:
-    """By the oldest rules and by the newest."""
-    return Bench(level=request.param)
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
 
 
 def pages(bench: Bench, start: bytes = offsets.FIRST, end: bytes | None = None, **options: Any) -> list[Fetched]:
@@ -116,8 +113,8 @@ def test_what_was_cancelled_is_not_counted(bench: Bench) -> None:
 
 
 def test_a_batch_for_one_moment_to_come(bench: Bench) -> None:
-    """Whether it is one row (from level `ONE_MOMENT` on) or a row for each: before its time, after some of it was
-    cancelled, after so many that the rest has rows of its own, and once it is due."""
+    """One row: before its time, after some of it was cancelled, after so many that the rest has rows of its own, and
+    once it is due."""
     messages, due = 4 * WHOLE_MESSAGES, 5000
     made = bench.append(*map(str, range(messages)), due=[due] * messages)
     ids = (
@@ -125,8 +122,7 @@ def test_a_batch_for_one_moment_to_come(bench: Bench) -> None:
         if isinstance(made, tuple)
         else [made[place : place + 16] for place in range(0, len(made), 16)]
     )
-    kind = rows.KIND_BATCH if bench.machine.shared.level >= ONE_MOMENT else rows.KIND_MESSAGE
-    assert {row[0] for _, row in bench.rows(rows.LOG)} == {kind}
+    assert {row[0] for _, row in bench.rows(rows.LOG)} == {rows.KIND_BATCH}
     left = set(range(messages))
     for taken in (range(0), range(5, 8), range(messages // 2, messages - 1)):
         for place in taken:

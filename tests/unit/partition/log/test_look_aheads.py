@@ -7,7 +7,6 @@ import pytest
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition.levels import UPDATES
 from sandq.partition.log import reader
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import ENTRY_BYTES, HEAD_ENTRIES, LOOK_AHEAD_ENTRIES
@@ -104,7 +103,7 @@ def test_updates_of_a_batch_leave_a_look_ahead_small(monkeypatch: pytest.MonkeyP
     """Each message of a batch that is updated is an entry by itself: an update of one of 65,536 must not go through as
     many."""
     monkeypatch.setattr(reader, "LOOK_AHEAD_ENTRIES", 8)
-    bench = Bench(level=UPDATES)
+    bench = Bench()
     bench.open()
     base = bytes(bench.append(*[f"m{at}" for at in range(100)])[0])
     found = bench.machine.groups.named("g")

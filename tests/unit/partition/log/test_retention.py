@@ -343,7 +343,7 @@ class TestGroupsGo:
         bench.open()
         bench.open("used")
         bench.append("m")
-        bench.lease(group="g")
+        bench.ack(bench.one(group="g").token)
         bench.apply(5 * MINUTE, c.Touch(["used", "nobody"]))
         _look_after(bench, 5 * MINUTE, 10 * MINUTE - 1)
         assert len(bench.status().groups) == 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandq.partition.log.trim import TRIM_BYTES, TRIM_BYTES_BEFORE
+from sandq.partition.log.trim import TRIM_BYTES
 from sandq.partition.view import Row
 from tests.support.partition.bench import Bench, T
 
@@ -15,9 +15,8 @@ MIB = 1 << 20
 ROWS = 80
 
 
-@pytest.mark.parametrize(("level", "most"), [(1, TRIM_BYTES_BEFORE), (2, TRIM_BYTES)])
-def test_a_step_reads_a_bounded_number_of_bytes(level: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(level=level)
+def test_a_step_reads_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
     bench.open()
     for n in range(ROWS):
         bench.append("x" * MIB, at=n)
@@ -37,4 +36,4 @@ def test_a_step_reads_a_bounded_number_of_bytes(level: int, most: int, monkeypat
         read.append(0)
         bench.upkeep(at=ROWS)
     assert bench.status().messages == 0
-    assert max(read) <= most + 2 * MIB
+    assert max(read) <= TRIM_BYTES + 2 * MIB

@@ -317,14 +317,6 @@ class TestProducers:
         assert to.apply(10 * 86_400_000, c.Append(batch, ours, 5, sequence_of(1)))[0] == first
         assert isinstance(to.apply(1, c.Append(batch, ours, 4, sequence_of(1)))[0], ProducerFenced)
 
-    def test_below_the_level_it_is_a_producer_like_any_other(self) -> None:
-        to = Bench(level=11)
-        to.apply(0, c.Append(batch_of(["m"]), reserved_producer(GROUP), 5, 1))
-        (row,) = [value for key, value in to.rows(rows.PRODUCER)]
-        assert len(rows.unpack(row)) == 4
-        to.trim(10 * 86_400_000)
-        assert to.status().producers == 0
-
     def test_another_batch_of_one_number_is_a_conflict(self) -> None:
         to = receiver()
         to.apply(0, c.Append(batch_of(["m"]), reserved_producer(GROUP), 5, 1))
@@ -343,16 +335,10 @@ def test_nothing_is_written_where_there_is_no_dead_letter_topic() -> None:
     assert not without.machine.outbox.was_used
 
 
-def test_levels_of_commands() -> None:
-    assert c.OutboxSent(1, 0, 1).needed_level == c.OutboxRefused(1, 0, 1, None).needed_level == 12
-    assert c.Configure({"dead_letter": [1, 1, "timer", "t"]}).needed_level == 12
-
-
-@pytest.mark.parametrize("level", [17, 18])
-def test_the_unique_key_of_a_dead_letter_is_a_header_since_level_18(level: int) -> None:
-    bench, to = OutboxBench(level=level), receiver()
+def test_the_unique_key_of_a_dead_letter_is_a_header() -> None:
+    bench, to = OutboxBench(), receiver()
     bench.kill("m", at=5, unique="order-7")
     to.apply(7, bench.batch(HERE))
     (sent,) = arrived(to)
-    assert headers(sent).get("sandq-dead-unique-key") == ("order-7" if level == 18 else None)
+    assert headers(sent).get("sandq-dead-unique-key") == "order-7"
     assert Column.UNIQUE_KEY not in sent.fields, "it may be taken there"

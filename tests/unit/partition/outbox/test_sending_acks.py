@@ -14,7 +14,6 @@ from sandq.model.outbox import Target
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups.leases import Lease
-from sandq.partition.levels import OUTBOX_ROOM, SENT
 from sandq.partition.outbox import outbox
 from tests.support.partition.bench import T
 from tests.support.partition.outbox_bench import HERE, TO, OutboxBench, arrived, carry, receiver, values
@@ -36,10 +35,9 @@ def leased(bench: OutboxBench, value: str = "m") -> Lease:
     return bench.one(at=at)
 
 
-def at_level_sent(*sent: str) -> tuple[OutboxBench, Lease]:
-    """A partition that knows by which acks messages were acked, and a lease."""
+def held(*sent: str) -> tuple[OutboxBench, Lease]:
+    """A partition and a lease."""
     bench = OutboxBench()
-    bench.apply(0, c.RaiseLevel(SENT))
     bench.append(*(sent or ("m",)))
     return bench, bench.one()
 
@@ -67,7 +65,7 @@ class TestAtOnce:
         assert bench.values(bench.lease(at=6)) == ["here"] and values(arrived(to)) == ["there"]
 
     def test_behind_an_ack_that_sent_nothing_it_is_refused(self) -> None:
-        bench, lease = at_level_sent()
+        bench, lease = held()
         bench.ack(lease.token)
         for _ in range(2):
             refused = ack(bench, lease, to_be_sent("x"), to_be_sent("y", None))
@@ -78,7 +76,7 @@ class TestAtOnce:
 
     @pytest.mark.parametrize("whole", [True, False])
     def test_behind_one_that_sent_it_is_its_repetition(self, whole: bool) -> None:
-        bench, lease = at_level_sent("m", "n")
+        bench, lease = held("m", "n")
         what = None if whole else [[lease.ranges[0].base, 1]]
         assert ack(bench, lease, to_be_sent("x"), what=what) is None
         bench.restart()
@@ -87,30 +85,6 @@ class TestAtOnce:
         assert bench.status().outbox.messages == 1  # type: ignore[union-attr]
         other = [[lease.ranges[-1].base if len(lease.ranges) > 1 else offsets.shift(lease.ranges[0].base, 1), 1]]
         assert isinstance(ack(bench, lease, to_be_sent("x"), what=other), Conflict) is not whole
-
-    def test_what_was_acked_below_the_level_is_answered_as_it_was(self) -> None:
-        """Nobody knows whether that ack sent messages: it must not be said that it did not, when it did."""
-        bench = OutboxBench()
-        bench.append("m", "n")
-        lease = bench.one()
-        first, second = ([[offsets.shift(lease.ranges[0].base, place), 1]] for place in range(2))
-        assert ack(bench, lease, to_be_sent("x"), what=first) is None
-        bench.apply(1, c.RaiseLevel(SENT))
-        for _ in range(2):
-            bench.restart()
-            assert ack(bench, lease, to_be_sent("x"), what=first) is None
-        bench.ack(lease.token, second)
-        assert isinstance(ack(bench, lease, to_be_sent("y"), what=second), Conflict)
-        assert bench.status().outbox.messages == 1  # type: ignore[union-attr]
-
-    def test_below_the_level_it_is_answered_as_done(self) -> None:
-        bench = OutboxBench()
-        lease = leased(bench)
-        bench.ack(lease.token)
-        assert ack(bench, lease, to_be_sent("x")) is None
-        sent = leased(bench, "n")
-        ack(bench, sent, to_be_sent("x"))
-        assert {len(rows.unpack(row)) for _, row in bench.rows(rows.PROGRESS)} == {4}
 
     @pytest.mark.parametrize("how", ["nack", "expire", "release", "seek", "unknown"])
     def test_a_lease_that_is_lost_sends_nothing(self, how: str) -> None:
@@ -205,10 +179,9 @@ class TestUndeliverable:
         (sent,) = arrived(to)
         assert offsets.deliver_ms(sent.offset) == T + 7001
 
-    def many(self, level: int = OUTBOX_ROOM) -> OutboxBench:
+    def many(self) -> OutboxBench:
         """Four of them."""
         bench = OutboxBench()
-        bench.apply(0, c.RaiseLevel(level))
         ack(bench, leased(bench), *[to_be_sent(value) for value in "abcd"])
         while bench.batches:
             bench.refused(HERE, bench.batches[HERE], "it is no more", at=5)
@@ -249,13 +222,12 @@ class TestUndeliverable:
         carry(bench, to, at=2007)
         assert len(arrived(to)) == 4 and bench.dead() == []
 
-    def test_bytes_are_bounded_too_and_below_the_level_nothing_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        bench, before = self.many(), self.many(OUTBOX_ROOM - 1)
+    def test_bytes_are_bounded_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench = self.many()
         monkeypatch.setattr(outbox, "FIXED", FixedLimits(outbox_bytes=1))
         ids = [letter.id for letter in bench.dead()]
         assert isinstance(bench.apply(6, c.RedriveDead("g", ids))[0], Overloaded)
         assert bench.apply(6, c.PurgeDead("g", ids[:1]))[0] == [["purged", ids[0]]], "nothing is sent by that"
-        assert [verdict for verdict, _ in before.apply(6, c.RedriveDead("g", ids))[0]] == ["redriven"] * 4
 
     def test_purged_it_is_gone(self) -> None:
         bench, letter_id = self.refused()
@@ -299,7 +271,7 @@ def test_what_acks_send_goes_before_nothing_and_behind_nothing_of_its_line() -> 
     assert values(arrived(to)) == [f"{what}{at}" for at in range(3) for what in ("ack", "dead")]
 
 
-def test_levels_and_bounds() -> None:
-    assert c.AckThen(1, None, []).needed_level == 12 and c.AckThen(1, None, []).takes_space
+def test_bounds() -> None:
+    assert c.AckThen(1, None, []).takes_space
     assert (FIXED.then_messages, FIXED.then_bytes) == (100, 1 << 20)
     assert Target(TO, 0) == HERE

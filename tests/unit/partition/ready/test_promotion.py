@@ -11,7 +11,6 @@ from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.digest import comparable
 from sandq.partition.groups import ranked_grants
-from sandq.partition.levels import QUEUE_BYTES
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.ready import queue_keys, ready_queues
 from sandq.partition.ready.ready_queue import ENTRY_BYTES, bytes_of, queue_bytes
@@ -171,12 +170,12 @@ def test_new_limits_leave_the_same_turns_whether_a_tenant_had_turns_before() -> 
 LONG = ".".join(["x" * 25] * 8)
 
 
-def of_long_names(level: int, monkeypatch: pytest.MonkeyPatch, look_aheads: LookAheads | None = None) -> RankedBench:
+def of_long_names(monkeypatch: pytest.MonkeyPatch, look_aheads: LookAheads | None = None) -> RankedBench:
     """Ten tenants have something ready, and three with such names may."""
     few = replace(FIXED, ready_queue_bytes=3 * queue_bytes(queue_keys.pack(f"{LONG}0", 0)))
     monkeypatch.setattr(ready_queues, "FIXED", few)
     monkeypatch.setattr(ranked_grants, "PART_ENTRIES", 1)
-    bench = RankedBench("fair", level, look_aheads=look_aheads)
+    bench = RankedBench("fair", look_aheads=look_aheads)
     bench.open()
     for at in range(10):
         bench.add(str(at), tenant=f"{LONG}{at}")
@@ -186,7 +185,7 @@ def of_long_names(level: int, monkeypatch: pytest.MonkeyPatch, look_aheads: Look
 @pytest.mark.parametrize("restarts", [False, True])
 def test_ready_queues_are_bounded_by_bytes(restarts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are promoted once some are empty: nothing is lost, and nothing comes twice."""
-    bench = of_long_names(QUEUE_BYTES, monkeypatch)
+    bench = of_long_names(monkeypatch)
     taken: list[str] = []
     for _ in range(10):
         if restarts:
@@ -199,19 +198,12 @@ def test_ready_queues_are_bounded_by_bytes(restarts: bool, monkeypatch: pytest.M
     assert sorted(taken) == [str(at) for at in range(10)]
 
 
-def test_below_the_level_their_number_alone_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = of_long_names(QUEUE_BYTES - 1, monkeypatch)
-    bench.lease(1)
-    found = bench.machine.groups.named("g")
-    assert found.ready is not None and len(found.ready) == 9
-
-
 def test_what_ready_queues_take_counts_in_the_memory_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     look_aheads = LookAheads(1 << 20)
-    bench = of_long_names(QUEUE_BYTES - 1, monkeypatch, look_aheads)
+    bench = of_long_names(monkeypatch, look_aheads)
     bench.lease(1)
     each = queue_bytes(queue_keys.pack(f"{LONG}0", 0))
-    assert look_aheads.fixed_bytes == 9 * each > 9 * 8000
+    assert look_aheads.fixed_bytes == 2 * each > 2 * 8000
     while bench.take(1):
         pass
     assert (look_aheads.fixed_bytes, look_aheads.is_over) == (0, False)

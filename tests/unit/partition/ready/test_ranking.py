@@ -12,7 +12,6 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
 from sandq.partition.jobs import jobs, waiting_ranks
-from sandq.partition.levels import IN_PLACE, RANKED, RANKED_APART, RANKED_BY_JOBS, RANKED_WAITING
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.log.trim import PIN_MS
 from sandq.partition.ready import ready_queues
@@ -91,15 +90,6 @@ def test_it_goes_by_its_age_among_those_of_its_new_priority(bench: RankedBench, 
     assert bench.take(9) == ["a", "d", "x", "y", "b"]
 
 
-def test_before_the_level_it_goes_behind_them() -> None:
-    bench = RankedBench(level=RANKED)
-    bench.open()
-    (a,) = bench.add("a", priority=5)
-    bench.add("x", priority=1)
-    assert rank(bench, a, 1) != a
-    assert bench.take(9) == ["x", "a"]
-
-
 def test_its_time_stays(bench: RankedBench) -> None:
     (a,) = bench.add("a", priority=5, due=[1000])
     bench.add("b", priority=3, due=[1000])
@@ -156,18 +146,13 @@ def test_what_is_moved_or_cancelled_takes_its_priority_with_it(bench: RankedBenc
     assert [m.fields[Column.PRIORITY] for lease in bench.lease(5, at=1000) for m in bench.messages(lease)] == [0]
 
 
-@pytest.mark.parametrize("level", [IN_PLACE, RANKED_APART])
-def test_a_payload_that_is_apart_stays_so(level: int) -> None:
-    bench = RankedBench(level=level)
+def test_a_payload_that_is_apart_stays_so() -> None:
+    bench = RankedBench()
     bench.open()
     a, _ = [add_alone(bench, name + LARGE, 5) for name in "ab"]
     before, payloads = bench.status().bytes, bench.rows(rows.PAYLOAD)
     assert rank(bench, a, -2_000_000) == a
-    if level >= RANKED_APART:
-        assert (bench.status().bytes, bench.rows(rows.PAYLOAD)) == (before, payloads), "what is large is written once"
-    else:
-        assert bench.status().bytes == before + 4, "it says so: a longer number"
-        assert len(bench.rows(rows.PAYLOAD)) == 2
+    assert (bench.status().bytes, bench.rows(rows.PAYLOAD)) == (before, payloads), "what is large is written once"
     bench.restart()
     (lease,) = bench.lease(1)
     (message,) = bench.messages(lease)
@@ -212,22 +197,6 @@ def test_a_reset_may_have_put_it_behind_when_it_waits(bench: RankedBench) -> Non
     assert bench.messages(lease)[0].fields.get(Column.PRIORITY) == 0
     bench.ack(lease.token, at=3_600_000)
     bench.trim(3_600_000)
-    assert bench.rows(rows.PAYLOAD) == [] and bench.status().bytes == 0
-
-
-def test_a_payload_came_to_be_apart_and_back() -> None:
-    """By the bytes of the number, below the level at which it stays apart."""
-    bench = RankedBench(level=IN_PLACE)
-    bench.open()
-    a = add_alone(bench, "x" * (rows.INLINE_BYTES - 11), None)
-    for priority, apart in ((1_000_000, 1), (1, 0), (-1_000_000, 1)):
-        assert rank(bench, a, priority) == a
-        assert len(bench.rows(rows.PAYLOAD)) == apart
-        bench.restart()
-    (lease,) = bench.lease(1)
-    assert bench.messages(lease)[0].fields[Column.PRIORITY] == -1_000_000
-    bench.ack(lease.token)
-    bench.trim()
     assert bench.rows(rows.PAYLOAD) == [] and bench.status().bytes == 0
 
 
@@ -325,10 +294,9 @@ def test_each_group_goes_by_it(bench: RankedBench) -> None:
     assert bench.take(2, group="h") == ["b"]
 
 
-@pytest.mark.parametrize("level", [RANKED_WAITING, RANKED_BY_JOBS])
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_job_reaches_what_waits_for_another_attempt(level: int, alone: bool) -> None:
-    bench = RankedBench(level=level, retention="1h")
+def test_a_job_reaches_what_waits_for_another_attempt(alone: bool) -> None:
+    bench = RankedBench(retention="1h")
     for group in "gh":
         bench.open(group)
     names = "abcd"
@@ -342,7 +310,7 @@ def test_a_job_reaches_what_waits_for_another_attempt(level: int, alone: bool) -
         bench.nack(lease.token, delay=1000)
     held = bench.one(limit=1, at=1000, group="h")
     assert bench.values([held]) == ["a"]
-    reached = 2 if level == RANKED_BY_JOBS else 0
+    reached = 2
     given = {"key_prefix": None, "from_ms": 0, "until_ms": FOREVER_MS, "dry_run": True, "priority": 9}
     bench.apply(1000, c.StartJob(bytes(16), "move", given))
     bench.trim(1000)
@@ -362,7 +330,7 @@ def test_a_job_reaches_what_waits_for_another_attempt(level: int, alone: bool) -
 
 def test_a_job_reaches_what_only_groups_have_in_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
-    bench = RankedBench(level=RANKED_BY_JOBS)
+    bench = RankedBench()
     for group in "gh":
         bench.open(group)
     cells = {Column.VALUE: [b"a", b"b", b"c", b"d"], Column.KEY: [b"k1", b"k1", b"k2", b"k1"]}
@@ -384,7 +352,7 @@ def test_a_job_reaches_what_only_groups_have_in_its_window(monkeypatch: pytest.M
 
 
 def test_a_job_counts_what_leaves_the_log_while_it_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = RankedBench(level=RANKED_BY_JOBS)
+    bench = RankedBench()
     bench.open()
     bench.add(*"abc", priority=5)
     bench.nack(bench.one(limit=3).token, delay=3 * PIN_MS)
@@ -398,7 +366,7 @@ def test_a_job_counts_what_leaves_the_log_while_it_runs_once(monkeypatch: pytest
 
 def test_a_step_of_a_job_is_as_long_with_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_ranks, "LOOKS", 20)
-    bench = RankedBench(level=RANKED_BY_JOBS)
+    bench = RankedBench()
     for number in range(10):
         bench.open(f"g{number}")
     bench.add(*"abcdef", priority=5)
@@ -413,7 +381,7 @@ def test_a_step_of_a_job_is_as_long_with_many_groups(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("state", STATES)
 def test_what_was_not_taken_or_came_back_can_have_it(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DEFAULT, "level", RANKED_WAITING)
+    monkeypatch.setattr(DEFAULT, "is_ranked", True)
     one = scene(state)
     change = c.Move([(by_id(one.offset), None, False, -5)])
     refusal = ["too_late", state] if state in ("leased", "acked", "dead") else None
@@ -422,16 +390,15 @@ def test_what_was_not_taken_or_came_back_can_have_it(state: str, monkeypatch: py
     assert one.state == state
 
 
-@pytest.mark.parametrize("level", [IN_PLACE, RANKED_WAITING])
 @pytest.mark.parametrize("alone", [False, True])
-def test_one_that_waits_for_another_attempt_has_it_for_who_comes_to_it_later(level: int, alone: bool) -> None:
-    bench = RankedBench(level=level, retention="1h")
+def test_one_that_waits_for_another_attempt_has_it_for_who_comes_to_it_later(alone: bool) -> None:
+    bench = RankedBench(retention="1h")
     bench.open()
     a, *_ = [add_alone(bench, name, 5) for name in "abd"] if alone else bench.add("a", "b", "d", priority=5)
     lease = bench.one(limit=3)
     bench.nack(lease.token, delay=0)
     assert rank(bench, a, 9) == a
-    later = ["b", "d", "a"] if level == RANKED_WAITING else ["a", "b", "d"]
+    later = ["b", "d", "a"]
     bench.restart()
     bench.open("h")
     assert bench.take(9, group="h") == later, "a group that begins at the earliest"

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 
-from sandq.partition.levels import SWEPT_MESSAGES
 from sandq.partition.log import sweep, trim
 from tests.support.partition.bench import T, by_key
 from tests.support.partition.ranked_bench import RankedBench
@@ -126,12 +125,11 @@ def test_leased_message_that_was_copied_aside_is_swept_and_lives(bench: RankedBe
     assert len(bench.dead()) == 1
 
 
-@pytest.mark.parametrize("level", [SWEPT_MESSAGES - 1, SWEPT_MESSAGES])
-def test_step_is_bounded_by_messages(monkeypatch: pytest.MonkeyPatch, level: int) -> None:
+def test_step_is_bounded_by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row may have very many messages and few bytes, for it is compressed."""
     monkeypatch.setattr(sweep, "LEAST_SETTLED", 10)
     monkeypatch.setattr(sweep, "SWEEP_MESSAGES", 10)
-    bench = RankedBench(level=level)
+    bench = RankedBench()
     bench.open()
     bench.add("last", priority=9)
     for batch in range(5):
@@ -144,14 +142,14 @@ def test_step_is_bounded_by_messages(monkeypatch: pytest.MonkeyPatch, level: int
         left.append(len(log(bench)))
     # First it is looked for what may be trimmed.
     steps = [before - after for before, after in pairwise(left) if before > after]
-    assert steps == ([6] if level < SWEPT_MESSAGES else [2, 2, 2])
+    assert steps == [2, 2, 2]
     assert bench.take(9) == ["last"]
 
 
 @pytest.mark.parametrize("kept", [{"retention": "1h"}, {"delete_on_ack": False, "retain": "1h"}])
 def test_what_is_kept_for_a_time_goes_in_its_order(bench: RankedBench, kept: dict[str, object]) -> None:
     """Nothing is swept; and what every group is done with goes once nothing waits below it."""
-    bench = RankedBench(level=SWEPT_MESSAGES, **kept)
+    bench = RankedBench(**kept)
     bench.open()
     bench.add("last", priority=9)
     for number in range(50):

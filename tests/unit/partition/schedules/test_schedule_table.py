@@ -191,13 +191,6 @@ def test_unacked_triggered_run_lets_the_next_be_skipped(bench: Bench) -> None:
     assert schedules.fire(13 * MINUTE, 14 * MINUTE) == ["fired", "sent"] and schedules.due(13 * MINUTE) == [13 * MINUTE]
 
 
-def test_unacked_triggered_run_holds_up_nothing_below_level_18(bench: Bench) -> None:
-    schedules = Schedules(bench, overlap_group="g")
-    schedules.trigger(5, b"t1")
-    bench.one(at=5)
-    assert schedules.fire(MINUTE, 2 * MINUTE) == ["fired", "sent"]
-
-
 def test_one_that_is_to_fire_now_does_so_before_it_is_changed(bench: Bench) -> None:
     schedules = Schedules(bench, misfire="skip")
     assert schedules.put(2 * MINUTE, at=MINUTE) == ["taken"] and schedules.pause(MINUTE) == ["taken"]
