@@ -42,7 +42,7 @@ SMALL = (
     (pending, "AHEAD_FROM", 1),
     (jobs, "STEP_MESSAGES", STEP),
     (redrive, "WAITING_RANGES", 1 << 30),
-    (redrive, "WAITING_RANGES_BEFORE", 1 << 30),
+    (redrive, "WAITING_RANGES", 1 << 30),
     (expiring_rows, "SWEEP_ROWS", 2),
     (counts, "HOT_HOURS", 2),
     (counts, "FOLD_ROWS", 3),
@@ -147,10 +147,10 @@ class Bed(RuleBasedStateMachine):
     def _keys(self) -> dict[str, tuple[int, bytes, int | None]]:
         """Unique keys that are not forgotten: state, id, when they are forgotten (ms after T)."""
         found = {}
-        for key, row in self.bench.rows(rows.UNIQUE):
+        for key, row in self.bench.rows(rows.KEYED_UNIQUE):
             state, message_id, _, until = rows.unpack(row)
             if until is None or until > T + self.model.now:
-                found[key[1:].decode()] = (state, message_id, None if until is None else until - T)
+                found[key[17:].decode()] = (state, message_id, None if until is None else until - T)
         return found
 
     def _watch_trim(self) -> None:

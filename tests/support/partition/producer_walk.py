@@ -11,7 +11,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition.log.message_log import Stored
-from tests.support.partition.bench import T, batch_of, by_id, by_key
+from tests.support.partition.bench import T, batch_of, by_id
 from tests.support.partition.model_bed import BATCH, KEYS, UNIQUE, Bed, delays, numbers
 from tests.support.partition.model_words import Row
 
@@ -153,7 +153,8 @@ class Producers(Bed):
         """A message by one of its names; and which it is."""
         if how == "key":
             unique = UNIQUE[number % len(UNIQUE)]
-            return by_key(unique), self.model.named(unique)
+            target: c.Target = [c.TARGET_KEY, unique.encode(), None, unique.encode()]
+            return target, self.model.named(unique)
         names = list(self.model.messages)
         name = names[-1 - number % len(names)]
         message = self.model.messages[name]
