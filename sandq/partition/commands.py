@@ -72,19 +72,19 @@ What = list[list[Any]] | None
 """Messages of a lease: None (all), or `[[base offset, count | bitmap], ...]`."""
 
 Target = Sequence[Any]
-"""A message by its id, `[TARGET_ID, 16 bytes]`, or by its unique key, `[TARGET_KEY, bytes]`; in a fair topic, from the
-level `SCOPED_KEYS` on, with its tenant, unless that is `default`: `[TARGET_KEY, bytes, tenant]`; from the level
-`UNIQUE_IN_KEY` on, the unique key of a message with a key: `[TARGET_KEY, bytes, None, key]`."""
+"""A message by its id, `[TARGET_ID, 16 bytes]`, or by its unique key, `[TARGET_KEY, bytes]`; in a fair topic
+with its tenant, unless that is `default`: `[TARGET_KEY, bytes, tenant]`; of a message with a key, elsewhere:
+`[TARGET_KEY, bytes, None, key]`."""
 
 TARGET_ID, TARGET_KEY = 0, 1
 DEAD_JOBS: Final = ("redrive", "purge_dead")
 DEAD_FILTERS: Final = ("error", "key_prefix")
-"""Arguments of these jobs that they have from the level `BY_UNIQUE_KEY` on, and only where they are given."""
+"""Arguments of these jobs that they have only where they are given."""
 UNIQUE_KEY_PREFIX: Final = "unique_key_prefix"
-"""Argument of a cancel and a move, from the level `BY_UNIQUE_KEY` on, and only where it is given."""
+"""Argument of a cancel and a move, only where it is given."""
 REJECT, REPLACE, IGNORE, REPLACE_PENDING = 0, 1, 2, 3
 """What becomes of a message whose unique key is taken: itself refused, the other one cancelled, itself left out. The
-last, from the level `UPDATES` on: the other one cancelled, or itself refused where a group has leased that."""
+last: the other one cancelled, or itself refused where a group has leased that."""
 
 
 class Command:
@@ -162,7 +162,7 @@ class Grant(NamedTuple):
 
     @property
     def row(self) -> Sequence[Any]:
-        """As an entry has it: a version that knows no epochs meets none."""
+        """Return the fields that an entry has, without those at the end that say nothing."""
         return self if self.handlers else self[:4] if self.epoch else self[:3]
 
 
@@ -194,17 +194,16 @@ class Ack(Command):
 class Nack(Command):
     type: ClassVar[int] = CommandType.NACK
     items: Sequence[Sequence[Any]]
-    """(token, what, delay_ms (None: the back-off), error), ...; a fifth, False: they were not begun; a sixth, from the
-    level `RANKED` on: `{column: value}` that the messages have in the group from then on (priority, headers); a
-    seventh, from the level `ENDS` on: how the attempt ends (`model.nack_ends`), and the sixth may be None."""
+    """(token, what, delay_ms (None: the back-off), error), ...; a fifth, False: they were not begun; a sixth:
+    `{column: value}` that the messages have in the group from then on (priority, headers); a seventh: how the attempt
+    ends (`model.nack_ends`), and the sixth may be None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extend(Command):
     type: ClassVar[int] = CommandType.EXTEND
     items: Sequence[Sequence[Any]]
-    """(token, lease_ms from the stamp on), ...; a third, from the level `BEGUN` on: which messages were begun, a `What`
-    that is not None."""
+    """(token, lease_ms from the stamp on), ...; a third: which messages were begun, a `What` that is not None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,15 +225,14 @@ class Release(Command):
     epoch: int = 0
 
     def fields(self) -> tuple[Any, ...]:
-        # A version that knows no epochs meets none.
         return (self.group, self.consumer, self.epoch) if self.epoch else (self.group, self.consumer)
 
 
 @dataclass(frozen=True, slots=True)
 class Reclaim(Command):
     """A consumer has come back after a restart: what it held under lower epochs is leased to it anew, under new tokens
-    and for `lease_ms`, as the same attempt; from the level `RECLAIMS` on only so often (`FIXED.lease_reclaims`). A
-    bounded number of leases."""
+    and for `lease_ms`, as the same attempt, but only so often (`FIXED.lease_reclaims`). A bounded number
+    of leases."""
 
     type: ClassVar[int] = CommandType.RECLAIM
     group: str
@@ -257,7 +255,6 @@ class OpenGroup(Command):
     paused: bool = False
 
     def fields(self) -> tuple[Any, ...]:
-        # A version that knows no pause meets none.
         return (self.group, self.start, True) if self.paused else (self.group, self.start)
 
 
@@ -297,9 +294,9 @@ class Move(Command):
 
     type: ClassVar[int] = CommandType.MOVE
     items: Sequence[Sequence[Any]]
-    """(target, instant or, when relative, delay after the stamp (ms), relative), ...; with a fourth, from the level
-    `RANKED` on: the priority that it gets; its time may be None then, and stays; with a fifth, from the level `UPDATES`
-    on: `{column: value}` that it gets (value, headers), and the fourth may be None."""
+    """(target, instant or, when relative, delay after the stamp (ms), relative), ...; with a fourth: the
+    priority that it gets; its time may be None then, and stays; with a fifth: `{column: value}` that it gets (value,
+    headers), and the fourth may be None."""
 
     @property
     def needs_space(self) -> bool:

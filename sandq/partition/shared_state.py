@@ -46,8 +46,7 @@ class SharedState:
         self.now_ms = 0
         """The partition's time: the greatest stamp that was applied since its clock was set back last."""
         self.stamp_ms = 0
-        """The stamp of the entry that is being applied: what a delay counts from. Below the level `CLOCK_RESET` the
-        partition's time."""
+        """The stamp of the entry that is being applied: what a delay counts from."""
         self.settled = 0
         """Messages that groups were done with since it was last looked at how many those are: replicated."""
         self.copied_bytes = 0

@@ -25,7 +25,7 @@ from sandq.partition.view import View
 ANSWER_IDS = FIXED.answer_ids
 WHOLE, EACH, EACH_BUT, UNKNOWN, TOLD, SKIPPED = range(6)
 """The batch is one row; each message has a row; the same, but for ids in a row; the same, and these ids are too many
-to be kept. TOLD, from the level `UPDATES` on: each has a row, but for ids in a row, which has what was told of
+to be kept. TOLD: each has a row, but for ids in a row, which has what was told of
 unique keys that were taken, too; without it there was nothing of both. SKIPPED: an operator skipped the batch, and
 nothing of it is stored."""
 WITH_ROW = (EACH_BUT, TOLD)

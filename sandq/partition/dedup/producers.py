@@ -82,7 +82,7 @@ class Producer:
 
     def row(self) -> tuple[Any, ...]:
         row = self.epoch, self.number, self.used_ms, self.answers
-        return (*row, True) if self.is_partition else row  # a version that knows of none meets none
+        return (*row, True) if self.is_partition else row
 
     @property
     def kept(self) -> int:

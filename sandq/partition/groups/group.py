@@ -91,7 +91,6 @@ class Group:
 
     def row(self) -> bytes:
         dead = sorted((reason, count) for reason, count in self.dead.items() if count)
-        # A version that does not know of these meets no such row.
         later = (self.paused, True) if self.is_expired else (True,) if self.paused else ()
         return rows.pack(self.name, self.cursor, dead, self.touched_ms, self.settings, self.reader.taken, *later)
 

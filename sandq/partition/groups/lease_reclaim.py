@@ -1,7 +1,7 @@
 """Leases of a consumer that has come back after a restart: it gets them anew, and the tokens it had are void.
 
-That is no attempt, so that a rollout costs none; but a message may be what ends its consumer. From the level `RECLAIMS`
-on a lease counts it, and in the end goes the way of one that runs out: an attempt is used.
+That is no attempt, so that a rollout costs none; but a message may be what ends its consumer. So a lease
+counts it, and in the end goes the way of one that runs out: an attempt is used.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Lease:
     left: int = 0
     """Nacked, expired, revoked or dead: no longer of this lease."""
     sent: int = 0
-    """Acked by acks that sent messages, or below the level `SENT`, where that is not known; 0 while it is below."""
+    """Messages acked by acks that sent messages: a mask."""
     revoked: bool = False
     """It ended by its deadline or with its consumer, not by acks and nacks."""
     ended: int = 0
@@ -68,7 +68,7 @@ class Lease:
     epoch: int = 0
     """Of its consumer; 0: it has none."""
     reclaims: int = 0
-    """How often its consumer was started again and got it anew; below the level `RECLAIMS` that is not counted."""
+    """How often its consumer was started again and got it anew."""
     handlers: int = 0
     """Messages that its consumer works on at the same time at most; 0: the consumer did not say, and may have begun all
     of them."""
@@ -407,7 +407,7 @@ class Waiting:
     """When the ttl of the first of them has passed."""
     history: History = ()
     made: Made | None = None
-    """None below the level `CLOCK_RESET`."""
+    """None until it is stored."""
     queue: bytes | None = None
     """The ready queue that they stand in again when they are due, where messages are ranked."""
     snoozes: int = 0

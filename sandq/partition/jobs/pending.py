@@ -4,8 +4,7 @@ Outcomes: `["cancelled", id]`, `["moved", new offset]`, `["updated", offset]`, `
 dead, waiting or gone) and `["not_found", nil]`. A message is anybody's to cancel, move and update while no group holds
 it, or has acked or killed it: also while it waits for another attempt. Moved then, it stays at its offset, and comes at
 another time where it waits. What waits in one group while another has yet to take it can be cancelled and updated, and
-not moved: placed anew, it would come to the first once more as if nothing had been tried. Below the level `OWNERSHIP`
-only what no group made an attempt at is had.
+not moved: placed anew, it would come to the first once more as if nothing had been tried.
 """
 
 from __future__ import annotations

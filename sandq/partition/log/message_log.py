@@ -86,7 +86,7 @@ class Stored(NamedTuple):
     refused: list[tuple[int, str]]
     outcomes: list[tuple[int, str, bytes | str]] | None = None
     """Of the others whose unique keys were taken: (position, what became of it, the id of the one that was replaced, or
-    how the one is that was not). None: that is not told, below the level `UPDATES` or where taken keys refuse."""
+    how the one is that was not). None: that is not told, where taken keys refuse."""
 
     @property
     def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which nobody wants here

@@ -2,8 +2,8 @@
 value and headers. A row beside the log says so, and goes before what the shared row says. A message with a log row of
 its own has all of that there.
 
-Rows: `OVERLAY` and the offset, `[priority]`, and from the level `UPDATES` on `[priority | nil, bytes]`: then all fields
-of the message, so many bytes of them, are in the row `UPDATED` and the offset. Both go with the message.
+Rows: `OVERLAY` and the offset, `[priority]`, or `[priority | nil, bytes]`: then all fields of the
+message, so many bytes of them, are in the row `UPDATED` and the offset. Both go with the message.
 """
 
 from __future__ import annotations

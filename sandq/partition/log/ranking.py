@@ -1,5 +1,5 @@
 """Give pending messages of a ranked topic another priority where they stand: among those of that priority a message
-goes by its place, as ever. From the level `IN_PLACE` on.
+goes by its place, as ever.
 
 A message with a log row of its own has it written there, one of a batch beside it (`overlays.py`). Where it waits its
 turn in a group it goes over to another ready queue.

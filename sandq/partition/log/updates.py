@@ -1,5 +1,5 @@
 """Give pending messages another value, and other headers, where they stand: their ids, their places in the log and in
-queues, their times, ttls, keys and attempts stay. From the level `UPDATES` on.
+queues, their times, ttls, keys and attempts stay.
 
 A message with a log row of its own is written there anew, one of a batch beside it (`overlays.py`); and so is each row
 that a group keeps of it. Who reads the log without a group meets it once, as it is by then.

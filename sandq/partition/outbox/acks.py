@@ -1,8 +1,8 @@
 """Acks that send messages: in one entry, and so all of it or nothing. What stays in the partition is stored at once,
 the rest goes through the outbox.
 
-An ack that is repeated, because its answer was lost, finds its message acked, and sends nothing again. From the level
-`SENT` on one whose message was acked by another, which sent nothing, is refused: else it would be said to be done.
+An ack that is repeated, because its answer was lost, finds its message acked, and sends nothing again. One whose
+message was acked by another, which sent nothing, is refused: else it would be said to be done.
 """
 
 from __future__ import annotations

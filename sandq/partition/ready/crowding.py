@@ -4,7 +4,7 @@ What may wait in a group is bounded. That one tenant whose messages fail does no
 something waits may have as much there, and in flight, as is free (Choudhury and Hahne, "Dynamic Queue Length Thresholds
 for Shared-Memory Packet Switches", 1998): one alone comes to a half, two to a third each, and others have room.
 
-All that a tenant has in flight may come to wait at once. So from the level `CROWDED_FLIGHT` on a half is the most of
+All that a tenant has in flight may come to wait at once. So a half is the most of
 what waits of a tenant and is in flight together, also while nothing of it waits.
 """
 

@@ -2,7 +2,7 @@
 
 `apply` relies on such rows: that a leased message has a row, that a ready queue with messages has rows of them, that no
 row names a group which will be created later. One that is missing would end each replica at its first use. Part of
-`apply` from the level `RESTORE_CHECKS` on: bounded in steps, and the same on every replica.
+`apply`: bounded in steps, and the same on every replica.
 """
 
 from __future__ import annotations
