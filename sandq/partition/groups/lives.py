@@ -1,6 +1,7 @@
 """The lives that a message had in a group: each ends with its death, and a redrive begins the next.
 
-Attempts count from 1 again in each. What the earlier ones were like stays with the message: in the row that its group keeps of it once it was redriven, and in that of its death. Packed:
+Attempts count from 1 again in each. What the earlier ones were like stays with the message: in the row that its
+group keeps of it once it was redriven, and in that of its death. Packed:
 `[[number, attempts, reason, error, dead_ms, redriven_ms, history], ...]`, the oldest first.
 """
 
