@@ -51,7 +51,6 @@ from sandq.model.batch import Column
 from sandq.model.batch_format import stored_bytes_of
 from sandq.model.caller import Caller
 from sandq.model.errors import (
-    Conflict,
     InvalidRequest,
     NotLeader,
     Overloaded,
