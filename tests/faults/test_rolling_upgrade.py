@@ -1,93 +1,100 @@
-"""A cluster of the version that was tagged last is upgraded node by node to this one, under load, and goes back once.
+"""A cluster is upgraded node by node to the version after this one, under load, and goes back once.
 
-The version before comes out of the history of this repository: what it left behind is in no wheel that could be had.
+The next version is `tests.support.processes.next_node`. The nodes of this version lack its command, row and frame.
 """
 
 from __future__ import annotations
 
+import json
 import random
-import subprocess
-import tarfile
+import signal
 from collections.abc import Callable
-from io import BytesIO
-from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from sandq.errors import Conflict
 from sandq.model.features import KNOWN
-from tests.support.paths import ROOT
+from tests.support.nodes.next_level import NEXT
 from tests.support.processes.cluster import NAMES, ClusterProcess
 from tests.support.processes.load import SETTINGS, under_load
-from tests.support.waiting import until_answer
+from tests.support.waiting import until_answer, until_holds
 
-TAGGED = "aa620304"
-"""The commit of v0.2.0."""
-TAGGED_LEVEL = 1
-NEW = {"SANDQ_SECURITY__INSECURE": "false", "SANDQ_CLUSTER__FINALIZE": "manual"}
-"""What the version before does not know."""
+THIS, AFTER = ("-m", "sandq.cli"), ("-m", "tests.support.processes.next_node")
+PARTITIONS = 3
 
 
-@pytest.fixture(scope="module")
-def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources of the version that was tagged last."""
-    directory = tmp_path_factory.mktemp("tagged")
-    told = subprocess.run(["git", "archive", TAGGED, "sandq"], cwd=ROOT, capture_output=True, check=False)
-    assert told.returncode == 0, f"the history of this clone has no {TAGGED}: {told.stderr.decode()}"
-    with tarfile.open(fileobj=BytesIO(told.stdout)) as archive:
-        archive.extractall(directory, filter="data")
-    return directory
+def lines(cluster: ClusterProcess, name: str, event: str) -> list[dict[str, Any]]:
+    """Return the lines of this event in a node's log."""
+    output = cluster.nodes[name].output().splitlines()
+    return [line for line in (json.loads(text) for text in output if text.endswith("}")) if line["event"] == event]
 
 
-@pytest.mark.long
-def test_it_is_upgraded_under_load_and_nothing_is_lost(
-    tagged: Path, make_cluster: Callable[..., ClusterProcess]
-) -> None:
-    cluster = make_cluster(anew=True, SANDQ_STORAGE__SEGMENT_BYTES="1048576")
+async def marks(cluster: ClusterProcess, name: str) -> list[dict[str, Any]]:
+    """Let a node of the next version propose its command, and return the results."""
+    before, ends = len(lines(cluster, name, "mark")), len(lines(cluster, name, "marks proposed"))
+    cluster.nodes[name].signal(signal.SIGUSR1)
+    await until_holds(lambda: len(lines(cluster, name, "marks proposed")) > ends)
+    return lines(cluster, name, "mark")[before:]
+
+
+def test_upgrade_under_load_loses_nothing(make_cluster: Callable[..., ClusterProcess]) -> None:
+    cluster = make_cluster(SANDQ_STORAGE__SEGMENT_BYTES="1048576", SANDQ_CLUSTER__FINALIZE="manual")
     rng = random.Random(16)
 
-    def run(name: str, sources: Path) -> None:
-        environ = cluster.nodes[name].environ
-        environ["PYTHONPATH"] = str(sources)
-        for key, value in NEW.items():
-            environ.pop(key, None)
-            if sources == ROOT:
-                environ[key] = value
-        cluster.start(name)
+    def again(name: str, program: tuple[str, ...]) -> None:
+        node = cluster.nodes[name]
+        assert node.stop() == 0, cluster.output()
+        node.program = program
+        node.start()
 
-    def again(name: str, sources: Path) -> None:
-        assert cluster.nodes[name].stop() == 0, cluster.output()
-        run(name, sources)
+    async def refused(name: str) -> None:
+        """It leads something in the end, and the command is refused there."""
+
+        async def propose() -> list[dict[str, Any]]:
+            return [told for told in await marks(cluster, name) if told.get("code") == "CONFLICT"]
+
+        found = await until_answer(propose, bool)
+        assert f"needs feature level {NEXT.highest}, and the cluster is at {KNOWN.highest}" in found[0]["error"]
 
     async def scenario() -> None:
-        for name in NAMES:
-            await trio.to_thread.run_sync(run, name, tagged)
+        await trio.to_thread.run_sync(cluster.start)
         async with cluster.connect() as client:
-            await cluster.create(client, partitions=3, **SETTINGS)
+            await cluster.create(client, partitions=PARTITIONS, **SETTINGS)
             async with under_load(client, rng) as record:
                 await record.goes_on()
                 # There, back, and there for good.
-                for name, sources in (("node1", ROOT), ("node2", ROOT), ("node1", tagged), ("node1", ROOT)):
-                    await trio.to_thread.run_sync(again, name, sources)
+                for name, program in (("node1", AFTER), ("node2", AFTER), ("node1", THIS), ("node1", AFTER)):
+                    await trio.to_thread.run_sync(again, name, program)
                     await record.goes_on()
-                with pytest.raises(Conflict, match=f"node3 knows {TAGGED_LEVEL}"):
+                await refused("node1")
+                with pytest.raises(Conflict, match=f"node3 knows {KNOWN}"):
                     await client.admin.finalize()
-                await trio.to_thread.run_sync(again, "node3", ROOT)
+                await trio.to_thread.run_sync(again, "node3", AFTER)
                 await record.goes_on()
-                await until_answer(client.admin.cluster, lambda info: info["feature_level_next"] == KNOWN.highest)
-                assert (await client.admin.cluster())["feature_level"] == TAGGED_LEVEL
-                assert await client.admin.finalize() == (TAGGED_LEVEL, KNOWN.highest)
+                await until_answer(client.admin.cluster, lambda info: info["feature_level_next"] == NEXT.highest)
+                assert (await client.admin.cluster())["feature_level"] == KNOWN.highest
+                assert await client.admin.finalize() == (KNOWN.highest, NEXT.highest)
+                marked: set[int] = set()
+
+                async def mark() -> set[int]:
+                    for name in NAMES:
+                        marked.update(told["partition"] for told in await marks(cluster, name) if "result" in told)
+                    return marked
+
+                await until_answer(mark, lambda found: found == {*range(PARTITIONS)})
                 await record.goes_on()
         record.judge(16)
         # There is no way back, and it says so.
-        assert cluster.nodes["node2"].stop() == 0
-        cluster.nodes["node2"].environ["PYTHONPATH"] = str(tagged)
-        for key in NEW:
-            del cluster.nodes["node2"].environ[key]
-        cluster.nodes["node2"].start(wait=False)
-        assert cluster.nodes["node2"].ended() != 0
-        assert f"{KNOWN.highest}" in cluster.nodes["node2"].output().splitlines()[-1]
+        node = cluster.nodes["node2"]
+        assert node.stop() == 0
+        node.program = THIS
+        node.start(wait=False)
+        assert node.ended() != 0
+        assert f"is of feature level {NEXT.highest}, and this version knows {KNOWN}" in node.output()
+        node.program = AFTER
+        await trio.to_thread.run_sync(node.start)
 
     trio.run(scenario)
-    assert [cluster.nodes[name].stop() for name in NAMES if name != "node2"] == [0, 0], cluster.output()
+    assert [cluster.nodes[name].stop() for name in NAMES] == [0, 0, 0], cluster.output()

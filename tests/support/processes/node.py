@@ -38,8 +38,10 @@ class NodeProcess:
         self.port = free_port()
         self.data_dir = directory / "data"
         self.log = directory / "node.log"
-        self._command = (*launcher, str(python), *program)
-        self._is_fork = not (anew or launcher) and program[0] == "-m" and python == sys.executable
+        self.program = program
+        """From the next start on."""
+        self._python = (*launcher, str(python))
+        self._forks = not (anew or launcher) and python == sys.executable
         self.environ = os.environ | {
             "SANDQ_NODE__DATA_DIR": str(self.data_dir),
             "SANDQ_LISTEN__CLIENT": self.address,
@@ -60,12 +62,12 @@ class NodeProcess:
         """`log`: a descriptor to print to instead of the file."""
         with self.log.open("ab") as file:
             out = file.fileno() if log is None else log
-            if self._is_fork:
-                _, _, module, *arguments = self._command
+            if self._forks and self.program[0] == "-m":
+                _, module, *arguments = self.program
                 self._process = Fork(module, arguments, env=self.environ, cwd=self.directory, out=out)
             else:
                 self._process = subprocess.Popen(
-                    self._command, env=self.environ, stdout=out, stderr=out, cwd=self.directory
+                    (*self._python, *self.program), env=self.environ, stdout=out, stderr=out, cwd=self.directory
                 )
         if wait:
             self.wait_until_it_serves()

@@ -1,0 +1,53 @@
+"""`python -m tests.support.processes.next_node`: a node of the next version, see `tests.support.nodes.next_level`.
+
+SIGUSR1: it proposes a `Mark` with its own name in each partition that it leads, and logs the result, or why it was
+refused.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+import trio
+
+import sandq.node
+from sandq.cli import main
+from sandq.model.config import NodeConfig
+from sandq.model.errors import SandqError
+from sandq.node import Serving, run_node
+from tests.support.nodes.next_level import NEXT, Mark, next_version
+
+log = structlog.get_logger("sandq.tests")
+
+
+@asynccontextmanager
+async def run_next(config: NodeConfig, **options: Any) -> AsyncIterator[Serving]:
+    async with run_node(config, levels=NEXT, **options) as serving, trio.open_nursery() as nursery:
+        await nursery.start(_mark, serving, config.node.id)
+        yield serving
+        nursery.cancel_scope.cancel()
+
+
+async def _mark(serving: Serving, name: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    with trio.open_signal_receiver(signal.SIGUSR1) as signals:
+        task_status.started()
+        async for _ in signals:
+            for topic in serving.broker.catalog.topics.values():
+                for partition, leader in topic.partitions.items():
+                    if leader.host.ready:
+                        try:
+                            told = {"result": await leader.host.call(Mark(name))}
+                        except SandqError as error:
+                            told = {"code": error.code, "error": error.message}
+                        log.info("mark", partition=partition, **told)
+            log.info("marks proposed")
+
+
+if __name__ == "__main__":
+    sandq.node.run_node = run_next  # type: ignore[assignment]
+    with next_version():
+        main()
