@@ -107,6 +107,7 @@ async def run_node(
     structlog.contextvars.bind_contextvars(node=config.node.id)
     data_dir = _make_data_dir(config)
     files = files or RealFiles(data_dir)
+    identity.load(files)  # refuses data of another version before anything is written or opened
     lock = files.lock(LOCK_NAME)
     try:
         async with _running(config, data_dir, files, stores, clock, timers, gate, levels, abandon, watch) as serving:

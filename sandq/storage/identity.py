@@ -40,25 +40,32 @@ def new_uuid() -> str:
 
 
 def load(files: Files, name: str = NAME) -> Identity | None:
-    """Return the identity of a directory, None for a new one. Raises `Corruption` if the file is damaged,
-    `StartupError` if the data is that of a development version."""
+    """Return the identity of a directory, None for a new one.
+
+    Raises `Corruption` if the file is damaged, `StartupError` if another version of sandq wrote the data.
+    """
     if not files.exists(name):
         return None
     data = files.read(name)
-    found = small_file.version_of(data, MAGIC)
-    if found is not None and found < VERSION:
-        raise StartupError(
-            f"the data of this node was written by a development version of sandq (file {name} has version {found}, "
-            f"this version reads {VERSION}) and cannot be read any more: give the node an empty data directory",
-            expected=VERSION,
-            found=found,
-        )
+    found = small_file.version_of(data, MAGIC, name)
+    if found != VERSION:
+        raise StartupError(_refusal(found, name), expected=VERSION, found=found)
     content = small_file.decode(data, MAGIC, VERSION, name)
     try:
         node, store, cluster = content["node"], content["store"], content["cluster"]
     except (KeyError, TypeError) as error:
         raise Corruption(f"{name} holds no identity: {error!r}", file=name) from error
     return Identity(node, store, cluster)
+
+
+def _refusal(version: int, name: str) -> str:
+    said = f"file {name} has version {version}, and this version reads {VERSION}"
+    if version > VERSION:
+        return f"the data of this node was written by a newer version of sandq ({said}): start that version"
+    return (
+        f"the data of this node was written by a development version of sandq ({said}) and cannot be read any more: "
+        "give the node an empty data directory"
+    )
 
 
 def save(files: Files, identity: Identity, name: str = NAME) -> None:

@@ -33,9 +33,17 @@ def encode(magic: bytes, version: int, content: object) -> bytes:
 
 def decode(data: bytes, magic: bytes, version: int, name: str) -> Any:
     """The content of a whole file; `Corruption` naming `name` when it is not exactly what was written."""
+    found = version_of(data, magic, name)
+    if found != version:
+        raise _damaged(name, 8, f"its version {found} is not known here")
+    return msgpack.unpackb(data[_BODY:])
+
+
+def version_of(data: bytes, magic: bytes, name: str) -> int:
+    """Return the version of the content of a whole file. Raises `Corruption` naming `name` if the file is damaged."""
     if len(data) < _BODY:
         raise _damaged(name, len(data), "it is shorter than its header")
-    found, found_version, length = _HEADER.unpack_from(data)
+    found, version, length = _HEADER.unpack_from(data)
     body = data[_BODY:]
     if found != magic:
         raise _damaged(name, 0, "its magic is wrong")
@@ -43,17 +51,7 @@ def decode(data: bytes, magic: bytes, version: int, name: str) -> Any:
         raise _damaged(name, 12, f"its body has {len(body)} bytes instead of {length}")
     if _CRC.unpack_from(data, _HEADER.size)[0] != extend(value(data[: _HEADER.size]), body):
         raise _damaged(name, 16, "its checksum does not match")
-    if found_version != version:
-        raise _damaged(name, 8, f"its version {found_version} is not known here")
-    return msgpack.unpackb(body)
-
-
-def version_of(data: bytes, magic: bytes) -> int | None:
-    """Return the version of the content of a whole file; None if it is no file of this magic."""
-    if len(data) < _BODY:
-        return None
-    found, version, _ = _HEADER.unpack_from(data)
-    return int(version) if found == magic else None
+    return int(version)
 
 
 def _damaged(name: str, offset: int, why: str) -> Corruption:

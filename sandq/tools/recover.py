@@ -57,12 +57,13 @@ class Found:
 def recover(config: NodeConfig, lost: Collection[str], *, dry_run: bool = False) -> list[Found]:
     """Take the lost nodes out of all groups that have no majority without them. `dry_run`: only say which.
 
-    Raises InvalidRequest when nothing can be decided here; StartupError (the data directory is in use, damaged, or of
-    another node), StorageFailed.
+    Raises InvalidRequest when nothing can be decided here; StartupError (the data directory is in use, damaged, of
+    another node, or of another version of sandq), StorageFailed. Data of another version is refused before anything is
+    opened: opening LevelDB deletes its logs.
     """
     data_dir = Path(config.node.data_dir).absolute()
     files = RealFiles(data_dir)
-    if not files.exists(identity.NAME):
+    if identity.load(files) is None:
         raise StartupError(f"node.data_dir {data_dir} holds no node")
     lock = files.lock(LOCK_NAME)
     try:
