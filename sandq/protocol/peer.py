@@ -36,7 +36,7 @@ class PeerFrame(IntEnum):
     """[the number, the guarded clock in epoch microseconds, a `Standing`]: the answer."""
     SICK = 12
     """[why the sender is sick, whether it works]: its disk failed or stands still; or it works, and takes nothing new,
-    as its disk is nearly full. nil, the former, below feature level 2. To all nodes, again and again while it is so."""
+    as its disk is nearly full. To all nodes, again and again while it is so."""
     DIGEST = 13
     """[group, number, index, digest | nil]: of what the sender has stored of a group as of the entry at this index,
     which asks for it by this number; nil, it has too much to do. To the group's leader."""
@@ -49,21 +49,21 @@ class PeerFrame(IntEnum):
     partition stands. To the leader of the group of partition 0."""
     OUTBOX_BATCH = 30
     """[a number, group, producer id, epoch, batch]: messages that a partition led by the sender sends to this group's
-    partition. To the group's leader, from feature level 12 on."""
+    partition. To the group's leader."""
     OUTBOX_ANSWER = 31
     """[the number, nil | [code, message, whether it is retriable]]: the batch is stored; or why it is not."""
     USAGE = 40
     """[[owner, bytes stored, messages pending], ...]: what the partitions that the sender leads hold of the topics of
-    owners whose quota bounds that. To all nodes, once a second, from feature level 15 on."""
+    owners whose quota bounds that. To all nodes, once a second."""
     RESTORE_ASKED = 50
-    """[a number, restore id, [group, ...]]: which of these partitions has this restore made whole? To who leads them,
-    from feature level 16 on."""
+    """[a number, restore id, [group, ...]]: which of these partitions has this restore made whole? To the
+    nodes that lead them."""
     RESTORE_TOLD = 51
     """[the number, [group, ...]]: these."""
     SHUT = 60
     """[[group, index of the entry that could not be applied | nil, last entry in the rows, whether the sender leads the
     group, step, error], ...]: all shut replicas of the sender (ADR 46). To all nodes, when that changes and when a link
-    is made, from feature level 18 on."""
+    is made."""
     LOG_PINNED = 52
     """[group, reader, index]: whoever this is reads the log of a partition that the sender leads, and has it up to this
-    entry: keep what stands behind it, within bounds. To all members, from feature level 17 on."""
+    entry: keep what stands behind it, within bounds. To all members."""

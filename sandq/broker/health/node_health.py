@@ -50,8 +50,6 @@ SPACE_S: Final = 1.0
 """How often the free space is looked at."""
 ROOM_AGAIN: Final = 1.1
 """So many times the reserve must be free again."""
-REASONS_LEVEL: Final = 2
-"""The feature level from which on a reason is told."""
 
 
 class NodeHealth:

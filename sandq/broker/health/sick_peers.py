@@ -10,8 +10,6 @@ SICK_S: Final = 3.0
 """Who has not said so again for so long is taken for well."""
 REASON_CHARS: Final = 500
 """Of what a peer says; the rest is cut."""
-NO_REASON: Final = "it cannot write any more"
-"""Of a node of feature level 1, which says no more."""
 
 
 class Told(NamedTuple):
@@ -27,9 +25,9 @@ class SickPeers:
         self._told: dict[str, tuple[float, Told]] = {}
         """What a node said last, and when, on trio's clock."""
 
-    def told(self, node: str, reason: str | None, works: bool = False) -> None:
+    def told(self, node: str, reason: str, works: bool) -> None:
         """A node says that it is sick, or has no room."""
-        self._told[node] = trio.current_time(), Told((reason or NO_REASON)[:REASON_CHARS], works)
+        self._told[node] = trio.current_time(), Told(reason[:REASON_CHARS], works)
 
     def forget(self, node: str) -> None:
         """Nothing is heard of a node any more."""

@@ -145,8 +145,6 @@ class PeerDispatch:
         elif kind == PeerFrame.SETTLED and _is_settled(body):
             self._controller.settled(body)
             self._changed.set()
-        elif kind == PeerFrame.SICK and body is None:
-            self._sick_peers.told(node, None)
         elif kind == PeerFrame.SICK and isinstance(body, tuple) and [type(part) for part in body] == [str, bool]:
             self._sick_peers.told(node, *body)
         elif kind == PeerFrame.DIGEST:

@@ -6,6 +6,7 @@ from typing import Any
 
 from sandq.client.backups import LogPiece, Piece
 from sandq.model.errors import NotFound, Unavailable, UnknownTopic
+from sandq.model.features import KNOWN
 from sandq.model.names import TIMER
 from sandq.partition import commands as c
 from sandq.partition.restore.restoring import encode_chunk
@@ -13,7 +14,6 @@ from tests.support.partition.bench import Bench, T
 from tests.support.partition.restore_bench import rows_of
 
 TERM = 3
-LEVEL = 17
 PIECE_ENTRIES = 2
 """Of an answer: small, so that there are several."""
 
@@ -39,7 +39,7 @@ class FakePartition:
             return results
 
         self.bench.apply = logged  # type: ignore[method-assign]
-        self.bench.apply(at, c.RaiseLevel(LEVEL))
+        self.bench.apply(at, c.Touch(()))
 
     def put(self, value: str, at: int) -> None:
         """A message that is due an hour later."""
@@ -102,7 +102,7 @@ class FakeCluster:
             "cluster": "c",
             "cluster_uuid": self.uuid,
             "version": "0",
-            "feature_level": LEVEL,
+            "feature_level": KNOWN.highest,
             "time_ms": T + self.at,
             "topics": [self.topics[name] for name in sorted(self.topics)],
             "hidden": 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandq.model.errors import Conflict, NotFound
+from sandq.model.features import KNOWN
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import TopicRecord
 from sandq.protocol.requests_admin import ClockReset, ClusterClock, NodeChange, Rebuild, Transfer
@@ -13,7 +14,7 @@ from sandq.protocol.requests_admin import ClockReset, ClusterClock, NodeChange, 
 def registered(*nodes: str) -> dict[str, dict[str, Any]]:
     """Nodes that hold two replicas each."""
     row = {"up": True, "standing": "in", "failed_since_ms": None, "zone": "a", "weight": 1}
-    row |= {"version": "0.2.0", "feature_levels": [1, 2]}
+    row |= {"version": "0.3.0", "feature_levels": list(KNOWN)}
     return {node: {**row, "replicas": 2, "voter": True} for node in nodes}
 
 

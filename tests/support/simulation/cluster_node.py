@@ -101,6 +101,7 @@ class ClusterNode(Stepped):
             self.timers,  # type: ignore[arg-type]
             world.lease_ahead_ms,
             cluster_level=lambda: self.node_log.feature_level,
+            highest_level=NEXT.highest,
         )
         self.host.listen(on_ready=self._on_ready)
         self.host.look()

@@ -22,7 +22,6 @@ from sandq.model.names import TIMER
 from sandq.model.settings import parse_settings
 from sandq.partition import clock_reset
 from sandq.partition import commands as c
-from sandq.partition.levels import CLOCK_RESET
 from sandq.partition.log import message_log, trim
 from sandq.raft import Group, core, hooks
 from sandq.storage.faulty_files import Plan
@@ -59,7 +58,7 @@ class ClusterWorld:
         self.clock = VirtualClock()
         self.level_rng = random.Random(f"levels of {seed}")
         """Of its own: what is drawn of it leaves the rest of the world as it is."""
-        self.level = self.level_rng.choice((1, 1, 2))
+        self.level = self.level_rng.choice((FIRST_LEVEL, FIRST_LEVEL, NEXT.highest))
         """The feature level that the cluster has come to; nodes learn of it by and by."""
         self.clock_rng = random.Random(f"clocks of {seed}")
         """Likewise."""
@@ -282,7 +281,7 @@ class ClusterWorld:
     def _spread_level(self) -> None:
         rng = self.level_rng
         if rng.random() < RAISE_CHANCE:
-            self.level = KNOWN.highest
+            self.level = NEXT.highest
         for node in self.nodes.values():
             if node.node_log.known_level < self.level and rng.random() < 0.05:
                 node.learn_level(self.level)
@@ -294,12 +293,8 @@ class ClusterWorld:
         if self.wrong_ms:
             if rng.random() < RIGHT_CHANCE:
                 self.wrong_ms = 0
-        elif self.clocks_go_wrong and rng.random() < WRONG_CHANCE and self._knows_resets():
+        elif self.clocks_go_wrong and rng.random() < WRONG_CHANCE:
             self.wrong_ms = rng.choice((5_000, 3_600_000))
-
-    def _knows_resets(self) -> bool:
-        """Whether what is stored from now on says when it is wanted."""
-        return all(node.host.status.level >= CLOCK_RESET for node in self.nodes.values())
 
     def _set_clock_back(self) -> None:
         node = next((node for node in self.nodes.values() if node.host.ready), None)

@@ -16,7 +16,7 @@ from sandq.model.errors import (
     TopicExists,
     UnknownTopic,
 )
-from sandq.model.features import Levels
+from sandq.model.features import FIRST_LEVEL, Levels
 from sandq.model.limits import FIXED
 from sandq.tools.wal.decode import command_record
 
@@ -222,33 +222,37 @@ def levels(node: str, lowest: int, highest: int) -> m.RegisterNode:
     return m.RegisterNode(node, f"store of {node}", {}, lowest_level=lowest, highest_level=highest)
 
 
+L1, L2, L3, L4 = (FIRST_LEVEL + more for more in range(4))
+
+
 def test_the_level_rises_to_what_all_know_and_never_falls() -> None:
     table = Table()
-    assert table.state.feature_level == 1
-    (refused,) = table.apply(m.RaiseFeatureLevel(2))
-    assert isinstance(refused, Conflict) and "n1 does not know feature level 2" in refused.message
-    table.apply(m.RegisterNode("n1", "store", {}, lowest_level=1, highest_level=3), levels("n2", 1, 2))
-    assert table.apply(m.RaiseFeatureLevel(2), m.RaiseFeatureLevel(1)) == [2, 2]
-    assert isinstance(table.apply(m.RaiseFeatureLevel(3))[0], Conflict)
-    assert MetadataState.load(list(table.rows.items()), Levels(1, 2)).feature_level == 2
-    too_old, too_new, fits = table.apply(levels("n3", 1, 1), levels("n4", 3, 4), levels("n5", 2, 9))
-    assert isinstance(too_old, Conflict) and "knows feature level 1, the cluster is at 2" in too_old.message
-    assert isinstance(too_new, Conflict) and "knows feature level 3 to 4" in too_new.message
+    assert table.state.feature_level == L1
+    (refused,) = table.apply(m.RaiseFeatureLevel(L2))
+    assert isinstance(refused, Conflict) and f"n1 does not know feature level {L2}" in refused.message
+    table.apply(m.RegisterNode("n1", "store", {}, lowest_level=L1, highest_level=L3), levels("n2", L1, L2))
+    assert table.apply(m.RaiseFeatureLevel(L2), m.RaiseFeatureLevel(L1)) == [L2, L2]
+    assert isinstance(table.apply(m.RaiseFeatureLevel(L3))[0], Conflict)
+    assert MetadataState.load(list(table.rows.items()), Levels(L1, L2)).feature_level == L2
+    too_old, too_new, fits = table.apply(levels("n3", L1, L1), levels("n4", L3, L4), levels("n5", L2, L4))
+    assert isinstance(too_old, Conflict) and f"knows feature level {L1}, the cluster is at {L2}" in too_old.message
+    assert isinstance(too_new, Conflict) and f"knows feature level {L3} to {L4}" in too_new.message
     assert not isinstance(fits, Exception) and set(table.state.nodes) == {"n1", "n2", "n5"}
 
 
 def test_data_of_a_level_that_is_not_known_is_not_opened() -> None:
     table = Table()
-    table.apply(m.RegisterNode("n1", "store", {}, lowest_level=1, highest_level=3), m.RaiseFeatureLevel(3))
+    table.apply(m.RegisterNode("n1", "store", {}, lowest_level=L1, highest_level=L3), m.RaiseFeatureLevel(L3))
     rows = list(table.rows.items())
-    with pytest.raises(StartupError, match="is of feature level 3, and this version knows 1 to 2: start a version"):
-        MetadataState.load(rows, Levels(1, 2))
-    with pytest.raises(StartupError, match="this version knows 4"):
-        MetadataState.load(rows, Levels(4, 4))
+    said = f"is of feature level {L3}, and this version knows {L1} to {L2}"
+    with pytest.raises(StartupError, match=f"{said}: start a version"):
+        MetadataState.load(rows, Levels(L1, L2))
+    with pytest.raises(StartupError, match=f"this version knows {L4}"):
+        MetadataState.load(rows, Levels(L4, L4))
     # Rows of that level may look otherwise, and the sentence is still the same.
     rows = [(b"p" + bytes(8), msgpack.packb(5)), (b"nn1", msgpack.packb("?")), (b"s", table.rows[b"s"])]
-    with pytest.raises(StartupError, match="is of feature level 3, and this version knows 1 to 2"):
-        MetadataState.load(rows, Levels(1, 2))
+    with pytest.raises(StartupError, match=said):
+        MetadataState.load(rows, Levels(L1, L2))
 
 
 def test_what_a_later_version_adds_to_a_node_is_passed_over() -> None:
@@ -258,18 +262,7 @@ def test_what_a_later_version_adds_to_a_node_is_passed_over() -> None:
 
 
 def test_where_nothing_was_applied_no_level_is_refused() -> None:
-    assert MetadataState.load([], Levels(2, 3)).topics == {}
-
-
-def test_rows_and_commands_from_before_there_were_levels_are_of_level_1() -> None:
-    table = Table()
-    table.apply(m.Balance(["n1"]))
-    state, node = (msgpack.unpackb(table.rows[key]) for key in (b"s", b"nn1"))
-    table.rows |= {b"s": msgpack.packb(state[:-1]), b"nn1": msgpack.packb(node[:-2])}
-    loaded = MetadataState.load(list(table.rows.items()))
-    assert loaded.feature_level == 1 and loaded.nodes["n1"].levels == (1, 1) and vars(loaded) == vars(table.state)
-    old = msgpack.packb((1, T, [(1, "n2", "store", {}, "default", 1, 1)]))
-    assert m.Entry.decode(old).commands == [m.RegisterNode("n2", "store", {})]
+    assert MetadataState.load([], Levels(L2, L3)).topics == {}
 
 
 def test_commands_of_a_newer_version_are_called_that() -> None:
@@ -325,7 +318,7 @@ def test_there_are_no_more_pushes_than_may_be() -> None:
 
 def test_secrets_of_a_push_are_in_no_text_of_its_command() -> None:
     command = m.SetPush("t", "g", PUSH)
-    assert "secret" not in repr(command) and command.needed_level == 13
+    assert "secret" not in repr(command)
     assert m.Entry.decode(m.Entry(T, [command]).encode()).commands == [command]
     told = command_record(command, values=True)
     assert told["push"]["url"] == PUSH["url"] and "whsec_secret" not in str(told)
@@ -439,9 +432,7 @@ def test_an_owner_is_kept() -> None:
     assert [topic.owner for topic in loaded.topics.values()] == ["token:app", None]
 
 
-def test_what_nobody_owns_is_written_as_before_there_were_owners() -> None:
-    assert owned("a").needed_level == 15
-    assert owned("a", 1, None).needed_level == 1
+def test_topic_without_an_owner_is_written_without_that_field() -> None:
     entry = msgpack.unpackb(m.Entry(T, [owned("a", 1, None), owned("b")]).encode())
     assert [len(command) for command in entry[2]] == [6, 7]
     table = Table()

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 
 from sandq.client.admin import ClusterOverview, GroupOverview, TopicOverview
+from sandq.model.features import KNOWN
 from sandq.model.health import (
     ALONE_MS,
     FAILED,
@@ -40,7 +41,7 @@ NODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "damage": {"damage": "000001.ldb"},
     "clock-alarm": {"clock_alarm": True},
     "exposed": {"exposed": ["listen.client on 10.0.0.1"]},
-    "feature-level": {"feature_level": 17, "feature_level_next": 18},
+    "feature-level": {"feature_level": KNOWN.highest, "feature_level_next": KNOWN.highest + 1},
     "replica-shut": {"shut": [{"topic": "t", "partition": 1, "node": "n1", "error": "entry 5"}]},
     "replica-differs": {"different": [{"topic": "t", "partition": 1, "nodes": ["n2"]}]},
 }

@@ -14,7 +14,6 @@ from sandq.broker.access.authenticator import REQUIRE
 from sandq.broker.access.first_token import AGAIN_S, PRINCIPAL, give_first_token
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, NotLeader
-from sandq.model.features import IDENTITIES_LEVEL
 from sandq.model.principals import token_hash
 from sandq.protocol.requests_access import IdentityPut
 from sandq.storage.files import RealFiles
@@ -35,7 +34,7 @@ class Node:
 
     @property
     def status(self) -> Any:
-        return SimpleNamespace(identities=dict(self.identities), feature_level=IDENTITIES_LEVEL)
+        return SimpleNamespace(identities=dict(self.identities))
 
     def listen(self, on_status: Callable[[], None], on_ready: Callable[[bool], None]) -> None:
         self._told = on_status

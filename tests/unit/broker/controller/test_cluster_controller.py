@@ -18,15 +18,16 @@ from sandq.metadata import commands as m
 from sandq.metadata.records import DRAINING, REMOVING, NodeRecord
 from sandq.metadata.state import MetadataState
 from sandq.model.errors import Conflict
-from sandq.model.features import Levels
+from sandq.model.features import FIRST_LEVEL, Levels
 from sandq.model.members import node_of
 from sandq.raft import Members
 
 T = 1_800_000_000_000
 AFTER_MS = 60_000
 
-OLD = Levels(1, 1)
-"""What the version of a node knows, unless its test says otherwise."""
+OLD = Levels(FIRST_LEVEL, FIRST_LEVEL)
+"""Levels that the version of a node knows, unless its test says otherwise."""
+NEW = Levels(FIRST_LEVEL, FIRST_LEVEL + 1)
 
 
 class Host:
@@ -268,35 +269,35 @@ async def test_a_learner_that_went_before_it_was_registered_is_let_go(autojump_c
 
 async def test_the_cluster_comes_to_a_level_once_every_node_knows_it(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b", "c")
-    bed.levels |= {"a": Levels(1, 3), "b": Levels(1, 2)}
+    bed.levels |= {"a": Levels(FIRST_LEVEL, FIRST_LEVEL + 2), "b": NEW}
     await bed.tend()
-    assert bed.host.state.feature_level == 1, "c runs the version before"
+    assert bed.host.state.feature_level == FIRST_LEVEL, "c runs the version before"
     bed.linked.discard("c")
     await bed.tend(2 * FAILED_S)
-    assert bed.failed() == {"c"} and bed.host.state.feature_level == 1, "it may come back as it was"
-    bed.levels["c"] = Levels(2, 3)
+    assert bed.failed() == {"c"} and bed.host.state.feature_level == FIRST_LEVEL, "it may come back as it was"
+    bed.levels["c"] = Levels(FIRST_LEVEL + 1, FIRST_LEVEL + 2)
     bed.linked.add("c")
     await bed.tend()
-    assert bed.host.state.feature_level == 1 and bed.node("c").levels == (1, 1), "c does not know 1 any more"
-    bed.levels["c"] = Levels(1, 4)
+    assert bed.host.state.feature_level == FIRST_LEVEL and bed.node("c").levels == OLD, "c does not know the level"
+    bed.levels["c"] = Levels(FIRST_LEVEL, FIRST_LEVEL + 3)
     await bed.tend()
-    assert bed.host.state.feature_level == 2, "what all know"
+    assert bed.host.state.feature_level == FIRST_LEVEL + 1, "what all know"
 
 
 async def test_a_member_that_is_not_registered_yet_holds_the_level_back(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     bed = Bed("a", "b")
-    bed.levels |= dict.fromkeys("ab", Levels(1, 2))
+    bed.levels |= dict.fromkeys("ab", NEW)
     bed.linked.discard("b")
     await bed.tend()
-    assert set(bed.host.state.nodes) == {"a"} and bed.host.state.feature_level == 1
+    assert set(bed.host.state.nodes) == {"a"} and bed.host.state.feature_level == FIRST_LEVEL
     bed.linked.add("b")
     await bed.tend()
-    assert bed.host.state.feature_level == 2
-    bed.levels["b"] = Levels(1, 1)
+    assert bed.host.state.feature_level == FIRST_LEVEL + 1
+    bed.levels["b"] = OLD
     await bed.tend()
-    assert bed.node("b").levels == (1, 2), "a version that does not know the level is not registered"
+    assert bed.node("b").levels == NEW, "a version that does not know the level is not registered"
 
 
 async def test_a_node_that_is_back_with_an_older_version_holds_the_level_back(
@@ -304,14 +305,14 @@ async def test_a_node_that_is_back_with_an_older_version_holds_the_level_back(
 ) -> None:
     """Registered as what it was, linked as what it is: something was awaited since those that are linked were."""
     bed = Bed("a", "b")
-    bed.levels |= {"a": Levels(1, 2)}
+    bed.levels |= {"a": NEW}
     await bed.tend()
-    bed.host.submit(m.RegisterNode("b", "store-b", {}, highest_level=2), lambda result: None)
+    bed.host.submit(m.RegisterNode("b", "store-b", {}, highest_level=NEW.highest), lambda result: None)
     await bed.controller.feature_level.tend(bed.host)  # type: ignore[arg-type]
-    assert bed.host.state.feature_level == 1
+    assert bed.host.state.feature_level == FIRST_LEVEL
     bed.linked.discard("b")
     await bed.controller.feature_level.tend(bed.host)  # type: ignore[arg-type]
-    assert bed.host.state.feature_level == 2, "what it said last counts while it is away"
+    assert bed.host.state.feature_level == FIRST_LEVEL + 1, "what it said last counts while it is away"
 
 
 async def test_it_waits_until_somebody_says_so(autojump_clock: trio.testing.MockClock) -> None:
@@ -321,22 +322,25 @@ async def test_it_waits_until_somebody_says_so(autojump_clock: trio.testing.Mock
     )
     await bed.tend()
     await bed.host.call(m.CreateTopic("t", "timer", 1, [["a"]], {}))
-    bed.levels |= {"a": Levels(1, 3)}
+    newest = Levels(FIRST_LEVEL, FIRST_LEVEL + 2)
+    bed.levels |= {"a": newest}
     await bed.tend()
-    with pytest.raises(Conflict, match=r"at feature level 1, .*: a knows 1 to 3, b knows 1\. Upgrade the nodes"):
+    with pytest.raises(
+        Conflict, match=rf"at feature level {OLD}, .*: a knows {newest}, b knows {OLD}\. Upgrade the nodes"
+    ):
         await level.finalize(bed.host, dry_run=False)  # type: ignore[arg-type]
-    bed.levels["b"] = Levels(1, 2)
+    bed.levels["b"] = NEW
     await bed.tend()
-    assert await level.finalize(bed.host, dry_run=True) == (1, 2)  # type: ignore[arg-type]
-    assert bed.host.state.feature_level == 1
-    assert await level.finalize(bed.host, dry_run=False) == (1, 2)  # type: ignore[arg-type]
+    assert await level.finalize(bed.host, dry_run=True) == (OLD.highest, NEW.highest)  # type: ignore[arg-type]
+    assert bed.host.state.feature_level == FIRST_LEVEL
+    assert await level.finalize(bed.host, dry_run=False) == (OLD.highest, NEW.highest)  # type: ignore[arg-type]
     await bed.tend()
-    assert bed.host.state.feature_level == 2
+    assert bed.host.state.feature_level == FIRST_LEVEL + 1
 
 
 async def test_a_member_that_has_not_said_yet_what_it_knows(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b")
-    bed.levels |= dict.fromkeys("ab", Levels(1, 2))
+    bed.levels |= dict.fromkeys("ab", NEW)
     bed.linked.discard("b")
     level = FeatureLevel(lambda: [bed.identity("a")], rises_by_itself=False)
     await bed.tend()
@@ -347,6 +351,6 @@ async def test_a_member_that_has_not_said_yet_what_it_knows(autojump_clock: trio
 async def test_a_cluster_without_topics_does_not_wait(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a")
     bed.controller.feature_level = FeatureLevel(lambda: [bed.identity("a")], rises_by_itself=False)
-    bed.levels["a"] = Levels(1, 2)
+    bed.levels["a"] = NEW
     await bed.tend()
-    assert bed.host.state.feature_level == 2
+    assert bed.host.state.feature_level == FIRST_LEVEL + 1

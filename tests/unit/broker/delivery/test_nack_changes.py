@@ -10,21 +10,20 @@ from sandq.broker.delivery.nack_changes import with_columns
 from sandq.model.batch import Column
 from sandq.model.errors import InvalidRequest, TooLarge
 from sandq.model.limits import Limits
-from sandq.partition.levels import BUDGET
 from sandq.protocol.requests import Nack
 from tests.support.hostile_rows import NO_HEADERS
 
 BASE = b"\0" * 16
 CHANGE = {"headers": b"\x80"}
 MANY = [
-    [[5, None, None, None, True, CHANGE]] * 2,  # a whole lease may be as much as one may change
+    [[5, None, None, None, True, CHANGE]] * 2,
     [[5, [[BASE, 900]], None, None, True, CHANGE]] * 2,
     [[5, [[BASE, b"\xff" * 40]], None, None, True, {"headers": b"\x81\xa1a\xc5\xea\x60" + b"x" * 60_000}]],
 ]
 
 
-def items_of(items: list[list[Any]], level: int = BUDGET) -> list[list[Any]]:
-    return with_columns(Nack(1, 0, items), level, Limits(), lambda: None)
+def items_of(items: list[list[Any]]) -> list[list[Any]]:
+    return with_columns(Nack(1, 0, items), Limits(), lambda: None)
 
 
 def test_changes_are_named_by_their_columns() -> None:
@@ -36,14 +35,11 @@ def test_changes_are_named_by_their_columns() -> None:
 
 
 @pytest.mark.parametrize("items", MANY)
-def test_below_the_level_a_nack_changes_only_so_many(items: list[list[Any]]) -> None:
-    with pytest.raises(TooLarge, match="a nack may change 1000 messages, and give 16777216 bytes of headers"):
-        items_of(items, BUDGET - 1)
-    assert len(items_of(items, BUDGET)) == len(items)
-    assert len(items_of(items[:1] if len(items) > 1 else [[*items[0][:5], CHANGE]], BUDGET - 1)) == 1
+def test_nack_may_change_the_messages_of_whole_leases(items: list[list[Any]]) -> None:
+    assert len(items_of(items)) == len(items)
 
 
-def test_headers_have_their_limit_at_every_level() -> None:
+def test_headers_have_their_limit() -> None:
     with pytest.raises(TooLarge, match="headers: 100000 bytes, 65536 are allowed"):
         items_of([[5, [[BASE, 1]], None, None, True, {"headers": b"x" * 100_000}]])
 
@@ -52,9 +48,9 @@ def test_a_priority_is_for_topics_that_have_them() -> None:
     def refuse() -> None:
         raise InvalidRequest("no priorities")
 
-    with_columns(Nack(1, 0, [[5, None, None, None, True, CHANGE]]), BUDGET, Limits(), refuse)
+    with_columns(Nack(1, 0, [[5, None, None, None, True, CHANGE]]), Limits(), refuse)
     with pytest.raises(InvalidRequest, match="no priorities"):
-        with_columns(Nack(1, 0, [[5, None, None, None, True, {"priority": 1}]]), BUDGET, Limits(), refuse)
+        with_columns(Nack(1, 0, [[5, None, None, None, True, {"priority": 1}]]), Limits(), refuse)
 
 
 def test_headers_that_are_no_map_are_refused() -> None:

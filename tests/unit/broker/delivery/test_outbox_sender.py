@@ -26,7 +26,7 @@ OURS = reserved_producer(5)
 class Bed:
     """A node with one partition, of Raft group 7."""
 
-    def __init__(self, *, level: int = 12, leads: bool = True) -> None:
+    def __init__(self, *, leads: bool = True) -> None:
         self.sent: list[tuple[Any, ...]] = []
         self.proposed: list[tuple[c.Append, Any]] = []
 
@@ -36,7 +36,6 @@ class Bed:
 
         host: Any = SimpleNamespace(
             check_ready=check_ready,
-            status=SimpleNamespace(level=level),
             submit=lambda command, done, **options: self.proposed.append((command, done)),
         )
         catalog: Any = SimpleNamespace(
@@ -68,7 +67,6 @@ def test_a_batch_is_proposed_and_answered_once_it_is_stored() -> None:
     [
         (Bed(), 8, BATCH, "NOT_LEADER"),
         (Bed(leads=False), 7, BATCH, "NOT_LEADER"),
-        (Bed(level=11), 7, BATCH, "UNAVAILABLE"),
         (Bed(), 7, b"no batch", "INVALID"),
         (Bed(), 7, encode({Column.VALUE: [bytes(DEFAULT.batch_bytes + 1)]}), "TOO_LARGE"),
     ],

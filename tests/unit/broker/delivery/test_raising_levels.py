@@ -6,15 +6,16 @@ import pytest
 
 from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
 from sandq.model.errors import NotLeader, Overloaded
-from sandq.model.features import KNOWN
+from sandq.model.features import FIRST_LEVEL
 from sandq.partition import commands as c
+from tests.support.nodes.next_level import NEXT
 from tests.support.partition.bench_host import BenchHost
 from tests.support.simulation.stepped import VirtualClock, VirtualTimers
 
 
 class Bed:
     def __init__(self) -> None:
-        self.level = 1
+        self.level = FIRST_LEVEL
         """The cluster's."""
         self.clock = VirtualClock()
         self.timers = VirtualTimers(self.clock)
@@ -26,6 +27,7 @@ class Bed:
             self.timers,  # type: ignore[arg-type]
             5,
             cluster_level=lambda: self.level,
+            highest_level=NEXT.highest,
         )
 
     @property
@@ -45,50 +47,50 @@ def bed() -> Bed:
 def test_a_new_leader_raises_it_once(bed: Bed) -> None:
     bed.leader.lead()
     assert bed.proposed == []
-    bed.level = 2
+    bed.level = NEXT.highest
     bed.leader.lead()
     bed.leader.status_changed()
     bed.leader.raise_level()
-    assert bed.proposed == [2]
+    assert bed.proposed == [NEXT.highest]
     bed.host.apply()
     bed.leader.raise_level()
-    assert (bed.proposed, bed.host.status.level) == ([], 2)
+    assert (bed.proposed, bed.host.status.level) == ([], NEXT.highest)
 
 
 def test_an_idle_partition_is_raised_with_the_cluster(bed: Bed) -> None:
     bed.leader.lead()
-    bed.level = 2
+    bed.level = NEXT.highest
     bed.leader.raise_level()
-    assert bed.proposed == [2]
+    assert bed.proposed == [NEXT.highest]
 
 
 def test_no_further_than_this_version_knows(bed: Bed) -> None:
-    bed.level = KNOWN.highest + 1
+    bed.level = NEXT.highest + 1
     bed.leader.lead()
-    assert bed.proposed == [KNOWN.highest]
+    assert bed.proposed == [NEXT.highest]
 
 
 def test_a_follower_proposes_nothing(bed: Bed) -> None:
     bed.host.works = False
-    bed.level = 2
+    bed.level = NEXT.highest
     bed.leader.raise_level()
     bed.leader.status_changed()
     assert bed.proposed == []
 
 
 def test_a_refusal_is_tried_again(bed: Bed) -> None:
-    bed.level = 2
+    bed.level = NEXT.highest
     bed.host.refusal = Overloaded("too much waits")
     bed.leader.lead()
     bed.pass_time(RETRY_MS - 1)
     bed.host.refusal = None
     assert bed.proposed == []
     bed.pass_time(1)
-    assert bed.proposed == [2]
+    assert bed.proposed == [NEXT.highest]
 
 
 def test_a_raise_that_is_lost_is_made_by_the_next_leader(bed: Bed) -> None:
-    bed.level = 2
+    bed.level = NEXT.highest
     bed.leader.lead()
     ((_, done),) = bed.host.proposed
     bed.host.proposed.clear()
@@ -98,4 +100,4 @@ def test_a_raise_that_is_lost_is_made_by_the_next_leader(bed: Bed) -> None:
     assert bed.proposed == []
     bed.host.works = True
     bed.leader.lead()
-    assert bed.proposed == [2]
+    assert bed.proposed == [NEXT.highest]

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from sandq.broker.health.node_health import NodeHealth
-from sandq.broker.health.sick_peers import NO_REASON, REASON_CHARS, SICK_S, SickPeers
+from sandq.broker.health.sick_peers import REASON_CHARS, SICK_S, SickPeers
 from sandq.broker.health.stalls import LOOK_S
 from sandq.model.errors import StorageFailed
 from sandq.protocol.peer import PeerFrame
@@ -44,7 +44,7 @@ class Host:
 class Bed:
     """Node "a" of three; a thread gets on while its number changes."""
 
-    def __init__(self, feature_level: int = 2) -> None:
+    def __init__(self) -> None:
         self.progress: dict[str, int | None] = {}
         self.told: list[tuple[str, Any]] = []
         self.stalled: list[str] = []
@@ -58,7 +58,6 @@ class Bed:
         self.node_log: Any = SimpleNamespace(
             node_id="a",
             failed=None,
-            feature_level=feature_level,
             hosts={1: Host(self)},
             stall=self.stalled.append,
             resume=self.resume,
@@ -128,11 +127,11 @@ async def test_a_log_that_hangs(autojump_clock: trio.testing.MockClock) -> None:
 async def test_a_state_that_hangs_hands_over_to_those_that_are_well(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.progress["state"] = 1
-    bed.sick_peers.told("b", "it hangs as well")
+    bed.sick_peers.told("b", "it hangs as well", False)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bed.health.run)
         for _ in range(7):
-            bed.sick_peers.told("b", "it hangs as well")
+            bed.sick_peers.told("b", "it hangs as well", False)
             await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert bed.handed_to[0] == ["c"] and bed.gave_up
@@ -187,24 +186,24 @@ async def test_maintenance_may_take_longer_and_ends_no_request(autojump_clock: t
     assert bed.handed_to == [["b", "c"]] and bed.told
 
 
-async def test_a_disk_that_failed_is_told_as_well_and_below_level_2_without_a_reason(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    bed = Bed(feature_level=1)
+async def test_a_disk_that_failed_is_told_as_well(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed()
     bed.node_log.failed = StorageFailed("the disk is full")
     await bed.passes(3)
-    assert set(bed.told) == {("b", None), ("c", None)} and 8 <= len(bed.told) <= 14, "again and again"
+    assert set(bed.told) == {(node, ("the disk is full", False)) for node in "bc"} and 8 <= len(bed.told) <= 14, (
+        "again and again"
+    )
     assert bed.stalled == [] and bed.handed_to == []
 
 
 async def test_who_says_nothing_any_more_is_well(autojump_clock: trio.testing.MockClock) -> None:
     peers = SickPeers()
-    peers.told("b", "x" * 10_000)
-    peers.told("c", None)
-    peers.told("d", "no room", works=True)
+    peers.told("b", "x" * 10_000, False)
+    peers.told("c", "EIO", False)
+    peers.told("d", "no room", True)
     assert {node: (len(told.reason), told.works) for node, told in peers.now().items()} == {
         "b": (REASON_CHARS, False),
-        "c": (len(NO_REASON), False),
+        "c": (3, False),
         "d": (7, True),
     }
     peers.forget("c")
@@ -229,13 +228,6 @@ async def test_who_has_no_room_lets_others_lead_and_is_not_sick(autojump_clock: 
     await bed.passes(2)
     assert bed.handed_to == [["c"]] and bed.health.sick() == {} and not bed.health.may_lead("a")
     assert set(bed.told) == {(node, (bed.health.no_room, True)) for node in "bc"}
-
-
-async def test_below_level_2_nobody_is_told_of_little_room(autojump_clock: trio.testing.MockClock) -> None:
-    bed = Bed(feature_level=1)
-    bed.lacks_room()
-    await bed.passes(2)
-    assert bed.health.no_room and bed.told == []
 
 
 def test_below_the_reserve_nothing_new_is_taken() -> None:

@@ -42,13 +42,13 @@ class Host:
 class Bed:
     """Node "a" leads the only group; what the nodes answer stands in `digests`."""
 
-    def __init__(self, feature_level: int = 3, bytes_per_s: int = 1 << 30) -> None:
+    def __init__(self, bytes_per_s: int = 1 << 30) -> None:
         self.number = 0
         self.digests: dict[str, bytes | None] = {}
         self.sent: list[tuple[str, int, Any]] = []
         self.up = {"a", "b", "c"}
         self.host = Host(self)
-        node_log: Any = SimpleNamespace(node_id="a", hosts={GROUP: self.host}, feature_level=feature_level)
+        node_log: Any = SimpleNamespace(node_id="a", hosts={GROUP: self.host})
         catalog: Any = SimpleNamespace(led_here=[GROUP], view=SimpleNamespace(places={GROUP: ("t", 0)}))
 
         def send(*frame: Any) -> bool:
@@ -124,7 +124,6 @@ async def test_who_is_away_is_not_waited_for(autojump_clock: trio.testing.MockCl
 
 
 async def test_nothing_is_asked_where_it_cannot_be_answered() -> None:
-    assert await Bed(feature_level=2).compare(a=RIGHT, b=RIGHT, c=RIGHT) is None
     bed = Bed()
     bed.host.refusal = TimedOut("the outcome is unknown")
     assert await bed.compare() is None

@@ -27,7 +27,7 @@ from sandq.broker.peers.handshake import (
     accept,
     dial,
 )
-from sandq.model.features import Levels
+from sandq.model.features import FIRST_LEVEL, Levels
 from sandq.storage.known_peers import KnownPeers
 from sandq.storage.memory_files import MemoryFiles
 from tests.support.paths import ROOT
@@ -280,20 +280,23 @@ def test_who_dials_proves_first() -> None:
 def levelled(
     who: PeerIdentity, lowest: int, highest: int, level: int | None, cluster: str | None = "cluster-1"
 ) -> Terms:
-    return terms(dataclasses.replace(who, levels=Levels(lowest, highest), feature_level=level, cluster_uuid=cluster))
+    """Numbers count from the first level, which is 0."""
+    levels = Levels(FIRST_LEVEL + lowest, FIRST_LEVEL + highest)
+    at = None if level is None else FIRST_LEVEL + level
+    return terms(dataclasses.replace(who, levels=levels, feature_level=at, cluster_uuid=cluster))
 
 
 @pytest.mark.parametrize(
     ("two", "by"),
     [
-        ((1, 1, 1), "the acceptor's version is too old"),
-        ((3, 5, 3), "the acceptor's version is too new"),
+        ((0, 0, 0), "the acceptor's version is too old"),
+        ((2, 4, 2), "the acceptor's version is too new"),
     ],
 )
 def test_who_does_not_know_the_level_of_the_cluster_is_refused(two: tuple[int, int, int], by: str) -> None:
     for dialer_terms, acceptor_terms in (
-        (levelled(ONE, 1, 2, 2), levelled(TWO, *two)),
-        (levelled(ONE, *two), levelled(TWO, 1, 2, 2)),
+        (levelled(ONE, 0, 1, 1), levelled(TWO, *two)),
+        (levelled(ONE, *two), levelled(TWO, 0, 1, 1)),
     ):
         dialer, acceptor = shake(dialer_terms, acceptor_terms)
         for side in (dialer, acceptor):
@@ -302,11 +305,11 @@ def test_who_does_not_know_the_level_of_the_cluster_is_refused(two: tuple[int, i
 
 
 def test_levels_that_overlap_are_enough() -> None:
-    for two in (levelled(TWO, 1, 5, 2), levelled(TWO, 2, 2, 2), levelled(TWO, 2, 3, None)):
-        dialer, acceptor = shake(levelled(ONE, 1, 3, 2), two)
+    for two in (levelled(TWO, 0, 4, 1), levelled(TWO, 1, 1, 1), levelled(TWO, 1, 2, None)):
+        dialer, acceptor = shake(levelled(ONE, 0, 2, 1), two)
         assert dialer.introduced is not None and acceptor.introduced is not None
-        assert acceptor.introduced.peer.identity.levels == (1, 3)
-        assert acceptor.introduced.peer.identity.feature_level == 2
+        assert acceptor.introduced.peer.identity.levels == (FIRST_LEVEL, FIRST_LEVEL + 2)
+        assert acceptor.introduced.peer.identity.feature_level == FIRST_LEVEL + 1
 
 
 # ------------------------------------------------------------------------------------------- what may not be changed
@@ -395,9 +398,9 @@ HELLO: list[Any] = [
     {},
     "default",
     1,
-    1,
-    3,
-    2,
+    FIRST_LEVEL,
+    FIRST_LEVEL + 2,
+    FIRST_LEVEL + 1,
     "0.3.0",
 ]
 

@@ -9,7 +9,7 @@ import pytest
 from sandq.broker.replication.node_log import NodeLog
 from sandq.metadata.commands import RaiseFeatureLevel, RegisterNode
 from sandq.model.errors import Conflict, Unavailable
-from sandq.model.features import Levels
+from sandq.model.features import FIRST_LEVEL, Levels
 from sandq.model.limits import Limits
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
@@ -34,6 +34,7 @@ def _until(node_log: NodeLog, is_so: Callable[[], bool]) -> None:
 
 
 def test_not_yet_and_no_are_told_apart() -> None:
+    next_level, later = FIRST_LEVEL + 1, FIRST_LEVEL + 2
     node_log = NodeLog(
         MemoryFiles(),
         MemoryStores(),
@@ -41,28 +42,28 @@ def test_not_yet_and_no_are_told_apart() -> None:
         now_ms=lambda: 1_800_000_000_000,
         publish=lambda news: node_log.published(news),
         limits=Limits(),
-        levels=Levels(1, 2),
+        levels=Levels(FIRST_LEVEL, next_level),
     )
     assert node_log.feature_level is None
     metadata = node_log.open_metadata()
-    node_log.check_level(1)
+    node_log.check_level(FIRST_LEVEL)
     with pytest.raises(Unavailable, match="does not know yet"):
-        node_log.check_level(2)  # it may have been allowed before this node was killed
-    with pytest.raises(Conflict, match="needs feature level 3, and the cluster is at 1"):
-        node_log.check_level(3)
+        node_log.check_level(next_level)  # it may have been allowed before this node was killed
+    with pytest.raises(Conflict, match=f"needs feature level {later}, and the cluster is at {FIRST_LEVEL}"):
+        node_log.check_level(later)
     _until(node_log, lambda: metadata.ready)
-    with pytest.raises(Unavailable, match="about to come to feature level 2"):
-        node_log.check_level(2)  # no node is registered yet
-    with pytest.raises(Conflict, match="needs feature level 3"):
-        node_log.check_level(3)
+    with pytest.raises(Unavailable, match=f"about to come to feature level {next_level}"):
+        node_log.check_level(next_level)  # no node is registered yet
+    with pytest.raises(Conflict, match=f"needs feature level {later}"):
+        node_log.check_level(later)
     results: list[object] = []
-    metadata.submit(RegisterNode("n1", "store", {}, highest_level=2), results.append)
+    metadata.submit(RegisterNode("n1", "store", {}, highest_level=next_level), results.append)
     _until(node_log, lambda: len(results) == 1)
-    with pytest.raises(Unavailable, match="about to come to feature level 2"):
-        node_log.check_level(2)  # a cluster that was just formed, say
-    with pytest.raises(Conflict, match="needs feature level 3"):
-        node_log.check_level(3)
-    metadata.submit(RaiseFeatureLevel(2), results.append)
+    with pytest.raises(Unavailable, match=f"about to come to feature level {next_level}"):
+        node_log.check_level(next_level)  # a cluster that was just formed, say
+    with pytest.raises(Conflict, match=f"needs feature level {later}"):
+        node_log.check_level(later)
+    metadata.submit(RaiseFeatureLevel(next_level), results.append)
     _until(node_log, lambda: len(results) == 2)
-    assert results[1] == 2
-    node_log.check_level(2)
+    assert results[1] == next_level
+    node_log.check_level(next_level)

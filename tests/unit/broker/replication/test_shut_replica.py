@@ -16,6 +16,7 @@ from sandq.broker.replication.shut import Step
 from sandq.metadata import commands as m
 from sandq.metadata.state import MetadataState
 from sandq.model.errors import StorageFailed, Unavailable
+from sandq.model.features import FIRST_LEVEL
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition import rows, skips
@@ -145,7 +146,7 @@ METADATA: list[m.Command] = [
     m.RegisterNode("n1", "s1", {"client": "127.0.14.1:1"}, highest_level=99),
     m.RegisterNode("n2", "s2", {"client": "127.0.14.2:1"}, highest_level=99),
     m.FormCluster("cluster"),
-    m.RaiseFeatureLevel(18),
+    m.RaiseFeatureLevel(FIRST_LEVEL),
     m.CreateTopic("t", "timer", 1, [["n1"], ["n1"]], {"lease_ms": 1}),
     m.UpdateTopic("t", {"lease_ms": 2}, 1, 2, [["n1"]]),
     m.MarkNode("n2", T),

@@ -10,6 +10,7 @@ import trio
 
 from sandq.broker.backups.backups import Backups
 from sandq.model.errors import Unavailable
+from sandq.model.features import FIRST_LEVEL
 from sandq.protocol.requests_backup import BackupTopics
 from sandq.server.handlers import backups as handler
 
@@ -21,7 +22,7 @@ def _asked(catch_up: Any) -> tuple[Any, dict[str, Any]]:
     catalog: Any = SimpleNamespace(catch_up=lambda: catch_up(topics))
     broker = SimpleNamespace(
         backups=Backups(catalog, none, none),
-        metadata=SimpleNamespace(topics=topics, feature_level=17),
+        metadata=SimpleNamespace(topics=topics, feature_level=FIRST_LEVEL),
         clock=SimpleNamespace(now_ms=lambda: 5),
     )
     entrance = SimpleNamespace(access=SimpleNamespace(sees=lambda name: False))
