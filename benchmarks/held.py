@@ -54,7 +54,7 @@ class Partition:
             columns[Column.TTL_MS] = [ttl_ms] * count
         if keys:
             columns[Column.KEY] = [b"%d" % number for number in range(count)]
-        self.apply(at_ms, c.Append(encode(columns), split=keys or ttl_ms is not None))
+        self.apply(at_ms, c.Append(encode(columns), split=True))
 
     def lease(self, limit: int, at_ms: int, lease_ms: int = LEASE_MS, consumer: str = "c", group: str = "g") -> Any:
         """The only lease that is granted."""

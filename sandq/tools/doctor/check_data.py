@@ -32,7 +32,7 @@ from sandq.tools.doctor.check import Check, bytes_text, failed, ok, skipped, war
 from sandq.tools.read_only import ReadOnlyFiles, is_locked, lock_holder
 
 NEWER = "start that version on it; docs/upgrading.md says more"
-OTHER_VERSION = "start the version that wrote it, or name an empty directory in node.data_dir; docs/upgrading.md says more"
+OTHER_VERSION = "start the version that wrote it, or name an empty directory in node.data_dir (docs/upgrading.md)"
 NAMED_FILES = 3
 """Of those that are open to others."""
 RESTORE = "restore it from a backup, or have the node's data copied anew; do not delete single files"

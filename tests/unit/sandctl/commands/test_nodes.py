@@ -9,6 +9,7 @@ import pytest
 
 from sandctl.commands import cluster_moves
 from sandctl.output.progress import Progress
+from sandq.model.features import KNOWN
 from sandq.protocol.frames import Type
 from sandq.protocol.replies import Partition
 from tests.support.client.fake_server import FakeConnection, FakeServer
@@ -129,8 +130,8 @@ def test_nodes_say_how_they_stand(ctl: Any, server: FakeServer) -> None:
     lines = [line.split("  ") for line in ctl("cluster", "nodes").output.splitlines()]
     heads, n1, n3, n2 = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert " ".join(heads) == "NODE MEMBER SINCE UP STANDING ZONE CLIENTS HTTP LEADS REPLICAS VOTER VERSION LEVELS"
-    assert n1 == ["n1", "-", "-", "yes", "in", "a", "-", "-", "1", "2", "yes", "0.2.0", "1-2"]
-    assert n3 == ["n3", "-", "-", "yes", "draining, failed", "a", "-", "-", "0", "2", "no", "0.2.0", "1-2"]
+    assert n1 == ["n1", "-", "-", "yes", "in", "a", "-", "-", "1", "2", "yes", "0.3.0", str(KNOWN.highest)]
+    assert n3 == ["n3", "-", "-", "yes", "draining, failed", "a", "-", "-", "0", "2", "no", "0.3.0", str(KNOWN.highest)]
     assert n2 == ["n2", "-", "-", "-", "-", "-", "-", "-", "0", "-", "-", "-", "-"], "it is outside"
     rows = json.loads(ctl("cluster", "nodes", "-o", "json").output)
     assert rows[1]["failed_since"] == "2023-11-14T22:13:20.000Z" and rows[0]["failed_since"] is None
