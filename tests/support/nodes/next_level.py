@@ -5,7 +5,7 @@
 - The frame `FRAME` is sent from that level of the cluster on.
 
 Within `next_version()` this process runs the code of that version. A node goes by it if `run_node` gets the levels
-`NEXT`. `tests.support.processes.next_node` is such a node in a process of its own, and `sandq.cli` is one of the version
+`NEXT`. `tests.support.processes.next_node` is such a node in a process of its own. `sandq.cli` is a node of the version
 before, which lacks all three.
 """
 

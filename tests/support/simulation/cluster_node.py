@@ -20,6 +20,7 @@ from sandq.partition import commands as c
 from sandq.partition.digest import comparable
 from sandq.raft import Members
 from sandq.storage.faulty_files import FaultyFiles, Plan
+from tests.support.nodes.next_level import NEXT
 from tests.support.simulation.stepped import Stepped, VirtualClock
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sandq.broker.replication.applier import Apply
 from sandq.metadata.records import Topic
 from sandq.model import offsets
 from sandq.model.errors import StorageFailed
-from sandq.model.features import KNOWN
+from sandq.model.features import FIRST_LEVEL
 from sandq.model.members import node_of
 from sandq.model.names import TIMER
 from sandq.model.settings import parse_settings
@@ -26,6 +26,7 @@ from sandq.partition.log import message_log, trim
 from sandq.raft import Group, core, hooks
 from sandq.storage.faulty_files import Plan
 from sandq.storage.memory_files import Crashed
+from tests.support.nodes.next_level import NEXT
 from tests.support.simulation import cluster_snapshots
 from tests.support.simulation.cluster_clients import Clients
 from tests.support.simulation.cluster_node import ClusterNode, topic_of
@@ -84,8 +85,6 @@ class ClusterWorld:
         self._crash_chance = rng.choice((0.001, 0.005, 0.02))
         self.topic = self.make_topic()
         self.clocks_go_wrong = self.topic.kind == TIMER and self.clock_rng.random() < 0.4
-        if self.clocks_go_wrong and self.clock_rng.random() < 0.8:
-            self.level = KNOWN.highest  # else mostly too late for a reset
         self.offsets_ms = {name: rng.choice((-DRIFT_MS, 0, DRIFT_MS)) for name in NAMES}
         self.lease_ahead_ms = rng.choice((5, 50))
         self.segment_bytes = rng.choice((4096, 65_536))

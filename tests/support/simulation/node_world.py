@@ -20,7 +20,6 @@ from sandq.metadata import commands as m
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.errors import SandqError, StorageFailed
-from sandq.model.features import KNOWN
 from sandq.model.key_limits import key_limit
 from sandq.model.limits import Limits
 from sandq.model.settings import parse_settings
@@ -30,6 +29,7 @@ from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.stores import MemoryStores
+from tests.support.nodes.next_level import NEXT
 from tests.support.simulation.moments import Moments
 from tests.support.simulation.oracle import GROUPS, Held, Oracle, Sent
 from tests.support.simulation.owner import Owner
@@ -59,6 +59,7 @@ class Node(Stepped):
             publish=self.published.append,
             limits=Limits(),
             segment_bytes=world.segment_bytes,
+            levels=NEXT,
         )
         self.metadata = self.node_log.open_metadata()
         self.host = self._open_topic()
@@ -69,6 +70,7 @@ class Node(Stepped):
             self.timers,  # type: ignore[arg-type]
             5,
             cluster_level=lambda: self.metadata.status.feature_level,
+            highest_level=NEXT.highest,
         )
         self.owner = Owner(self)
         for group, seeks in self.oracle.seeks.items():
@@ -83,7 +85,7 @@ class Node(Stepped):
         self._until(lambda: self.metadata.ready)
         if "t" not in self.metadata.status.topics:
             settings = parse_settings(self.world.settings).record()
-            self._call(self.metadata, m.RegisterNode("n1", "store", {}, highest_level=KNOWN.highest))
+            self._call(self.metadata, m.RegisterNode("n1", "store", {}, highest_level=NEXT.highest))
             self._call(self.metadata, m.CreateTopic("t", "timer", 1, [["n1"]], settings))
         topic = self.metadata.status.topics["t"]
         self.node_log.install([(topic.partitions[0].group, "n1#1", Members(topic.partitions[0].members))])
@@ -249,7 +251,7 @@ class Node(Stepped):
 
     def raise_level(self) -> None:
         """As the controller does it, and then the reconciler."""
-        self.metadata.submit(m.RaiseFeatureLevel(KNOWN.highest), lambda result: self.delivery.raise_level())
+        self.metadata.submit(m.RaiseFeatureLevel(NEXT.highest), lambda result: self.delivery.raise_level())
 
     def advance(self) -> None:
         self.clock.ms += self.rng.choice((0, 1, 1, 2, 5, 40, 700))

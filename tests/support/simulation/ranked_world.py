@@ -7,7 +7,6 @@ from typing import Any
 
 from sandq.metadata.records import Topic
 from sandq.model.batch import Column
-from sandq.model.features import KNOWN
 from sandq.model.names import FAIR, PRIORITY
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
@@ -119,7 +118,6 @@ class RankedWorld(ClusterWorld):
             self.clients.order.check()
 
     def make_topic(self) -> Topic:
-        self.level = KNOWN.highest  # there are no such topics below it
         rng = random.Random(f"topic {self._seed}")
         kind = rng.choice((PRIORITY, FAIR))
         settings: dict[str, Any] = {

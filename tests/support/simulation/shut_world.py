@@ -18,7 +18,6 @@ from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.shut import Step
 from sandq.model.batch import Column, encode
 from sandq.model.errors import SandqError
-from sandq.model.features import KNOWN
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition import rows
@@ -109,7 +108,6 @@ class ShutWorld(ClusterWorld):
         self.clocks_go_wrong = False
 
     def make_topic(self) -> Any:
-        self.level = KNOWN.highest
         settings = {"retention": "30d", "dedup_window": self.rng.choice(("0s", "10m"))}
         return topic_of(NAMES, parse_settings(settings).record())
 
