@@ -10,15 +10,14 @@ import httpx
 import pytest
 
 import sandq
-from sandq.errors import Conflict, TooLarge, Unavailable, UnknownTopic
-from sandq.model.features import Levels
+from sandq.errors import TooLarge, Unavailable, UnknownTopic
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial, until_risen
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
-from tests.support.waiting import PATIENCE_S, until_holds
+from tests.support.waiting import PATIENCE_S
 
 MADE = {
     "AUTO_CREATE_TOPICS__PATTERNS": "made.*, [k]*",
@@ -176,14 +175,6 @@ async def test_a_node_of_a_version_that_makes_none_is_asked_again_later(
     with pytest.raises(Unavailable, match="is of a version that cannot: ask again") as refused:
         await maker.produce("made.a", b"x")
     assert refused.value.retriable
-
-
-@pytest.mark.parametrize("level", [12])
-async def test_nodes_of_before_make_none(tmp_path: Path, dial: Dial, level: int) -> None:
-    async with run_node(small_config(tmp_path, **MADE), levels=Levels(1, level)) as node, connected(node) as client:
-        await until_holds(lambda: node.broker.node_log.feature_level == level)
-        with pytest.raises(Conflict, match="feature level 13"):
-            await client.produce("made.a", b"x")
 
 
 async def test_compacted_ones(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 import trio
@@ -11,13 +10,11 @@ import trio
 import sandq
 from sandq.broker.delivery.subscribe import EPOCH_BITS, EPOCHS_AHEAD_MS
 from sandq.client.client import cluster_of
-from sandq.errors import Conflict, ConsumerFenced, InvalidName, LeaseLost
-from sandq.model.features import Levels
+from sandq.errors import ConsumerFenced, InvalidName, LeaseLost
 from sandq.node import Serving
 from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
-from tests.support.nodes.found import found_nodes
 from tests.support.nodes.raw_client import RawClient, values_of
 from tests.support.nodes.working import connected, take, values
 from tests.support.waiting import PATIENCE_S, until_holds
@@ -209,14 +206,3 @@ async def test_bad_epochs_are_refused(client: RawClient) -> None:
     for epoch in (0, -1, 1 << 62, 1 << 63, "7"):
         answer = await client.call(Type.SUBSCRIBE, 1, "t", "g", "w", 10, None, "earliest", [], epoch, None)
         assert (answer[0], answer[2]) == (Type.ERROR, "INVALID"), epoch
-
-
-async def test_a_cluster_of_before_refuses_it(tmp_path: Path) -> None:
-    async with found_nodes(tmp_path, "node1", levels=Levels(1, 11)) as nodes, nodes.connect() as client:
-        await client.admin.create_topic("t")
-        with pytest.raises(Conflict, match="feature level 12"):
-            async with client.subscribe("t", group="g", consumer_id="w"):
-                pass
-        async with client.subscribe("t", group="g") as subscription:
-            await client.produce("t", b"m")
-            assert values(await take(subscription, 1)) == [b"m"]

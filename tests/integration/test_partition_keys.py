@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import sandq
-from sandq.errors import Conflict, InvalidRequest, InvalidSetting
-from sandq.model.features import Levels
+from sandq.errors import InvalidRequest, InvalidSetting
 from sandq.model.partitioning import partition_for
-from sandq.node import Serving, run_node
+from sandq.node import Serving
 from sandq.protocol.frames import Type, encode_frame
 from tests.integration.conftest import Dial
-from tests.support.nodes.small_node import small_config
-from tests.support.nodes.working import connected
-from tests.support.waiting import until_holds
 
 OWNERS = ("ada", "bob", "cid", "dora", "eve")
 
@@ -129,11 +123,3 @@ async def test_it_is_fixed_and_of_compacted_topics_alone(kv: sandq.Keys, api: sa
     with pytest.raises(InvalidRequest, match="only compacted ones have keys"):
         await api.admin.create_topic("timer")
         await api.kv("timer").get("x")
-
-
-async def test_nodes_of_before_refuse_it(tmp_path: Path) -> None:
-    async with run_node(small_config(tmp_path), levels=Levels(1, 12)) as node, connected(node) as client:
-        await until_holds(lambda: node.broker.node_log.feature_level == 12)
-        with pytest.raises(Conflict, match="feature level 13"):
-            await client.admin.create_topic("t", kind="compacted", partition_delimiter="/")
-        await client.admin.create_topic("t", kind="compacted")

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 import sandq
-from sandq.errors import Conflict, InvalidSetting, Throttled
-from sandq.model.features import Levels
+from sandq.errors import InvalidSetting, Throttled
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial, until_risen
@@ -99,15 +98,6 @@ async def test_every_kind_of_topic_has_it_and_bad_ones_are_told(api: sandq.Clien
         await api.admin.update_topic("timer", max_request_rate="often")
     with pytest.raises(InvalidSetting, match="max_request_burst: 0 is not within 1 to 1000000"):
         await api.admin.update_topic("timer", max_request_burst=0)
-
-
-async def test_nodes_of_before_refuse_it(tmp_path: Path) -> None:
-    async with run_node(small_config(tmp_path), levels=Levels(1, 12)) as node, connected(node) as client:
-        await until_holds(lambda: node.broker.node_log.feature_level == 12)
-        await client.admin.create_topic("t", max_lease="1m")
-        for settings in (SLOW, {"max_request_burst": 2}):
-            with pytest.raises(Conflict, match="feature level 13"):
-                await client.admin.update_topic("t", **settings)  # type: ignore[arg-type]
 
 
 async def test_over_http_each_address_is_a_client(tmp_path: Path) -> None:

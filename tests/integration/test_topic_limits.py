@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import sandq
-from sandq.errors import Conflict, InvalidRequest, InvalidSetting, InvalidTime, TooLarge
+from sandq.errors import InvalidRequest, InvalidSetting, InvalidTime, TooLarge
 from sandq.model.batch import Column, encode
-from sandq.model.features import Levels
 from sandq.node import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
-from tests.support.nodes.found import found_nodes
-from tests.support.nodes.working import take, values
+from tests.support.nodes.working import take
 from tests.support.waiting import until_holds
 
 YEAR = 366
@@ -101,16 +97,3 @@ async def test_a_topic_without_limits_is_as_before(node: Serving, dial: Dial) ->
     await raw.create()
     settings = (await raw.call(Type.METADATA, ["t"]))[3][0]["settings"]
     assert not [name for name in settings if name in ("max_message_bytes", "max_delay_ms", "max_lease_ms")]
-
-
-async def test_a_cluster_of_before_refuses_them(tmp_path: Path) -> None:
-    async with found_nodes(tmp_path, "node1", levels=Levels(1, 11)) as nodes, nodes.connect() as client:
-        for limit in ({"max_message_bytes": 1024}, {"max_delay": "1h"}, {"max_lease": "1h"}):
-            with pytest.raises(Conflict, match="feature level 12"):
-                await client.admin.create_topic("t", **limit)  # type: ignore[arg-type]
-        await client.admin.create_topic("t")
-        with pytest.raises(Conflict, match="feature level 12"):
-            await client.admin.update_topic("t", max_delay="1h")
-        await client.produce("t", b"m")
-        async with client.subscribe("t", group="g") as subscription:
-            assert values(await take(subscription, 1)) == [b"m"]

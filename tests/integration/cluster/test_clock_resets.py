@@ -12,11 +12,9 @@ import trio
 import sandq
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.replication import node_log
-from sandq.errors import Conflict
-from sandq.model.features import KNOWN, Levels
+from sandq.model.features import KNOWN
 from sandq.partition import clock_reset
 from sandq.partition import commands as c
-from sandq.partition.levels import CLOCK_RESET
 from tests.support.nodes.found import found_nodes
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.three import NAMES, ThreeNodes, compared
@@ -24,8 +22,6 @@ from tests.support.simulation.oracle import messages_of
 from tests.support.waiting import until_holds
 
 HOUR_S = 3600
-BEFORE = Levels(1, CLOCK_RESET - 1)
-"""What a version knows that sets no clock back."""
 
 
 @contextmanager
@@ -54,36 +50,6 @@ async def taken(client: sandq.Client, group: str, count: int) -> list[bytes]:
         got += [message.value for message in messages]
     assert await leases.take(1) == []
     return sorted(got)
-
-
-async def test_reset_waits_until_all_nodes_know_it(tmp_path: Path, hand: HandClock) -> None:
-    names = NAMES[:2]
-    async with found_nodes(tmp_path, *names, hand=hand, levels=BEFORE) as nodes, nodes.connect() as client:
-        await client.admin.create_topic("t", replicas=2)
-        await until_level(nodes, BEFORE.highest)
-        with wrong_clocks(nodes, 24 * HOUR_S):
-            await (await client.produce_many("t", [b"%d" % at for at in range(3)]))
-        for at, name in enumerate(names):
-            # Whichever of them leads, of the old version or of the new one.
-            with pytest.raises(Conflict, match=f"needs feature level 4, and the cluster is at {BEFORE.highest}"):
-                await client.admin.reset_clock("t", 0)
-            assert {nodes.host(name).status.clock_epoch for name in names} == {0}
-            await nodes.stop(name)
-            await nodes.start(name)
-            await nodes.until_led()
-            if at == 0:
-                await until_holds(
-                    lambda: all(n.broker.metadata.nodes["node1"].levels == KNOWN for n in nodes.running.values())
-                )
-                assert {node.broker.node_log.feature_level for node in nodes.running.values()} == {BEFORE.highest}
-        await until_level(nodes, KNOWN.highest)
-        await client.produce("t", b"now")
-        assert await client.leases("t", "g").take() == [], "the floor is a day ahead still"
-        assert (await client.admin.reset_clock("t", 0))["outcome"] == "begun"
-        # A batch has all that its producer sent, also one of before the level.
-        assert await taken(client, "g", 4) == [b"0", b"1", b"2", b"now"]
-        assert await compared(nodes, same=True) == ()
-        assert {nodes.host(name).status.clock_epoch for name in names} == {1}
 
 
 class Steps:

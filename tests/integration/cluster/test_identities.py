@@ -11,15 +11,11 @@ import trio
 import sandq
 from sandq.client import connect_with
 from sandq.client.options import Options
-from sandq.errors import Conflict, Unauthenticated
-from sandq.model.features import IDENTITIES_LEVEL, Levels
-from sandq.node import run_node
+from sandq.errors import Unauthenticated
 from sandq.protocol.frames import Type
 from tests.integration.cluster.test_waiting import waiting_nodes
 from tests.support.nodes.raw_client import RawClient
-from tests.support.nodes.small_node import small_config
 from tests.support.nodes.three import NAMES, ThreeNodes, leading, three_nodes
-from tests.support.nodes.working import connected
 from tests.support.waiting import PATIENCE_S, until_holds
 
 pytestmark = pytest.mark.usefixtures("node_time")
@@ -79,14 +75,6 @@ async def test_a_node_that_knows_nobody_is_told_to_found_a_cluster_from_its_own_
         late, refused = await greeted(nodes, "node1", "sandq_whatever")
         assert refused[2] == "UNAUTHENTICATED"
         await trio.aclose_forcefully(late.stream)
-
-
-async def test_below_its_feature_level_a_cluster_knows_no_identities(tmp_path: Path) -> None:
-    config, levels = small_config(tmp_path), Levels(1, IDENTITIES_LEVEL - 1)
-    async with run_node(config, levels=levels) as node, connected(node) as client:
-        with pytest.raises(Conflict, match="feature level"):
-            await client.admin.create_token("app", ["read"])
-        assert await client.admin.identities() == []
 
 
 async def test_a_token_keeps_nobody_out_of_a_node_that_waits_where_authentication_is_off(tmp_path: Path) -> None:
