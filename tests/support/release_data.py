@@ -1,12 +1,12 @@
-"""Leave data as this version writes it, for later versions to open: `python -m tests.support.release_data NAME`.
+"""Leave data as this version writes it, for later versions to open: `python -m tests.support.release_data`.
 
-It makes `tests/data/NAME.tar.xz`: the data directory of a node that was stopped once, started again, and killed. It is
-run once for each version, when that is tagged; `tests/integration/test_data_of_releases.py` opens all of them.
+It makes `tests/data/level-N.tar.xz`, N being the highest feature level of this version: the data directory of a node
+that was stopped once, started again, and killed. Run it when a version is tagged, and before that whenever the format
+of the data of an untagged level changes. `tests/integration/test_data_of_releases.py` opens all archives.
 """
 
 from __future__ import annotations
 
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import trio
 
 import sandq
+from sandq.model.features import KNOWN
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
 
@@ -54,7 +55,7 @@ async def second_life(client: sandq.Client) -> None:
     await client.kv("config").put("key 5", "after the start")
 
 
-def main(name: str) -> None:
+def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         node = NodeProcess(Path(temporary), SANDQ_STORAGE__SEGMENT_BYTES="1MiB", SANDQ_LIMITS__DELAY_DAYS="40000")
         try:
@@ -67,7 +68,7 @@ def main(name: str) -> None:
         finally:
             node.close()
         ARCHIVES.mkdir(exist_ok=True)
-        with tarfile.open(ARCHIVES / f"{name}.tar.xz", "w:xz") as archive:
+        with tarfile.open(ARCHIVES / f"level-{KNOWN.highest}.tar.xz", "w:xz") as archive:
             archive.add(node.data_dir, "data", filter=_nobodys)
 
 
@@ -86,4 +87,4 @@ def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
