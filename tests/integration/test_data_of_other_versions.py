@@ -14,8 +14,8 @@ from sandq.storage import small_file
 from sandq.storage.identity import MAGIC, VERSION
 from sandq.tools.doctor.check_data import DataDirectory
 from sandq.tools.recover import recover
-from tests.support.nodes.working import connected
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected
 from tests.support.waiting import PATIENCE_S
 
 OF_DEVELOPMENT = bytes.fromhex(

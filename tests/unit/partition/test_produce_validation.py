@@ -8,7 +8,7 @@ import pytest
 
 from sandq.model.batch import Column, encode, headers_pack
 from sandq.model.batch_format import plain_bytes_of
-from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge, Unavailable
+from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import Limits
 from sandq.model.partitioning import partition_for
 from sandq.partition.produce_validation import RATIO_FREE_BYTES, RATIO_MOST, Place, check_batch, is_much
