@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 
 from sandq.model import offsets
-from sandq.model.features import KNOWN
 from sandq.partition import commands as c
 from sandq.partition.log import backwards
 from sandq.partition.queries import NEWEST, PartitionQueries
@@ -39,7 +38,7 @@ def listed(bench: Bench, state: str | None, limit: int, order: str | None, windo
 
 def filled(chance: random.Random) -> Bench:
     """Return a partition with batches and single messages in all states, and holes in the batches."""
-    bench = Bench(level=KNOWN.highest)
+    bench = Bench()
     bench.open()
     ids: list[bytes] = []
     for step in range(30):
