@@ -34,7 +34,7 @@ from sandq.protocol.proofs import NONCE_BYTES, is_proof, prove, said
 from sandq.storage.known_peers import KnownPeers
 
 MAGIC: Final = "sandq-peer"
-VERSION: Final = 2
+VERSION: Final = 3
 HANDSHAKE_BYTES: Final = 4096
 """The body of a frame of the handshake, at most."""
 UUID_CHARS: Final = 64

@@ -386,7 +386,7 @@ def test_a_mirror_is_no_node() -> None:
 
 HELLO: list[Any] = [
     "sandq-peer",
-    2,
+    3,
     "hello",
     "sandq",
     LINK,
@@ -472,7 +472,7 @@ def test_what_is_no_hello_is_refused(fields: object) -> None:
 
 
 def test_another_version_may_look_otherwise() -> None:
-    assert refusal_of(msgpack.packb(["sandq-peer", 3])).reason == "version"
+    assert refusal_of(msgpack.packb(["sandq-peer", 2])).reason == "version"
 
 
 def test_what_a_later_version_adds_is_passed_over() -> None:
