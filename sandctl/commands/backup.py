@@ -455,7 +455,7 @@ def follow(
 
     It goes on where it was ended, or killed, as far as the nodes have kept their logs: for five minutes, and 64 MiB of
     each partition. Partitions of which they did not are read anew, and the times between cannot be restored: it says
-    so. Needs the rights `cluster` and `read`, and feature level 17.
+    so. Needs the rights `cluster` and `read`.
     """
     from sandq.backup import BackupFollower, ChainKeeper, Standing, StatusFile, create_backup, last_of_cluster
     from sandq.backup import manifest as manifests

@@ -51,7 +51,7 @@ def update(
 
     What is not given stays as it is. What a group has leased, acked or killed is too late to update; what waits for
     another attempt is not. With --at, --in or --priority they are moved in the same step. The outcome of each is
-    printed, and the exit code is 1 unless all were updated. Needs feature level 12.
+    printed, and the exit code is 1 unless all were updated.
     """
     targets = named(ids, name)
     if value is not None and path is not None:

@@ -130,7 +130,7 @@ class BackupSchedule:
                     self._last = None
                     self._tell("backup is followed no more", {"error": str(error)})
                 else:
-                    # Somebody else follows it, or the cluster is not of the feature level yet: that may end.
+                    # Another process may follow it: that may end.
                     self._tell("increment failed", {"error": str(error), "failures": self.standing.increment_failures})
                 await self._write_status()
                 if is_gone:

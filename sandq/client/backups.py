@@ -120,7 +120,7 @@ class BackupTransfer:
         max_bytes: int = LOG_BYTES,
     ) -> LogPiece:
         """Entries behind the one at `after`, of this term. Those behind `pin` are kept from now on (None: those to
-        come), within bounds, until nobody has asked for five minutes. Conflict below feature level 17."""
+        come), within bounds, until nobody has asked for five minutes."""
         request = BackupLog(topic, partition, reader, pin, after, term, max_bytes)
         piece = _log_piece(await call_leader(self._cluster, request))
         if piece is None:

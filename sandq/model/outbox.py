@@ -34,7 +34,7 @@ DEAD_CREATED_HEADER: Final = "sandq-dead-created"
 DEAD_PRIORITY_HEADER: Final = "sandq-dead-priority"
 DEAD_TENANT_HEADER: Final = "sandq-dead-tenant"
 DEAD_UNIQUE_KEY_HEADER: Final = "sandq-dead-unique-key"
-"""The unique key that the message had: text, or bytes if it is no UTF-8. Since feature level 18."""
+"""The unique key that the message had: text, or bytes if it is no UTF-8."""
 DEAD_HEADERS_HEADER: Final = "sandq-dead-headers"
 """Headers that were no msgpack map, as they were."""
 

@@ -43,7 +43,6 @@ REJECT: Final = 0
 REPLACE: Final = 1
 IGNORE: Final = 2
 REPLACE_PENDING: Final = 3
-"""From feature level 12 on."""
 LEASE_WAIT_MAX_MS: Final = 60_000
 """A LEASE waits for messages for so long, at most."""
 RANGE_MESSAGES: Final = DEFAULT.batch_messages  # a range lies within one batch

@@ -37,7 +37,7 @@ BEAT_NUMBERS = 5
 REGULAR, NO_OP, MEMBERSHIP = 0, 1, 2
 """First byte of a command in the log. PERSISTED (PySyncObj's numbers)."""
 SKIP = 16
-"""The same, of an entry that replaces an earlier one (`raft.skip`), from feature level 18 on. PERSISTED."""
+"""The same, of an entry that replaces an earlier one (`raft.skip`). PERSISTED."""
 _KINDS = (REGULAR, NO_OP, MEMBERSHIP, SKIP)
 NUMBERS_MOST = (1 << 63) - 1
 _FIELDS: dict[int, tuple[type, ...]] = {

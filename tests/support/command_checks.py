@@ -60,7 +60,7 @@ _IDENTITIES: Final = "broker/access/identities.py"
 _OUTBOX: Final = "broker/delivery/outbox_sender.py"
 _SKIPS: Final = "broker/health/entry_skips.py"
 _APPENDED: Final = ("producer_id", "epoch", "sequence", "batch_crc")
-_LEVEL_18: Final = "; also in `apply`, from level 18 on, what only all rows show: partition/restore/whole.py"
+_WHOLE: Final = "; also in `apply` what only all rows show: partition/restore/whole.py"
 
 PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
     c.Append: {
@@ -139,7 +139,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
     },
     c.DropGroup: {
         "group": of(_T.GROUP_DELETE, "group", _GROUP),
-        "unless_unfinished": of(_T.GROUP_DELETE, "mode", "false for `force`, and below feature level 18"),
+        "unless_unfinished": of(_T.GROUP_DELETE, "mode", "false for `force`"),
     },
     c.ConfigureGroup: {
         "group": of(_T.GROUP_UPDATE, "group", _GROUP),
@@ -233,7 +233,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
             _T.RESTORE_ROWS,
             "data",
             "up to 20 MiB and 8,192 rows; each row by its tag: key, fields, checksum and columns of batches",
-            "model/stored_rows.py" + _LEVEL_18,
+            "model/stored_rows.py" + _WHOLE,
         ),
     },
     c.RestoreEnd: {

@@ -183,8 +183,7 @@ class MessageQueries:
         return items, total
 
     def _known(self, request: PartitionRequest, targets: Sequence[Target]) -> Sequence[Target]:
-        """Names of messages as the cluster knows them: without tenants, below the level at which unique keys are
-        theirs. Raises InvalidRequest where messages have no tenant, or where it is not the key that routes them."""
+        """Return the names of messages, as the partition knows them. Raises InvalidRequest where messages have no tenant, or where it is not the key that routes them."""
         if all([len(target) == 2 for target in targets]):
             return targets
         kind = self._broker.topic(request.topic).record.kind
@@ -241,8 +240,8 @@ class MessageQueries:
         return await self._ask(request, lambda queries: queries.dead_page(*request[2:]), _bytes_of_page, PAGE_WORK)
 
     async def each_dead(self, request: DeadRedrive | DeadPurge, caller: Caller) -> list[Outcome]:
-        """Redrive or purge dead letters by their ids; an outcome for each. Raises Conflict below the feature level for
-        it, Unavailable while the group cannot take them, UnknownGroup."""
+        """Redrive or purge dead letters by their ids; an outcome for each. Raises Unavailable
+        while the group cannot take them, UnknownGroup."""
         make = c.RedriveDead if isinstance(request, DeadRedrive) else c.PurgeDead
         count = len(request.ids)
         size, work = 64 + 20 * count, TARGET_WORK * count
@@ -406,7 +405,7 @@ class MessageQueries:
         await call_all([(delivery.host, c.ConfigureGroup(request.group, record)) for delivery in chosen])
 
     async def pause_group(self, request: GroupPause, caller: Caller) -> None:
-        """Have a group get nothing, or get again what there is. Raises Conflict below the feature level for it."""
+        """Have a group get nothing, or get again what there is."""
         group, done = request.group, set[PartitionLeader]()
         # It may be made in further partitions meanwhile.
         while more := [each for each in await self._with_group(request.topic, group) if each not in done]:

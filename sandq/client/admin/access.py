@@ -118,7 +118,7 @@ class AccessAdmin:
         """Make a token, whose principal is `token:NAME`. `grants`: rights and roles, as "writer:billing.*"; `expires`:
         after so long ("90d"), at an instant, or (None) never. The cluster keeps no more of its text than its SHA-256.
 
-        Raises Conflict when there is one of this name, and while the cluster is below feature level 15; InvalidRequest.
+        Raises Conflict when there is one of this name; InvalidRequest.
         """
         text = token_text(secrets.token_bytes(TOKEN_BYTES))
         principal = check_principal(principal_of(TOKEN, name))

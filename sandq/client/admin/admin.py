@@ -334,7 +334,7 @@ class Admin(AccessAdmin, OverviewAdmin):
         before sign as well, while a receiver changes over. `concurrency`: requests at once by each node that leads
         partitions (10). `request_timeout`: for a request to the URL and its answer (30 s). The group
         need not be there yet. Raises InvalidSetting, also for a URL that the nodes' configuration (`push.allow`) does
-        not allow; Conflict while the cluster is below feature level 13.
+        not allow.
         """
         given: dict[str, Any] = {"url": url, "concurrency": concurrency}
         if secrets is not None:
@@ -636,7 +636,7 @@ class Admin(AccessAdmin, OverviewAdmin):
         Its `outcome`: "begun"; "under_way", when it had begun before; "not_ahead", when there is nothing to set back.
         And the partition's `floor_ms` before, its `now_ms` and `clock_epoch` after. Until it is through the partition
         answers `Unavailable`; `stats` tells how far it is (`clock_reset`), and which are ahead (`ahead_ms`). Raises
-        Conflict when the leader's clock is in alarm, or the cluster below feature level 4; InvalidRequest for a
+        Conflict when the leader's clock is in alarm; InvalidRequest for a
         compacted topic; UnknownTopic, UnknownPartition.
         """
         await self._check_partitions(topic, [partition])

@@ -140,8 +140,7 @@ class DeadLetters:
         """Deliver those that are chosen once more, as at their first attempt.
 
         `rate`: messages a second, shared out evenly among the partitions (each gets one at least). `dry_run`,
-        `progress` and cancellation as with `messages.cancel_all`. Conflict: `error` and `key_prefix` are for a cluster
-        at feature level 11.
+        `progress` and cancellation as with `messages.cancel_all`.
         """
         if key_prefix is not None:
             key_prefix = bulk_prefix("key_prefix", key_prefix)
@@ -178,7 +177,7 @@ class DeadLetters:
 
         10,000 at most in one call. One that is `not_dead` or `not_found` stops none of the others. When an answer was
         lost they are asked for again: one that was redriven by then is `not_dead`, or `not_found` once it is acked.
-        InvalidRequest before anything is done, when an id is none; Conflict: it is for a cluster at feature level 11.
+        InvalidRequest before anything is done, when an id is none.
         """
         return await self._each(DeadRedrive, ids)
 

@@ -248,8 +248,8 @@ class Messages:
         that it has, with the content type of JSON.
 
         Once this returns, nobody is given the old value any more. TooLate and NotFound as with `move`; but without
-        another time or priority it is never too late for what waits. TooLarge: the value or the headers. Conflict below
-        feature level 12. InvalidRequest for a compacted topic: there put the key's new value. It is repeated by itself
+        another time or priority it is never too late for what waits. TooLarge: the value or the headers.
+        InvalidRequest for a compacted topic: there put the key's new value. It is repeated by itself
         when an answer is lost. Several at the same time share frames.
         """
         target = target_of(id, unique_key, tenant, key)
@@ -308,7 +308,7 @@ class Messages:
     ) -> JobResult:
         """Cancel every pending message whose delivery time and keys match; without any bound, all there are.
 
-        InvalidRequest for an empty prefix. Conflict: `unique_key_prefix` is for a cluster at feature level 11.
+        InvalidRequest for an empty prefix.
 
         `dry_run` only counts. `progress(result)` is called every now and then. Leaving this by cancellation stops it;
         what is cancelled by then stays so.

@@ -207,8 +207,8 @@ class Receipt:
 
     @property
     def outcome(self) -> SendOutcome | None:
-        """What became of the message, once it is awaited. None: that is not known yet, it was not stored (awaiting it
-        raises why), or the cluster is below feature level 12 and does not say what `on_conflict` did."""
+        """What became of the message, once it is awaited. None: that is not known yet, or it was not stored
+        (awaiting it raises why)."""
         return self._batch.outcome(self._position)
 
     def __await__(self) -> Generator[Any, Any, str]:

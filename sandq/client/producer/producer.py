@@ -161,7 +161,7 @@ class Producer:
         `dedup_window` after. When it is taken, `on_conflict` decides: "reject" (the receipt raises DuplicateKey),
         "replace" (the other message is cancelled; DuplicateKey when a group holds it already; when all are done with
         it, this one is stored beside it), "replace_pending" (the other message is cancelled; DuplicateKey once any
-        group has leased it, from feature level 12 on), or "ignore" (nothing is stored, the receipt gives the id of the
+        group has leased it), or "ignore" (nothing is stored, the receipt gives the id of the
         message that has the key). `receipt.outcome` says which it was. With a `key` it is unique within that key, which
         routes the message; without one it routes the message itself.
 

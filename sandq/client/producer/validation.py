@@ -24,7 +24,7 @@ Lot = int
 """Which messages may share a batch: those of one lot. Its low two bits say what the time is, see `NOW`; then three bits
 for the conflict (0: without a unique key, else 1 + what is done), one for a ttl, one for a version that is expected
 of the key, one for a rank, one for an instant that is so far ahead that the broker may refuse it, and one for a unique
-key beside another key, which a broker below feature level 18 refuses: what the broker has to look at message by message
+key beside another key: what the broker has to look at message by message
 does not slow down the rest, and nothing is refused together with what may be refused."""
 
 Rank = tuple[int | None, bytes | None]

@@ -325,8 +325,7 @@ async def dead(
 async def redrive(request: Request, topic: TopicName, group: GroupName, body: bodies.RedriveIn | None = None) -> Found:
     """Those that match, those of `ids` with an outcome for each, or with `all` every one.
 
-    It ends when the client goes away; what is redriven by then stays so. 409 CONFLICT with `ids`, `error` or
-    `key_prefix` in a cluster below feature level 11."""
+    It ends when the client goes away; what is redriven by then stays so."""
     letters = gateway_of(request).client.dead(topic, group)
     if body is not None and (ids := body.named()) is not None:
         return _outcomes(await while_connected(request, lambda: letters.redrive_ids(ids)))

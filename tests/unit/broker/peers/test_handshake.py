@@ -425,7 +425,7 @@ def test_the_hello_of_these_tests_is_one() -> None:
         (0, "sandq-pear", "malformed"),
         (0, b"sandq-peer", "malformed"),
         (1, 1, "version"),
-        (1, 3, "version"),
+        (1, 2, "version"),
         (1, True, "version"),
         (1, None, "version"),
         (2, "challenge", "malformed"),
