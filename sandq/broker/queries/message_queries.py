@@ -109,7 +109,8 @@ class MessageQueries:
     def cancel(self, request: Cancel, caller: Caller, done: Done) -> None:
         """`done` gets an outcome for each target."""
         host = self._host(request)
-        targets = self._known(request, request.targets)
+        targets = request.targets
+        self._check_names(request, targets)
         count, keys_bytes = len(targets), _bytes_of_keys(targets)
         size, work = 64 + 96 * count + keys_bytes, TARGET_WORK * max(count, 1) + keys_bytes
         host.submit(c.Cancel(targets), done, size=size, work=work, line=caller.line)
@@ -131,9 +132,7 @@ class MessageQueries:
             items, updated_bytes = self._with_updates(request)
         host = self._host(request)
         targets = [item[0] for item in items]
-        known = self._known(request, targets)
-        if known is not targets:
-            items = [[target, *rest] for target, (_, *rest) in zip(known, items, strict=True)]
+        self._check_names(request, targets)
         count = len(items)
         more_bytes = updated_bytes + _bytes_of_keys(targets)
         size, work = 64 + 128 * count + more_bytes, TARGET_WORK * max(count, 1) + more_bytes
@@ -182,10 +181,10 @@ class MessageQueries:
                     raise InvalidRequest(f"item {position}: {error.message}") from None
         return items, total
 
-    def _known(self, request: PartitionRequest, targets: Sequence[Target]) -> Sequence[Target]:
-        """Return the names of messages, as the partition knows them. Raises InvalidRequest where messages have no tenant, or where it is not the key that routes them."""
+    def _check_names(self, request: PartitionRequest, targets: Sequence[Target]) -> None:
+        """Raise InvalidRequest for a tenant where messages have none, and for a key where the tenant routes them."""
         if all([len(target) == 2 for target in targets]):
-            return targets
+            return
         kind = self._broker.topic(request.topic).record.kind
         if kind == FAIR and any([len(target) > 3 for target in targets]):
             raise InvalidRequest(
@@ -198,16 +197,15 @@ class MessageQueries:
                 f"topic {request.topic!r} is a {kind} topic: only messages of fair topics have tenants",
                 topic=request.topic,
             )
-        return targets
 
     async def get(self, request: Get, caller: Caller) -> dict[str, Any]:
-        self._known(request, [request.target])
+        self._check_names(request, [request.target])
         await self._time.advance_for_states(self._host(request))
         shown = await self._ask(request, lambda queries: queries.get(request.target), _bytes_of_message)
         return self._found(request, shown)
 
     async def why(self, request: Why, caller: Caller) -> dict[str, Any]:
-        self._known(request, [request.target])
+        self._check_names(request, [request.target])
         await self._time.advance_for_states(self._host(request))
         shown = await self._ask(request, lambda queries: queries.why(request.target), no_bytes, WHY_WORK)
         told = self._found(request, shown)
