@@ -65,7 +65,7 @@ class Wire:
             self.socket = cast(socket.socket, _TlsSocket(self.socket, ca))
         self._reader = FrameReader()
         self._ids = 0
-        self.call(Hello(1, "benchmarks", {}).frame)
+        self.call(Hello(2, "benchmarks", {}).frame)
 
     def receive(self) -> list[Frame]:
         """What came, at least a part of a frame; raises an error frame's error."""

@@ -137,7 +137,7 @@ def _connected(port: int, reads: bool) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.settimeout(STEP_S * 20)
     sock.connect(("127.0.0.1", port))
-    sock.sendall(Hello(1, "benchmarks", {}).frame(1))
+    sock.sendall(Hello(2, "benchmarks", {}).frame(1))
     sock.setblocking(False)
     return sock
 
@@ -224,7 +224,7 @@ def _holds(head: bytes, rest: bytes, *, hello: bool, http: bool = False) -> Abus
                 with suppress(OSError):
                     sock = socket.create_connection(("127.0.0.1", at.http if http else at.port), STEP_S * 20)
                     if hello:
-                        sock.sendall(Hello(1, "benchmarks", {}).frame(1))
+                        sock.sendall(Hello(2, "benchmarks", {}).frame(1))
                     sock.sendall(head)
                     sock.setblocking(False)
                     socks.append(sock)

@@ -36,7 +36,8 @@ from sandq.model.limits import DEFAULT
 
 T = TypeVar("T")
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
+"""Version 1 is that of development versions."""
 
 ITEMS_MAX: Final = 65_536
 """Items of one array or map in a frame."""

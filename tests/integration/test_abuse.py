@@ -267,7 +267,7 @@ async def a_byte_at_a_time(node: Serving, dial: Dial) -> None:
 async def connects_and_leaves(node: Serving, dial: Dial) -> None:
     while True:
         stream = await trio.open_tcp_stream("127.0.0.1", node.client_port)
-        await stream.send_all(_packed(int(Type.HELLO), 1, 1, "raw", {})[:7])
+        await stream.send_all(_packed(int(Type.HELLO), 1, 2, "raw", {})[:7])
         await trio.aclose_forcefully(stream)
 
 

@@ -250,7 +250,7 @@ async def test_nothing_is_looked_at_before_the_gate_opens(tmp_path: Path, dial: 
     async with run_node(small_config(tmp_path), gate=gate) as node, trio.open_nursery() as nursery:
         raw = await dial(node, hello=False)
         nursery.start_soon(receive, raw)
-        await raw.send(Type.HELLO, 1, 1, "raw", {})
+        await raw.send(Type.HELLO, 1, 2, "raw", {})
         await arrived.wait()
         await trio.testing.wait_all_tasks_blocked()  # an answer would be there
         seen.append("opened")

@@ -53,7 +53,7 @@ async def give(node: Serving, name: str, *grants: str, **changes: object) -> str
 
 async def greet(node: Serving, **options: object) -> tuple[RawClient, Frame]:
     raw = await RawClient.connect(node.client_port, hello=False)
-    return raw, await raw.call(Type.HELLO, 1, "raw", options)
+    return raw, await raw.call(Type.HELLO, 2, "raw", options)
 
 
 async def test_nobody_comes_in_without_a_token(strict: Serving) -> None:
@@ -183,7 +183,7 @@ async def test_who_is_in_cannot_become_somebody_else(strict: Serving) -> None:
     other = await give(strict, "other", "read:none")
     raw, _ = await greet(strict, token=await give(strict, "app", "writer:t"))
     assert (await raw.subscribe())[0] == Type.REPLY
-    assert (await raw.call(Type.HELLO, 1, "raw", {"token": other}))[2] == "INVALID"
+    assert (await raw.call(Type.HELLO, 2, "raw", {"token": other}))[2] == "INVALID"
     assert (await raw.call(Type.IDENTIFY, None, None))[2] == "token:app"
     await admin.call(Type.IDENTITY_DELETE, "token:app")
     with trio.fail_after(PATIENCE_S):
@@ -197,7 +197,7 @@ async def test_a_hello_that_is_refused_lets_nobody_half_in(strict: Serving) -> N
     token = await give(strict, "app", "reader", quota=quota)
     raw, answer = await greet(strict, token=token, gateway=5)
     assert answer[2] == "INVALID"
-    again = await raw.call(Type.HELLO, 1, "raw", {"token": token})
+    again = await raw.call(Type.HELLO, 2, "raw", {"token": token})
     assert again[0] == Type.REPLY, "and it does not count twice"
     await trio.aclose_forcefully(raw.stream)
 

@@ -325,7 +325,7 @@ async def test_requests_for_other_ports_are_told_so(log: Log) -> None:
             said = b"".join([part async for part in raw])
         assert said.startswith(b"HTTP/1.1 400") and b"sandq's peer port" in said and b"127.0.0.1:7170" in said
         async with await trio.open_tcp_stream(*node2.address) as raw:
-            await raw.send_all(Hello(1, "test", {}).frame(1))
+            await raw.send_all(Hello(2, "test", {}).frame(1))
             (frame,) = FrameReader().feed(b"".join([part async for part in raw]))
         assert type(decode_error(frame)) is WrongPort
         await until_holds(lambda: is_up(node1, node2))

@@ -48,7 +48,7 @@ async def connect(node: Serving) -> AsyncIterator[From]:
         stream = await trio.open_tcp_stream(HERE, node.client_port, local_address=address)
         made.append(RawClient(stream))
         if hello:
-            answer = await made[-1].call(Type.HELLO, 1, "raw", {})
+            answer = await made[-1].call(Type.HELLO, 2, "raw", {})
             assert answer[0] == 0, answer
         return made[-1]
 
@@ -103,7 +103,7 @@ async def test_a_gateway_of_the_nodes_machine_keeps_its_place(connect: From) -> 
         for _ in range(SPARE):
             await connect(HERE)
         gateway = await connect(HERE, hello=False)
-        _, _, _, node_id, uuid, _, _, challenge = await gateway.call(Type.HELLO, 1, "raw", {"gateway": NONCE})
+        _, _, _, node_id, uuid, _, _, challenge = await gateway.call(Type.HELLO, 2, "raw", {"gateway": NONCE})
         proof = prove_gateway(SECRET, NONCE, challenge, node_id, uuid)
         assert (await gateway.call(Type.PROVE, proof))[0] == 0
         gateways.append(gateway)

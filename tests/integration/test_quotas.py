@@ -51,7 +51,7 @@ async def greet() -> AsyncIterator[Greet]:
     async def connect(node: Serving, token: str) -> tuple[RawClient, Frame]:
         raw = await RawClient.connect(node.client_port, hello=False)
         made.append(raw)
-        return raw, await raw.call(Type.HELLO, 1, "raw", {"token": token})
+        return raw, await raw.call(Type.HELLO, 2, "raw", {"token": token})
 
     yield connect
     for raw in made:

@@ -220,7 +220,7 @@ async def test_what_goes_wrong_in_a_handshake_is_nobody_elses(tmp_path: Path, au
 
 async def test_a_raw_client_gets_a_frame(tmp_path: Path, authority: Authority) -> None:
     async with node(tmp_path, authority) as serving, await trio.open_tcp_stream(HOST, serving.client_port) as stream:
-        await stream.send_all(encode_frame(Type.HELLO, 1, 1, "plain", {}))
+        await stream.send_all(encode_frame(Type.HELLO, 1, 2, "plain", {}))
         answer = b"".join([piece async for piece in stream])
         (error,) = FrameReader().feed(answer)
         assert error[:3] == [Type.ERROR, 0, "WRONG_PORT"]

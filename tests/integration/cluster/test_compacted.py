@@ -35,7 +35,7 @@ class Keys:
                 try:
                     client = await RawClient.connect(self._nodes.running[leader].client_port, hello=False)
                     try:
-                        await client.call(Type.HELLO, 1, "raw", {})
+                        await client.call(Type.HELLO, 2, "raw", {})
                         reply = await client.call(kind, "t", 0, *fields)
                     finally:
                         await trio.aclose_forcefully(client.stream)

@@ -40,7 +40,7 @@ async def first_token(nodes: ThreeNodes) -> str:
 
 async def greeted(nodes: ThreeNodes, name: str, token: str) -> tuple[RawClient, list[object]]:
     raw = await RawClient.connect(nodes.client_ports[name], hello=False)
-    return raw, await raw.call(Type.HELLO, 1, "raw", {"token": token})
+    return raw, await raw.call(Type.HELLO, 2, "raw", {"token": token})
 
 
 async def test_a_token_is_known_and_revoked_everywhere(strict: ThreeNodes) -> None:

@@ -130,7 +130,7 @@ class Nodes:
         """One that has said HELLO with these options, and what was answered."""
         client = await RawClient.connect(self._node.client_port, hello=False)
         await self._opened.enter_async_context(client.stream)
-        return client, await client.call(Type.HELLO, 1, "raw", options)
+        return client, await client.call(Type.HELLO, 2, "raw", options)
 
     async def proved(self, secret: bytes = SECRET) -> tuple[RawClient, list[Any]]:
         """A gateway, and what its proof is answered."""

@@ -532,7 +532,7 @@ async def test_who_is_refused_learns_nothing_of_a_topics_rate_and_takes_nothing_
         answers = [await web.get(address, headers=bearer(text)) for _ in range(5)]
         assert [one.status_code for one in answers] == [403] * 5
     raw = await RawClient.connect(strict.client_port, hello=False)
-    await raw.call(Type.HELLO, 1, "raw", {"token": text})
+    await raw.call(Type.HELLO, 2, "raw", {"token": text})
     refused = [await raw.call(Type.LIST, "slow", 0) for _ in range(5)]
     refused += [await raw.produce(b"x", topic="slow") for _ in range(5)]
     assert {answer[2] for answer in refused} == {"FORBIDDEN"}

@@ -69,7 +69,7 @@ class Fuzz:
         raw = RawClient(await trio.open_tcp_stream(node.host, node.port))
         try:
             options = {} if token is None else {"token": token}
-            answer = await raw.call(Type.HELLO, 1, "fuzz", options)
+            answer = await raw.call(Type.HELLO, 2, "fuzz", options)
             if answer[0] != Type.REPLY:
                 raise EOFError(str(answer))
         except BaseException:

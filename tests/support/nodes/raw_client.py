@@ -26,7 +26,7 @@ class RawClient:
         client = cls(await trio.open_tcp_stream("127.0.0.1", port))
         try:
             if hello:
-                assert (await client.call(Type.HELLO, 1, "raw", {}))[0] == 0
+                assert (await client.call(Type.HELLO, 2, "raw", {}))[0] == 0
         except BaseException:  # nobody else knows of it
             await trio.aclose_forcefully(client.stream)
             raise

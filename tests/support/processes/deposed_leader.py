@@ -36,7 +36,7 @@ class Questions:
     @classmethod
     async def to(cls, node: NodeProcess, old: str, new: str) -> Questions:
         raw = RawClient(await trio.open_tcp_stream(node.host, node.port))
-        assert (await raw.call(Type.HELLO, 1, "questions", {}))[0] == Type.REPLY
+        assert (await raw.call(Type.HELLO, 2, "questions", {}))[0] == Type.REPLY
         return cls(raw, old, new)
 
     async def ask(self) -> None:

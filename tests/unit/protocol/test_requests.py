@@ -42,7 +42,7 @@ PAGE: list[Any] = [13, 1, "t", 0, None, 0, 9, None, 1, None, True]
 DEAD = requests_admin.DeadList("t", 0, "g", None, 1, None, True)
 
 EVERY: list[tuple[int, Any]] = [
-    (Type.HELLO, requests.Hello(1, "me", {"a": 1})),
+    (Type.HELLO, requests.Hello(2, "me", {"a": 1})),
     (Type.METADATA, requests.Metadata(["a", "b"])),
     (Type.METADATA, requests.Metadata(None)),
     (Type.PRODUCE, requests.Produce("t", 3, 2**64 - 1, 2**32 - 1, 9, 2, b"batch")),
@@ -360,7 +360,7 @@ def test_credit_has_no_request_id() -> None:
         (requests.Extend, [11, 1, 7, 0, [[5, 1, []]]], "item 1: begun must be an array of 1 to 1000 ranges"),
         (requests.Extend, [11, 1, 7, 0, [[5, 1], [5, 1, [[b"short", 1]]]]], "item 2: a range must be .*of 16 bytes"),
         (requests.Extend, [11, 1, 7, 0, [[5, 1, [[BASE, 1]], 1]]], r"expected \[token, lease_ms\]"),
-        (requests.Hello, [1, 1, 1, "x" * 256, {}], r"HELLO field 2 \(client_name\)"),
+        (requests.Hello, [1, 1, 2, "x" * 256, {}], r"HELLO field 2 \(client_name\)"),
         (requests_admin.ClusterClock, [49, 1, "set"], "expected 'show' or 'accept'"),
         (requests_admin.TopicCreate, [32, 1, "t", "timer", 1, 1, []], r"field 5 \(settings\): expected map, got array"),
         (
@@ -538,9 +538,10 @@ def test_what_a_nack_changes_travels_by_name() -> None:
 
 
 def test_another_version_is_told_before_anything_else() -> None:
-    with pytest.raises(WrongVersion, match="version 1") as caught:
-        requests.Hello.parse([1, 1, 2, {"what": "ever"}, 5, 6])
-    assert caught.value.details == {"version": 1}
+    for version in (1, 3):
+        with pytest.raises(WrongVersion, match="version 2") as caught:
+            requests.Hello.parse([1, 1, version, {"what": "ever"}, 5, 6])
+        assert caught.value.details == {"version": 2}
 
 
 FUZZ = st.recursive(
@@ -660,7 +661,7 @@ def test_deliver(last: bool) -> None:
 
 
 def test_what_holds_a_secret_does_not_show_it() -> None:
-    shown = repr(requests.Hello(1, "app", {"token": "sandq_secret"})) + repr(
+    shown = repr(requests.Hello(2, "app", {"token": "sandq_secret"})) + repr(
         requests_access.Identify("sandq_secret", None)
     )
     assert "sandq_secret" not in shown and "token" in shown and "app" in shown

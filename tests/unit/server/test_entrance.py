@@ -41,7 +41,7 @@ async def test_who_founds_a_cluster_may_do_nothing_more_once_it_is_there() -> No
     nothing: Any = None
     proof = GatewayProof((), "node1")
     entrance = Entrance(connection, proof, logins, nothing, lambda: 1000, lambda: waiting[0], nothing, tuple)
-    await entrance.hello(Hello(1, "raw", {}))
+    await entrance.hello(Hello(2, "raw", {}))
     assert entrance.access is not None and entrance.access.allows(Right.CLUSTER)
     waiting[0] = None
     entrance.look()

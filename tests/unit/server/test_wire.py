@@ -249,7 +249,7 @@ async def test_the_last_words_arrive_and_then_the_end(memory: MemoryBudget) -> N
 
 async def test_what_is_no_tls_ends_the_connection(memory: MemoryBudget) -> None:
     async with echoing(memory) as (session, client):
-        await client.send_all(encode_frame(Type.HELLO, 1, 1, "plain", {}))
+        await client.send_all(encode_frame(Type.HELLO, 1, 2, "plain", {}))
         await session.has_closed.wait()
         assert not session.frames
 

@@ -220,7 +220,7 @@ def test_a_browser_is_told_the_right_port(request_line: bytes) -> None:
 
 
 def test_a_client_is_told_the_right_port() -> None:
-    hello = Hello(1, "test", {}).frame(1)
+    hello = Hello(2, "test", {}).frame(1)
     (frame,) = FrameReader().feed(wrong_protocol.answer(hello[: wrong_protocol.HEAD_BYTES], ADDRESSES))
     error = decode_error(frame)
     assert type(error) is WrongPort and "belongs to 127.0.0.1:7170" in error.message
