@@ -11,10 +11,10 @@ import trio
 
 from sandq.broker.controller import cluster_controller
 from sandq.model.errors import DataDirInUse, InvalidRequest, StartupError
-from sandq.model.features import KNOWN, Levels
 from sandq.tools import recover as module
 from sandq.tools.recover import recover
 from tests.integration.cluster.test_moves import administrate, all_there, held, produced, until_gone, until_planned
+from tests.support.nodes.next_level import NEXT
 from tests.support.nodes.three import NAMES, three_nodes
 from tests.support.waiting import until_holds
 
@@ -104,17 +104,16 @@ async def test_a_level_that_is_not_known_is_found_before_anything_is_decided(tmp
     async with three_nodes(tmp_path) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=2, replicas=3)
-        newer = Levels(KNOWN.lowest, KNOWN.highest + 1)
         for name in NAMES:
             await nodes.stop(name)
-            await nodes.start(name, levels=newer)
+            await nodes.start(name, levels=NEXT)
         node1 = nodes.running["node1"].broker
-        await until_holds(lambda: node1.node_log.feature_level == newer.highest)
+        await until_holds(lambda: node1.node_log.feature_level == NEXT.highest)
         await nodes.until_even()
         await nodes.stop(*NAMES)
         config = nodes.config("node1")
         before = written(nodes.data_dir("node1"))
-        with pytest.raises(StartupError, match=f"is of feature level {newer.highest}"):
+        with pytest.raises(StartupError, match=f"is of feature level {NEXT.highest}"):
             recover(config, ["node2", "node3"])
         assert written(nodes.data_dir("node1")) == before
 
