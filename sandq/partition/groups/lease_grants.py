@@ -85,6 +85,7 @@ class LeaseGrants:
                     is_empty = True
                     break
                 lease.reindex()
+                lease.note_last(group.setting("max_attempts", self._shared.settings))
                 limit -= lease.total
                 room -= lease.total
                 left_bytes -= size

@@ -73,7 +73,7 @@ class Lease:
     """Messages that its consumer works on at the same time at most; 0: the consumer did not say, and may have begun all
     of them."""
     crashes: int = 0
-    """How many leases of each of its messages ended unsettled in succession before this one."""
+    """How many leases of each of its messages ended unsettled in succession before this one; see `note_last`."""
     begun: int = 0
     """Those of its messages that its consumer reported as begun: a mask."""
     plain: list[bytes] | None = field(init=False, default=None, repr=False)
@@ -124,6 +124,12 @@ class Lease:
     def adopt(self, alike: Alike) -> None:
         """Take over what the first messages of the lease have in common."""
         self.attempt, self.kept, self.snoozes, self.crashes = alike
+
+    def note_last(self, max_attempts: int | None) -> None:
+        """Have a consumer that says how many messages it works on report each of them before it begins it, if this is
+        their last attempt: no message dies that was not begun, and none is begun again."""
+        if self.handlers and max_attempts is not None and self.attempt >= max_attempts:
+            self.crashes = max(self.crashes, 1)
 
     @property
     def live(self) -> int:

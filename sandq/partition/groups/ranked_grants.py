@@ -122,6 +122,7 @@ class RankedGrants:
                 if not lease.ranges:
                     return granted
                 lease.reindex()
+                lease.note_last(group.setting("max_attempts", self._shared.settings))
                 limit -= lease.total
                 room -= lease.total
                 left_bytes -= size

@@ -200,6 +200,9 @@ class GroupModel(Model):
         self.leases[lease.token] = lease
         together = [self.groups[lease.group].held[name] for name in lease.names]
         (lease.crashes,) = {held.crashes for held in together}
+        last = self.setting(self.groups[lease.group], "max_attempts")
+        if lease.handlers and last is not None and lease.attempt >= last:
+            lease.crashes = max(lease.crashes, 1)
         since = min(held.since for held in together)
         for held in together:
             held.state, held.attempt, held.token, held.since = "leased", lease.attempt, lease.token, since

@@ -125,7 +125,7 @@ def test_poison_dies_alone() -> None:
 
 
 def test_settled_message_is_suspect_no_longer() -> None:
-    bench = opened()
+    bench = opened(max_attempts=4)
     bench.append("m")
     lease(bench, 0)
     bench.expire(at=LEASE_MS)
@@ -171,10 +171,20 @@ def test_begun_messages_of_other_leases_change_nothing() -> None:
 def test_charged_messages_die_and_spared_ones_do_not() -> None:
     bench = opened(max_attempts=1)
     bench.append(*"abcd")
-    lease(bench, 0, handlers=2)
+    (held,) = lease(bench, 0, handlers=2)
+    assert held.crashes == 1, "its consumer reports what it begins, since this is the last attempt"
+    begin(bench, held, "bd", at=0)
     assert bench.expire(at=LEASE_MS) == 4
+    assert dead(bench) == ["b", "d"]
+    assert attempts(bench, lease(bench, LEASE_MS)) == {"a": 1, "c": 1}
+
+
+def test_consumer_that_reports_nothing_uses_a_last_attempt_at_the_first_crash() -> None:
+    bench = opened(max_attempts=1)
+    bench.append(*"ab")
+    lease(bench, 0, handlers=0)
+    bench.expire(at=LEASE_MS)
     assert dead(bench) == ["a", "b"]
-    assert attempts(bench, lease(bench, LEASE_MS)) == {"c": 1, "d": 1}
 
 
 @pytest.mark.parametrize("kind", ["priority", "fair"])
