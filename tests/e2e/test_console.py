@@ -672,7 +672,7 @@ def test_page_without_a_connection_says_as_of_when_and_is_dimmed(browser: Browse
     browser.until(
         lambda: float(browser.run("return getComputedStyle(document.querySelector('.tiles')).opacity")) < 1, "dim"
     )
-    browser.logged()
+    browser.leave()
 
 
 def test_rows_are_cards_on_a_phone_and_words_stay_whole(console: Console) -> None:
@@ -740,6 +740,7 @@ def test_who_looks_shows_a_token_and_is_offered_what_it_may(browser: Browser, tm
         # The browser notes each answer that refuses; nothing else.
         assert [line for line in browser.logged() if "401" not in line] == []
     finally:
+        browser.leave()
         node.kill()
 
 

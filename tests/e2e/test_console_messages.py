@@ -25,6 +25,11 @@ const [label, within] = arguments;
 const at = [...document.querySelectorAll(`${within} thead th`)].findIndex((one) => one.innerText.trim() === label);
 return [...document.querySelectorAll(`${within} tbody tr`)].map((row) => row.cells[at]?.innerText.trim() ?? "");
 """
+ROWS = """
+const labels = [...document.querySelectorAll(`${arguments[0]} thead th`)].map((one) => one.innerText.trim());
+const rows = [...document.querySelectorAll(`${arguments[0]} tbody tr`)];
+return rows.map((row) => Object.fromEntries(labels.map((label, at) => [label, row.cells[at]?.innerText.trim() ?? ""])));
+"""
 REQUESTED = """
 const all = performance.getEntriesByType("resource").map((one) => one.name);
 return all.filter((one) => /previewed\\/messages/.test(one));
@@ -191,7 +196,7 @@ def test_live_tail_says_that_the_connection_is_lost(browser: Browser, tmp_path: 
         node.kill()
     browser.reads("No connection, as of 20", "main")
     assert column(browser, "Value") == ["seen"]
-    browser.logged()
+    browser.leave()
 
 
 def kill_messages(api: Api, name: str, errors: list[str | None], group: str = "g") -> None:
@@ -288,21 +293,25 @@ def test_consumers_of_a_group_are_listed_with_what_they_hold(console: Console, n
             next(iter(subscription))
             console.go(f"#/topics/{name}/groups/g")
             consumers = "section[aria-label='Consumers of the group']"
-            browser.until(lambda: refreshed(console, consumers) == ["2", "1"], "both are listed")
-            at = column(browser, "Address", consumers)
-            assert at[0].startswith("127.0.0.1:") and at[1] == "leases by requests"
-            assert column(browser, "Credit", consumers) == ["8", ""]
-            assert column(browser, "Consumer", consumers)[0] == "desk-1"
+            first, second = holding(console, consumers, ["2", "1"])
+            assert (first["Consumer"], first["Credit"]) == ("desk-1", "8")
+            assert first["Address"].startswith("127.0.0.1:")
+            assert (second["Address"], second["Credit"]) == ("leases by requests", "")
             assert console.note_command(consumers) == f"sandctl group consumers {name} g"
-        browser.until(lambda: refreshed(console, consumers) == ["1"], "it has left")
+        holding(console, consumers, ["1"])
         assert "Credit" not in browser.run(SHOWN), "no consumer has a credit"
 
 
-def refreshed(console: Console, within: str) -> list[str]:
-    """Return how many messages each consumer holds, looked up again."""
-    console.browser.click("Refresh", "main")
-    console.browser.one(f"{within} tbody tr")
-    return column(console.browser, "Holds", within)
+def holding(console: Console, within: str, counts: list[str]) -> list[dict[str, str]]:
+    """Look again until the consumers hold so many messages each; return their rows as of that look."""
+
+    def rows() -> list[dict[str, str]] | None:
+        console.browser.click("Refresh", "main")
+        found: list[dict[str, str]] = console.browser.run(ROWS, within)
+        return found if [row["Holds"] for row in found] == counts else None
+
+    found: list[dict[str, str]] = console.browser.until(rows, f"the consumers do not hold {counts}")
+    return found
 
 
 OLDER = """

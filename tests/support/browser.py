@@ -59,6 +59,11 @@ class Browser:
         self.driver.get("about:blank")
         self.driver.get(url)
 
+    def leave(self) -> None:
+        """Close the page, and forget what it has noted: its node has ended."""
+        self.driver.get("about:blank")
+        self.logged()
+
     def size(self, width: int, height: int) -> None:
         """The window as large as that, inside."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}

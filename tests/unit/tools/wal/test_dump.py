@@ -116,7 +116,8 @@ def test_every_command_is_decoded(log: Path) -> None:
     }
     first = named[0]
     assert (first["messages"], first["producer_id"], first["sequence"]) == (2, 7, 2) and "values" not in first
-    assert named[1]["grants"] == [{"consumer": "worker", "limit": 10, "lease_ms": 30_000, "epoch": 0, "handlers": 0}]
+    (grant,) = named[1]["grants"]
+    assert grant == {"consumer": "worker", "limit": 10, "lease_ms": 30_000, "epoch": 0, "handlers": 0}
     (cancel,) = [row for row in named if row["command"] == "cancel"]
     assert cancel["targets"][1] == [1, "<8 bytes>"] and len(cancel["targets"][0][1]) == 26
     (job,) = [row for row in named if row["command"] == "start_job"]
