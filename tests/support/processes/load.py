@@ -34,8 +34,8 @@ class Record:
     attempts: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
     """Id and consumer -> number of the last attempt there, and the lease that it came under. What comes to two
     consumers they may look at in any order."""
-    numbers: set[tuple[str, int]] = field(default_factory=set)
-    """Id and number of every attempt."""
+    leases: set[tuple[str, str]] = field(default_factory=set)
+    """Id and lease of every delivery. An attempt that a crash spared comes again by its number, under another lease."""
     acked: set[str] = field(default_factory=set)
     """Ids whose ack was confirmed."""
     unsure: set[str] = field(default_factory=set)
@@ -55,10 +55,10 @@ class Record:
         if message.id in self.acked:
             self.faults.append(f"{value!r} was acked and came again")
         last, under = self.attempts.get((message.id, consumer), (0, ""))
-        if message.attempt <= last or (message.id, message.attempt) in self.numbers:
+        if message.attempt < last or (message.id, message.lease_token) in self.leases:
             this = f"attempt {message.attempt} ({message.lease_token})"
             self.faults.append(f"{value!r} came again as {this}, after attempt {last} ({under})")
-        self.numbers.add((message.id, message.attempt))
+        self.leases.add((message.id, message.lease_token))
         self.attempts[message.id, consumer] = message.attempt, message.lease_token
         self.redelivered += message.id in self.delivered.setdefault(value, set())
         self.delivered[value].add(message.id)
