@@ -65,7 +65,7 @@ class Reader:
                 stdin=subprocess.DEVNULL,
             )
         node = self.node
-        wait_until(lambda: f'"feature_level": {KNOWN.highest}' in log.read_text() or node.poll() is not None)
+        wait_until(lambda: '"event": "ready"' in log.read_text() or node.poll() is not None)
         assert node.poll() is None, log.read_text()
 
     def delayed(self) -> dict[str, str]:

@@ -100,11 +100,9 @@ def with_letter(stored: dict[bytes, bytes], now_ms: int) -> dict[bytes, bytes]:
     line = OLD.to_bytes(4, "big") + bytes(2)
     state = rows.unpack(stored[rows.STATE_KEY])
     size = len(rows.pack(*letter))
-    outbox = [1, 1, size, 2, now_ms]
-    later = [*state[11:], *[None] * (14 - len(state))][:3]
-    later[2] = later[2] or [0, None, None]
+    state[14] = [1, 1, size, 2, now_ms]
     return stored | {
-        rows.STATE_KEY: rows.pack(*state[:11], *later, outbox),
+        rows.STATE_KEY: rows.pack(*state),
         rows.OUTBOX + line + (1).to_bytes(8, "big"): rows.pack(*letter),
         rows.OUTBOX_BATCH + line: rows.pack(*Batch(now_ms, 1, 1, "", "")),
     }
