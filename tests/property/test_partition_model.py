@@ -260,7 +260,7 @@ class Walk(Holding):
             lease, of = self.bench.machine.leases.by_token[token], self.model.leases[token]
             assert (lease.attempt, lease.deadline_ms) == (of.attempt, T + of.deadline)
             found = self.bench.messages(lease)
-            assert [message.fields[Column.VALUE].decode() for message in found] == self.model.by_offset(of.names)
+            assert [name_of(message.fields[Column.VALUE]) for message in found] == self.model.by_offset(of.names)
 
     # -- jobs and upkeep ------------------------------------------------------------------------------------------
 
