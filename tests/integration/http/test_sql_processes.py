@@ -44,17 +44,17 @@ async def asking(node: Serving, **section: Any) -> AsyncIterator[Web]:
 
 
 def workers() -> list[int]:
-    """Processes of SQL that this process has started."""
-    found = []
-    for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            try:
-                arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"sandq.server.http.sql_worker" in arguments:
-                found.append(int(pid))
-    return found
+    """Return the ids of the SQL processes that this process started."""
+    pids = [pid for task in Path("/proc/self/task").iterdir() for pid in read_if_exists(task / "children").split()]
+    return [int(pid) for pid in pids if b"sandq.server.http.sql_worker" in read_if_exists(f"/proc/{pid}/cmdline")]
+
+
+def read_if_exists(path: Path | str) -> bytes:
+    """Return a file's content, or nothing if its thread or process has ended meanwhile."""
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
 
 
 async def test_statement_that_needs_too_much_memory_is_refused_and_the_next_is_answered(node: Serving) -> None:
