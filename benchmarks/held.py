@@ -12,8 +12,8 @@ from sandq.model.batch import Column, encode
 from sandq.model.names import TIMER
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
+from sandq.partition.base.view import View
 from sandq.partition.state_machine import TimerPartition
-from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
 
 RANGES = (10, 100, 1000)

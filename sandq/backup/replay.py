@@ -26,7 +26,7 @@ from sandq.backup.row_files import RowFiles
 from sandq.backup.verify import Blocks
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.errors import Corruption, InvalidRequest, SandqError, StartupError, Unavailable
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.commands import Entry
 from sandq.partition.log.look_aheads import LookAhead, LookAheads
 from sandq.storage.keys import store_prefix

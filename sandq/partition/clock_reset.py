@@ -23,8 +23,10 @@ from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
-from sandq.partition import rows
-from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
+from sandq.partition.base import rows
+from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
+from sandq.partition.base.rows import Fields, LogEntry, Range
+from sandq.partition.base.view import Row, View
 from sandq.partition.dedup.producers import Producers
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
@@ -39,9 +41,7 @@ from sandq.partition.log.message_log import CANCELLED, MessageLog
 from sandq.partition.log.pieces import FAR_MS, Message, decode_fields, load_kept, wanted_times
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
 from sandq.partition.log.trim import Trimmer
-from sandq.partition.rows import Fields, LogEntry, Range
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import Row, View
 
 LEAST_MS: Final = FAR_MS
 """A floor that is less far ahead is left alone: it is reached before anybody could have done something about it."""

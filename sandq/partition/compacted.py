@@ -15,7 +15,8 @@ from typing import Any
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import InvalidRequest
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.view import View
 from sandq.partition.kv.compaction import Compactor
 from sandq.partition.kv.key_table import KeyTable
 from sandq.partition.kv.writes import KeyWriter, Writes
@@ -24,7 +25,6 @@ from sandq.partition.log.message_log import Stored
 from sandq.partition.log.pieces import Message
 from sandq.partition.produce_validation import check_writes
 from sandq.partition.state_machine import TimerPartition
-from sandq.partition.view import View
 
 COMPACTION = b"c"
 RESTING_MS = 10_000

@@ -13,13 +13,13 @@ from itertools import count, islice
 from typing import Any, NamedTuple
 
 from sandq.model import offsets
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.stale_heaps import LeastOf
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
-from sandq.partition.stale_heaps import LeastOf
-from sandq.partition.view import View
 
 _versions = count(1)
 """Of all partitions of the process, so that none is taken for another's."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
+from sandq.partition.base.stale_heaps import is_overgrown
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.stale_heaps import is_overgrown
 
 
 class Counted(NamedTuple):

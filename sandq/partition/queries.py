@@ -14,7 +14,11 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.outbox import Target
 from sandq.partition import commands as c
-from sandq.partition import ranked_queries, rows
+from sandq.partition import ranked_queries
+from sandq.partition.base import rows
+from sandq.partition.base.prefixes import Prefixes
+from sandq.partition.base.rows import Fields, Range
+from sandq.partition.base.view import View
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.claim import ACKED, DEAD, LEASED, WAITING
 from sandq.partition.groups.group import Group
@@ -30,13 +34,10 @@ from sandq.partition.log.message_log import Found
 from sandq.partition.log.pieces import Message, load_kept
 from sandq.partition.log.reader import AnswerReader, cursor_before
 from sandq.partition.outbox.outbox import encode_letters
-from sandq.partition.prefixes import Prefixes
 from sandq.partition.ready.queue_keys import FAIR
-from sandq.partition.rows import Fields, Range
 from sandq.partition.schedules import schedule_queries
 from sandq.partition.shared_state import TURN_ITEMS, TURN_READS
 from sandq.partition.state_machine import TimerPartition
-from sandq.partition.view import View
 
 LOOKED_AT = 1000
 """Messages that one page looks at, found or not."""

@@ -13,14 +13,14 @@ from typing import Any, Final, NamedTuple
 from sandq.model import offsets
 from sandq.model.rates import rate_text
 from sandq.model.times import format_instant
+from sandq.partition.base.rows import LogEntry
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.leases import Waiting
 from sandq.partition.log.reader import AnswerReader
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queues import ReadyQueues
-from sandq.partition.rows import LogEntry
 from sandq.partition.state_machine import TimerPartition
-from sandq.partition.view import View
 
 LOOKED_AT: Final = 1000
 """Messages that may go before another one, found or not."""

@@ -11,9 +11,9 @@ from sandq.model.key_limits import key_limit
 from sandq.model.limits import FIXED
 from sandq.model.names import FAIR
 from sandq.model.outbox import DeadLetterTopic
+from sandq.partition.base.rows import Fields, name_digest
 from sandq.partition.metrics import Totals
 from sandq.partition.ready.tenant_rules import TenantRules
-from sandq.partition.rows import Fields, name_digest
 
 T = TypeVar("T")
 

@@ -21,11 +21,14 @@ from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.group_limits import with_newest_limits
 from sandq.model.names import RESTORING
-from sandq.partition import clock_reset, rows
+from sandq.partition import clock_reset
 from sandq.partition import commands as c
+from sandq.partition.base import rows
+from sandq.partition.base.expiring_rows import ExpiringRows
+from sandq.partition.base.skips import Skips, refusal
+from sandq.partition.base.view import View
 from sandq.partition.clock_reset import ClockResets
 from sandq.partition.dedup.answers import skipped
-from sandq.partition.dedup.expiring_rows import ExpiringRows
 from sandq.partition.dedup.producers import Producers
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.group_status import GroupStatuses, StatusTable
@@ -60,8 +63,6 @@ from sandq.partition.restore.restoring import RestoreState
 from sandq.partition.restore.whole import check_whole
 from sandq.partition.schedules.schedule_table import ScheduleTable
 from sandq.partition.shared_state import NOT_YET, SharedState
-from sandq.partition.skips import Skips, refusal
-from sandq.partition.view import View
 
 _STATE_VERSION = 1
 

@@ -13,7 +13,7 @@ from sandq.backup import DamagedBackup, create_backup, place_of, restore_backup,
 from sandq.backup import manifest as manifests
 from sandq.broker.backups import exports
 from sandq.errors import InvalidRequest, InvalidSetting
-from sandq.partition import rows
+from sandq.partition.base import rows
 
 
 @pytest.fixture

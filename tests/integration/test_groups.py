@@ -14,7 +14,7 @@ from sandq.broker.replication.replica import PartitionReplica
 from sandq.errors import Conflict, InvalidRequest, InvalidSetting, NotFound, TooLarge, UnknownGroup, UnknownTopic
 from sandq.model import offsets
 from sandq.node import Serving, run_node
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.server.http.overview_rows import findings
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.small_node import small_config

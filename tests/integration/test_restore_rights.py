@@ -12,7 +12,7 @@ import pytest
 from sandq.model.batch import Column
 from sandq.model.outbox import DEAD_LETTER
 from sandq.node import Serving, run_node
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.outbox.outbox import MESSAGE, Batch, Letter
 from sandq.protocol.frames import Type
 from tests.integration.conftest import until_risen

@@ -16,7 +16,7 @@ from sandq.model.batch import Column, encode
 from sandq.model.errors import Conflict, InvalidRequest
 from sandq.node import Serving, run_node
 from sandq.node.node import STORES_NAME
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.state_machine import TimerPartition
 from sandq.protocol.frames import Type
 from sandq.storage.keys import store_prefix

@@ -17,7 +17,7 @@ from sandq.model.names import COMPACTED, TIMER
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition import shared_state
-from sandq.partition.digest import comparable
+from sandq.partition.base.digest import comparable
 from sandq.partition.log import message_log
 from sandq.storage.keys import store_prefix
 from sandq.storage.stores import MemoryStores

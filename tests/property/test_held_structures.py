@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandq.model import offsets
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
+from sandq.partition.base.stale_heaps import FEW, LeastOf, LeastOfRising
 from sandq.partition.groups import leases
 from sandq.partition.groups.holders import Holders
 from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.packed_ranges import PackedRanges
-from sandq.partition.rows import Range
-from sandq.partition.stale_heaps import FEW, LeastOf, LeastOfRising
 from tests.support.examples import examples
 
 PLACES = 24

@@ -12,7 +12,7 @@ import pytest
 
 from sandq.model.batch import Column, encode
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.log.message_log import Stored
 from tests.support.examples import seeds
 from tests.support.partition.bench import Bench, T

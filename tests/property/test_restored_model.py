@@ -12,8 +12,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from sandq.model import offsets
 from sandq.partition import commands as c
-from sandq.partition import rows
-from sandq.partition.digest import comparable
+from sandq.partition.base import rows
+from sandq.partition.base.digest import comparable
 from tests.property.test_partition_model import TOPICS, Walk
 from tests.support.examples import examples
 from tests.support.partition.bench import Bench, T, batch_of

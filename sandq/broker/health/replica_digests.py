@@ -24,7 +24,7 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.model.errors import SandqError
 from sandq.model.members import node_of
 from sandq.partition import commands as c
-from sandq.partition.digest import DIGEST_BYTES, StateDigest
+from sandq.partition.base.digest import DIGEST_BYTES, StateDigest
 from sandq.protocol.peer import PeerFrame
 from sandq.storage.keys import STORE_PREFIX_BYTES, store_range
 

@@ -27,9 +27,9 @@ from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, of_schedule
 from sandq.model.partitioning import partition_for
 from sandq.model.topic_limits import TopicLimits
 from sandq.partition import commands as c
+from sandq.partition.base.rows import Fields
 from sandq.partition.log.pieces import decode_fields
 from sandq.partition.produce_validation import Place, check_batch
-from sandq.partition.rows import Fields
 from sandq.partition.schedules.schedule import GRACE_MS, Schedule
 from sandq.partition.schedules.schedule_queries import Stored
 from sandq.partition.schedules.schedule_table import CHANGED, STALE, TAKEN, UNCHANGED

@@ -25,7 +25,9 @@ from sandq.model.features import KNOWN, Levels
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.piece import LeasedPieces
 from sandq.model.settings import parse_settings
-from sandq.partition import commands, rows
+from sandq.partition import commands
+from sandq.partition.base import rows
+from sandq.partition.base.view import Bounds, Change, Row, View
 from sandq.partition.compacted import CompactedPartition
 from sandq.partition.groups.leases import Lease
 from sandq.partition.kv.key_table import KeyTable
@@ -34,7 +36,6 @@ from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.queries import PartitionQueries
 from sandq.partition.state_machine import TimerPartition
-from sandq.partition.view import Bounds, Change, Row, View
 from sandq.raft import Skip
 from sandq.storage.keys import store_prefix
 from sandq.storage.stores import Stores

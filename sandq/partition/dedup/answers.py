@@ -17,10 +17,10 @@ from sandq.model.errors import AlreadyStored, Conflict
 from sandq.model.limits import FIXED
 from sandq.model.sequence import chain_of
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.skips import refusal
+from sandq.partition.base.view import View
 from sandq.partition.log.message_log import Stored, moment_of, placed_each
-from sandq.partition.skips import refusal
-from sandq.partition.view import View
 
 ANSWER_IDS = FIXED.answer_ids
 WHOLE, EACH, EACH_BUT, UNKNOWN, TOLD, SKIPPED = range(6)

@@ -42,7 +42,8 @@ from sandq.model.limits import FIXED
 from sandq.model.outbox import is_reserved
 from sandq.model.sequence import is_resent, number_of
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.view import View
 from sandq.partition.dedup.answers import (
     ANSWER_BYTES,
     WITH_ROW,
@@ -53,7 +54,6 @@ from sandq.partition.dedup.answers import (
     unpack,
 )
 from sandq.partition.log.message_log import Stored
-from sandq.partition.view import View
 
 PRODUCERS = FIXED.producers
 ANSWERS = FIXED.producer_answers

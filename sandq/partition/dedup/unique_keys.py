@@ -23,14 +23,14 @@ from typing import Final, NamedTuple
 from sandq.model import offsets
 from sandq.model.names import DEFAULT_TENANT, FAIR
 from sandq.partition import commands as c
-from sandq.partition import rows
-from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
+from sandq.partition.base import rows
+from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
+from sandq.partition.base.rows import Extra, LogEntry
+from sandq.partition.base.view import View
 from sandq.partition.groups.claim import ACKED, WAITING, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.rows import Extra, LogEntry
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 HELD, DELIVERED, CANCELLED, ATTEMPTED = 0, 1, 2, 3
 STORED, REPLACES, IGNORED, REFUSED = 0, 1, 2, 3

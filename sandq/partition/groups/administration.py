@@ -9,7 +9,9 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
 from sandq.model.unfinished import unfinished_conflict
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Waiting
@@ -17,9 +19,7 @@ from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import cursor_before
-from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 
 class GroupAdmin:

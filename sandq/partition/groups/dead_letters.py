@@ -15,7 +15,9 @@ from typing import NamedTuple
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.outbox import Target
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields, Range
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.kept_messages import KeptMessages
@@ -25,9 +27,7 @@ from sandq.partition.groups.renewal import Change
 from sandq.partition.groups.waiting_table import WaitingTable
 from sandq.partition.log.pieces import Message, MessageReader
 from sandq.partition.outbox.outbox import DEAD, MESSAGE, Letter, Outbox
-from sandq.partition.rows import Fields, Range
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 NACKED, LEASE_EXPIRED, EXPIRED, REJECTED = "nacked", "lease_expired", "expired", "rejected"
 """Why a message died: its last attempt was nacked, or ran out; its ttl passed; or a consumer said that it is dead."""

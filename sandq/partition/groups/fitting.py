@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from sandq.model import offsets
+from sandq.partition.base.rows import LogEntry
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.kept_messages import KeptMessages
 from sandq.partition.groups.leases import Waiting
 from sandq.partition.log import overlays
 from sandq.partition.log.reader import whole_row_entry
-from sandq.partition.rows import LogEntry
-from sandq.partition.view import View
 
 LEASE_BYTES = 8 << 20
 """Of all grants of one lease command: it is read and sent as a whole."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from sandq.model import offsets
-from sandq.partition import rows
-from sandq.partition.rows import Range
-from sandq.partition.view import View
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
+from sandq.partition.base.view import View
 
 
 class Gaps:

@@ -13,7 +13,10 @@ from typing import Any, Final
 
 from sandq.model import offsets
 from sandq.model.limits import FIXED
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
+from sandq.partition.base.stale_heaps import LeastOfRising, is_overgrown
+from sandq.partition.base.view import View
 from sandq.partition.groups.gaps import Gaps
 from sandq.partition.groups.holders import Holder, Holders
 from sandq.partition.groups.key_order import KeyOrder
@@ -24,9 +27,6 @@ from sandq.partition.log.reader import LogReader, single_row_entry
 from sandq.partition.metrics import PartitionMetrics
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queues import ReadyQueues
-from sandq.partition.rows import Range
-from sandq.partition.stale_heaps import LeastOfRising, is_overgrown
-from sandq.partition.view import View
 
 SEEKING: Final = "a seek is under way"
 RESETTING: Final = "the partition's clock is being set back"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sandq.partition.dedup.expiring_rows import ExpiringRows
+from sandq.partition.base.expiring_rows import ExpiringRows
+from sandq.partition.base.view import View
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.dead_letters import DeadLetters
 from sandq.partition.groups.group_table import GroupTable
@@ -15,7 +16,6 @@ from sandq.partition.log.log_state import LogState
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.outbox.outbox import Outbox
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 
 class GroupState:

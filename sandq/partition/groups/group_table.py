@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from sandq.model.errors import UnknownGroup
 from sandq.model.key_limits import key_limit
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.stale_heaps import LeastOf
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.limits.allowance import Allowance
 from sandq.partition.log.look_aheads import LookAhead, LookAheads
 from sandq.partition.ready.ready_queues import ReadyQueues
 from sandq.partition.shared_state import SharedState
-from sandq.partition.stale_heaps import LeastOf
-from sandq.partition.view import View
 
 
 class GroupTable:

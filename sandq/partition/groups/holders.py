@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sandq.model import offsets
+from sandq.partition.base.rows import Range
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.rows import Range
 
 Holder = Lease | Waiting
 _PREFIX_BYTES = 12

@@ -12,7 +12,7 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
-from sandq.partition.stale_heaps import is_overgrown
+from sandq.partition.base.stale_heaps import is_overgrown
 
 Offsets = OrderedDict[bytes, None]
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from sandq.model import offsets
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import LogEntry, Range
+from sandq.partition.base.view import View
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.dead_letters import EXPIRED_UNREAD
 from sandq.partition.groups.fitting import LEASE_BYTES, fitting
@@ -18,9 +20,7 @@ from sandq.partition.groups.ranked_grants import RankedGrants
 from sandq.partition.limits.group_limits import GroupLimits
 from sandq.partition.log.pieces import Message
 from sandq.partition.log.reader import single_row_entry
-from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 MAX_LEASE_AHEAD_MS = 50
 

@@ -12,12 +12,12 @@ from sandq.model import offsets
 from sandq.model.errors import ConsumerFenced
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 RECLAIMED_LEASES: Final = 256
 """That one command renews, ..."""

@@ -9,13 +9,13 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.stale_heaps import is_overgrown
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Lease
 from sandq.partition.shared_state import SharedState
-from sandq.partition.stale_heaps import is_overgrown
-from sandq.partition.view import View
 
 ENDED_LEASES = 1024
 ENDED_RANGES = 65_536

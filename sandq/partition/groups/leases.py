@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.limits import FIXED
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
 from sandq.partition.commands import What
 from sandq.partition.groups.packed_ranges import PackedRanges
-from sandq.partition.rows import Range
 
 _ANY_LENGTH = 1 << 32
 MANY = 8

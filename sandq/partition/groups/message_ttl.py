@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import LogEntry
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.log.reader import single_row_entry
-from sandq.partition.rows import LogEntry
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 
 class MessageTtl:

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from sandq.model import offsets
-from sandq.partition import rows
-from sandq.partition.rows import RANGE_BYTES, Range
+from sandq.partition.base import rows
+from sandq.partition.base.rows import RANGE_BYTES, Range
 
 _BASE_BYTES = offsets.OFFSET_BYTES
 

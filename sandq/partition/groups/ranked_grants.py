@@ -12,6 +12,8 @@ from typing import Final
 from sandq.model import offsets
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
+from sandq.partition.base.rows import LogEntry, Range
+from sandq.partition.base.view import View
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.dead_letters import EXPIRED_UNREAD
 from sandq.partition.groups.fitting import LEASE_BYTES, fitting
@@ -21,9 +23,7 @@ from sandq.partition.groups.leases import FRESH, Lease, Waiting
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queue import ReadyQueue
 from sandq.partition.ready.ready_queues import ReadyQueues
-from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 PROMOTED: Final = 10_000
 """Messages that one lease promotes."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sandq.model.batch import Column
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields, Range
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.ready import queue_keys
-from sandq.partition.rows import Fields, Range
-from sandq.partition.view import View
 
 
 class Change(NamedTuple):

@@ -13,7 +13,9 @@ from sandq.model.errors import TooLarge
 from sandq.model.limits import FIXED
 from sandq.model.nack_ends import DEAD, MAX_SNOOZES, RETRY, SNOOZE
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
+from sandq.partition.base.view import View
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups import retry
 from sandq.partition.groups.dead_letters import EXPIRED_UNREAD, LEASE_EXPIRED, NACKED, REJECTED, Death
@@ -23,9 +25,7 @@ from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS,
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.renewal import Change, renew_each
 from sandq.partition.groups.retry import Wait
-from sandq.partition.rows import Range
 from sandq.partition.shared_state import NOT_YET, SharedState
-from sandq.partition.view import View
 
 EXPIRE_MESSAGES = 10_000
 EXPIRE_BYTES = 8 << 20

@@ -7,12 +7,12 @@ from rows says the same.
 from __future__ import annotations
 
 from sandq.model import offsets
+from sandq.partition.base.stale_heaps import LeastOf
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.message_ttl import MessageTtl
 from sandq.partition.shared_state import SharedState
-from sandq.partition.stale_heaps import LeastOf
-from sandq.partition.view import View
 
 
 class GroupSummaries:

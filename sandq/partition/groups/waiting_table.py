@@ -10,7 +10,9 @@ import heapq
 from dataclasses import replace
 
 from sandq.model import offsets
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Made, Waiting
@@ -18,9 +20,7 @@ from sandq.partition.groups.message_ttl import MessageTtl
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.renewal import Change
 from sandq.partition.ready import queue_keys
-from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 
 class Expiries:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sandq.model import offsets
-from sandq.partition import rows
+from sandq.partition.base import rows
 
 RUNNING, DONE, STOPPED = "running", "done", "stopped"
 

@@ -12,7 +12,10 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, NotFound
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.prefixes import Prefixes
+from sandq.partition.base.rows import Range
+from sandq.partition.base.view import View
 from sandq.partition.commands import DEAD_JOBS, UNIQUE_KEY_PREFIX, PurgeDead, RedriveDead
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
@@ -24,10 +27,7 @@ from sandq.partition.jobs.waiting_ranks import Waited, WaitingRanks
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.reader import LogReader, cursor_before
-from sandq.partition.prefixes import Prefixes
-from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 STEP_MESSAGES = 1000
 STEP_BYTES = 8 << 20

@@ -14,7 +14,8 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.view import Bounds, View
 from sandq.partition.groups.claim import ACKED, DEAD, LEASED, WAITING, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
@@ -26,7 +27,6 @@ from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.reader import holding_bounds
 from sandq.partition.log.updates import Updates
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import Bounds, View
 
 Outcome = list[Any]
 DELAYED, READY, GONE = "delayed", "ready", "gone"

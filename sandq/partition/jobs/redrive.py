@@ -16,7 +16,8 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.errors import Overloaded, Unavailable
 from sandq.model.limits import FIXED
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.view import View
 from sandq.partition.commands import PurgeDead, RedriveDead
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.claim import LEASED, WAITING
@@ -28,7 +29,6 @@ from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
 from sandq.partition.jobs.pending import READY
 from sandq.partition.shared_state import NOT_YET, TURN_READS, SharedState
-from sandq.partition.view import View
 
 WAITING_RANGES = 9000
 """A redrive makes a pause while so many ranges of the group wait: more than eight tenants that fail come to."""

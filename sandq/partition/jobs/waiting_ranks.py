@@ -7,14 +7,14 @@ from typing import Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields
+from sandq.partition.base.view import View
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.ranking import Ranking
-from sandq.partition.rows import Fields
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 AT_ONCE: Final = 64
 """Messages between two times that others are given way: each takes some 50 us."""

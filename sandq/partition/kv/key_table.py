@@ -21,9 +21,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sandq.partition import rows
-from sandq.partition.garbage import Garbage
-from sandq.partition.view import Row, View
+from sandq.partition.base import rows
+from sandq.partition.base.garbage import Garbage
+from sandq.partition.base.view import Row, View
 
 VALUE, EXPIRY, DELETION, STATE = b"v", b"x", b"y", b"o"
 VALUE_HEADER = struct.Struct("<B3xIq16s")

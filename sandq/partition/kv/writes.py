@@ -12,11 +12,11 @@ from typing import NamedTuple
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.partition import commands as c
+from sandq.partition.base.view import View
 from sandq.partition.kv.key_table import KeyTable, Value
 from sandq.partition.log.message_log import MessageLog, Stored
 from sandq.partition.log.pieces import decode_fields
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 ABSENT = b""
 """What a compare-and-set names whose key is to have no value."""

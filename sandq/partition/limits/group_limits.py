@@ -10,14 +10,14 @@ from typing import Final, NamedTuple
 
 from sandq.model.group_limits import limits_of
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.limits.allowance import Allowance, AllowanceStatus, fresh
 from sandq.partition.limits.buckets import renewed
 from sandq.partition.limits.ledger import Confirmed, Ledger, LedgerStatus, Share
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 HOME: Final = 0
 """The partition that keeps the ledgers."""

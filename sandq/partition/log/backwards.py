@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sandq.model import offsets
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import LogEntry, Range
+from sandq.partition.base.view import View
 from sandq.partition.log.reader import ANSWER_READ_BYTES, FILL_TOMBSTONES, tombstones, without
-from sandq.partition.rows import LogEntry, Range
-from sandq.partition.view import View
 
 READ_ROWS = 250
 """Rows read at once."""

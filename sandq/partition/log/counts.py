@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, repeat
 from operator import floordiv
 
-from sandq.partition import rows
-from sandq.partition.view import Row, View
+from sandq.partition.base import rows
+from sandq.partition.base.view import Row, View
 
 HOUR_S = 3600
 HOT_HOURS = 8

@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 from sandq.model import offsets
 from sandq.model.errors import Conflict
 from sandq.model.piece import Piece
+from sandq.partition.base.rows import Range
+from sandq.partition.base.view import View
 from sandq.partition.clock_reset import LEAST_MS
 from sandq.partition.log.reader import AnswerReader, LogReader, cursor_before
-from sandq.partition.rows import Range
 from sandq.partition.state_machine import TimerPartition
-from sandq.partition.view import View
 
 FETCH_BYTES: Final = 16 << 20
 FETCH_MESSAGES: Final = 65_536

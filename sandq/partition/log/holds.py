@@ -13,8 +13,8 @@ from sandq.model.errors import Conflict, InvalidRequest
 from sandq.model.limits import FIXED
 from sandq.model.names import check_name
 from sandq.partition import commands as c
-from sandq.partition import rows
-from sandq.partition.view import View
+from sandq.partition.base import rows
+from sandq.partition.base.view import View
 
 HOLDS_MOST = FIXED.holds
 LEAST_TTL_MS = FIXED.hold_least_ms

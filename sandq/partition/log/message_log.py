@@ -14,8 +14,11 @@ from typing import NamedTuple
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, Header, peek
 from sandq.partition import commands as c
-from sandq.partition import rows
-from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
+from sandq.partition.base import rows
+from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
+from sandq.partition.base.garbage import Garbage
+from sandq.partition.base.rows import Fields, LogEntry, Range
+from sandq.partition.base.view import Bounds, Row, View
 from sandq.partition.dedup.unique_keys import (
     ATTEMPTED,
     HELD,
@@ -30,7 +33,6 @@ from sandq.partition.dedup.unique_keys import (
     state_of,
 )
 from sandq.partition.dedup.unique_keys import CANCELLED as CANCELLED_KEY
-from sandq.partition.garbage import Garbage
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Made
 from sandq.partition.groups.ownership import Ownership
@@ -54,9 +56,7 @@ from sandq.partition.log.pieces import (
 from sandq.partition.log.reader import AT_HAND_BYTES, FILL_TOMBSTONES, gap_around, look_for_row, tombstones, without
 from sandq.partition.log.trim_schedule import TrimSchedule
 from sandq.partition.ready import queue_keys
-from sandq.partition.rows import Fields, LogEntry, Range
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import Bounds, Row, View
 
 CANCELLED, MOVED = "cancelled", "moved"
 """What a tombstone stands for."""

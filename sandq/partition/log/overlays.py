@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.partition import rows
-from sandq.partition.rows import Fields
-from sandq.partition.view import View
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields
+from sandq.partition.base.view import View
 
 _ALL = 1 << 40
 

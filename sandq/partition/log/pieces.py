@@ -11,12 +11,12 @@ from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import Corruption
 from sandq.model.piece import Piece
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields, Range
+from sandq.partition.base.view import Row, View
 from sandq.partition.log import overlays
 from sandq.partition.log.reader import row_holding
-from sandq.partition.rows import Fields, Range
 from sandq.partition.shared_state import TURN_ITEMS
-from sandq.partition.view import Row, View
 
 PIECE_MESSAGES = 1000
 PIECE_BYTES = 1 << 20

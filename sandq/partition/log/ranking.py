@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from sandq.model.batch import Batch, Column
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields, LogEntry
+from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.renewal import Change
 from sandq.partition.log import overlays
 from sandq.partition.log.message_log import Found, Kept, MessageLog
 from sandq.partition.ready import queue_keys
-from sandq.partition.rows import Fields, LogEntry
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 _READ_BYTES: Final = 8 << 20
 _MOST_BYTES: Final = rows.INLINE_BYTES - 8

@@ -17,11 +17,11 @@ from itertools import islice
 from typing import NamedTuple, cast
 
 from sandq.model import offsets
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import SHARED_BYTES, LogEntry, Range
+from sandq.partition.base.view import Bounds, Row, View
 from sandq.partition.log import overlays
 from sandq.partition.log.look_aheads import LookAheads
-from sandq.partition.rows import SHARED_BYTES, LogEntry, Range
-from sandq.partition.view import Bounds, Row, View
 
 LOOK_AHEAD_ENTRIES = 2048
 LOOK_AHEAD_BYTES = 4 << 20

@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sandq.model import offsets
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import LogEntry
+from sandq.partition.base.view import Row, View
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
@@ -19,9 +21,7 @@ from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
 from sandq.partition.ready import queue_keys
-from sandq.partition.rows import LogEntry
 from sandq.partition.shared_state import TURN_ITEMS, SharedState
-from sandq.partition.view import Row, View
 
 LEAST_SETTLED: Final = 1000
 SWEEP_ROWS: Final = 1000

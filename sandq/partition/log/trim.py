@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandq.model import offsets
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import LogEntry, Range
+from sandq.partition.base.view import Row, View
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
@@ -23,9 +25,7 @@ from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
 from sandq.partition.log.sweep import Sweeper
 from sandq.partition.log.trim_schedule import SAMPLES, TrimSchedule
-from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import Row, View
 
 TRIM_ROWS = 1000
 TRIM_BYTES = 8 << 20

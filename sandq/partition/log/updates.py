@@ -7,15 +7,15 @@ that a group keeps of it. Who reads the log without a group meets it once, as it
 
 from __future__ import annotations
 
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import LogEntry
+from sandq.partition.base.view import View
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.renewal import Change
 from sandq.partition.log import overlays
 from sandq.partition.log.message_log import Found, Kept, MessageLog
 from sandq.partition.ready import queue_keys
-from sandq.partition.rows import LogEntry
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 
 class Updates:

@@ -15,11 +15,11 @@ from sandq.model.errors import Conflict, Overloaded
 from sandq.model.limits import FIXED
 from sandq.model.outbox import Target
 from sandq.partition import commands as c
+from sandq.partition.base.view import View
 from sandq.partition.groups.settlement import LeaseSettlement, Lost
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.outbox.outbox import MESSAGE, Letter, Outbox
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 
 class SendingAcks:

@@ -33,15 +33,15 @@ from sandq.model.outbox import (
     takes_tenant,
 )
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields
+from sandq.partition.base.view import View
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.dead_letters import DeadMessage
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.outbox.outbox import DEAD, MESSAGE, Letter, Outbox
-from sandq.partition.rows import Fields
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 SENT: Final = "sent"
 REFUSED: Final = "refused"

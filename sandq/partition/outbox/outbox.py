@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 from sandq.model.batch import Column, encode
 from sandq.model.limits import FIXED
 from sandq.model.outbox import DeadLetterTopic, Target
-from sandq.partition import rows
-from sandq.partition.rows import Fields
-from sandq.partition.view import View
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields
+from sandq.partition.base.view import View
 
 DEAD, MESSAGE = 0, 1
 """Kinds of letters: a dead letter, whose own row stays where it is until it is sent; a message that an ack sends."""

@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sandq.partition.stale_heaps import is_overgrown
+from sandq.partition.base.stale_heaps import is_overgrown
 
 
 class Pace(NamedTuple):

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields, LogEntry
+from sandq.partition.base.view import View
 from sandq.partition.log import overlays
 from sandq.partition.log.reader import row_holding
-from sandq.partition.rows import Fields, LogEntry
-from sandq.partition.view import View
 
 DEFAULT_TENANT: Final = "default"
 _BIAS = 1 << 31

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 
 from sandq.model.offsets import deliver_ms
+from sandq.partition.base.stale_heaps import is_overgrown
 from sandq.partition.ready.ready_queue import ReadyQueue
-from sandq.partition.stale_heaps import is_overgrown
 
 
 class Oldest:

@@ -6,9 +6,9 @@ from collections import deque
 from typing import Final
 
 from sandq.model import offsets
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Extra, LogEntry
 from sandq.partition.ready import queue_keys
-from sandq.partition.rows import Extra, LogEntry
 
 ENTRY_BYTES: Final = 300
 """What an entry takes in memory, about ..."""

@@ -23,7 +23,10 @@ from typing import Final
 
 from sandq.model import offsets
 from sandq.model.limits import FIXED
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import LogEntry, Range
+from sandq.partition.base.stale_heaps import LeastOf
+from sandq.partition.base.view import View
 from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import without
@@ -33,9 +36,6 @@ from sandq.partition.ready.ready_queue import ENTRY_BYTES, ReadyQueue, bytes_of,
 from sandq.partition.ready.tenant_limits import TenantLimits
 from sandq.partition.ready.tenant_rules import TenantRules
 from sandq.partition.ready.turns import Times, Turns
-from sandq.partition.rows import LogEntry, Range
-from sandq.partition.stale_heaps import LeastOf
-from sandq.partition.view import View
 
 HEAD_ENTRIES: Final = 8
 """That the first look into a queue reads; each further one twice as many."""

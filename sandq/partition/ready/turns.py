@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from sandq.partition.stale_heaps import FEW, is_overgrown
+from sandq.partition.base.stale_heaps import FEW, is_overgrown
 
 SCALE: Final = 1 << 20
 OWN: Final = ""

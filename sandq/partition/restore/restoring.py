@@ -20,8 +20,8 @@ from sandq.model.errors import ClosedError, Conflict, InvalidRequest, StorageFai
 from sandq.model.offsets import U48_MAX
 from sandq.model.outbox import RESERVED_PRODUCERS
 from sandq.model.stored_rows import decode_chunk
-from sandq.partition import rows
-from sandq.partition.view import View
+from sandq.partition.base import rows
+from sandq.partition.base.view import View
 
 STATE_OF_BACKUP: Final = b"X"
 """Row: the state row of the backup, until it is the partition's."""

@@ -14,16 +14,16 @@ from typing import Final, Protocol
 
 from sandq.model import offsets
 from sandq.model.errors import Conflict
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
+from sandq.partition.base.view import Row, View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import row_holding
 from sandq.partition.outbox.outbox import Letter
 from sandq.partition.ready import queue_keys
-from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import Row, View
 
 STEP_ROWS: Final = 256
 """Rows that are looked at before the entry gives way."""

@@ -11,8 +11,8 @@ from typing import Any, Final
 from sandq.model.batch import Column
 from sandq.model.headers import headers_pack, headers_unpack
 from sandq.model.names import of_schedule
-from sandq.partition import rows
-from sandq.partition.rows import Fields
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields
 
 HISTORY: Final = 10
 """Occurrences that are remembered, the last ones; among them the last one that was sent."""

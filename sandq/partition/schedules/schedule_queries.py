@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.view import Row, View
 from sandq.partition.schedules.schedule import Schedule, fire_key, fire_of, key_of, name_of
-from sandq.partition.view import Row, View
 
 PAGE_BYTES: Final = 2 << 20
 

@@ -14,12 +14,13 @@ from typing import Any, Final
 from sandq.model.errors import InvalidRequest, NotFound
 from sandq.model.offsets import U48_MAX
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields
+from sandq.partition.base.view import View
 from sandq.partition.groups.claim import ACKED, DEAD
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.jobs.pending import Pending
 from sandq.partition.log.message_log import MessageLog
-from sandq.partition.rows import Fields
 from sandq.partition.schedules.schedule import (
     GRACE_MS,
     MISSED,
@@ -33,7 +34,6 @@ from sandq.partition.schedules.schedule import (
     key_of,
 )
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
 
 CREATED: Final = "created"
 CHANGED: Final = "changed"

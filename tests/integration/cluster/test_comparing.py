@@ -13,7 +13,7 @@ from sandq.errors import Conflict, InvalidRequest, TimedOut, UnknownPartition, U
 from sandq.model.caller import NODE
 from sandq.model.features import KNOWN
 from sandq.model.members import node_of
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.protocol.requests_admin import Rebuild
 from sandq.storage.keys import store_prefix
 from tests.support.nodes.three import NAMES, ThreeNodes, compared, three_nodes

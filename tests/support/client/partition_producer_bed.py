@@ -15,7 +15,7 @@ from sandq.client.transport.on_behalf import OURSELVES
 from sandq.model.errors import ConnectionLost, SandqError, TimedOut
 from sandq.model.sequence import is_resent, number_of
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.protocol.frames import FrameReader, Type
 from sandq.protocol.replies import HelloReply, TopicRecord
 from sandq.protocol.requests import OnBehalf, Produce

@@ -21,8 +21,8 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import StoreRows
 from sandq.model.features import KNOWN, Levels
 from sandq.partition import commands
+from sandq.partition.base.view import View
 from sandq.partition.state_machine import TimerPartition
-from sandq.partition.view import View
 from sandq.storage.keys import after_prefix
 
 NEXT: Final = Levels(KNOWN.lowest, KNOWN.highest + 1)

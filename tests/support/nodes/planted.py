@@ -11,7 +11,7 @@ from weakref import WeakSet
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.node import Serving
 from sandq.partition import commands as c
-from sandq.partition.view import View
+from sandq.partition.base.view import View
 
 POISON = b"poison that no replica can apply"
 STEPS = ("decode", "apply", "first", "last", "status", "drain")

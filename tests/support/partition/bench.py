@@ -11,15 +11,15 @@ from sandq.model.nack_ends import DEAD, SNOOZE
 from sandq.model.names import TIMER
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
+from sandq.partition.base.view import Bounds, Row, View
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.leases import Lease
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.pieces import Message, MessageReader
-from sandq.partition.rows import Range
 from sandq.partition.state_machine import Status, TimerPartition
-from sandq.partition.view import Bounds, Row, View
 from sandq.storage.stores import MemoryStores
 
 T = 1_800_000_000_000

@@ -20,9 +20,9 @@ from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
 from sandq.model.outbox import DEAD_LETTER
 from sandq.model.stored_rows import check_rows
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.view import Row
 from sandq.partition.restore.restoring import STATE_OF_BACKUP, encode_chunk
-from sandq.partition.view import Row
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.key_bench import KeyBench
 from tests.support.partition.ranked_bench import RankedBench

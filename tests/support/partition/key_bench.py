@@ -8,11 +8,11 @@ from typing import Any
 from sandq.model.batch import Column, encode
 from sandq.model.names import COMPACTED
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.view import Row
 from sandq.partition.compacted import CompactedPartition
 from sandq.partition.kv.key_table import Value
 from sandq.partition.log.message_log import Stored
-from sandq.partition.view import Row
 from tests.support.partition.bench import ALL, Bench, T
 
 Write = tuple[str, str | None]

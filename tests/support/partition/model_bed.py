@@ -14,9 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition import rows
-from sandq.partition.dedup import expiring_rows
-from sandq.partition.digest import comparable
+from sandq.partition.base import expiring_rows, rows
+from sandq.partition.base.digest import comparable
 from sandq.partition.group_status import GroupStatus
 from sandq.partition.groups.lives import load_lives
 from sandq.partition.jobs import jobs, pending, redrive

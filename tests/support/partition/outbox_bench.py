@@ -11,11 +11,11 @@ from sandq.model.names import TIMER
 from sandq.model.outbox import DEAD_LETTER, Target, reserved_producer
 from sandq.model.sequence import sequence_of
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
 from sandq.partition.log.pieces import Message
 from sandq.partition.produce_validation import Place, check_batch
 from sandq.partition.queries import PartitionQueries
-from sandq.partition.rows import Range
 from tests.support.partition.bench import Bench, T
 
 TO = 9

@@ -21,9 +21,10 @@ from sandq.model.limits import FIXED
 from sandq.model.nack_ends import DEAD, SNOOZE
 from sandq.model.rates import interval_us
 from sandq.model.settings import parse_settings
-from sandq.partition import clock_reset, rows
+from sandq.partition import clock_reset
 from sandq.partition import commands as c
-from sandq.partition.digest import comparable
+from sandq.partition.base import rows
+from sandq.partition.base.digest import comparable
 from sandq.partition.group_status import GroupStatus
 from sandq.partition.groups import group as group_module
 from sandq.partition.groups import ranked_grants

@@ -16,8 +16,8 @@ from sandq.model import nack_ends, offsets
 from sandq.model.batch import Column, encode
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition import rows
-from sandq.partition.digest import comparable
+from sandq.partition.base import rows
+from sandq.partition.base.digest import comparable
 from sandq.partition.groups import lease_reclaim
 from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.message_log import Stored

@@ -14,8 +14,8 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.nack_ends import SNOOZE
 from sandq.partition import commands as c
-from sandq.partition import rows
-from sandq.partition.digest import comparable
+from sandq.partition.base import rows
+from sandq.partition.base.digest import comparable
 from sandq.partition.groups.leases import Lease
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.reader import without

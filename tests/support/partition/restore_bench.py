@@ -7,8 +7,8 @@ from typing import Any
 
 from sandq.model.names import RESTORING
 from sandq.partition import commands as c
+from sandq.partition.base.view import Row
 from sandq.partition.restore.restoring import encode_chunk
-from sandq.partition.view import Row
 from tests.support.partition.bench import ALL, Bench
 from tests.support.partition.ranked_bench import RankedBench
 

@@ -13,8 +13,8 @@ from sandq.broker.replication.replica import PartitionReplica, Replica
 from sandq.model.errors import Corruption
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition.digest import StateDigest, comparable
-from sandq.partition.view import View
+from sandq.partition.base.digest import StateDigest, comparable
+from sandq.partition.base.view import View
 from sandq.raft import Skip
 from sandq.storage.keys import store_prefix
 from sandq.storage.stores import MemoryStores

@@ -15,7 +15,7 @@ from sandq.model.batch import Column
 from sandq.model.errors import SandqError
 from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.groups.leases import Lease
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.ranked_bench import RankedBench

@@ -17,7 +17,7 @@ from sandq.model.features import FIRST_LEVEL
 from sandq.model.limits import Limits
 from sandq.model.names import TIMER
 from sandq.partition import commands as c
-from sandq.partition.digest import comparable
+from sandq.partition.base.digest import comparable
 from sandq.raft import Members
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from tests.support.nodes.next_level import NEXT

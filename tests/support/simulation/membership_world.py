@@ -41,7 +41,7 @@ from sandq.model.names import COMPACTED, TIMER
 from sandq.node import run_node
 from sandq.node import serving as node_serving
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.protocol.peer import PeerFrame
 from sandq.protocol.requests import Subscribe
 from sandq.raft import core, hooks

@@ -20,9 +20,9 @@ from sandq.model.batch import Column, encode
 from sandq.model.errors import SandqError
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.view import View
 from sandq.partition.log.pieces import MessageReader
-from sandq.partition.view import View
 from sandq.raft import Skip
 from sandq.raft.skip import SKIP_ID_BYTES
 from sandq.raft.wire import REGULAR

@@ -15,7 +15,7 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.timers import Timer
 from sandq.model.errors import StorageFailed
-from sandq.partition.view import View
+from sandq.partition.base.view import View
 
 START_MS = 1_800_000_000_000
 

@@ -35,7 +35,7 @@ from sandq.backup.verify import Blocks
 from sandq.model.errors import Conflict, Forbidden, InvalidRequest, StorageFailed, Unavailable
 from sandq.model.features import KNOWN
 from sandq.model.stored_rows import decode_chunk
-from sandq.partition.digest import comparable
+from sandq.partition.base.digest import comparable
 from tests.support.backups.fake_cluster import FakeCluster, FakePartition
 from tests.support.backups.fake_place import BrokenPipe, FakePlace, Killed
 from tests.support.partition.bench import T

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from sandq.partition import commands as c
-from sandq.partition import rows
-from sandq.partition.digest import DIGEST_BYTES, StateDigest
-from sandq.partition.view import Row
+from sandq.partition.base import rows
+from sandq.partition.base.digest import DIGEST_BYTES, StateDigest
+from sandq.partition.base.view import Row
 from tests.support.partition.bench import Bench
 
 

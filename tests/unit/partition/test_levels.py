@@ -6,7 +6,7 @@ import pytest
 
 from sandq.model.features import FIRST_LEVEL, KNOWN
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from tests.support.partition.bench import Bench
 from tests.support.partition.key_bench import KeyBench
 

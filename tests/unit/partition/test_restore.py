@@ -12,7 +12,7 @@ from sandq.model.outbox import RESERVED_PRODUCERS
 from sandq.model.sequence import sequence_of
 from sandq.model.stored_rows import CHUNK_BYTES, decode_chunk
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.restore.restoring import STATE_OF_BACKUP, encode_chunk
 from tests.support.partition.bench import Bench, T, batch_of, by_id
 from tests.support.partition.key_bench import KeyBench

@@ -20,11 +20,11 @@ from sandq.model.stored_rows import (
     decode_chunk,
     problem_of_row,
 )
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.view import Row
 from sandq.partition.compacted import COMPACTION
 from sandq.partition.kv import key_table
 from sandq.partition.restore.restoring import encode_chunk
-from sandq.partition.view import Row
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.damaged_rows import KINDS, source_of
 from tests.support.partition.restore_bench import begin, empty_like, end, put, restored, rows_of

@@ -18,9 +18,11 @@ from sandq.model.partitioning import ordering_hash
 from sandq.model.sequence import RESENT
 from sandq.model.settings import parse_group_settings
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
+from sandq.partition.base.rows import Extra, Fields, LogEntry, Range
+from sandq.partition.base.view import View
 from sandq.partition.compacted import COMPACTION, CompactedPartition
-from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.dedup.producers import Producers
 from sandq.partition.dedup.unique_keys import DELIVERED, HELD, Named, UniqueKeys
 from sandq.partition.groups.dead_letters import Death, put_rows
@@ -39,11 +41,9 @@ from sandq.partition.log.pieces import AS_PLACED, Message, Wanted, kept_messages
 from sandq.partition.log.trim import PIN_MS
 from sandq.partition.ready import queue_keys
 from sandq.partition.restore.restoring import STATE_OF_BACKUP
-from sandq.partition.rows import Extra, Fields, LogEntry, Range
 from sandq.partition.schedules.schedule import Schedule, fire_key, fire_of, key_of
 from sandq.partition.shared_state import SharedState
 from sandq.partition.state_machine import TimerPartition
-from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T, batch_of, by_id, by_key
 from tests.support.partition.outbox_bench import OutboxBench

@@ -13,8 +13,8 @@ import pytest
 from sandq.model.batch import Column
 from sandq.model.errors import Conflict
 from sandq.partition import commands as c
+from sandq.partition.base.rows import Range
 from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
-from sandq.partition.rows import Range
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.scenes import DEFAULT, STATES, Scene, scene
 

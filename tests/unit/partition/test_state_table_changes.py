@@ -10,8 +10,8 @@ import pytest
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition import rows
-from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS
+from sandq.partition.base import rows
+from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS
 from sandq.partition.log.trim import PIN_MS
 from tests.support.partition.bench import Bench, T, by_key
 from tests.support.partition.scenes import DEFAULT, NOBODY, Scene, scene

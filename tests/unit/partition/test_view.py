@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandq.partition.view import View
+from sandq.partition.base.view import View
 from sandq.storage.stores import MemoryStores
 
 KEYS = [tag + bytes([n]) for tag in (b"a", b"b", b"c") for n in range(4)] + [b"a", b"b", b"c"]

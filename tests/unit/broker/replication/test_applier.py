@@ -32,7 +32,7 @@ from sandq.model.batch import Column, encode
 from sandq.model.errors import NotFound
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition.view import Change
+from sandq.partition.base.view import Change
 from sandq.raft import Skip
 from sandq.storage.stores import MemoryStores
 

@@ -19,9 +19,9 @@ from sandq.model.errors import StorageFailed, Unavailable
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition import rows, skips
+from sandq.partition.base import rows, skips
+from sandq.partition.base.skips import SKIPS_KEPT, Skips
 from sandq.partition.restore.restoring import NOT_OF_ROWS
-from sandq.partition.skips import SKIPS_KEPT, Skips
 from sandq.partition.state_machine import TimerPartition
 from sandq.raft import Skip
 from sandq.storage.keys import store_prefix

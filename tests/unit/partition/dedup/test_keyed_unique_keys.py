@@ -6,7 +6,7 @@ import pytest
 
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from tests.support.partition.bench import Bench, by_key
 from tests.support.partition.ranked_bench import RankedBench
 from tests.unit.partition.test_clock_reset import YEAR, set_back

@@ -11,7 +11,7 @@ from sandq.model.errors import AlreadyStored, Conflict, InvalidRequest, OutOfSeq
 from sandq.model.limits import FIXED
 from sandq.model.sequence import MAX_CHAIN, RESENT, sequence_of
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.dedup import answers, producers
 from sandq.partition.log.message_log import Stored
 from tests.support.partition.bench import Bench, T, batch_of

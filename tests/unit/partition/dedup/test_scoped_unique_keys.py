@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from tests.support.partition.bench import by_key
 from tests.support.partition.ranked_bench import RankedBench
 from tests.unit.partition.test_clock_reset import YEAR, set_back

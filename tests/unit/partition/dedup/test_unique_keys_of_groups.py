@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sandq.partition import commands as c
+from sandq.partition.base.view import View
 from sandq.partition.log.message_log import Stored
-from sandq.partition.view import View
 from tests.support.partition.bench import Bench, batch_of
 
 WINDOW_MS = 60_000

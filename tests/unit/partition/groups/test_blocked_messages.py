@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandq.partition import commands as c
-from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS
+from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS
 from sandq.partition.groups.leases import Lease
 from sandq.partition.log import trim
 from sandq.partition.log.trim import PIN_MS

@@ -10,7 +10,7 @@ import pytest
 
 from sandq.model import offsets
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.groups.key_order import KeyOrder
 from sandq.partition.log.trim import PIN_MS
 from sandq.partition.queries import PartitionQueries

@@ -8,9 +8,9 @@ from sandq.model import offsets
 from sandq.model.errors import UnknownGroup
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
+from sandq.partition.base.rows import Range
 from sandq.partition.groups.lease_table import ENDED_LEASES
 from sandq.partition.log import trim
-from sandq.partition.rows import Range
 from tests.support.partition.bench import Bench, T
 
 

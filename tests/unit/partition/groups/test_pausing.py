@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.groups.group import PAUSED
 from tests.support.partition.bench import Bench, T
 

@@ -6,7 +6,7 @@ import pytest
 
 from sandq.model.errors import ConsumerFenced, UnknownGroup
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.groups import lease_reclaim
 from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
 from sandq.partition.queries import PartitionQueries

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.stale_heaps import FEW
 from sandq.partition.groups.key_order import KeyOrder
-from sandq.partition.stale_heaps import FEW
 from tests.support.partition.bench import Bench
 
 ROUNDS = 500

@@ -6,7 +6,7 @@ import pytest
 
 from sandq.model.errors import Conflict
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from tests.support.partition.bench import Bench
 from tests.support.partition.ranked_bench import RankedBench
 from tests.support.partition.restore_bench import restored

@@ -10,9 +10,9 @@ import pytest
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.partition import commands as c
+from sandq.partition.base.view import View
 from sandq.partition.jobs import pending
 from sandq.partition.log.message_log import LARGE_ROW_BYTES
-from sandq.partition.view import View
 from tests.support.partition.bench import Bench, CountedStores, T, by_id
 
 ABSENT = 1000

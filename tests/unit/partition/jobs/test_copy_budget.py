@@ -13,7 +13,7 @@ from sandq.model.errors import TooLarge
 from sandq.model.limits import FIXED
 from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.shared_state import NOT_YET
 from tests.support.partition.bench import Bench, T, by_id
 from tests.support.partition.ranked_bench import RankedBench

@@ -11,7 +11,7 @@ from sandq.model.batch import Column, encode
 from sandq.model.limits import FIXED
 from sandq.model.nack_ends import DEAD, RETRY
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
 from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.settlement import Part

@@ -11,7 +11,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.errors import Unavailable, UnknownGroup
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS
 from sandq.partition.groups.lives import EARLIER_LIVES
 from sandq.partition.jobs import jobs, redrive

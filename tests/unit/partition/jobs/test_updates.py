@@ -10,7 +10,7 @@ import pytest
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.log import message_log
 from sandq.partition.log.fetch import fetch
 from sandq.partition.log.trim import PIN_MS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandq.model.batch import Column
-from sandq.partition import rows
+from sandq.partition.base import rows
 from tests.support.partition.key_bench import KeyBench
 
 MINUTE = 60_000

@@ -8,7 +8,7 @@ import pytest
 
 from sandq.model.group_limits import limits_of, parse_limit, with_limit
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.groups.leases import Lease
 from tests.support.partition.bench import Bench, T
 

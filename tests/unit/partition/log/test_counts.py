@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandq.model import offsets
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.view import View
 from sandq.partition.log import counts
 from sandq.partition.log.counts import Counts
 from sandq.partition.queries import PartitionQueries
-from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T
 

@@ -10,7 +10,7 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import peek
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.log import fetch as log_fetch
 from sandq.partition.log.fetch import FETCH_BYTES, Extent, Fetched, fetch, measure
 from sandq.partition.log.message_log import WHOLE_MESSAGES

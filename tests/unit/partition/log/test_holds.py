@@ -9,7 +9,7 @@ import pytest
 from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidName, InvalidRequest
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.log.holds import HOLDS_MOST, LEAST_TTL_MS, MOST_TTL_MS
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.key_bench import KeyBench

@@ -6,10 +6,10 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
-from sandq.partition import rows
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
+from sandq.partition.base.view import View
 from sandq.partition.log.pieces import PIECE_BYTES, PIECE_MESSAGES, MessageReader
-from sandq.partition.rows import Range
-from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from sandq.partition.base.view import Row
 from sandq.partition.log.trim import TRIM_BYTES
-from sandq.partition.view import Row
 from tests.support.partition.bench import Bench, T
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from sandq.model.outbox import Target, reserved_producer, route
 from sandq.model.partitioning import partition_for
 from sandq.model.sequence import sequence_of
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.queries import PartitionQueries
 from tests.support.partition.bench import Bench, T, batch_of
 from tests.support.partition.outbox_bench import (

@@ -12,7 +12,7 @@ from sandq.model.errors import Conflict, Overloaded
 from sandq.model.limits import FIXED, FixedLimits
 from sandq.model.outbox import Target
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.groups.leases import Lease
 from sandq.partition.outbox import outbox
 from tests.support.partition.bench import T

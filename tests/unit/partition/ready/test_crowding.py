@@ -10,7 +10,7 @@ import pytest
 
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.groups import group, ranked_grants
 from sandq.partition.ranked_queries import why_ready
 from sandq.partition.ready import crowding

@@ -9,7 +9,7 @@ import pytest
 from sandq.model.limits import FIXED
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition.digest import comparable
+from sandq.partition.base.digest import comparable
 from sandq.partition.groups import ranked_grants
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.ready import queue_keys, ready_queues

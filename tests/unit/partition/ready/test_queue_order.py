@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from sandq.model import offsets
+from sandq.partition.base.stale_heaps import FEW
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.queue_order import Oldest, Returned
 from sandq.partition.ready.ready_queue import ReadyQueue
-from sandq.partition.stale_heaps import FEW
 from tests.support.partition.bench import T
 from tests.support.partition.ranked_bench import RankedBench
 

@@ -10,7 +10,7 @@ from sandq.model.batch import Column
 from sandq.model.limits import FIXED
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition.base import rows
 from sandq.partition.groups import ranked_grants
 from sandq.partition.log import sweep
 from tests.support.partition.bench import T, by_id, by_key

@@ -9,14 +9,14 @@ import pytest
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
-from sandq.partition import rows
-from sandq.partition.digest import comparable
+from sandq.partition.base import rows
+from sandq.partition.base.digest import comparable
+from sandq.partition.base.rows import Range
 from sandq.partition.jobs import jobs, waiting_ranks
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.log.trim import PIN_MS
 from sandq.partition.ready import ready_queues
 from sandq.partition.ready.ready_queue import ENTRY_BYTES
-from sandq.partition.rows import Range
 from tests.support.partition.bench import FOREVER_MS, T, by_id
 from tests.support.partition.ranked_bench import RankedBench
 from tests.support.partition.scenes import DEFAULT, STATES, scene

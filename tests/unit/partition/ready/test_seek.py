@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandq.partition import commands as c
-from sandq.partition.digest import comparable
+from sandq.partition.base.digest import comparable
 from sandq.partition.log import sweep, trim
 from tests.support.partition.ranked_bench import RankedBench
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandq.partition.base.stale_heaps import FEW
 from sandq.partition.ready.tenant_rules import TenantRules
 from sandq.partition.ready.turns import SCALE, Times, Turns
-from sandq.partition.stale_heaps import FEW
 from tests.support.partition.fair_model import FairModel
 
 

@@ -61,7 +61,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.errors import Corruption
 from sandq.model.partitioning import ordering_hash
-from sandq.partition.view import Row, View
+from sandq.partition.base.view import Row, View
 
 LOG, PAYLOAD, TOMBSTONE, MOVED, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"n", b"e"
 UNIQUE, SCOPED_UNIQUE, KEYED_UNIQUE = b"u", b"U", b"K"

@@ -6,7 +6,7 @@ Of this process alone, and no part of the state: another one begins to count ane
 from __future__ import annotations
 
 from sandq.model import offsets
-from sandq.partition import rows
+from sandq.partition.base import rows
 
 Span = tuple[bytes, bytes]
 """Keys start <= key < stop, relative to the store."""

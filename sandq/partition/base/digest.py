@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import xxhash
 
-from sandq.partition import rows
-from sandq.partition.view import Row
+from sandq.partition.base import rows
+from sandq.partition.base.view import Row
 
 DIGEST_BYTES: Final = 16
 _COUNTS_FIELD: Final = 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sandq.model.batch import Column
-from sandq.partition.rows import Fields
+from sandq.partition.base.rows import Fields
 
 
 class Prefixes(NamedTuple):

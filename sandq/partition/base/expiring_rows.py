@@ -7,8 +7,8 @@ own in the order of these instants leads to it. What was put there again meanwhi
 from __future__ import annotations
 
 from sandq.model import offsets
-from sandq.partition import rows
-from sandq.partition.view import View
+from sandq.partition.base import rows
+from sandq.partition.base.view import View
 
 CANCEL_MEMORY_MS = 600_000
 """How long a repeated cancel is answered as the first time."""
