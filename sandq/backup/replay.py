@@ -28,7 +28,7 @@ from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.errors import Corruption, InvalidRequest, SandqError, StartupError, Unavailable
 from sandq.partition.base import rows
 from sandq.partition.commands import Entry
-from sandq.partition.log.look_aheads import LookAhead, LookAheads
+from sandq.partition.reader.look_aheads import LookAhead, LookAheads
 from sandq.storage.keys import store_prefix
 from sandq.storage.level_stores import LevelStores
 from sandq.storage.snapshot import Exporter

@@ -66,7 +66,7 @@ from sandq.model.sequence import number_of
 from sandq.model.times import format_duration
 from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
-from sandq.partition.groups.lease_reclaim import check_newest, fenced
+from sandq.partition.leasing.lease_reclaim import check_newest, fenced
 from sandq.partition.produce_validation import Checked, check_batch
 from sandq.protocol.requests import Ack, AckThen, Extend, Lease, Nack, Produce, Subscribe
 

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from sandq.partition.log.look_aheads import LookAheads
+from sandq.partition.reader.look_aheads import LookAheads
 
 LOOK_AHEADS_SHARE: Final = 1 / 16
 LOGS_SHARE: Final = 1 / 4

@@ -7,7 +7,7 @@ next step. What becomes of a message there:
 * One that stands at the instant it was wanted at stays, one that the floor had put later comes to that instant, or to
   the new time if that has passed. Their order stays, and so do their ids.
 * A group that had passed it does not get it anew: what is acked is acked, what waited or is dead does so still. Cursors
-  go back to the new time, so what a group had passed above it is a gap (`groups/gaps.py`). Only what it was given too
+  go back to the new time, so what a group had passed above it is a gap (`records/gaps.py`). Only what it was given too
   early, and has not acked, it comes to once more when the time has come.
 * Leases end as if their consumers had left: what they held is ready at once.
 
@@ -27,20 +27,20 @@ from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.base.rows import Fields, LogEntry, Range
 from sandq.partition.base.view import Row, View
-from sandq.partition.dedup.producers import Producers
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Made, Waiting, merged
-from sandq.partition.groups.packed_ranges import PackedRanges
-from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
-from sandq.partition.log import overlays
+from sandq.partition.leasing.settlement import LeaseSettlement
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import CANCELLED, MessageLog
-from sandq.partition.log.pieces import FAR_MS, Message, decode_fields, load_kept, wanted_times
-from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
 from sandq.partition.log.trim import Trimmer
+from sandq.partition.producers.producers import Producers
+from sandq.partition.reader import overlays
+from sandq.partition.reader.pieces import FAR_MS, Message, decode_fields, load_kept, wanted_times
+from sandq.partition.reader.reader import FILL_TOMBSTONES, tombstones
+from sandq.partition.records.leases import Made, Waiting, merged
+from sandq.partition.records.packed_ranges import PackedRanges
 from sandq.partition.shared_state import SharedState
 
 LEAST_MS: Final = FAR_MS

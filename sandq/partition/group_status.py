@@ -19,7 +19,7 @@ from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.log.counts import Counts
-from sandq.partition.log.log_state import LogState
+from sandq.partition.shared_state import LogState
 
 _versions = count(1)
 """Of all partitions of the process, so that none is taken for another's."""

@@ -9,10 +9,10 @@ from typing import Final
 
 from sandq.model.batch_format import count_of, plain_bytes_of
 from sandq.partition import commands as c
-from sandq.partition.dedup.producers import Producers
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.log.counts import Counts
+from sandq.partition.producers.producers import Producers
 from sandq.partition.shared_state import SharedState
 
 GROUPS: Final = 16

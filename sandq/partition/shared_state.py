@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from sandq.model import offsets
 from sandq.model.batch_format import Column
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.key_limits import key_limit
@@ -12,8 +14,8 @@ from sandq.model.limits import FIXED
 from sandq.model.names import FAIR
 from sandq.model.outbox import DeadLetterTopic
 from sandq.partition.base.rows import Fields, name_digest
-from sandq.partition.metrics import Totals
-from sandq.partition.ready.tenant_rules import TenantRules
+from sandq.partition.limits.tenant_rules import TenantRules
+from sandq.partition.records.metrics import Totals
 
 T = TypeVar("T")
 
@@ -107,3 +109,22 @@ class SharedState:
         """Whether a unique key is unique within the key of its message. In a fair topic it is unique within the
         tenant."""
         return self.rank != FAIR
+
+
+@dataclass(slots=True)
+class LogState:
+    """What the log keeps of itself beside its rows; in this order in the partition's state row."""
+
+    messages: int = 0
+    trimmed: bytes = offsets.FIRST
+    """Nothing is left in the log at or below this offset."""
+    bytes: int = 0
+    gone: tuple[int, int] = (0, 0)
+    """The second in which `trimmed` stands, and how many of its messages were trimmed."""
+
+    def fields(self) -> tuple[Any, ...]:
+        return self.messages, self.trimmed, self.bytes, self.gone
+
+    def load(self, fields: Sequence[Any]) -> None:
+        self.messages, self.trimmed, self.bytes, gone = fields
+        self.gone = (gone[0], gone[1])

@@ -28,41 +28,40 @@ from sandq.partition.base.expiring_rows import ExpiringRows
 from sandq.partition.base.skips import Skips, refusal
 from sandq.partition.base.view import View
 from sandq.partition.clock_reset import ClockResets
-from sandq.partition.dedup.answers import skipped
-from sandq.partition.dedup.producers import Producers
-from sandq.partition.dedup.unique_keys import UniqueKeys
+from sandq.partition.group_administration import GroupAdmin
 from sandq.partition.group_status import GroupStatuses, StatusTable
-from sandq.partition.groups.administration import GroupAdmin
+from sandq.partition.groups.group_limits import GroupLimits, LimitsStatus
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.groups.lease_grants import LeaseGrants
-from sandq.partition.groups.lease_reclaim import LeaseReclaim
-from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.renewal import Change
-from sandq.partition.groups.settlement import LeaseSettlement
+from sandq.partition.groups.unique_keys import UniqueKeys
 from sandq.partition.in_memory import InMemory
 from sandq.partition.jobs.jobs import Jobs
-from sandq.partition.jobs.pending import Pending
-from sandq.partition.limits.group_limits import GroupLimits, LimitsStatus
+from sandq.partition.leasing.lease_grants import LeaseGrants
+from sandq.partition.leasing.lease_reclaim import LeaseReclaim
+from sandq.partition.leasing.settlement import LeaseSettlement
 from sandq.partition.log.holds import Hold, Holds
-from sandq.partition.log.log_state import LogState
-from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.message_log import MessageLog, Stored
-from sandq.partition.log.pieces import MessageReader
-from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.trim import Trimmer
 from sandq.partition.log.trim_schedule import TrimSchedule
-from sandq.partition.log.updates import Updates
-from sandq.partition.metrics import Counted
-from sandq.partition.outbox.acks import SendingAcks
-from sandq.partition.outbox.forwarding import Forwarding
-from sandq.partition.outbox.outbox import Outbox, OutboxStatus
+from sandq.partition.outbox import Outbox, OutboxStatus
+from sandq.partition.pending.pending import Pending
+from sandq.partition.pending.ranking import Ranking
+from sandq.partition.pending.updates import Updates
+from sandq.partition.producers.answers import skipped
+from sandq.partition.producers.producers import Producers
+from sandq.partition.reader.look_aheads import LookAheads
+from sandq.partition.reader.pieces import MessageReader
+from sandq.partition.records.leases import Lease
+from sandq.partition.records.metrics import Counted
 from sandq.partition.restore import restoring
 from sandq.partition.restore.restoring import RestoreState
 from sandq.partition.restore.whole import check_whole
 from sandq.partition.schedules.schedule_table import ScheduleTable
-from sandq.partition.shared_state import NOT_YET, SharedState
+from sandq.partition.sending.acks import SendingAcks
+from sandq.partition.sending.forwarding import Forwarding
+from sandq.partition.shared_state import NOT_YET, LogState, SharedState
 
 _STATE_VERSION = 1
 

@@ -19,7 +19,7 @@ from sandq.broker.stats import LATENESS, TopicStats
 from sandq.broker.turns import Turn
 from sandq.model.access import Access, Right
 from sandq.model.health import PushState
-from sandq.partition.metrics import Counted
+from sandq.partition.records.metrics import Counted
 from sandq.protocol.frames import PackedArray
 from sandq.protocol.requests_overview import GroupRow, TopicRow
 from sandq.server.metrics.topics import GroupNumbers, PartitionSeen, TopicNumbers, TopicSeen

@@ -12,7 +12,7 @@ from sandq.broker.delivery.subscribe import EPOCH_BITS, EPOCHS_AHEAD_MS
 from sandq.client.client import cluster_of
 from sandq.errors import ConsumerFenced, InvalidName, LeaseLost
 from sandq.node import Serving
-from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
+from sandq.partition.leasing.lease_reclaim import RECLAIMS_MOST
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.raw_client import RawClient, values_of

@@ -13,7 +13,7 @@ from sandq.model.batch import Column
 from sandq.model.outbox import DEAD_LETTER
 from sandq.node import Serving, run_node
 from sandq.partition.base import rows
-from sandq.partition.outbox.outbox import MESSAGE, Batch, Letter
+from sandq.partition.outbox import MESSAGE, Batch, Letter
 from sandq.protocol.frames import Type
 from tests.integration.conftest import until_risen
 from tests.integration.test_identities import give, greet

@@ -21,8 +21,8 @@ from sandq.model.group_limits import GroupLimit, limits_of, next_epoch, parse_li
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.base.view import View
-from sandq.partition.groups.leases import Lease
-from sandq.partition.log.look_aheads import LookAheads
+from sandq.partition.reader.look_aheads import LookAheads
+from sandq.partition.records.leases import Lease
 from sandq.partition.state_machine import TimerPartition
 from sandq.storage.stores import MemoryStores
 from tests.support.examples import examples

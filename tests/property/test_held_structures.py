@@ -12,10 +12,10 @@ from sandq.model import offsets
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.base.stale_heaps import FEW, LeastOf, LeastOfRising
-from sandq.partition.groups import leases
-from sandq.partition.groups.holders import Holders
-from sandq.partition.groups.leases import Lease
-from sandq.partition.groups.packed_ranges import PackedRanges
+from sandq.partition.records import leases
+from sandq.partition.records.holders import Holders
+from sandq.partition.records.leases import Lease
+from sandq.partition.records.packed_ranges import PackedRanges
 from tests.support.examples import examples
 
 PLACES = 24

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from sandq.model.errors import InvalidRequest, Overloaded, StorageFailed
 from sandq.model.sequence import is_resent
-from sandq.partition.dedup import producers
+from sandq.partition.producers import producers
 from tests.support.client.partition_producer_bed import LOSE_ENTRY, LOSE_LEADER, STORE, Fate, LaneBed
 from tests.support.examples import examples
 

@@ -10,8 +10,8 @@ import pytest
 
 from sandq.model.nack_ends import ENDS
 from sandq.partition import commands as c
-from sandq.partition.groups.lease_grants import LeaseGrants
-from sandq.partition.log import reader
+from sandq.partition.leasing.lease_grants import LeaseGrants
+from sandq.partition.reader import reader
 from tests.support.examples import seeds
 from tests.support.partition.bench import Bench, T, batch_of
 

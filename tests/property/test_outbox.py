@@ -15,8 +15,9 @@ from sandq.model.limits import FIXED, FixedLimits
 from sandq.model.outbox import Target
 from sandq.model.partitioning import partition_for
 from sandq.partition import commands as c
+from sandq.partition import outbox
 from sandq.partition.base import rows
-from sandq.partition.outbox import forwarding, outbox
+from sandq.partition.sending import forwarding
 from tests.support.examples import examples
 from tests.support.partition.bench import T, batch_of
 from tests.support.partition.outbox_bench import TO, OutboxBench, arrived, receiver, values

@@ -16,9 +16,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition.groups.lease_grants import MAX_LEASE_AHEAD_MS
-from sandq.partition.groups.leases import Lease
+from sandq.partition.leasing.lease_grants import MAX_LEASE_AHEAD_MS
 from sandq.partition.log import trim
+from sandq.partition.records.leases import Lease
 from tests.support.examples import examples
 from tests.support.partition.bench import Bench, T
 

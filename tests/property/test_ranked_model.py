@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandq.model.limits import FIXED
-from sandq.partition.groups import group, lease_reclaim, ranked_grants
+from sandq.partition.groups import group
 from sandq.partition.jobs import jobs
-from sandq.partition.log import message_log, reader, sweep, trim
+from sandq.partition.leasing import lease_reclaim, ranked_grants
+from sandq.partition.log import message_log, sweep, trim
+from sandq.partition.reader import reader
 from sandq.partition.ready import ready_queues
 from tests.support.examples import examples
 from tests.support.partition.ranked_walk import DEEDS, RankedWalk

@@ -9,7 +9,7 @@ import trio
 from sandq.model.batch import encode
 from sandq.node import run_node
 from sandq.partition import commands as c
-from sandq.partition.groups.lease_grants import LEASE_BYTES
+from sandq.partition.leasing.lease_grants import LEASE_BYTES
 from sandq.protocol.frames import Type
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles

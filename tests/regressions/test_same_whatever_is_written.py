@@ -11,8 +11,8 @@ from sandq.model.errors import InvalidRequest
 from sandq.partition import commands as c
 from sandq.partition.base.rows import LOG_HEADER
 from sandq.partition.base.view import View
-from sandq.partition.groups.lease_grants import LEASE_BYTES
 from sandq.partition.jobs.jobs import FINISHED_JOBS, OWN_IDS
+from sandq.partition.leasing.lease_grants import LEASE_BYTES
 from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T, batch_of, by_id
 

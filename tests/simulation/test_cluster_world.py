@@ -14,7 +14,7 @@ from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.snapshots.snapshots import needing
 from sandq.model.errors import Corruption
-from sandq.partition.dedup.producers import Producers
+from sandq.partition.producers.producers import Producers
 from sandq.raft import guards
 from tests.support.simulation.cluster_node import ClusterNode
 from tests.support.simulation.cluster_world import ClusterWorld

@@ -13,7 +13,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model import offsets
 from sandq.partition import commands as c
-from sandq.partition.dedup.producers import Producers
+from sandq.partition.producers.producers import Producers
 from sandq.raft import Group
 from tests.support.simulation.keys_world import KeysWorld
 from tests.support.simulation.linearizable import NotLinearizable, Operation

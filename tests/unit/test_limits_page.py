@@ -18,9 +18,9 @@ from sandq.membership import intake
 from sandq.model import headers, json_values, sources
 from sandq.model.limits import DEFAULT, FIXED, FixedLimits, Limits
 from sandq.partition import produce_validation
-from sandq.partition.groups.leases import HISTORY_ERROR_CHARS
 from sandq.partition.jobs import jobs
 from sandq.partition.kv import key_table
+from sandq.partition.records.leases import HISTORY_ERROR_CHARS
 from sandq.protocol.requests_backup import LOG_BYTES
 from sandq.protocol.requests_messages import PREVIEW_BYTES_MAX
 from sandq.server import caller_requests, connection, failed_logins, tcp

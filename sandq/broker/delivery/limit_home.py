@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from sandq.broker.delivery.limit_plan import LimitPlan, Standing
 from sandq.partition import commands as c
-from sandq.partition.limits.group_limits import HOME
+from sandq.partition.groups.group_limits import HOME
 from sandq.partition.limits.ledger import LedgerStatus, Share
 from sandq.partition.state_machine import Status
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from sandq.model.group_limits import GroupLimit
-from sandq.partition.limits.group_limits import HOME
+from sandq.partition.groups.group_limits import HOME
 
 TURN_MS: Final = 250
 """Before something is taken from a partition again: each time costs some entries."""

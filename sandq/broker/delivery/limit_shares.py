@@ -22,7 +22,7 @@ from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.timers import Timers
 from sandq.model.errors import SandqError
 from sandq.partition import commands as c
-from sandq.partition.limits.group_limits import HOME
+from sandq.partition.groups.group_limits import HOME
 from sandq.protocol.peer import PeerFrame
 
 _ASKED: Final = [str, *[int] * 5]

@@ -43,7 +43,7 @@ from sandq.model.limits import DEFAULT
 from sandq.model.outbox import Target, is_reserved, reserved_producer
 from sandq.model.sequence import sequence_of
 from sandq.partition import commands as c
-from sandq.partition.outbox.outbox import OutboxStatus
+from sandq.partition.outbox import OutboxStatus
 from sandq.partition.produce_validation import check_batch
 from sandq.protocol.peer import PeerFrame
 

@@ -22,8 +22,8 @@ from sandq.model.key_limits import key_limit
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.group_status import GroupStatuses
-from sandq.partition.groups.lease_grants import MAX_LEASE_AHEAD_MS
 from sandq.partition.jobs.jobs import STEP_MESSAGES
+from sandq.partition.leasing.lease_grants import MAX_LEASE_AHEAD_MS
 from sandq.partition.state_machine import Status
 
 MAX_GRANTS = 64

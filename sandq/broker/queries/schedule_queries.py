@@ -28,8 +28,8 @@ from sandq.model.partitioning import partition_for
 from sandq.model.topic_limits import TopicLimits
 from sandq.partition import commands as c
 from sandq.partition.base.rows import Fields
-from sandq.partition.log.pieces import decode_fields
 from sandq.partition.produce_validation import Place, check_batch
+from sandq.partition.reader.pieces import decode_fields
 from sandq.partition.schedules.schedule import GRACE_MS, Schedule
 from sandq.partition.schedules.schedule_queries import Stored
 from sandq.partition.schedules.schedule_table import CHANGED, STALE, TAKEN, UNCHANGED

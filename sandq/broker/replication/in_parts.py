@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from sandq.broker.replication.raft_group import Done
 from sandq.model.errors import SandqError
 from sandq.partition import commands as c
-from sandq.partition.groups.settlement import Part
+from sandq.partition.leasing.settlement import Part
 from sandq.partition.shared_state import NOT_YET
 
 LEAST_ITEMS: Final = 8

@@ -33,7 +33,7 @@ from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.limits import Limits
 from sandq.model.members import incarnation_of, member_id, own_member
 from sandq.partition import commands as partition_commands
-from sandq.partition.log.look_aheads import LookAhead
+from sandq.partition.reader.look_aheads import LookAhead
 from sandq.raft import Committed, GroupCommit, Members
 from sandq.raft.wire import REGULAR
 from sandq.storage.files import Files

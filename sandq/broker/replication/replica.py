@@ -28,13 +28,13 @@ from sandq.model.settings import parse_settings
 from sandq.partition import commands
 from sandq.partition.base import rows
 from sandq.partition.base.view import Bounds, Change, Row, View
-from sandq.partition.compacted import CompactedPartition
-from sandq.partition.groups.leases import Lease
+from sandq.partition.kv.compacted import CompactedPartition
 from sandq.partition.kv.key_table import KeyTable
 from sandq.partition.kv.watch import Changes, Watch, changes
-from sandq.partition.log.look_aheads import LookAheads
-from sandq.partition.log.pieces import MessageReader
-from sandq.partition.queries import PartitionQueries
+from sandq.partition.queries.queries import PartitionQueries
+from sandq.partition.reader.look_aheads import LookAheads
+from sandq.partition.reader.pieces import MessageReader
+from sandq.partition.records.leases import Lease
 from sandq.partition.state_machine import TimerPartition
 from sandq.raft import Skip
 from sandq.storage.keys import store_prefix

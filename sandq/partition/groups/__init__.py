@@ -1,1 +1,1 @@
-"""Consumer groups of a partition: leases, settlement, retries, dead letters."""
+"""The state of consumer groups: cursors, leases, waiting and dead messages, unique keys, each with its rows."""

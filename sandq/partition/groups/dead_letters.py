@@ -21,12 +21,12 @@ from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.kept_messages import KeptMessages
-from sandq.partition.groups.leases import History, Waiting, load_history
-from sandq.partition.groups.lives import Lives, load_lives, with_ended
 from sandq.partition.groups.renewal import Change
 from sandq.partition.groups.waiting_table import WaitingTable
-from sandq.partition.log.pieces import Message, MessageReader
-from sandq.partition.outbox.outbox import DEAD, MESSAGE, Letter, Outbox
+from sandq.partition.outbox import DEAD, MESSAGE, Letter, Outbox
+from sandq.partition.reader.pieces import Message, MessageReader
+from sandq.partition.records.leases import History, Waiting, load_history
+from sandq.partition.records.lives import Lives, load_lives, with_ended
 from sandq.partition.shared_state import SharedState
 
 NACKED, LEASE_EXPIRED, EXPIRED, REJECTED = "nacked", "lease_expired", "expired", "rejected"

@@ -17,16 +17,16 @@ from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.base.stale_heaps import LeastOfRising, is_overgrown
 from sandq.partition.base.view import View
-from sandq.partition.groups.gaps import Gaps
-from sandq.partition.groups.holders import Holder, Holders
 from sandq.partition.groups.key_order import KeyOrder
-from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.limits.allowance import Allowance
-from sandq.partition.log.look_aheads import LookAheads
-from sandq.partition.log.reader import LogReader, single_row_entry
-from sandq.partition.metrics import PartitionMetrics
+from sandq.partition.reader.look_aheads import LookAheads
+from sandq.partition.reader.reader import LogReader, single_row_entry
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queues import ReadyQueues
+from sandq.partition.records.gaps import Gaps
+from sandq.partition.records.holders import Holder, Holders
+from sandq.partition.records.leases import Lease, Waiting
+from sandq.partition.records.metrics import PartitionMetrics
 
 SEEKING: Final = "a seek is under way"
 RESETTING: Final = "the partition's clock is being set back"

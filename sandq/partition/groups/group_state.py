@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from sandq.partition.base.expiring_rows import ExpiringRows
 from sandq.partition.base.view import View
-from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.dead_letters import DeadLetters
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.kept_messages import KeptMessages
 from sandq.partition.groups.lease_table import LeaseTable
 from sandq.partition.groups.message_ttl import MessageTtl
 from sandq.partition.groups.summaries import GroupSummaries
+from sandq.partition.groups.unique_keys import UniqueKeys
 from sandq.partition.groups.waiting_table import WaitingTable
-from sandq.partition.log.log_state import LogState
-from sandq.partition.log.pieces import MessageReader
-from sandq.partition.outbox.outbox import Outbox
-from sandq.partition.shared_state import SharedState
+from sandq.partition.outbox import Outbox
+from sandq.partition.reader.pieces import MessageReader
+from sandq.partition.shared_state import LogState, SharedState
 
 
 class GroupState:

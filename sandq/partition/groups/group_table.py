@@ -9,7 +9,7 @@ from sandq.partition.base.stale_heaps import LeastOf
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.limits.allowance import Allowance
-from sandq.partition.log.look_aheads import LookAhead, LookAheads
+from sandq.partition.reader.look_aheads import LookAhead, LookAheads
 from sandq.partition.ready.ready_queues import ReadyQueues
 from sandq.partition.shared_state import SharedState
 

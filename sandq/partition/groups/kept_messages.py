@@ -7,12 +7,11 @@ from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import ExpiringRows
 from sandq.partition.base.rows import LogEntry, Range
 from sandq.partition.base.view import View
-from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.log.log_state import LogState
-from sandq.partition.log.reader import row_holding
-from sandq.partition.shared_state import SharedState
+from sandq.partition.groups.unique_keys import UniqueKeys
+from sandq.partition.reader.reader import row_holding
+from sandq.partition.shared_state import LogState, SharedState
 
 
 class KeptMessages:

@@ -14,7 +14,7 @@ from sandq.partition.base.stale_heaps import is_overgrown
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.groups.leases import Lease
+from sandq.partition.records.leases import Lease
 from sandq.partition.shared_state import SharedState
 
 ENDED_LEASES = 1024

@@ -8,7 +8,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.rows import LogEntry
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
-from sandq.partition.log.reader import single_row_entry
+from sandq.partition.reader.reader import single_row_entry
 from sandq.partition.shared_state import SharedState
 
 

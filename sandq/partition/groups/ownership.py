@@ -5,12 +5,12 @@ from __future__ import annotations
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.base.view import View
-from sandq.partition.groups.claim import ACKED, DEAD, LEASED, REFUSALS, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Made, Waiting
 from sandq.partition.groups.renewal import Change, renew
-from sandq.partition.log.pieces import MessageReader
+from sandq.partition.reader.pieces import MessageReader
+from sandq.partition.records.claim import ACKED, DEAD, LEASED, REFUSALS, Claim
+from sandq.partition.records.leases import Made, Waiting
 from sandq.partition.shared_state import SharedState
 
 

@@ -10,7 +10,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields, Range
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
-from sandq.partition.log.pieces import MessageReader
+from sandq.partition.reader.pieces import MessageReader
 from sandq.partition.ready import queue_keys
 
 

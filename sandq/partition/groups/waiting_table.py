@@ -15,11 +15,11 @@ from sandq.partition.base.rows import Range
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.groups.leases import Made, Waiting
 from sandq.partition.groups.message_ttl import MessageTtl
-from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.renewal import Change
 from sandq.partition.ready import queue_keys
+from sandq.partition.records.leases import Made, Waiting
+from sandq.partition.records.packed_ranges import PackedRanges
 from sandq.partition.shared_state import SharedState
 
 

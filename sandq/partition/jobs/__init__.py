@@ -1,1 +1,1 @@
-"""Bulk work in a partition, and changes of pending messages."""
+"""Bulk work in a partition, in steps: cancels, moves, redrives and purges of many messages."""

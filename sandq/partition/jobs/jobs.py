@@ -25,8 +25,8 @@ from sandq.partition.jobs.job import DONE, RUNNING, STOPPED, Job
 from sandq.partition.jobs.redrive import Outcome, Redrive
 from sandq.partition.jobs.waiting_ranks import Waited, WaitingRanks
 from sandq.partition.log.message_log import MessageLog
-from sandq.partition.log.ranking import Ranking
-from sandq.partition.log.reader import LogReader, cursor_before
+from sandq.partition.pending.ranking import Ranking
+from sandq.partition.reader.reader import LogReader, cursor_before
 from sandq.partition.shared_state import SharedState
 
 STEP_MESSAGES = 1000

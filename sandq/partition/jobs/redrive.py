@@ -20,14 +20,14 @@ from sandq.partition.base import rows
 from sandq.partition.base.view import View
 from sandq.partition.commands import PurgeDead, RedriveDead
 from sandq.partition.groups import dead_letters
-from sandq.partition.groups.claim import LEASED, WAITING
 from sandq.partition.groups.dead_letters import DeadFilter, DeadMessage
 from sandq.partition.groups.group import SEEKING, Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Made, Waiting, merged
-from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
-from sandq.partition.jobs.pending import READY
+from sandq.partition.pending.pending import READY
+from sandq.partition.records.claim import LEASED, WAITING
+from sandq.partition.records.leases import Made, Waiting, merged
+from sandq.partition.records.packed_ranges import PackedRanges
 from sandq.partition.shared_state import NOT_YET, TURN_READS, SharedState
 
 WAITING_RANGES = 9000

@@ -13,7 +13,7 @@ from sandq.partition.base.view import View
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.log.message_log import MessageLog
-from sandq.partition.log.ranking import Ranking
+from sandq.partition.pending.ranking import Ranking
 from sandq.partition.shared_state import SharedState
 
 AT_ONCE: Final = 64

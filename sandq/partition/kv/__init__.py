@@ -1,1 +1,1 @@
-"""Keys of a compacted partition."""
+"""Compacted topics: the partition with keys, writes to them, the table of their values, compaction, watching."""

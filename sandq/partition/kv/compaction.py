@@ -21,11 +21,11 @@ from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields, LogEntry
 from sandq.partition.base.view import Row, View
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.kv.key_table import KeyTable
 from sandq.partition.kv.writes import Writes
 from sandq.partition.log.message_log import MessageLog
-from sandq.partition.log.pieces import decode_fields, load_message
+from sandq.partition.reader.pieces import decode_fields, load_message
+from sandq.partition.records.leases import Lease, Waiting
 from sandq.partition.shared_state import SharedState
 
 STEP_ROWS = 1000

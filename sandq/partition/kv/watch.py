@@ -15,8 +15,8 @@ from sandq.model.batch import Batch, Column
 from sandq.model.errors import HistoryGone
 from sandq.model.piece import Piece
 from sandq.partition.base.view import View
-from sandq.partition.compacted import CompactedPartition
-from sandq.partition.log.reader import AnswerReader
+from sandq.partition.kv.compacted import CompactedPartition
+from sandq.partition.reader.reader import AnswerReader
 
 LOOKED_AT = 10_000
 """Messages that one answer looks at, wanted or not."""

@@ -15,7 +15,7 @@ from sandq.partition import commands as c
 from sandq.partition.base.view import View
 from sandq.partition.kv.key_table import KeyTable, Value
 from sandq.partition.log.message_log import MessageLog, Stored
-from sandq.partition.log.pieces import decode_fields
+from sandq.partition.reader.pieces import decode_fields
 from sandq.partition.shared_state import SharedState
 
 ABSENT = b""

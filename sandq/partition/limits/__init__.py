@@ -1,1 +1,1 @@
-"""Limits of consumer groups: what a partition may have of them, and the ledger of who may have what."""
+"""Limits of groups and paces of tenants: allowances, buckets, the ledger of who may have what."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sandq.model.group_limits import GroupLimit
-from sandq.partition.ready.pacing import Pace
+from sandq.partition.limits.pacing import Pace
 
 
 class Part(NamedTuple):

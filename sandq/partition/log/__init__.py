@@ -1,1 +1,1 @@
-"""The time-ordered message log of a partition."""
+"""The time-ordered message log of a partition: append, find, cancel and move; counts, holds, trimming."""

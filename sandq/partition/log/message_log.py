@@ -19,7 +19,10 @@ from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.base.garbage import Garbage
 from sandq.partition.base.rows import Fields, LogEntry, Range
 from sandq.partition.base.view import Bounds, Row, View
-from sandq.partition.dedup.unique_keys import (
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.ownership import Ownership
+from sandq.partition.groups.renewal import Change
+from sandq.partition.groups.unique_keys import (
     ATTEMPTED,
     HELD,
     IGNORED,
@@ -32,15 +35,11 @@ from sandq.partition.dedup.unique_keys import (
     resolve_conflict,
     state_of,
 )
-from sandq.partition.dedup.unique_keys import CANCELLED as CANCELLED_KEY
-from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Made
-from sandq.partition.groups.ownership import Ownership
-from sandq.partition.groups.renewal import Change
-from sandq.partition.log import overlays
+from sandq.partition.groups.unique_keys import CANCELLED as CANCELLED_KEY
 from sandq.partition.log.counts import Counts
-from sandq.partition.log.log_state import LogState
-from sandq.partition.log.pieces import (
+from sandq.partition.log.trim_schedule import TrimSchedule
+from sandq.partition.reader import overlays
+from sandq.partition.reader.pieces import (
     AS_PLACED,
     FROM_STAMP,
     Message,
@@ -53,10 +52,10 @@ from sandq.partition.log.pieces import (
     wanted_each,
     wanted_times,
 )
-from sandq.partition.log.reader import AT_HAND_BYTES, FILL_TOMBSTONES, gap_around, look_for_row, tombstones, without
-from sandq.partition.log.trim_schedule import TrimSchedule
+from sandq.partition.reader.reader import AT_HAND_BYTES, FILL_TOMBSTONES, gap_around, look_for_row, tombstones, without
 from sandq.partition.ready import queue_keys
-from sandq.partition.shared_state import SharedState
+from sandq.partition.records.leases import Made
+from sandq.partition.shared_state import LogState, SharedState
 
 CANCELLED, MOVED = "cancelled", "moved"
 """What a tombstone stands for."""

@@ -14,12 +14,12 @@ from sandq.model import offsets
 from sandq.partition.base import rows
 from sandq.partition.base.rows import LogEntry
 from sandq.partition.base.view import Row, View
-from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.unique_keys import UniqueKeys
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
-from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
+from sandq.partition.reader.reader import FILL_TOMBSTONES, tombstones
 from sandq.partition.ready import queue_keys
 from sandq.partition.shared_state import TURN_ITEMS, SharedState
 

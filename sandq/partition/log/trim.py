@@ -16,15 +16,15 @@ from sandq.model import offsets
 from sandq.partition.base import rows
 from sandq.partition.base.rows import LogEntry, Range
 from sandq.partition.base.view import Row, View
-from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.groups.unique_keys import UniqueKeys
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
-from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
 from sandq.partition.log.sweep import Sweeper
 from sandq.partition.log.trim_schedule import SAMPLES, TrimSchedule
+from sandq.partition.reader.reader import FILL_TOMBSTONES, tombstones
+from sandq.partition.records.leases import Lease, Waiting
 from sandq.partition.shared_state import SharedState
 
 TRIM_ROWS = 1000

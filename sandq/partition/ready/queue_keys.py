@@ -16,8 +16,8 @@ from sandq.model.batch import Batch, Column
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields, LogEntry
 from sandq.partition.base.view import View
-from sandq.partition.log import overlays
-from sandq.partition.log.reader import row_holding
+from sandq.partition.reader import overlays
+from sandq.partition.reader.reader import row_holding
 
 DEFAULT_TENANT: Final = "default"
 _BIAS = 1 << 31

@@ -27,15 +27,15 @@ from sandq.partition.base import rows
 from sandq.partition.base.rows import LogEntry, Range
 from sandq.partition.base.stale_heaps import LeastOf
 from sandq.partition.base.view import View
-from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.log.look_aheads import LookAheads
-from sandq.partition.log.reader import without
+from sandq.partition.limits.tenant_rules import TenantRules
+from sandq.partition.reader.look_aheads import LookAheads
+from sandq.partition.reader.reader import without
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.queue_order import Oldest, Returned
 from sandq.partition.ready.ready_queue import ENTRY_BYTES, ReadyQueue, bytes_of, queue_bytes, row_of
 from sandq.partition.ready.tenant_limits import TenantLimits
-from sandq.partition.ready.tenant_rules import TenantRules
 from sandq.partition.ready.turns import Times, Turns
+from sandq.partition.records.leases import Lease, Waiting
 
 HEAD_ENTRIES: Final = 8
 """That the first look into a queue reads; each further one twice as many."""

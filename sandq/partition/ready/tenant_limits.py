@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from sandq.partition.groups.leases import Lease
+from sandq.partition.limits.pacing import Pacing
+from sandq.partition.limits.tenant_rules import TenantRule, TenantRules
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.crowding import Crowding
-from sandq.partition.ready.pacing import Pacing
-from sandq.partition.ready.tenant_rules import TenantRule, TenantRules
+from sandq.partition.records.leases import Lease
 
 
 class TenantLimits:

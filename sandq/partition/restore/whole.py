@@ -20,8 +20,8 @@ from sandq.partition.base.view import Row, View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.log.message_log import MessageLog
-from sandq.partition.log.reader import row_holding
-from sandq.partition.outbox.outbox import Letter
+from sandq.partition.outbox import Letter
+from sandq.partition.reader.reader import row_holding
 from sandq.partition.ready import queue_keys
 from sandq.partition.shared_state import SharedState
 

@@ -17,10 +17,10 @@ from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields
 from sandq.partition.base.view import View
-from sandq.partition.groups.claim import ACKED, DEAD
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.jobs.pending import Pending
 from sandq.partition.log.message_log import MessageLog
+from sandq.partition.pending.pending import Pending
+from sandq.partition.records.claim import ACKED, DEAD
 from sandq.partition.schedules.schedule import (
     GRACE_MS,
     MISSED,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sandq.broker.stats import LATENESS, Histogram, TopicStats
 from sandq.partition.group_status import GroupStatus, Limited
 from sandq.partition.groups.group import PAUSED
-from sandq.partition.metrics import Counted
+from sandq.partition.records.metrics import Counted
 from sandq.partition.state_machine import Status
 
 OTHER = "_other"

@@ -1,9 +1,9 @@
 """Who writes: the names by which the broker knows the chunks of a task, whichever attempt of it sends them.
 
-A task of a write is an idempotent producer of its own (`partition/dedup/producers.py`). Its id follows from the write's
-name and the number of the Spark partition, its epoch from the micro-batch; within the epoch each topic partition counts
-1, 2, 3, ... So an attempt that is run again, and a micro-batch that is replayed after a restart, name their chunks as
-the first attempt did; and once a later micro-batch has begun, what is left of an earlier one is fenced.
+A task of a write is an idempotent producer of its own (`partition/producers/producers.py`). Its id follows from the
+write's name and the number of the Spark partition, its epoch from the micro-batch; within the epoch each topic
+partition counts 1, 2, 3, ... So an attempt that is run again, and a micro-batch that is replayed after a restart, name
+their chunks as the first attempt did; and once a later micro-batch has begun, what is left of an earlier one is fenced.
 
 * A stream's name is its query id, which is in its checkpoint. The same stream from a new checkpoint is another one.
 * A batch's name is `writeId`; without it, one that the driver makes up for this write, so that its tasks can be tried

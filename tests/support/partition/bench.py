@@ -15,10 +15,10 @@ from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.base.view import Bounds, Row, View
 from sandq.partition.groups import dead_letters
-from sandq.partition.groups.leases import Lease
-from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.message_log import Stored
-from sandq.partition.log.pieces import Message, MessageReader
+from sandq.partition.reader.look_aheads import LookAheads
+from sandq.partition.reader.pieces import Message, MessageReader
+from sandq.partition.records.leases import Lease
 from sandq.partition.state_machine import Status, TimerPartition
 from sandq.storage.stores import MemoryStores
 

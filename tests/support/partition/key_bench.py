@@ -10,7 +10,7 @@ from sandq.model.names import COMPACTED
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.view import Row
-from sandq.partition.compacted import CompactedPartition
+from sandq.partition.kv.compacted import CompactedPartition
 from sandq.partition.kv.key_table import Value
 from sandq.partition.log.message_log import Stored
 from tests.support.partition.bench import ALL, Bench, T

@@ -17,9 +17,11 @@ from sandq.partition import commands as c
 from sandq.partition.base import expiring_rows, rows
 from sandq.partition.base.digest import comparable
 from sandq.partition.group_status import GroupStatus
-from sandq.partition.groups.lives import load_lives
-from sandq.partition.jobs import jobs, pending, redrive
-from sandq.partition.log import counts, message_log, reader, trim
+from sandq.partition.jobs import jobs, redrive
+from sandq.partition.log import counts, message_log, trim
+from sandq.partition.pending import pending
+from sandq.partition.reader import reader
+from sandq.partition.records.lives import load_lives
 from sandq.partition.state_machine import Status
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.group_model import GroupModel

@@ -13,9 +13,9 @@ from sandq.model.sequence import sequence_of
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
-from sandq.partition.log.pieces import Message
 from sandq.partition.produce_validation import Place, check_batch
-from sandq.partition.queries import PartitionQueries
+from sandq.partition.queries.queries import PartitionQueries
+from sandq.partition.reader.pieces import Message
 from tests.support.partition.bench import Bench, T
 
 TO = 9

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sandq.model import offsets
 from sandq.partition.group_status import StatusTable
 from sandq.partition.groups.group import Group
-from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.groups.summaries import GroupSummaries
+from sandq.partition.records.leases import Lease, Waiting
 from tests.support.partition.bench import Bench
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sandq.model.batch import Batch, Column, encode
 from sandq.partition import commands as c
-from sandq.partition.groups.leases import Lease
+from sandq.partition.records.leases import Lease
 from tests.support.partition.bench import Bench
 from tests.support.partition.ranked_bench import RankedBench
 from tests.support.partition.reset_walk import ResetWalk

@@ -27,11 +27,11 @@ from sandq.partition.base import rows
 from sandq.partition.base.digest import comparable
 from sandq.partition.group_status import GroupStatus
 from sandq.partition.groups import group as group_module
-from sandq.partition.groups import ranked_grants
-from sandq.partition.groups.leases import Lease
 from sandq.partition.jobs import jobs
+from sandq.partition.leasing import ranked_grants
 from sandq.partition.log import sweep, trim
 from sandq.partition.ready import queue_keys, ready_queues
+from sandq.partition.records.leases import Lease
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
 from tests.support.partition.ranked_bench import RankedBench
 

@@ -12,7 +12,7 @@ from sandq.backup.manifest import PartitionPart
 from sandq.backup.replay import PartitionReplay, Wanted
 from sandq.partition import commands as c
 from sandq.partition.base.digest import comparable
-from sandq.partition.log.look_aheads import LookAheads
+from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.restore.restoring import encode_chunk
 from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T

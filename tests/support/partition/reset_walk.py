@@ -16,9 +16,9 @@ from sandq.model.nack_ends import SNOOZE
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.digest import comparable
-from sandq.partition.groups.leases import Lease
 from sandq.partition.log.message_log import Stored
-from sandq.partition.log.reader import without
+from sandq.partition.reader.reader import without
+from sandq.partition.records.leases import Lease
 from tests.support.partition.bench import Bench, T, batch_of
 
 GROUPS = ("g", "h")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sandq.partition.groups.leases import Lease
+from sandq.partition.records.leases import Lease
 from tests.support.partition.bench import Bench
 from tests.support.partition.ranked_bench import RankedBench
 

@@ -16,7 +16,7 @@ from sandq.model.errors import SandqError
 from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
 from sandq.partition import commands as c
 from sandq.partition.base import rows
-from sandq.partition.groups.leases import Lease
+from sandq.partition.records.leases import Lease
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.ranked_bench import RankedBench
 from tests.support.partition.restore_bench import restored

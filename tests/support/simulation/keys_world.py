@@ -13,11 +13,11 @@ from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.view import View
-from sandq.partition.compacted import CompactedPartition
 from sandq.partition.kv import compaction, key_table
+from sandq.partition.kv.compacted import CompactedPartition
 from sandq.partition.kv.key_table import Value
 from sandq.partition.log.message_log import Stored
-from sandq.partition.log.pieces import MessageReader
+from sandq.partition.reader.pieces import MessageReader
 from sandq.raft import core
 from sandq.storage.stores import MemoryStores
 from tests.support.simulation import linearizable

@@ -10,10 +10,10 @@ from sandq.model.batch import Column
 from sandq.model.names import FAIR, PRIORITY
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition.groups import ranked_grants
+from sandq.partition.leasing import ranked_grants
+from sandq.partition.limits.tenant_rules import TenantRules
 from sandq.partition.log import sweep
 from sandq.partition.ready import ready_queues
-from sandq.partition.ready.tenant_rules import TenantRules
 from tests.support.simulation.cluster_clients import Clients
 from tests.support.simulation.cluster_node import topic_of
 from tests.support.simulation.cluster_world import DRIFT_MS, NAMES, ClusterWorld

@@ -22,7 +22,7 @@ from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.view import View
-from sandq.partition.log.pieces import MessageReader
+from sandq.partition.reader.pieces import MessageReader
 from sandq.raft import Skip
 from sandq.raft.skip import SKIP_ID_BYTES
 from sandq.raft.wire import REGULAR

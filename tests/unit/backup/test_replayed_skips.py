@@ -11,7 +11,7 @@ from sandq.broker.backups.log_reads import _entries
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.base.digest import comparable
-from sandq.partition.log.look_aheads import LookAheads
+from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.restore.restoring import encode_chunk
 from sandq.raft import GroupJournal, Members, Skip, wire
 from sandq.storage.stores import MemoryStores

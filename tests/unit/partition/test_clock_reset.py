@@ -13,7 +13,7 @@ from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS
-from sandq.partition.groups import settlement
+from sandq.partition.leasing import settlement
 from sandq.partition.log.message_log import Stored
 from tests.support.partition.bench import Bench, T, batch_of, by_key
 from tests.support.partition.key_bench import KeyBench

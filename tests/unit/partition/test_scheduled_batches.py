@@ -10,7 +10,8 @@ from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS
-from sandq.partition.log import message_log, reader
+from sandq.partition.log import message_log
+from sandq.partition.reader import reader
 from sandq.partition.shared_state import TURN_ITEMS
 from tests.support.partition.bench import Bench, T, batch_of
 

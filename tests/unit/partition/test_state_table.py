@@ -14,7 +14,7 @@ from sandq.model.batch import Column
 from sandq.model.errors import Conflict
 from sandq.partition import commands as c
 from sandq.partition.base.rows import Range
-from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
+from sandq.partition.leasing.lease_reclaim import RECLAIMS_MOST
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.scenes import DEFAULT, STATES, Scene, scene
 

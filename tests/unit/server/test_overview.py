@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 
 from sandq.broker.stats import LATENESS, Histogram
-from sandq.partition.metrics import Counted
+from sandq.partition.records.metrics import Counted
 from sandq.server.overview import MINUTE_LOOKS, RATE_LOOKS, SLOT_S, SLOTS, TopicTrack
 
 SLOT_MS = SLOT_S * 1000

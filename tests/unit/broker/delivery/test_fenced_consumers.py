@@ -7,7 +7,7 @@ import pytest
 from sandq.broker.delivery.subscription import Subscription
 from sandq.model.errors import NotLeader
 from sandq.partition import commands as c
-from sandq.partition.groups.lease_reclaim import fenced
+from sandq.partition.leasing.lease_reclaim import fenced
 from tests.unit.broker.delivery.test_moved_leases import LEASE_AHEAD_MS, LEASE_MS, Bed
 
 

@@ -15,7 +15,7 @@ from sandq.model.errors import NotLeader
 from sandq.model.limits import DEFAULT
 from sandq.model.outbox import RESERVED_PRODUCERS, Target, is_reserved, reserved_producer
 from sandq.partition import commands as c
-from sandq.partition.outbox.outbox import OutboxStatus
+from sandq.partition.outbox import OutboxStatus
 from sandq.partition.produce_validation import Place
 from sandq.protocol.peer import PeerFrame
 

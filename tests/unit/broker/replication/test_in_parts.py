@@ -10,7 +10,7 @@ import pytest
 from sandq.broker.replication.in_parts import LEAST_ITEMS, submit_in_parts
 from sandq.model.errors import NotLeader, SandqError
 from sandq.partition import commands as c
-from sandq.partition.groups.settlement import Part
+from sandq.partition.leasing.settlement import Part
 from sandq.partition.shared_state import NOT_YET
 
 TARGETS = [(0, bytes([at]) * 16) for at in range(5)]

@@ -8,7 +8,7 @@ from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.batch import Column, encode
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition.metrics import Counted
+from sandq.partition.records.metrics import Counted
 from sandq.storage.stores import MemoryStores
 
 T = 1_800_000_000_000

@@ -9,7 +9,7 @@ import pytest
 from sandq.broker.replication.store_compaction import COMPACT_BYTES, COMPACT_ROWS, MOST_BYTES, REST_BYTES, is_due
 from sandq.partition.base.garbage import Garbage
 from sandq.partition.base.rows import LOG, log_key, tag_bounds
-from sandq.partition.metrics import Counted
+from sandq.partition.records.metrics import Counted
 from sandq.partition.state_machine import Status
 
 IDLE = Status(1, 0, 0, None, None, 0, 0, b"", 0, 0, 0, 0, {}, (), Counted(*[0] * len(Counted._fields)))

@@ -20,7 +20,7 @@ from sandq.model.errors import (
 )
 from sandq.model.limits import FIXED
 from sandq.model.sequence import is_resent, number_of
-from sandq.partition.dedup import producers
+from sandq.partition.producers import producers
 from sandq.protocol.replies import Partition, TopicRecord
 from tests.support.client.partition_producer_bed import LOSE_ENTRY, LOSE_LEADER, STORE, LaneBed, Wire
 

@@ -13,7 +13,7 @@ from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.groups.key_order import KeyOrder
 from sandq.partition.log.trim import PIN_MS
-from sandq.partition.queries import PartitionQueries
+from sandq.partition.queries.queries import PartitionQueries
 from tests.support.partition.bench import Bench, T, by_id
 from tests.support.partition.plain_groups import check_groups
 

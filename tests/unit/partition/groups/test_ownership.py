@@ -11,7 +11,7 @@ from sandq.model.batch import Column
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS
 from sandq.partition.log.trim import PIN_MS
-from sandq.partition.queries import PartitionQueries
+from sandq.partition.queries.queries import PartitionQueries
 from tests.support.partition.bench import Bench, T, by_id, by_key
 from tests.support.partition.scenes import scene
 

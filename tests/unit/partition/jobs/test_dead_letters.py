@@ -12,10 +12,10 @@ from sandq.model.batch import Column
 from sandq.model.errors import Unavailable, UnknownGroup
 from sandq.partition import commands as c
 from sandq.partition.base import rows
-from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS
-from sandq.partition.groups.lives import EARLIER_LIVES
 from sandq.partition.jobs import jobs, redrive
-from sandq.partition.queries import PartitionQueries
+from sandq.partition.queries.queries import PartitionQueries
+from sandq.partition.records.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS
+from sandq.partition.records.lives import EARLIER_LIVES
 from tests.support.partition.bench import Bench, T, by_id
 from tests.support.partition.ranked_bench import RankedBench
 

@@ -13,7 +13,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.view import View
 from sandq.partition.log import counts
 from sandq.partition.log.counts import Counts
-from sandq.partition.queries import PartitionQueries
+from sandq.partition.queries.queries import PartitionQueries
 from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T
 

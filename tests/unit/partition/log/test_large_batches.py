@@ -13,7 +13,7 @@ from sandq.partition import commands as c
 from sandq.partition.base import view as view_module
 from sandq.partition.base.view import Bounds, Row, View
 from sandq.partition.log.message_log import LARGE_ROW_BYTES
-from sandq.partition.log.reader import NEAR_BYTES
+from sandq.partition.reader.reader import NEAR_BYTES
 from tests.support.partition.bench import Bench, T, by_id
 
 MESSAGES = 3000

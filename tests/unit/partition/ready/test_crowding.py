@@ -11,8 +11,9 @@ import pytest
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.base import rows
-from sandq.partition.groups import group, ranked_grants
-from sandq.partition.ranked_queries import why_ready
+from sandq.partition.groups import group
+from sandq.partition.leasing import ranked_grants
+from sandq.partition.queries.ranked_queries import why_ready
 from sandq.partition.ready import crowding
 from sandq.partition.ready.crowding import Crowding
 from sandq.partition.ready.ready_queue import ReadyQueue

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandq.partition.base.stale_heaps import FEW
-from sandq.partition.ready.tenant_rules import TenantRules
+from sandq.partition.limits.tenant_rules import TenantRules
 from sandq.partition.ready.turns import SCALE, Times, Turns
 from tests.support.partition.fair_model import FairModel
 

@@ -11,7 +11,7 @@ from sandq.errors import InvalidRequest, NotFound
 from sandq.model.batch import Column
 from sandq.model.headers import headers_unpack
 from sandq.partition import commands as c
-from sandq.partition.queries import PartitionQueries
+from sandq.partition.queries.queries import PartitionQueries
 from sandq.partition.schedules.schedule import GRACE_MS, Schedule
 from tests.support.partition.bench import Bench, T, batch_of
 from tests.support.partition.key_bench import KeyBench

@@ -310,7 +310,7 @@ async def test_a_broker_that_forgot_the_task(
 ) -> None:
     """It may have stored all of it: it refuses, for as long as it cannot tell."""
     cluster.options = Options()
-    monkeypatch.setattr("sandq.partition.dedup.producers.PRODUCERS", 3)
+    monkeypatch.setattr("sandq.partition.producers.producers.PRODUCERS", 3)
     chunks = rows(range(100))
     await write(cluster, chunks)
     for other in range(5):

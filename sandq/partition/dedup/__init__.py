@@ -1,1 +1,0 @@
-"""Deduplication: producers' sequences, remembered answers, unique keys."""

@@ -1,0 +1,201 @@
+"""Groups as a whole: they begin, are put elsewhere, get settings of their own, and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.model import offsets
+from sandq.model.errors import InvalidRequest
+from sandq.model.limits import FIXED
+from sandq.model.unfinished import unfinished_conflict
+from sandq.partition import commands as c
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
+from sandq.partition.base.view import View
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.jobs.jobs import Jobs
+from sandq.partition.log.message_log import MessageLog
+from sandq.partition.reader.reader import cursor_before
+from sandq.partition.records.leases import Waiting
+from sandq.partition.records.packed_ranges import PackedRanges
+from sandq.partition.shared_state import SharedState
+
+
+class GroupAdmin:
+    def __init__(self, shared: SharedState, group_state: GroupState, log: MessageLog, jobs: Jobs) -> None:
+        self._shared = shared
+        self._groups = group_state.groups
+        self._leases = group_state.leases
+        self._waiting = group_state.waiting
+        self._kept = group_state.kept
+        self._outbox = group_state.outbox
+        self._log = log
+        self._jobs = jobs
+
+    def open_group(self, command: c.OpenGroup, latest: bytes, now_ms: int, view: View) -> int:
+        """Make a group unless it exists, and return its id. Raises InvalidRequest (limit, a foreign offset)."""
+        group = self._groups.find(command.group)
+        if group is None:
+            if len(self._groups.by_id) >= FIXED.groups_per_topic:
+                raise InvalidRequest(
+                    f"group {command.group!r} is one too many: a topic has {FIXED.groups_per_topic} groups at most "
+                    "(groups_per_topic, which is fixed); delete some, or have unused ones go by themselves (group_ttl)",
+                    limit="groups_per_topic",
+                    maximum=FIXED.groups_per_topic,
+                )
+            group = self._groups.create(command.group, self._cursor(command.start, latest))
+            group.paused = command.paused
+        group.use(now_ms)
+        self._groups.store(group, view)
+        return group.group_id
+
+    def seek(self, command: c.Seek, latest: bytes, index: int, now_ms: int, view: View) -> bytes:
+        """Revoke what the group has leased and what waits, and go on elsewhere. The new cursor."""
+        group = self._groups.named(command.group)
+        if group.seeking:
+            raise InvalidRequest(f"group {group.name!r} is being put elsewhere already; wait until that is done")
+        above = self._cursor(command.to, latest, clamped=False)
+        cursor = max(above, self._log.state.trimmed)
+        gone: list[Range] = []
+        for lease in list(group.leases.values()):
+            gone += self._take_kept(group, lease.select(lease.live), lease.kept, above, cursor, now_ms, view)
+            self._leases.revoke(lease, view)
+        for entry in list(group.waiting.values()):
+            waiting = self._waiting.take(group, entry, entry.ranges.messages, view)
+            gone += self._take_kept(group, waiting, entry.kept, above, cursor, now_ms, view)
+        blocked, kept, still_blocked = dict(group.order.blocked), set(group.order.kept), []
+        group.order.clear()
+        for offset in blocked:
+            if self._take_kept(group, [Range(offset, 1)], offset in kept, above, cursor, now_ms, view):
+                still_blocked.append(offset)
+            else:
+                view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
+        group.gaps.clear(view)
+        was_ready = 0
+        if group.ready is not None:
+            was_ready = group.ready.messages
+            group.ready.clear(view)
+        group.reader.seek(cursor)
+        group.generation += 1
+        if group.is_expired:
+            group.use(now_ms)
+        if gone:
+            # Their log rows were trimmed or swept: the group has the only ones.
+            again = Waiting(now_ms, 0, 0, None, PackedRanges(sorted(gone)), now_ms, kept=True)
+            self._waiting.add(group, again, view)
+            swept = [one for one in sorted(gone) if one.base > cursor]
+            if swept:
+                group.gaps.add(swept, view)
+            if self._shared.is_ordered:
+                group.start_keys(gone, True, view)
+        for offset in sorted(still_blocked):
+            group.order.load(offset, blocked[offset], kept=True)
+        if group.dead.total() or was_ready:
+            group.seeking = True
+            self._jobs.start_own("seek", {"group_id": group.group_id, "above": above}, index, now_ms, view)
+        self._groups.store(group, view)
+        return cursor
+
+    def drop(self, name: str, index: int, now_ms: int, view: View, *, unless_unfinished: bool = False) -> None:
+        """Delete a group with its leases, retries and dead letters. Raises Conflict if `unless_unfinished` is given
+        and the group has yet to finish messages that it received."""
+        group = self._groups.named(name)
+        if unless_unfinished and group.unfinished:
+            raise unfinished_conflict(name, group.unfinished)
+        for lease in list(group.leases.values()):
+            self._leases.revoke(lease, view)
+        self._groups.remove(group, view)
+        self._jobs.start_own("drop", {"group_id": group.group_id}, index, now_ms, view)
+
+    def configure(self, name: str, settings: dict[str, Any], view: View) -> None:
+        group = self._groups.named(name)
+        group.settings = settings
+        self._groups.limit_keys(group)
+        self._groups.store(group, view)
+
+    def pause(self, name: str, paused: bool, now_ms: int, view: View) -> None:
+        """Have the group get nothing more, or get again what there is. Who resumes it has use for it."""
+        group = self._groups.named(name)
+        group.paused = paused
+        group.use(now_ms)
+        self._groups.store(group, view)
+
+    def touch(self, names: list[str], now_ms: int, view: View) -> None:
+        for name in names:
+            group = self._groups.find(name)
+            if group is not None:
+                group.use(now_ms)
+                self._groups.store(group, view)
+
+    def idle_ms(self) -> int | None:
+        """When the first group goes because it has no consumers."""
+        ttl_ms = self._shared.settings["group_ttl_ms"]
+        if ttl_ms is None:
+            return None
+        first = self._groups.longest_unused
+        return None if first is None else first.touched_ms + ttl_ms
+
+    def drop_idle(self, index: int, now_ms: int, view: View) -> bool:
+        """Drop one group that nobody used for `group_ttl`; one that is paused is kept for as long again, and so is one
+        with dead letters while some of the partition have yet to be sent. A group with unfinished messages expires
+        instead, `group_ttl` after the last of these was due. Whether there was one."""
+        idle_ms = self.idle_ms()
+        if idle_ms is None or idle_ms > now_ms:
+            return False
+        group = self._groups.longest_unused
+        assert group is not None
+        if group.paused or (self._outbox.messages and group.dead.total()):
+            group.touched_ms = now_ms
+            self._groups.store(group, view)
+            return True
+        if group.unfinished:
+            due_ms, ttl_ms = group.latest_due_ms, idle_ms - group.touched_ms
+            if due_ms + ttl_ms > now_ms:
+                group.touched_ms = due_ms
+            else:
+                group.touched_ms, group.is_expired = now_ms, True  # from then on the log may be trimmed
+            self._groups.store(group, view)
+            return True
+        self.drop(group.name, index, now_ms, view)
+        return True
+
+    def _cursor(self, to: c.Position, latest: bytes, *, clamped: bool = True) -> bytes:
+        """The cursor of a group that goes on at a place: never above `latest`; nor, clamped, below what is trimmed."""
+        cursor: bytes = latest
+        if isinstance(to, bytes):
+            parts = offsets.unpack(to)
+            if parts.partition != self._log.partition:
+                raise InvalidRequest(
+                    f"offset {offsets.to_text(to)} is of partition {parts.partition}, not of {self._log.partition}"
+                )
+            cursor = cursor_before(to)
+        elif isinstance(to, int):
+            cursor = cursor_before(offsets.pack(to, 0, 0, 0))
+        elif to == "earliest":
+            cursor = offsets.FIRST
+        elif to != "latest":
+            raise InvalidRequest(f"{to!r} is no place: earliest, latest, an instant or an offset is expected")
+        return min(max(cursor, self._log.state.trimmed) if clamped else cursor, latest)
+
+    def _take_kept(
+        self,
+        group: Group,
+        ranges: list[Range],
+        kept: bool,
+        above: bytes,
+        cursor: bytes,
+        now_ms: int,
+        view: View,
+    ) -> list[Range]:
+        """Return what is only in rows of the group's own and comes again after a seek, and delete its other rows."""
+        if not kept:
+            return []
+        again: list[Range] = []
+        for base, length in ranges:
+            for offset in offsets.run(base, length):
+                if above < offset and (offset <= cursor or not self._kept.is_in_log(offset, view)):
+                    again.append(Range(offset, 1))
+                else:
+                    self._kept.drop(group, offset, now_ms, view)
+        return again

@@ -1,0 +1,142 @@
+"""The compacted partition: a log of writes to keys, and the latest value of each key.
+
+It is a timer partition whose messages are all due at once, so groups, leases and retries are those of every topic. A
+message with a value puts it, one with none deletes its key. Invariants beside those of the timer partition:
+
+* A key has the value of the last write to it in the log; its version is that write's offset.
+* A compare-and-set is stored only if the key has the version that it names: `kv.writes`.
+* A value whose time is over is deleted by a message in the log, like any other; nobody sees it from that time on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.model.batch import Batch, Column, encode
+from sandq.model.errors import InvalidRequest
+from sandq.partition import commands as c
+from sandq.partition.base import rows
+from sandq.partition.base.view import View
+from sandq.partition.kv.compaction import Compactor
+from sandq.partition.kv.key_table import KeyTable
+from sandq.partition.kv.writes import KeyWriter, Writes
+from sandq.partition.log.message_log import Stored
+from sandq.partition.produce_validation import check_writes
+from sandq.partition.reader.look_aheads import LookAheads
+from sandq.partition.reader.pieces import Message
+from sandq.partition.state_machine import TimerPartition
+
+COMPACTION = b"c"
+RESTING_MS = 10_000
+"""When compaction has nothing to do for so long, it has done what there was."""
+
+
+class CompactedPartition(TimerPartition):
+    def __init__(self, partition: int, settings: dict[str, Any], look_aheads: LookAheads | None = None) -> None:
+        super().__init__(partition, settings, look_aheads)
+        self.keys = KeyTable(self.log.garbage)
+        self._lease_grants.is_latest = self._is_latest
+        self._writer = KeyWriter(self.shared, self.log, self.keys)
+        self.compactor = Compactor(self.shared, self.groups, self.log, self.keys)
+
+    def write_state(self, view: View) -> None:
+        if not self.is_filling:
+            self.keys.write(view)
+            view.put(COMPACTION, rows.pack(*self.compactor.state()))
+        super().write_state(view)
+
+    @classmethod
+    def load(
+        cls, partition: int, settings: dict[str, Any], view: View, look_aheads: LookAheads | None = None
+    ) -> CompactedPartition:
+        view.has_overlays = False  # rows of that tag are of deleted keys, which may look like offsets
+        self = super().load(partition, settings, view, look_aheads)
+        assert isinstance(self, CompactedPartition)
+        if self.is_filling:
+            return self
+        self.keys.load(view)
+        row = view.get(COMPACTION)
+        if row is not None:
+            self.compactor.load(rows.unpack(row))
+        return self
+
+    def _is_latest(self, message: Message, view: View) -> bool:
+        """Whether no later write of a message's key exists; a deletion may be the last one though it is forgotten."""
+        key = message.fields[Column.KEY]
+        is_gone = self.keys.write_of(key, view) is None
+        is_deletion = message.fields.get(Column.VALUE) is None
+        return is_deletion if is_gone else self.keys.is_latest(key, message.offset, view)
+
+    # -- apply ----------------------------------------------------------------------------------------------------
+
+    def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
+        batch = Batch.parse(command.batch)
+        check_writes(batch)
+        self.shared.give_way()
+        writes = Writes.of(batch)
+        self.shared.give_way()
+        self.compactor.appended(self.now_ms, batch.count)
+        store = self._writer.compare_and_set if command.split else self._writer.store_all
+        return store(index, place, batch, writes, self.now_ms, self.floor_ms, view)
+
+    def needs_no_disk(self, entry: c.Entry) -> bool:
+        if not super().needs_no_disk(entry):
+            return False
+        batches = [Batch.parse(command.batch) for command in entry.commands if isinstance(command, c.Append)]
+        keys = [key for batch in batches for key in batch.bytes_column(Column.KEY) or ()]
+        return self.keys.knows(keys) and not any([None in batch.values() for batch in batches])
+
+    def _other(self, index: int, place: int, command: c.Command, view: View) -> Any:
+        if isinstance(command, c.Cancel) or (isinstance(command, c.StartJob) and command.kind in ("cancel", "move")):
+            raise _not_here()
+        if isinstance(command, c.Hold):
+            raise InvalidRequest(
+                "a compacted topic is not trimmed but compacted, which no hold stops: "
+                "its `history` says how long every write stays"
+            )
+        if isinstance(command, c.Configure):
+            self.compactor.look_anew(self.now_ms)
+        return super()._other(index, place, command, view)
+
+    def _schedule(self, index: int, place: int, command: c.ScheduleCommand, view: View) -> list[Any]:
+        raise InvalidRequest("a compacted topic has no schedules: a timer, priority or fair topic has")
+
+    def _reset_clock(self, index: int, command: c.ClockReset, view: View) -> dict[str, Any]:
+        raise InvalidRequest(
+            "the clock of a compacted topic is not set back: the version of a value is its place in the log, which "
+            "would fall; read its keys and put them into a new topic"
+        )
+
+    def _move(self, index: int, place: int, command: c.Move, view: View) -> Any:
+        raise _not_here()
+
+    def end(self) -> bytes:
+        """Below all that is stored from the next entry on, and not below what is stored by now."""
+        return self._latest(self.applied_index + self.index_base + 1, 0)
+
+    @property
+    def _keys_status(self) -> tuple[int, int, int | None, bool]:
+        due_ms = self.compactor.due_ms
+        is_resting = due_ms is None or due_ms > self.now_ms + RESTING_MS
+        return self.keys.live, self.keys.bytes, self.keys.next_expiry_ms, is_resting
+
+    # -- upkeep ---------------------------------------------------------------------------------------------------
+
+    def _upkeep_ms(self) -> int | None:
+        times = (super()._upkeep_ms(), self.keys.next_expiry_ms, self.compactor.due_ms)
+        return min((at for at in times if at is not None), default=None)
+
+    def _upkeep(self, index: int, place: int, view: View) -> int:
+        used = super()._upkeep(index, place, view)
+        self.compactor.step(self.now_ms, view)
+        over = self.keys.expired(self.now_ms, view)
+        if over:
+            deletions = Batch.parse(encode({Column.VALUE: [None] * len(over), Column.KEY: over}))
+            writes = Writes.of(deletions)
+            self._writer.store_all(index, place + used, deletions, writes, self.now_ms, self.floor_ms, view)
+            self.compactor.appended(self.now_ms, len(over))
+        return used + len(over)
+
+
+def _not_here() -> InvalidRequest:
+    return InvalidRequest("what a compacted topic holds is not cancelled or moved: put or delete its key")

@@ -1,0 +1,1 @@
+"""Leases: granted, settled by ack and nack, extended, expired, reclaimed, retried."""

@@ -1,0 +1,121 @@
+"""Leases of a consumer that has come back after a restart: it gets them anew, and the tokens it had are void.
+
+That is no attempt, so that a rollout costs none; but a message may be what ends its consumer. So a lease
+counts it, and in the end goes the way of one that runs out: an attempt is used.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sandq.model import offsets
+from sandq.model.errors import ConsumerFenced
+from sandq.model.limits import FIXED
+from sandq.partition import commands as c
+from sandq.partition.base.view import View
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.leasing.settlement import LeaseSettlement
+from sandq.partition.records.leases import Lease
+from sandq.partition.shared_state import SharedState
+
+RECLAIMED_LEASES: Final = 256
+"""That one command renews, ..."""
+RECLAIMED_RANGES: Final = 20_000
+"""... and no further one once they have so many ranges: each is written."""
+
+
+RECLAIMS_MOST: Final = FIXED.lease_reclaims
+"""So often a lease is renewed."""
+
+
+class LeaseReclaim:
+    def __init__(self, shared: SharedState, group_state: GroupState, settlement: LeaseSettlement) -> None:
+        self._shared = shared
+        self._groups = group_state.groups
+        self._leases = group_state.leases
+        self._settlement = settlement
+        self.ended = 0
+        """Leases that the last command ended instead, because their consumer came back to them too often."""
+
+    def reclaim(self, index: int, place: int, command: c.Reclaim, now_ms: int, view: View) -> tuple[int, int]:
+        """Lease to the consumer anew what it holds under lower epochs, those granted first before the others. `place`:
+        the entry's next free place for a token. Returns how many leases were renewed, and how many are yet to be.
+        Raises UnknownGroup, ConsumerFenced."""
+        self.ended = 0
+        group = self._groups.named(command.group)
+        held = self._leases.live_of(command.group, command.consumer)
+        check_newest(command.group, command.consumer, command.epoch, max([lease.epoch for lease in held], default=0))
+        stale = [lease for lease in held if lease.epoch < command.epoch]
+        renewed = ranges = 0
+        most = min(RECLAIMED_LEASES, FIXED.entry_grants - place)
+        for lease in stale[: max(most, 0)]:
+            if ranges >= RECLAIMED_RANGES or self._shared.is_budget_spent:
+                break
+            if lease.reclaims >= RECLAIMS_MOST:
+                self._settlement.expire_lease(lease, given_up(lease), now_ms, view)
+                if not lease.ended:
+                    break  # the next entry ends the rest of it
+                self.ended += 1
+            else:
+                self._renew(group, lease, offsets.token(index, place + renewed), command, now_ms, view)
+                renewed += 1
+            ranges += len(lease.ranges)
+        return renewed, len(stale) - renewed - self.ended
+
+    def _renew(self, group: Group, lease: Lease, token: int, command: c.Reclaim, now_ms: int, view: View) -> None:
+        live = lease.live
+        renewed = Lease(
+            token,
+            lease.group_id,
+            lease.consumer,
+            lease.attempt,
+            now_ms + command.lease_ms,
+            lease.due_ms,
+            list(lease.select(live)),
+            now_ms,
+            lease.since_ms,
+            lease.kept,
+            lease.past,
+            _merged(lease, live),
+        )
+        renewed.snoozes, renewed.epoch, renewed.handlers = lease.snoozes, command.epoch, lease.handlers
+        # One of them may have ended its consumer: the next one reports each before it begins it.
+        renewed.crashes = max(lease.crashes, 1) if lease.handlers else 0
+        renewed.reclaims = lease.reclaims + 1
+        self._leases.revoke(lease, view)
+        self._leases.add(group, renewed, view)
+
+
+def given_up(lease: Lease) -> str:
+    """The error of messages whose consumer was started again so often without settling them."""
+    return f"consumer {lease.consumer!r} was started again {lease.reclaims + 1} times and has not settled it"
+
+
+def check_newest(group: str, consumer: str, epoch: int, newest: int) -> None:
+    """Raise ConsumerFenced when a consumer has a later epoch than the one that asks."""
+    if newest > epoch:
+        raise fenced(group, consumer, newest)
+
+
+def fenced(group: str, consumer: str, epoch: int) -> ConsumerFenced:
+    """The error of a process after one of a later epoch, this one, has come."""
+    return ConsumerFenced(
+        f"group {group!r}: another process has subscribed as consumer {consumer!r} since, and holds what this one "
+        "held; give each process that runs at the same time a consumer id of its own",
+        group=group,
+        consumer=consumer,
+        epoch=epoch,
+    )
+
+
+def _merged(lease: Lease, live: int) -> list[tuple[bytes, int]]:
+    """The ready queues of live messages of a lease, in their order, and how many are of each."""
+    queues: list[tuple[bytes, int]] = []
+    if lease.queues:
+        for queue, count in lease.count_by_queue(live):
+            if queues and queues[-1][0] == queue:
+                queues[-1] = queue, queues[-1][1] + count
+            else:
+                queues.append((queue, count))
+    return queues

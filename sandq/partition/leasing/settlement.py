@@ -1,0 +1,500 @@
+"""What becomes of leases: acked, nacked, extended, expired, given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+from sandq.model import offsets
+from sandq.model.batch import Column
+from sandq.model.errors import TooLarge
+from sandq.model.limits import FIXED
+from sandq.model.nack_ends import DEAD, MAX_SNOOZES, RETRY, SNOOZE
+from sandq.partition import commands as c
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Range
+from sandq.partition.base.view import View
+from sandq.partition.groups.dead_letters import EXPIRED_UNREAD, LEASE_EXPIRED, NACKED, REJECTED, Death
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.renewal import Change, renew_each
+from sandq.partition.groups.unique_keys import UniqueKeys
+from sandq.partition.leasing import retry
+from sandq.partition.leasing.retry import Wait
+from sandq.partition.records.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, History, Lease, Waiting
+from sandq.partition.records.packed_ranges import PackedRanges
+from sandq.partition.shared_state import NOT_YET, SharedState
+
+EXPIRE_MESSAGES = 10_000
+EXPIRE_BYTES = 8 << 20
+"""Of what dies: it is copied."""
+BACKOFF_GROWS = 1000
+"""The back-off of snoozes is that of so many attempts at most."""
+SNOOZED = "snoozed"
+"""How an attempt ended that is not counted: beside what messages die of, in their history."""
+CUT_SHARE: Final = 4
+"""Ranges are cut for the jitter up to this part of what may wait: 2,500 messages of a group in a partition."""
+_NACK_REST: tuple[Any, ...] = (True, None, RETRY)
+"""What an item of a Nack says that is not there: begun, no changes, and how it ends."""
+
+Lost = list[list[Any]] | None
+"""None: done. Else the ranges `[[base, count], ...]` of which the lease was lost; []: the whole lease."""
+
+
+class Part(NamedTuple):
+    """What became of an item of a nack of which the entry did a part: the rest is to be asked for again."""
+
+    left: list[list[Any]]
+    """The ranges that were not done yet."""
+    lost: Lost
+    """Of what was asked for."""
+
+
+class LeaseSettlement:
+    def __init__(self, shared: SharedState, group_state: GroupState, unique: UniqueKeys) -> None:
+        self._shared = shared
+        self._groups = group_state.groups
+        self._leases = group_state.leases
+        self._waiting = group_state.waiting
+        self._ttl = group_state.ttl
+        self._kept = group_state.kept
+        self._dead = group_state.dead
+        self._summaries = group_state.summaries
+        self._unique = unique
+        self._reader = group_state.reader
+
+    def ack(self, items: Sequence[tuple[int, c.What]], now_ms: int, view: View) -> list[Lost]:
+        """`items`: those of an Ack."""
+        found, in_turns = self._leases.by_token.get, self._shared.in_turns
+        return [
+            [] if (lease := found(token)) is None else self._ack(lease, what, now_ms, view)
+            for token, what in in_turns(items)
+        ]
+
+    def outcome(self, token: int, what: c.What) -> tuple[Lost, bool]:
+        """What an ack of one item would be answered now, and whether it would ack something anew."""
+        lease = self._leases.by_token.get(token)
+        if lease is None:
+            return [], False
+        mask, foreign = lease.mask_of(what)
+        fresh = mask & lease.live
+        if what is None and (lease.acked | fresh) and not lease.revoked:
+            return None, bool(fresh)
+        return _lost(lease, mask & lease.left, foreign, what), bool(fresh)
+
+    def has_sent(self, token: int, what: c.What) -> bool:
+        """Whether messages of a lease, which there is, were acked by acks that sent messages."""
+        lease = self._leases.by_token[token]
+        return bool(lease.mask_of(what)[0] & lease.sent)
+
+    def ack_sending(self, token: int, what: c.What, now_ms: int, view: View) -> list[Lost]:
+        """`ack` of one item, of a lease that there is, and remember that it sent messages."""
+        lease = self._leases.by_token[token]
+        lease.sent |= lease.mask_of(what)[0] & lease.live
+        return self.ack([(token, what)], now_ms, view)
+
+    def group_of(self, token: int) -> int:
+        """The id of the group that a lease is of, which there is."""
+        return self._leases.by_token[token].group_id
+
+    def _ack(self, lease: Lease, what: c.What, now_ms: int, view: View) -> Lost:
+        mask, foreign = lease.mask_of(what)
+        fresh = mask & lease.live
+        if fresh:
+            self._shared.totals.acked += fresh.bit_count()
+            self._shared.settled += fresh.bit_count()
+            group = self._groups.by_id[lease.group_id]
+            if lease.kept or group.order.blocked or self._shared.is_ordered:
+                self._kept.finish(group, lease.select(fresh), lease.kept, now_ms, view)
+            lease.acked |= fresh
+            self._leases.store_progress(lease, view)
+        if what is None and lease.acked and not lease.revoked:
+            return None  # "the whole lease" leaves out what its holder nacked itself
+        return _lost(lease, mask & lease.left, foreign, what)
+
+    def nack(self, items: Sequence[Sequence[Any]], now_ms: int, view: View) -> list[Lost | str | Part]:
+        """`items`: those of a Nack. Raises TooLarge when one of them gives more headers than an entry may write: then
+        nothing is done."""
+        self._check_headers(items)
+        results: list[Lost | str | Part] = []
+        put_off: set[int] = set()
+        for item in self._shared.in_turns(items):
+            # What comes behind of the same lease may be about the same messages: it comes behind still.
+            result = NOT_YET if item[0] in put_off else self._nack(item, now_ms, view)
+            if result == NOT_YET or isinstance(result, Part):
+                put_off.add(item[0])
+            results.append(result)
+        return results
+
+    def _check_headers(self, items: Sequence[Sequence[Any]]) -> None:
+        most = FIXED.entry_copied_bytes
+        for token, what, _, _, *more in items:
+            changes: dict[int, Any] = (more[1] if len(more) > 1 else None) or {}
+            headers = changes.get(Column.HEADERS.value, b"")
+            lease = self._leases.by_token.get(token)
+            if not headers or lease is None:
+                continue
+            count = (lease.mask_of(what)[0] & lease.live).bit_count()
+            if count * len(headers) > most:
+                raise TooLarge(
+                    f"headers of {len(headers)} bytes for {count} messages: a nack may give {most} bytes of them; nack "
+                    "fewer at once"
+                )
+
+    def _nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost | str | Part:
+        """`item`: one of a Nack. Where it writes messages again it is done as far as the budget of the entry allows:
+        NOT_YET, if there is none left."""
+        token, what, delay_ms, error, *more = item
+        begun, changes, end = (*more, *_NACK_REST[len(more) :])
+        lease = self._leases.by_token.get(token)
+        if lease is None:
+            return []
+        mask, foreign = lease.mask_of(what)
+        fresh = done = mask & lease.live
+        if fresh and begun and self._shared.is_budget_spent and self._copies(lease, changes, end):
+            return NOT_YET
+        if fresh and not begun:
+            self._requeue(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view, crashes=lease.crashes)
+        elif fresh and end == DEAD:
+            done = self._bury(lease, fresh, REJECTED, error, now_ms, view)
+        elif fresh:
+            done = self._give_back(lease, fresh, Change.of(changes), end, delay_ms, error, now_ms, view)
+        lost = _lost(lease, mask & ~fresh, foreign, what)
+        return lost if done == fresh else Part([[r.base, r.length] for r in lease.select(fresh & ~done)], lost)
+
+    def _give_back(
+        self,
+        lease: Lease,
+        mask: int,
+        change: Change | None,
+        end: int,
+        delay_ms: int | None,
+        error: str | None,
+        now_ms: int,
+        view: View,
+    ) -> int:
+        """Let what a nack names wait for its next attempt, or bury it after its last. Which messages that was done
+        to."""
+        is_snooze = end == SNOOZE and self._may_snooze(lease)
+        if not is_snooze and self._is_last(lease):
+            mask = self._bury(lease, mask, NACKED, error, now_ms, view, change)
+            self._shared.totals.nacked += mask.bit_count()
+            return mask
+        if change is not None:
+            mask = self._renew(lease, mask, change, view)
+        if is_snooze:
+            self._shared.totals.snoozed += mask.bit_count()
+            self._retry(lease, mask, delay_ms, SNOOZED, error, now_ms, view, change)
+        else:
+            self._shared.totals.nacked += mask.bit_count()
+            self._retry_or_bury(lease, mask, delay_ms, NACKED, error, now_ms, view, change)
+        return mask
+
+    def _renew(self, lease: Lease, mask: int, change: Change, view: View) -> int:
+        """Put what a lease names in `mask` into rows of the group's own, as it is from now on. Of which messages: as
+        many as the budget allows."""
+        group, ranges = self._groups.by_id[lease.group_id], lease.select(mask)
+        count = 0
+        for size in renew_each(group, ranges, lease.kept, change, self._reader, view):
+            self._shared.note_copied(size)
+            count += 1
+            if self._shared.is_budget_spent:
+                break
+        return _mask_of(lease, rows.first_of(ranges, count))
+
+    def _copies(self, lease: Lease, changes: dict[int, int | bytes] | None, end: int) -> bool:
+        """Whether a nack writes messages again: such as have other priorities or headers from then on, or die."""
+        if changes or end == DEAD:
+            return True
+        return self._is_last(lease) and not (end == SNOOZE and self._may_snooze(lease))
+
+    def _is_last(self, lease: Lease) -> bool:
+        """Whether the messages of a lease have no further attempt."""
+        last = self._groups.by_id[lease.group_id].setting("max_attempts", self._shared.settings)
+        return last is not None and lease.attempt >= last
+
+    def extend(self, token: int, lease_ms: int, begun: c.What, now_ms: int, view: View) -> int | None:
+        """Give a lease another deadline, and return it (ms); None when the lease has ended. `begun`: messages that its
+        consumer has begun; None: it reports none."""
+        lease = self._leases.by_token.get(token)
+        if lease is None or lease.ended or lease.revoked:
+            return None
+        self._leases.extend(lease, now_ms + lease_ms, view)
+        if begun is not None:
+            mask = lease.begun | (lease.mask_of(begun)[0] & lease.live)
+            if mask != lease.begun:
+                lease.begun = mask
+                self._leases.store_progress(lease, view)
+        return lease.deadline_ms
+
+    def expire(self, now_ms: int, view: View) -> int:
+        """End leases whose deadline has come, and bury what died at the head of a group: up to about
+        `EXPIRE_MESSAGES`. Messages given back or buried."""
+        expired = passed = 0
+        enough_bytes = self._dead.buried_bytes + EXPIRE_BYTES
+
+        def is_enough() -> bool:
+            is_spent = self._shared.is_budget_spent
+            return is_spent or expired + passed >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
+
+        while not is_enough() and (lease := self._leases.pop_overdue(now_ms)) is not None:
+            expired += self.expire_lease(lease, None, now_ms, view)
+            if not lease.ended:
+                self._leases.watch_deadline(lease)
+        for group in self._summaries.expired(now_ms, view):
+            while not is_enough():
+                at_ms = self._ttl.next_expiry_ms(group, view)
+                if at_ms is None or at_ms > now_ms:
+                    break
+                buried = self._bury_first_expired(group, now_ms, view)
+                expired += buried
+                passed += not buried  # a gap
+        return expired
+
+    def expire_lease(self, lease: Lease, error: str | None, now_ms: int, view: View) -> int:
+        """End a lease whose consumer did not settle it in time: messages that the consumer may have begun have used an
+        attempt, and the others are ready at once. Return how many messages were given back or buried.
+
+        Buries as many as the budget allows; the next entry ends the rest of the lease.
+        """
+        lease.revoked = True
+        charged = lease.charged
+        crashes = 0 if not lease.handlers else 1 if lease.crashes >= FIXED.lease_reclaims else lease.crashes + 1
+        spared = lease.live & ~charged
+        if spared:
+            # Before the charged ones, so that they come first again: one of those may end the next consumer, too.
+            self._requeue(lease, spared, now_ms, lease.attempt - 1, None, None, now_ms, view, crashes=crashes)
+        done = spared.bit_count()
+        if charged:
+            ended = self._retry_or_bury(lease, charged, None, LEASE_EXPIRED, error, now_ms, view, crashes=crashes)
+            done += ended.bit_count()
+        self._shared.totals.lease_expired += done
+        return done
+
+    def release(self, command: c.Release, now_ms: int, view: View) -> int:
+        """Make ready at once what a consumer holds, the attempt not counted. Messages given back."""
+        self._groups.named(command.group)
+        released = 0
+        for lease in self._leases.live_of(command.group, command.consumer):
+            if command.epoch not in (0, lease.epoch):
+                continue
+            released += lease.live.bit_count()
+            lease.revoked = True
+            self._requeue(lease, lease.live, now_ms, lease.attempt - 1, None, None, now_ms, view, crashes=lease.crashes)
+        self._shared.totals.released += released
+        return released
+
+    def give_back_all(self, now_ms: int, view: View) -> None:
+        """Make ready at once what all consumers hold, the attempts not counted: the time that leases and messages have
+        is no longer that of the partition."""
+        for group in self._groups.by_id.values():
+            for lease in list(group.leases.values()):
+                lease.revoked = True
+                for ranges, history, queue in self._with_history(lease, lease.live, None, None, now_ms):
+                    places, since_ms = PackedRanges(ranges), lease.since_ms
+                    again = Waiting(now_ms, 0, lease.attempt - 1, None, places, since_ms, lease.kept, history=history)
+                    again.queue, again.snoozes, again.crashes = queue, lease.snoozes, lease.crashes
+                    self._waiting.add(group, again, view)
+                lease.left |= lease.live
+                self._leases.store_progress(lease, view)
+            group.generation += 1
+
+    def _retry_or_bury(
+        self,
+        lease: Lease,
+        mask: int,
+        delay_ms: int | None,
+        reason: str,
+        error: str | None,
+        now_ms: int,
+        view: View,
+        change: Change | None = None,
+        *,
+        crashes: int = 0,
+    ) -> int:
+        """Let what a lease names in `mask` wait for its next attempt, or bury it after its last. `change`: what was
+        changed of it, which is in rows of the group's own by now. `crashes`: as in `Waiting`. Which messages that was
+        done to."""
+        if self._is_last(lease):
+            return self._bury(lease, mask, reason, error, now_ms, view, kept=lease.kept or change is not None)
+        self._retry(lease, mask, delay_ms, reason, error, now_ms, view, change, crashes=crashes)
+        return mask
+
+    def _bury(
+        self,
+        lease: Lease,
+        mask: int,
+        reason: str,
+        error: str | None,
+        now_ms: int,
+        view: View,
+        change: Change | None = None,
+        *,
+        kept: bool | None = None,
+    ) -> int:
+        """Bury what a lease names in `mask`, as much of it as the budget allows. `kept`: it is in rows of the group's
+        own; None: if the lease is. `change`: as in `DeadLetters.bury_some`. Which messages it was."""
+        group = self._groups.by_id[lease.group_id]
+        kept = lease.kept if kept is None else kept
+        done: list[Range] = []
+        for ranges, history, _ in self._with_history(lease, mask, reason, error, now_ms):
+            death = Death(reason, lease.attempt, error, history)
+            done += self._dead.bury_some(group, ranges, kept, death, now_ms, view, change)
+        mask = _mask_of(lease, done)
+        lease.left |= mask
+        self._leases.store_progress(lease, view)
+        return mask
+
+    def _may_snooze(self, lease: Lease) -> bool:
+        """Whether a message of the lease may come again without its attempt being counted."""
+        most: int | None = self._groups.by_id[lease.group_id].settings.get(
+            MAX_SNOOZES, self._shared.settings.get(MAX_SNOOZES)
+        )
+        return most is None or lease.snoozes < most
+
+    def _retry(
+        self,
+        lease: Lease,
+        mask: int,
+        delay_ms: int | None,
+        reason: str,
+        error: str | None,
+        now_ms: int,
+        view: View,
+        change: Change | None,
+        *,
+        crashes: int = 0,
+    ) -> None:
+        """Let what a lease names in `mask` wait for so long, or for the back-off: it grows with each attempt, and with
+        each snooze after which none was counted. `change`, `crashes`: as in `_retry_or_bury`."""
+        group = self._groups.by_id[lease.group_id]
+        is_snooze = reason == SNOOZED
+        failures = min(lease.attempt + lease.snoozes, BACKOFF_GROWS) if is_snooze else lease.attempt
+        due_of = None
+        if delay_ms is None:
+            wait = retry.wait_of(group.setting("backoff", self._shared.settings), failures)
+            delay_ms = wait.delay_ms
+            if wait.spread_ms:
+                due_of = partial(_jittered, wait, group.group_id, failures, now_ms)
+        attempt, due_ms = lease.attempt - is_snooze, now_ms + delay_ms
+        self._requeue(lease, mask, due_ms, attempt, reason, error, now_ms, view, change, due_of=due_of, crashes=crashes)
+
+    def _requeue(
+        self,
+        lease: Lease,
+        mask: int,
+        due_ms: int,
+        attempt: int,
+        reason: str | None,
+        error: str | None,
+        now_ms: int,
+        view: View,
+        change: Change | None = None,
+        *,
+        due_of: Callable[[int], int] | None = None,
+        crashes: int = 0,
+    ) -> None:
+        """Let what a lease names in `mask` wait until `due_ms`. `change`, `crashes`: as in `_retry_or_bury`.
+
+        `due_of`: when each message is due, by its offset as a number. Its ranges are cut for that while few wait: many
+        ranges halt the group, so where many wait already each range of the lease has the due time of its first message.
+        """
+        kept = lease.kept or change is not None
+        group = self._groups.by_id[lease.group_id]
+        is_cut = due_of is not None and group.waiting_ranges + mask.bit_count() <= group.most_waiting // CUT_SHARE
+        for ranges, history, queue in self._with_history(lease, mask, reason, error, now_ms):
+            by_due: dict[int, list[Range]] = {}
+            for waiting in _singles(ranges) if is_cut else ranges:
+                if due_of is not None:
+                    due_ms = due_of(int.from_bytes(waiting.base, "big"))
+                # Leased ahead of its time and given back before it: not before its time even so.
+                at_ms = min(max(due_ms, offsets.deliver_ms(waiting.base)), offsets.U48_MAX)
+                by_due.setdefault(at_ms, []).append(waiting)
+            for at_ms, together in by_due.items():
+                places = PackedRanges(together)
+                entry = Waiting(at_ms, 0, attempt, error, places, lease.since_ms, kept, history=history)
+                entry.queue = queue if change is None else change.queue(queue)
+                entry.snoozes, entry.crashes = lease.snoozes + (reason == SNOOZED), crashes
+                self._waiting.add(group, entry, view)
+        lease.left |= mask
+        self._leases.store_progress(lease, view)
+
+    def _with_history(
+        self, lease: Lease, mask: int, reason: str | None, error: str | None, now_ms: int
+    ) -> list[tuple[list[Range], History, bytes | None]]:
+        """Group the messages of `mask` by their attempts, this one included (unless it is not counted), and by their
+        ready queues, where messages are ranked."""
+        now: History = ()
+        if reason is not None:
+            short = None if error is None else error[:HISTORY_ERROR_CHARS]
+            now = ((lease.attempt, lease.consumer, lease.leased_ms, now_ms, reason, short),)
+        if not lease.past:
+            return [(ranges, now, queue) for queue, ranges in lease.by_queue(mask)]
+        found: dict[tuple[History, bytes | None], list[Range]] = {}
+        for queue, ranges in lease.by_queue(mask):
+            for base, length in ranges:
+                # A range is cut where the history changes, and never joined with the next: it lies within one log row.
+                for history, part in groupby(offsets.run(base, length), lease.past_of):
+                    same = list(part)
+                    found.setdefault((history, queue), []).append(Range(same[0], len(same)))
+        return [(ranges, _joined(history, now), queue) for (history, queue), ranges in found.items()]
+
+    def _bury_first_expired(self, group: Group, now_ms: int, view: View) -> int:
+        """Bury what `MessageTtl.next_expiry_ms` saw. Messages buried."""
+        waiting = group.next_to_expire()
+        if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= now_ms:
+            dead = group.dead.total()
+            self._dead.bury_expired(group, waiting, now_ms, view)
+            return group.dead.total() - dead
+        if group.ready is not None and (first := group.ready.take_lowest(view)) is not None:
+            self._unique.mark_delivered(group, first, now_ms, view)
+            self._dead.bury(group, [Range(first.first, first.length)], False, EXPIRED_UNREAD, now_ms, view)
+            return first.length
+        head = group.reader.head(view)
+        assert head is not None
+        if head.first in group.gaps:
+            group.reader.pass_head()
+            self._groups.store(group, view)
+            return 0
+        self._unique.mark_delivered(group, head, now_ms, view)
+        group.reader.pass_head()
+        self._dead.bury(group, [Range(head.first, head.length)], False, EXPIRED_UNREAD, now_ms, view)
+        return head.length
+
+
+def _joined(history: History, now: History) -> History:
+    """A history and what has just ended. Of snoozes one after another the last one stays: they are to leave room for
+    the attempts before them."""
+    if now and history and history[-1][4] == now[0][4] == SNOOZED and history[-1][0] == now[0][0]:
+        history = history[:-1]
+    return (*history, *now)[-HISTORY_ATTEMPTS:]
+
+
+def _mask_of(lease: Lease, ranges: Sequence[Range]) -> int:
+    """The mask of messages of a lease."""
+    return lease.mask_of([[base, length] for base, length in ranges])[0]
+
+
+def _lost(lease: Lease, mask: int, foreign: list[list[Any]], what: c.What) -> Lost:
+    if not mask and not foreign:
+        return None
+    if what is None and mask == (1 << lease.total) - 1:
+        return []
+    return [[r.base, r.length] for r in lease.select(mask)] + foreign
+
+
+def _jittered(wait: Wait, group_id: int, attempt: int, now_ms: int, offset: int) -> int:
+    """Return when a message that failed at `now_ms` is due again."""
+    return now_ms + wait.of(offset, group_id, attempt)
+
+
+def _singles(ranges: Sequence[Range]) -> Iterator[Range]:
+    """Yield each message as a range of its own."""
+    for base, length in ranges:
+        if length == 1:
+            yield Range(base, 1)
+        else:
+            for offset in offsets.run(base, length):
+                yield Range(offset, 1)

@@ -1,0 +1,255 @@
+"""Cancel, move and update by a producer's own names for its messages, each with a definite answer.
+
+Outcomes: `["cancelled", id]`, `["moved", new offset]`, `["updated", offset]`, `["too_late", state]` (leased, acked,
+dead, waiting or gone) and `["not_found", nil]`. A message is anybody's to cancel, move and update while no group holds
+it, or has acked or killed it: also while it waits for another attempt. Moved then, it stays at its offset, and comes at
+another time where it waits. What waits in one group while another has yet to take it can be cancelled and updated, and
+not moved: placed anew, it would come to the first once more as if nothing had been tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sandq.model import offsets
+from sandq.partition import commands as c
+from sandq.partition.base import rows
+from sandq.partition.base.view import Bounds, View
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.groups.ownership import Ownership
+from sandq.partition.groups.renewal import Change
+from sandq.partition.log.message_log import CANCELLED, Found, Kept, MessageLog
+from sandq.partition.pending.ranking import Ranking
+from sandq.partition.pending.updates import Updates
+from sandq.partition.reader.reader import holding_bounds
+from sandq.partition.records.claim import ACKED, DEAD, LEASED, WAITING, Claim
+from sandq.partition.records.leases import Waiting
+from sandq.partition.shared_state import SharedState
+
+Outcome = list[Any]
+DELAYED, READY, GONE = "delayed", "ready", "gone"
+AHEAD_FROM = 8
+"""With fewer ids than that nothing is looked up for all of them at once."""
+AHEAD_IDS = 4096
+AHEAD_RANGES = 1 << 16
+"""Of one entry, that are looked up at once: what is remembered of them takes some 200 bytes each."""
+LOOK_RANGES = 1024
+"""That are looked up in one go, which takes some 2 ms, and reads a large row once more."""
+_FIRST_OF = (LEASED, WAITING, DEAD, READY, DELAYED, ACKED)
+"""What the groups made of a message, as one word: the first of these that is true in one of them."""
+
+
+class Pending:
+    def __init__(
+        self,
+        shared: SharedState,
+        groups: GroupTable,
+        log: MessageLog,
+        ownership: Ownership,
+        ranking: Ranking,
+        updates: Updates,
+    ) -> None:
+        self._shared = shared
+        self._ownership = ownership
+        self._groups = groups
+        self._log = log
+        self._ranking = ranking
+        self._updates = updates
+        self._inside: list[bytes] = []
+        """Those of the messages of the entry that is being applied which may be in a row of others."""
+
+    def look_ahead(self, targets: Sequence[c.Target], view: View) -> None:
+        """Find out at once which of many messages are nowhere. It changes no answer: beside a large row the store takes
+        as long to say that there is none as to read that row, once more for each row that a message might have."""
+        view.forget_vacant()
+        self._inside = []
+        named = {bytes(name) for kind, name, *_ in targets if kind == c.TARGET_ID and len(name) == offsets.OFFSET_BYTES}
+        ids = sorted(named)[:AHEAD_IDS]
+        if len(ids) < AHEAD_FROM:
+            return
+        # Of rows that were deleted each is walked over once, where `get` walks over none: that is far less than a row.
+        held = [holding_bounds(one) for one in ids]
+        vacant = self._look(sorted(held + [_bounds(rows.LOG, one) for one in ids]), view)
+        for tag in (rows.MOVED, rows.TOMBSTONE):
+            self._look([_bounds(tag, one) for one in ids], view)
+        self._inside = [one for one, bounds in zip(ids, held, strict=True) if bounds not in vacant]
+        self._note_vacant([one for one, bounds in zip(ids, held, strict=True) if bounds in vacant], view)
+
+    def _look_into_gap(self, view: View) -> None:
+        """The same of those that the log has not, beside a large row of their entry: that is known once it was read."""
+        low, high = self._log.gap
+        found = [one for one in self._inside if low < one < high]
+        if found:
+            self._inside = [one for one in self._inside if not low < one < high]
+            self._note_vacant(found, view)
+
+    def _note_vacant(self, ids: Sequence[bytes], view: View) -> None:
+        """These messages have no log row: find out at once which of them groups have in rows of their own."""
+        if len(ids) < AHEAD_FROM:
+            return
+        prefixes = [rows.of_group(rows.KEPT, group_id) for group_id in self._groups.by_id]
+        prefixes += [rows.of_group(rows.DEAD, one.group_id) for one in self._groups.by_id.values() if one.dead.total()]
+        for prefix in prefixes[: AHEAD_RANGES // len(ids)]:
+            self._look([_bounds(prefix, one) for one in ids], view)
+
+    def _look(self, ranges: Sequence[Bounds], view: View) -> set[Bounds]:
+        """Note those of these ranges, in the order of their starts, that have no row; give way behind each part."""
+        vacant: set[Bounds] = set()
+        for first in range(0, len(ranges), LOOK_RANGES):
+            vacant |= view.note_vacant(ranges[first : first + LOOK_RANGES])
+            self._shared.give_way()
+        return vacant
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def cancel(self, target: c.Target, applied_index: int, now_ms: int, floor_ms: int, view: View) -> Outcome:
+        found, _, refusal = self._find_owned(target, applied_index, now_ms, floor_ms, view)
+        if found is None:
+            return refusal
+        self._log.cancel(found, now_ms, floor_ms, view)
+        return ["cancelled", found.id]
+
+    def move(
+        self,
+        target: c.Target,
+        to_ms: int | None,
+        index: int,
+        place: int,
+        now_ms: int,
+        floor_ms: int,
+        view: View,
+        *,
+        is_delay: bool = False,
+        priority: int | None = None,
+        change: Change | None = None,
+    ) -> Outcome:
+        """Give a message another time, or (`to_ms` None) leave it, and another priority, unless that is None; and
+        another value and headers, if there is a `change`."""
+        found, claim, refusal = self._find_owned(target, index - 1, now_ms, floor_ms, view)
+        if found is None:
+            return ["too_late", GONE] if refusal[0] == "cancelled" else refusal
+        stays = to_ms is None and priority is None
+        if claim is not None and claim.waiting and claim.pending and not stays:
+            return ["too_late", WAITING]
+        if change is not None:
+            self._updates.update(found, change, view)
+            if stays:
+                return ["updated", found.offset]
+            found, claim, _ = self._find_owned(target, index - 1, now_ms, floor_ms, view)
+            assert found is not None, "a message that was just updated is gone"
+        verdict = "moved" if change is None else "updated"
+        moved = self._move(
+            found, claim, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay, priority=priority
+        )
+        return [verdict, moved]
+
+    def _move(
+        self,
+        found: Found | Kept,
+        claim: Claim | None,
+        to_ms: int | None,
+        index: int,
+        place: int,
+        now_ms: int,
+        floor_ms: int,
+        view: View,
+        *,
+        is_delay: bool,
+        priority: int | None,
+    ) -> bytes:
+        """Give a message that can be had another time or priority, or both. Its offset from then on."""
+        if claim is not None and claim.waiting:
+            if priority is not None:
+                self._log.rank_waiting(found, priority, view)
+            if to_ms is None or max(to_ms, now_ms) >= offsets.deliver_ms(found.offset):
+                if priority is not None:
+                    self._ranking.note(found, priority, view)
+                if to_ms is None:
+                    return found.offset
+                return self._log.delay(found, to_ms, now_ms, view, is_delay=is_delay)
+            # A reset has put it where it waits to a place that has not come: no consumer would go by an earlier time.
+        if to_ms is None:
+            if priority is not None and self._ranking.rank(found, priority, view):
+                return found.offset
+            to_ms = offsets.deliver_ms(found.offset)
+        return self._log.move(found, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay, priority=priority)
+
+    def _find_owned(
+        self, target: c.Target, applied_index: int, now_ms: int, floor_ms: int, view: View
+    ) -> tuple[Found | Kept | None, Claim | None, Outcome]:
+        """The message, and what the groups made of it; or why it cannot be had."""
+        message_id = self.id_of(target, now_ms, view)
+        if message_id is None:
+            return None, None, ["not_found", None]
+        if self._inside and self._log.gap[1]:
+            self._look_into_gap(view)
+        owned = self._log.find_owned(message_id, view)
+        if owned is None:
+            return None, None, self._absent(message_id, applied_index, now_ms, floor_ms, view)
+        claim = self._ownership.claim(owned.offset, view)
+        if claim.refusal is not None:
+            return None, claim, ["too_late", claim.refusal]
+        return owned, claim, []
+
+    def _absent(self, message_id: bytes, applied_index: int, now_ms: int, floor_ms: int, view: View) -> Outcome:
+        moved = view.get(rows.MOVED + message_id)
+        offset = rows.unpack(moved)[0] if moved is not None else message_id
+        tombstone = view.get(rows.TOMBSTONE + offset)
+        if tombstone is not None:
+            # What was moved away has its row where it is now; one that is not there was trimmed since.
+            return ["cancelled", message_id] if rows.unpack(tombstone)[0] == CANCELLED else ["too_late", GONE]
+        state = self.own_rows_state(offset, view)
+        if state is not None or moved is not None:
+            return ["too_late", state or GONE]
+        parts = offsets.unpack(message_id)
+        if parts.index > applied_index or parts.deliver_ms > floor_ms or parts.partition != self._log.partition:
+            return ["not_found", None]
+        return ["too_late", GONE]
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def id_of(self, target: c.Target, now_ms: int, view: View) -> bytes | None:
+        kind, name, *within = target
+        if kind == c.TARGET_ID:
+            return bytes(name)
+        tenant = within[0].encode() if within and within[0] is not None else None
+        named = self._log.find_named(name, tenant, within[1] if len(within) > 1 else None, now_ms, view)
+        return None if named is None else named.id
+
+    def state_of(self, offset: bytes, now_ms: int, view: View) -> str:
+        """What all groups made of a message that is in the log."""
+        states = {self.state_in(group, offset, now_ms, view) for group in self._groups.by_id.values()}
+        if not states:
+            return READY if offsets.deliver_ms(offset) <= now_ms else DELAYED
+        return next(state for state in _FIRST_OF if state in states)
+
+    def state_in(self, group: Group, offset: bytes, now_ms: int, view: View) -> str:
+        """What one group made of a message."""
+        if not group.has_passed(offset):
+            return READY if offsets.deliver_ms(offset) <= now_ms else DELAYED
+        if offset in group.order.blocked or group.is_promoted(offset, view):
+            return READY
+        holder = group.holder_of(offset)
+        if isinstance(holder, Waiting):
+            return WAITING if holder.due_ms > now_ms else READY
+        if holder is not None:
+            return LEASED
+        if group.is_dead(offset, view):
+            return DEAD
+        return ACKED
+
+    def own_rows_state(self, offset: bytes, view: View) -> str | None:
+        """`leased` or `dead` for a message that is only in rows of groups' own any more."""
+        for group in self._groups.by_id.values():
+            if view.get(rows.of_group(rows.KEPT, group.group_id, offset)) is not None:
+                return LEASED
+        if any(group.is_dead(offset, view) for group in self._groups.by_id.values()):
+            return DEAD
+        return None
+
+
+def _bounds(prefix: bytes, offset: bytes) -> Bounds:
+    """Bounds of a row alone."""
+    return prefix + offset, rows.after(prefix + offset)

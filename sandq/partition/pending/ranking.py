@@ -1,0 +1,224 @@
+"""Give pending messages of a ranked topic another priority where they stand: among those of that priority a message
+goes by its place, as ever.
+
+A message with a log row of its own has it written there, one of a batch beside it (`overlays.py`). Where it waits its
+turn in a group it goes over to another ready queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from sandq.model.batch import Batch, Column
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields, LogEntry
+from sandq.partition.base.view import View
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.groups.renewal import Change
+from sandq.partition.log.message_log import Found, Kept, MessageLog
+from sandq.partition.reader import overlays
+from sandq.partition.ready import queue_keys
+from sandq.partition.shared_state import SharedState
+
+_READ_BYTES: Final = 8 << 20
+_MOST_BYTES: Final = rows.INLINE_BYTES - 8
+"""Of a row that another priority may be written into whatever it is."""
+
+
+class _Single(NamedTuple):
+    """A message that nothing has to be looked at of but its log row, which it shares with nobody."""
+
+    offset: bytes
+    value: bytes
+    """Of its row: plain, or a batch of one."""
+    fields: Fields
+    """Of a batch of one only those that it is ranked by."""
+    queue: bytes
+    """That it belongs to ..."""
+    to: bytes
+    """... and is to go to."""
+
+
+class Ranked(NamedTuple):
+    """What became of several messages."""
+
+    done: int
+    """They have that priority now."""
+    too_late: list[bytes]
+    """Some group made an attempt at them."""
+    left: list[bytes]
+    """They are to be looked at one by one."""
+
+
+class Ranking:
+    def __init__(self, shared: SharedState, groups: GroupTable, log: MessageLog) -> None:
+        self._shared = shared
+        self._groups = groups
+        self._log = log
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether that is what another priority means."""
+        return self._shared.rank is not None
+
+    def rank(self, found: Found | Kept, priority: int, view: View) -> bool:
+        """Give a pending message another priority. Whether that was done: a group in which it waits its turn may have
+        so many ready queues that it can have no other one; and what only groups keep is in none of them."""
+        if not self.is_in_place or isinstance(found, Kept):
+            return False
+        assert self._shared.rank is not None
+        offset = found.offset
+        queue = queue_keys.of_message(self._shared.rank, view, offset)
+        assert queue is not None, "a message that was just found is gone"
+        to = queue_keys.pack(queue_keys.tenant_of(queue), priority)
+        if to == queue:
+            return True
+        waits = [group.ready for group in self._groups.by_id.values() if group.is_promoted(offset, view)]
+        if not all([ready is not None and ready.takes([to]) for ready in waits]):
+            return False
+        entry = self._put(found, priority, view)
+        for ready in waits:
+            assert ready is not None
+            ready.remove(queue, offset, view)
+            ready.insert(to, [entry], view)
+        for group in self._groups.by_id.values():
+            if offset > group.cursor:
+                if found.alone:
+                    group.reader.replace([entry])
+                group.note_log_change(offset)
+            else:
+                group.note_change()
+        self._shared.totals.moved += 1
+        return True
+
+    def note(self, found: Found | Kept, priority: int, view: View) -> None:
+        """Write another priority of a message that every group has passed into the log: groups that have it know."""
+        if self.is_in_place and isinstance(found, Found):
+            self._put(found, priority, view)
+
+    def _put(self, found: Found, priority: int, view: View) -> LogEntry:
+        """Put another priority of a message into its row, or beside that which it shares. Its entry."""
+        offset, log = found.offset, self._log
+        if not found.alone:
+            size = overlays.put_priority(view, offset, priority).size or log.entry_of(found).size
+            return LogEntry(offset, 1, size, None, size)
+        if log.is_ranked_apart(found):
+            row = rows.ranked_row(found.value, priority)
+            view.put(found.key, row)
+            return rows.log_entry(found.key, row)
+        return log.rewrite(found, Change(priority), view)
+
+    # -- many at once ---------------------------------------------------------------------------------------------
+
+    def rank_each(self, offsets: Sequence[bytes], priority: int, view: View, *, dry_run: bool) -> Ranked:
+        """Do that with each of these messages of the log, in its order, as far as it is done for many at once: those
+        that share no row, and have nothing that is to be looked at. `dry_run`: only count."""
+        singles, left = self._singles(offsets, priority, view)
+        late: set[bytes] = set()
+        waiting: list[tuple[Group, list[_Single]]] = []
+        for group in self._groups.by_id.values():
+            passed = [one for one in singles if group.has_passed(one.offset)]
+            if passed:
+                held = self._held(group, passed, view)
+                late.update([one.offset for one in passed if one.offset not in held])
+                waiting.append((group, [one for one in passed if one.offset in held]))
+        pending = [one for one in singles if one.offset not in late]
+        if dry_run:
+            return Ranked(len(pending), sorted(late), left)
+        full: set[bytes] = set()
+        for group, found in waiting:
+            assert group.ready is not None
+            wanted = {one.to for one in found}
+            full |= wanted - group.ready.takes(wanted)
+        left += [one.offset for one in pending if one.to in full]
+        pending = [one for one in pending if one.to not in full]
+        changed = [one for one in pending if one.to != one.queue]
+        if changed:
+            entries = self._put_each(changed, priority, view)
+            for group, found in waiting:
+                self._requeue(group, [one for one in found if one.offset in entries], entries, view)
+            for group in self._groups.by_id.values():
+                if changed[-1].offset > group.cursor:
+                    group.reader.replace(list(entries.values()))
+                    group.note_log_change(changed[0].offset)
+            self._shared.totals.moved += len(changed)
+        return Ranked(len(pending), sorted(late), left)
+
+    def _singles(self, offsets: Sequence[bytes], priority: int, view: View) -> tuple[list[_Single], list[bytes]]:
+        """Those of these messages for which that is so, and the others."""
+        rank = self._shared.rank
+        assert rank is not None
+        start, stop = rows.log_key(offsets[0]), rows.after(rows.log_key(offsets[-1]))
+        stored = {key[1:]: value for key, value in view.scan(start, stop, limit=len(offsets), max_bytes=_READ_BYTES)}
+        fields_of: dict[bytes, Fields] = {}
+        plain = [one for one in offsets if rows.is_plain(value := stored.get(one, b"")) and len(value) <= _MOST_BYTES]
+        if plain:
+            decoded = rows.plain_fields([stored[offset] for offset in plain])
+            fields_of.update(zip(plain, decoded, strict=True))
+        others = [one for one in offsets if one not in fields_of and rows.is_batch_of_one(stored.get(one, b""))]
+        if others:
+            # There may be others between these, whose batches say nothing of them.
+            beside = overlays.among(view, others[0], others[-1])
+            for offset in others:
+                cells = Batch.parse(stored[offset][rows.LOG_HEADER.size :]).cells_at(0)
+                fields_of[offset] = overlays.laid_over(view, beside, offset, cells)
+        to_of: dict[bytes, bytes] = {}
+        singles = []
+        for offset in offsets:
+            fields = fields_of.get(offset)
+            if fields is None:
+                continue
+            queue = queue_keys.of_fields(rank, fields)
+            to = to_of.get(queue)
+            if to is None:
+                to = to_of[queue] = queue_keys.pack(queue_keys.tenant_of(queue), priority)
+            singles.append(_Single(offset, stored[offset], fields, queue, to))
+        return singles, [offset for offset in offsets if offset not in fields_of]
+
+    def _held(self, group: Group, passed: Sequence[_Single], view: View) -> set[bytes]:
+        """Which of these messages, all of which a group has passed, wait their turns there."""
+        assert group.ready is not None
+        by_queue: dict[bytes, list[bytes]] = {}
+        for one in passed:
+            by_queue.setdefault(one.queue, []).append(one.offset)
+        held: set[bytes] = set()
+        for queue, offsets in by_queue.items():
+            held |= group.ready.singles_between(queue, offsets[0], offsets[-1], view).intersection(offsets)
+        return held
+
+    def _put_each(self, changed: Sequence[_Single], priority: int, view: View) -> dict[bytes, LogEntry]:
+        """Put another priority of messages into their rows. Their entries, by offset, in the order of the log."""
+        entries: dict[bytes, LogEntry] = {}
+        put, grown = [], 0
+        for offset, value, fields, _, _ in changed:
+            if value[0] == rows.KIND_BATCH:
+                size = overlays.put_priority(view, offset, priority).size or len(value)
+                entries[offset] = LogEntry(offset, 1, size, None, size)
+                continue
+            fields[Column.PRIORITY] = priority
+            row = value[: rows.LOG_HEADER.size] + rows.pack(None, fields)
+            put.append((rows.LOG + offset, row))
+            entries[offset] = LogEntry(offset, 1, len(row))
+            grown += len(row) - len(value)
+        if put:
+            view.put_all(put)
+        self._log.state.bytes += grown
+        return entries
+
+    def _requeue(self, group: Group, found: Sequence[_Single], entries: dict[bytes, LogEntry], view: View) -> None:
+        """Messages that wait their turns in a group are in other ready queues now."""
+        if not found:
+            return
+        assert group.ready is not None
+        out: dict[bytes, list[bytes]] = {}
+        into: dict[bytes, list[LogEntry]] = {}
+        for one in found:
+            out.setdefault(one.queue, []).append(one.offset)
+            into.setdefault(one.to, []).append(entries[one.offset])
+        for queue, offsets in out.items():
+            group.ready.remove_singles(queue, offsets, view)
+        for queue, added in into.items():
+            group.ready.insert(queue, added, view)
+        group.note_change()

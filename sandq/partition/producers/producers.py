@@ -1,0 +1,272 @@
+"""Idempotent producers: a batch that is sent again because its answer was lost is stored once.
+
+A producer names its batches by its id, an epoch, and numbers 1, 2, 3, ... within the epoch. A partition remembers of
+each producer the epoch, the number of its last batch, and the last five answers. What becomes of a batch:
+
+* the next number: it is stored.
+* one of the last five: it is answered as the first time, nothing is stored. An older one: AlreadyStored.
+* a number further on: OutOfSequence. What is missing may still come, and must come before it.
+* an older epoch: ProducerFenced. The producer gave that epoch up; a copy of its batches that was held up somewhere
+  must not be stored behind what came since.
+* a newer epoch: it begins with number 1; any other is OutOfSequence, for the same reason as a gap.
+
+A number is used up by what is stored, also when single messages of the batch were refused (unique keys that are taken:
+that is part of the answer). A batch that is refused as a whole stores nothing and leaves its number free.
+
+A producer that is not known here may be new or forgotten (not seen for a week, or the least recently used of 10,000).
+
+* Its number is not 1: OutOfSequence. Taking it could double it, if it is sent again and was stored before the producer
+  was forgotten; and could lose the order, if those before it have yet to come. The producer knows which of its
+  batches have an answer: one that was never sent without an answer begins a new epoch, which is taken. Of one that was,
+  nobody knows the outcome, and the producer tells its caller so.
+* Its number is 1, and it was not sent before: it begins, and is stored.
+* Its number is 1, and it was sent before (`sequence.RESENT`): stored, unless the partition has dropped, to keep to
+  10,000, a producer that was used within `PRODUCER_RETRY_MS`, for so long a producer tries at most. That one could be
+  this one: OutOfSequence, as above.
+
+A partition that sends to this one (`model.outbox`) is a producer, too, and gives each batch an epoch of its own, with
+number 1. It sends one at a time, again and again until that is answered, so it is never forgotten, neither for its age
+nor for its number: there are at most as many as there are other partitions.
+
+So nothing is doubled but by a copy that lies about in a connection that its client gave up, as the first batch of an
+epoch, until 10,000 other producers have written here. Times are stamps of entries: what is forgotten when is the same
+on all replicas. A batch that is refused or repeated changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.model.errors import InvalidRequest, OutOfSequence, ProducerFenced
+from sandq.model.limits import FIXED
+from sandq.model.outbox import is_reserved
+from sandq.model.sequence import is_resent, number_of
+from sandq.partition import commands as c
+from sandq.partition.base import rows
+from sandq.partition.base.view import View
+from sandq.partition.log.message_log import Stored
+from sandq.partition.producers.answers import ANSWER_BYTES, WITH_ROW, Answer, already_stored, recall, remember, unpack
+
+PRODUCERS = FIXED.producers
+ANSWERS = FIXED.producer_answers
+PRODUCER_TTL_MS = FIXED.producer_ttl_ms
+PRODUCER_RETRY_MS = FIXED.producer_retry_ms
+FORGET_PRODUCERS = 1000
+"""In one step."""
+
+
+class Producer:
+    """What is remembered of a producer; in this order in its row."""
+
+    __slots__ = ("answers", "epoch", "is_partition", "number", "used_ms")
+
+    def __init__(
+        self, epoch: int, number: int = 0, used_ms: int = 0, answers: bytes = b"", is_partition: bool = False
+    ) -> None:
+        self.epoch = epoch
+        self.number = number
+        """Of its last batch."""
+        self.used_ms = used_ms
+        self.answers = answers
+        """To its last batches, packed: as objects they would take five times the memory."""
+        self.is_partition = is_partition
+        """It is another partition, and is not forgotten."""
+
+    def row(self) -> tuple[Any, ...]:
+        row = self.epoch, self.number, self.used_ms, self.answers
+        return (*row, True) if self.is_partition else row
+
+    @property
+    def kept(self) -> int:
+        """How many answers are kept."""
+        return len(self.answers) // ANSWER_BYTES
+
+
+class Producers:
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self._known: dict[int, Producer] = {}
+        """By id, the least recently used first."""
+        self._partitions: dict[int, Producer] = {}
+        """Other partitions, by id."""
+        self._dropped_ms = 0
+        """When the last used one was used of those that were dropped for their number."""
+        self._changed: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._known) + len(self._partitions)
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the next producer is to be forgotten."""
+        first = next(iter(self._known.values()), None)
+        return None if first is None else first.used_ms + PRODUCER_TTL_MS
+
+    # -- rows -----------------------------------------------------------------------------------------------------
+
+    def write(self, view: View) -> None:
+        """Put rows of what changed. Called once for each set of changes that is written."""
+        for producer_id in self._changed:
+            producer = self._find(producer_id)
+            if producer is not None:
+                view.put(rows.producer_key(producer_id), rows.pack(*producer.row()))
+        self._changed.clear()
+
+    def load(self, view: View) -> None:
+        found: list[tuple[Any, int, Producer]] = []
+        for key, value in rows.all_rows(view, rows.PRODUCER):
+            if key == rows.PRODUCER:
+                (self._dropped_ms,) = rows.unpack(value)
+                continue
+            producer, producer_id = Producer(*rows.unpack(value)), int.from_bytes(key[1:], "big")
+            if producer.is_partition:
+                self._partitions[producer_id] = producer
+                continue
+            *_, last = unpack(producer.answers)
+            found.append(((last.entry, last.place), producer_id, producer))
+        # Batches are placed one behind the other: that is the order in which producers were used.
+        found.sort(key=lambda row: row[:2])
+        self._known = {producer_id: producer for _, producer_id, producer in found}
+
+    # -- batches --------------------------------------------------------------------------------------------------
+
+    def answered(self, command: c.Append, now_ms: int, view: View) -> tuple[bytes, int] | Stored | None:
+        """The answer that a batch had before; None: it is to be stored. Raises what refuses it."""
+        producer_id, epoch, number = command.numbers
+        if not (epoch and number):
+            raise InvalidRequest(f"producer {producer_id}: epochs and numbers of batches begin with 1")
+        producer = self._find(producer_id)
+        if producer is None:
+            self._check_unknown(command, now_ms)
+            return None
+        if epoch < producer.epoch:
+            raise ProducerFenced(
+                f"producer {producer_id} has begun epoch {producer.epoch}: its batch {number} of epoch {epoch} "
+                "is refused"
+            )
+        last = producer.number if epoch == producer.epoch else 0
+        if number > last + 1:
+            raise _gap(command, last + 1, f"{last + 1} is next")
+        if number == last + 1:
+            return None
+        if number <= last - producer.kept:
+            raise already_stored(command)
+        at = (number - last - 1) * ANSWER_BYTES
+        (answer,) = unpack(producer.answers[at:][:ANSWER_BYTES])
+        return recall(answer, command, self._partition, view)
+
+    def is_repeated(self, command: c.Append) -> bool:
+        """Whether a batch may have been stored before."""
+        _, epoch, number = command.numbers
+        producer = self._find(command.producer_id)
+        return producer is not None and epoch == producer.epoch and number <= producer.number
+
+    def _find(self, producer_id: int) -> Producer | None:
+        return self._known.get(producer_id) or self._partitions.get(producer_id)
+
+    def _check_unknown(self, command: c.Append, now_ms: int) -> None:
+        if command.numbers[2] > 1:
+            raise _gap(command, 1, "the producer is not known here (any more), and begins a new epoch with 1")
+        if is_resent(command.sequence) and now_ms - self._dropped_ms <= PRODUCER_RETRY_MS:
+            raise _gap(
+                command,
+                1,
+                f"it was sent before, and more than {PRODUCERS} producers wrote here since: "
+                "whether it was stored is not known any more",
+            )
+
+    def stored(
+        self,
+        command: c.Append,
+        stored: tuple[bytes, int] | Stored,
+        index: int,
+        place: int,
+        now_ms: int,
+        stamp_ms: int,
+        floor_ms: int,
+        view: View,
+    ) -> None:
+        """A batch was stored, and that is its answer; `index`, `place`, `now_ms` and `floor_ms` are those of
+        `MessageLog.append`, and its delays count from `stamp_ms`."""
+        producer = self._next(command.numbers, view)
+        answer = remember(command, stored, self._partition, index, place, stamp_ms, floor_ms, view)
+        self._keep(command.numbers, producer, answer, now_ms)
+
+    def skipped(self, command: c.Skipped, answer: Answer, now_ms: int, view: View) -> None:
+        """Use up the number of a batch that was skipped, if it was the next one: those behind it may be stored."""
+        _, epoch, number = numbers = command.producer_id, command.epoch, number_of(command.sequence)
+        producer = self._find(command.producer_id)
+        last = producer.number if producer is not None and producer.epoch == epoch else 0
+        if number == last + 1 and (producer is None or epoch >= producer.epoch):
+            self._keep(numbers, self._next(numbers, view), answer, now_ms)
+
+    def _next(self, numbers: tuple[int, int, int], view: View) -> Producer:
+        """Return what is remembered of a producer, with room for the answer to its next batch."""
+        producer_id, epoch, _ = numbers
+        producer = self._known.pop(producer_id, None) or self._partitions.get(producer_id)
+        if producer is None:
+            producer = Producer(epoch, is_partition=is_reserved(producer_id))
+            if not producer.is_partition:
+                self._make_room(view)
+        elif epoch > producer.epoch:
+            _drop_rows(producer_id, producer, producer.kept, view)
+            producer = Producer(epoch, is_partition=producer.is_partition)
+        elif producer.kept == ANSWERS:
+            _drop_rows(producer_id, producer, 1, view)
+            producer.answers = producer.answers[ANSWER_BYTES:]
+        return producer
+
+    def _keep(self, numbers: tuple[int, int, int], producer: Producer, answer: Answer, now_ms: int) -> None:
+        producer_id, _, number = numbers
+        producer.answers += answer.pack()
+        producer.number, producer.used_ms = number, now_ms
+        (self._partitions if producer.is_partition else self._known)[producer_id] = producer
+        self._changed.add(producer_id)
+
+    # -- forgetting -----------------------------------------------------------------------------------------------
+
+    def forget(self, now_ms: int, view: View) -> None:
+        """Forget those that were not used for long, a bounded number."""
+        for _ in range(FORGET_PRODUCERS):
+            if self.next_ms is None or self.next_ms > now_ms:
+                return
+            self._forget_first(view)
+
+    def set_back(self, now_ms: int, view: View) -> None:
+        """The partition's time goes back to this instant: nobody was used after it."""
+        for producer_id, producer in [*self._known.items(), *self._partitions.items()]:
+            if producer.used_ms > now_ms:
+                producer.used_ms = now_ms
+                self._changed.add(producer_id)
+        if self._dropped_ms > now_ms:
+            self._dropped_ms = now_ms
+            view.put(rows.PRODUCER, rows.pack(now_ms))
+
+    def _make_room(self, view: View) -> None:
+        while len(self._known) >= PRODUCERS:
+            self._dropped_ms = max(self._dropped_ms, self._forget_first(view))
+            view.put(rows.PRODUCER, rows.pack(self._dropped_ms))
+
+    def _forget_first(self, view: View) -> int:
+        """Forget the least recently used one. When it was used."""
+        producer_id = next(iter(self._known))
+        producer = self._known.pop(producer_id)
+        _drop_rows(producer_id, producer, producer.kept, view)
+        view.delete(rows.producer_key(producer_id))
+        return producer.used_ms
+
+
+def _drop_rows(producer_id: int, producer: Producer, count: int, view: View) -> None:
+    """Delete the rows of a producer's first `count` answers."""
+    first = producer.number - producer.kept + 1
+    for at, answer in enumerate(unpack(producer.answers[: count * ANSWER_BYTES])):
+        if answer.how in WITH_ROW:
+            view.delete(rows.answer_key(producer_id, first + at))
+
+
+def _gap(command: c.Append, expected: int, why: str) -> OutOfSequence:
+    producer_id, epoch, number = command.numbers
+    return OutOfSequence(
+        f"batch {number} of producer {producer_id} in epoch {epoch} is out of sequence, and not stored: {why}",
+        expected=expected,
+    )

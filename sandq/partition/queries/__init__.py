@@ -1,0 +1,1 @@
+"""Queries, which change nothing: get, why, pages, fetch, forecast, rows of groups."""

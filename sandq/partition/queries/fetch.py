@@ -1,0 +1,141 @@
+"""A stretch of the log: its messages, and how many there are. Nothing is leased, nothing changes.
+
+What lies below the closed time is not added to any more, and what is removed there is trimmed or compacted; what lies
+above it, the pending messages, is given only when it is asked for, as it stands at this moment.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from sandq.model import offsets
+from sandq.model.errors import Conflict
+from sandq.model.piece import Piece
+from sandq.partition.base.rows import Range
+from sandq.partition.base.view import View
+from sandq.partition.clock_reset import LEAST_MS
+from sandq.partition.reader.reader import AnswerReader, LogReader, cursor_before
+from sandq.partition.state_machine import TimerPartition
+
+FETCH_BYTES: Final = 16 << 20
+FETCH_MESSAGES: Final = 65_536
+
+
+class Fetched(NamedTuple):
+    """A page of a stretch. `next`: where to go on, None at the end of the stretch. `closed_ms`: nothing is inserted
+    before that instant any more. `trimmed`: up to this offset, with it, the log was trimmed."""
+
+    pieces: list[Piece]
+    next: bytes | None
+    closed_ms: int
+    trimmed: bytes
+
+
+class Extent(NamedTuple):
+    """How much a stretch holds. `first`: the first message in it, None when there is none. `next`: as far as was
+    counted, None when that is the whole stretch. `messages`: about so many stand before that. `clock_epoch`: how often
+    the clock was set back; offsets and closed times of different epochs are not to be compared."""
+
+    first: bytes | None
+    next: bytes | None
+    messages: int
+    closed_ms: int
+    trimmed: bytes
+    clock_epoch: int
+
+
+def fetch(
+    machine: TimerPartition,
+    view: View,
+    start: bytes,
+    end: bytes | None,
+    max_messages: int,
+    max_bytes: int,
+    pending: bool = False,
+) -> Fetched:
+    """What stands in the log from `start` on, below `end`, and below the closed time unless `pending`. Raises Conflict
+    when `start` is of before a clock reset."""
+    _check_start(machine, start, pending)
+    closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
+    give_way, rows_read = machine.shared.give_way, dict[bytes, bytes]()
+    reader = AnswerReader(max(cursor_before(start), trimmed), give_way, rows_read)
+    until_ms = _until_ms(machine, end, pending)
+    ranges = reader.take(view, until_ms, min(max_messages, FETCH_MESSAGES), min(max_bytes, FETCH_BYTES)).ranges
+    following = offsets.behind(reader.cursor) if ranges else None
+    if end is not None and ranges and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
+        ranges, following = _below(ranges, end), None
+    pieces = [*machine.log.reader.each_piece(view, ranges, rows_read, give_way)]
+    return Fetched(pieces, following, closed_ms, trimmed)
+
+
+def measure(
+    machine: TimerPartition, view: View, start: bytes, end: bytes | None, most: int | None, pending: bool = False
+) -> Extent:
+    """Count what `fetch` would give, by the counts of whole seconds; when there is more than `most`, up to `next` only.
+
+    A second that is counted in part, at either end, may count as a whole one. Only in the one that `most` divides are
+    messages counted one by one, `FETCH_MESSAGES` of them: the answer may end there with fewer than `most`, but never
+    with none, and is to be asked on from `next`. Raises as `fetch`.
+    """
+    _check_start(machine, start, pending)
+    trimmed = machine.log.state.trimmed
+    read_at = machine.now_ms, trimmed, machine.clock_epoch
+    until_ms, give_way = _until_ms(machine, end, pending), machine.shared.give_way
+    reader = AnswerReader(max(cursor_before(start), trimmed), give_way)
+    head = reader.head(view)
+    if head is None or offsets.deliver_ms(head.first) > until_ms or (end is not None and head.first >= end):
+        return Extent(None, None, 0, *read_at)
+    counted = 0
+    for hour in machine.log.counts.hours(
+        offsets.deliver_ms(head.first) // 1000, min(until_ms, offsets.U48_MAX - 1) // 1000 + 1, view
+    ):
+        give_way()
+        for second, messages in hour:
+            if most is not None and counted + messages > most:
+                begin = offsets.pack(second * 1000, 0, 0, 0)
+                if counted == most:
+                    return Extent(head.first, begin, counted, *read_at)
+                reader.seek(max(cursor_before(begin), reader.cursor))
+                more, following = _step(reader, view, until_ms, end, min(most - counted, FETCH_MESSAGES))
+                return Extent(head.first, following, counted + more, *read_at)
+            counted += messages
+    return Extent(head.first, None, counted, *read_at)
+
+
+def _check_start(machine: TimerPartition, start: bytes, pending: bool) -> None:
+    """Refuse a start beyond the time of a partition whose clock was set back: who goes on from there would miss what
+    is stored until that time comes."""
+    if pending or not machine.clock_epoch or offsets.deliver_ms(start) < machine.now_ms + LEAST_MS:
+        return
+    raise Conflict(
+        f"offset {offsets.to_text(start)} is beyond the time of the partition, whose clock was set back: who read up "
+        "to there begins anew from the instant of the reset, and may meet messages again that were placed anew",
+        clock_epoch=machine.clock_epoch,
+    )
+
+
+def _step(reader: LogReader, view: View, until_ms: int, end: bytes | None, count: int) -> tuple[int, bytes | None]:
+    """Pass over `count` messages: how many that were below `end`, and the offset behind them, None at the end."""
+    ranges = reader.take(view, until_ms, count, FETCH_BYTES).ranges
+    if not ranges:
+        return 0, None
+    if end is not None and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
+        return sum(one.length for one in _below(ranges, end)), None
+    return sum(one.length for one in ranges), offsets.behind(reader.cursor)
+
+
+def _until_ms(machine: TimerPartition, end: bytes | None, pending: bool) -> int:
+    until_ms = offsets.U48_MAX if pending else machine.now_ms - 1
+    return until_ms if end is None else min(until_ms, offsets.deliver_ms(end))
+
+
+def _below(ranges: list[Range], end: bytes) -> list[Range]:
+    """What of the ranges (rising) lies below `end`."""
+    cut: list[Range] = []
+    for base, length in ranges:
+        if base >= end:
+            break
+        # How many places lie below `end`, whatever partition it names; of another time or entry, all of them.
+        inside = -(-(int.from_bytes(end, "big") - int.from_bytes(base, "big")) // (1 << 12))
+        cut.append(Range(base, min(length, inside)))
+    return cut

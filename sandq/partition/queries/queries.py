@@ -1,0 +1,548 @@
+"""Looking into a partition: single messages, pages of them, what became of one, what is dead, what comes when.
+
+Everything here reads and changes nothing that matters (caches move). Each call is bounded; where there is more it says
+from where to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from sandq.model import offsets
+from sandq.model.batch import Column
+from sandq.model.outbox import Target
+from sandq.partition import commands as c
+from sandq.partition.base import rows
+from sandq.partition.base.prefixes import Prefixes
+from sandq.partition.base.rows import Fields, Range
+from sandq.partition.base.view import View
+from sandq.partition.groups import dead_letters
+from sandq.partition.groups.group import Group
+from sandq.partition.log.message_log import Found
+from sandq.partition.outbox import encode_letters
+from sandq.partition.pending.pending import DELAYED, READY
+from sandq.partition.queries import backwards, ranked_queries
+from sandq.partition.queries import fetch as log_fetch
+from sandq.partition.queries.fetch import Extent, Fetched
+from sandq.partition.queries.limit_reasons import limit_reason, limit_row
+from sandq.partition.reader.pieces import Message, load_kept
+from sandq.partition.reader.reader import AnswerReader, cursor_before
+from sandq.partition.ready.queue_keys import FAIR
+from sandq.partition.records.claim import ACKED, DEAD, LEASED, WAITING
+from sandq.partition.records.holders import Holder
+from sandq.partition.records.leases import History, Lease, Waiting
+from sandq.partition.records.lives import Lives, load_lives, summary, whole_history
+from sandq.partition.schedules import schedule_queries
+from sandq.partition.shared_state import TURN_ITEMS, TURN_READS
+from sandq.partition.state_machine import TimerPartition
+
+LOOKED_AT = 1000
+"""Messages that one page looks at, found or not."""
+PAGE_BYTES = 2 << 20
+ROW_BYTES = 256
+NEWEST = "newest"
+"""Order of a page that begins with the highest offset."""
+STATES = (DELAYED, READY, LEASED, WAITING, ACKED)
+NO_ROOM = "it waits for a consumer with room"
+UNITS_S = {"second": 1, "minute": 60, "hour": 3600}
+
+Shown = dict[str, Any]
+"""A message map (docs/protocol.md)."""
+_Place = tuple[Range, int | None]
+"""Where messages are read: in the log, or (with a group's id) in the rows that a group keeps for itself."""
+
+
+class PartitionQueries:
+    def __init__(self, machine: TimerPartition, view: View) -> None:
+        self._machine = machine
+        self._view = view
+
+    # -- one message ----------------------------------------------------------------------------------------------
+
+    def get(self, target: c.Target) -> Shown | None:
+        """A message with its value and state; None when it is not here (any more)."""
+        machine, view = self._machine, self._view
+        message_id = machine.pending.id_of(target, machine.now_ms, view)
+        if message_id is None:
+            return None
+        found = machine.log.find(message_id, view)
+        if found is not None:
+            message = machine.log.load(found, view)
+            return self._shown(message, self._state(found.offset), values=True, found=found)
+        moved = view.get(rows.MOVED + message_id)
+        return self._get_own(rows.unpack(moved)[0] if moved is not None else message_id)
+
+    def _get_own(self, offset: bytes) -> Shown | None:
+        """A message that is only in a row of a group's own any more."""
+        for group in self._machine.groups.by_id.values():
+            row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
+            if row is not None:
+                message = load_kept(offset, row)
+                return self._shown(message, self._state(offset), values=True)
+            buried = dead_letters.find(group, offset, self._view)
+            if buried is not None:
+                message = Message(offset, buried.id, buried.created_ms, buried.fields)
+                return self._shown(message, self._state(offset), values=True)
+        return None
+
+    def why(self, target: c.Target) -> Shown | None:
+        """The biography of a message: itself, without its value, and what each group made of it."""
+        shown = self.get(target)
+        if shown is None:
+            return None
+        shown["value"] = None
+        shown["groups"] = [self._in_group(group, shown) for group in self._machine.groups.by_id.values()]
+        return shown
+
+    def _in_group(self, group: Group, shown: Shown) -> Shown:
+        offset = shown["offset"]
+        state = self._machine.pending.state_in(group, offset, self._machine.now_ms, self._view)
+        told: Shown = {
+            "group": group.name,
+            "state": state,
+            "attempt": 0,
+            "consumer": None,
+            "token": None,
+            "deadline_ms": None,
+            "due_ms": None,
+            "error": None,
+            "history": [],
+        }
+        holder = group.holder_of(offset)
+        lease = holder if isinstance(holder, Lease) else None
+        waiting = holder if isinstance(holder, Waiting) else None
+        if lease is not None:
+            told |= {
+                "attempt": lease.attempt,
+                "consumer": lease.consumer,
+                "token": lease.token,
+                "deadline_ms": lease.deadline_ms,
+                **self._history(group, holder, offset, lease.past_of(offset)),
+            }
+        elif waiting is not None:
+            told |= {"attempt": waiting.attempt, "due_ms": waiting.due_ms, "error": waiting.error}
+            told |= self._history(group, holder, offset, waiting.history)
+        elif state == DEAD:
+            buried = dead_letters.find(group, offset, self._view)
+            assert buried is not None
+            told |= {"attempt": buried.attempts, "error": buried.error}
+            told |= _lives(buried.lives, buried.history, offset)
+        elif state == ACKED:
+            ended = self._machine.leases.acked_under(group, offset)
+            if ended is not None:
+                told |= {"attempt": ended.attempt, "consumer": ended.consumer}
+        if isinstance(holder, Lease | Waiting) and holder.snoozes:
+            told["snoozes"] = holder.snoozes
+        if lease is not None and lease.reclaims:
+            told["reclaims"] = lease.reclaims
+        told["reason"] = self._reason(group, told, shown)
+        return told
+
+    def _history(self, group: Group, holder: Holder | None, offset: bytes, history: History) -> Shown:
+        """The attempts of a message that a group holds, with those of the lives before it was redriven."""
+        row = None
+        if holder is not None and holder.kept:
+            row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
+        return _lives(() if row is None else load_lives(load_kept(offset, row).lives), history, offset)
+
+    def _reason(self, group: Group, told: Shown, shown: Shown) -> str:
+        state, offset = told["state"], shown["offset"]
+        waiting = group.holder_of(offset)
+        match state:
+            case "delayed":
+                return "its time has not come"
+            case "leased":
+                return f"consumer {told['consumer']} holds it"
+            case "waiting":
+                if (
+                    isinstance(waiting, Waiting)
+                    and waiting.expires_ms is not None
+                    and waiting.expires_ms <= waiting.due_ms
+                ):
+                    return "its ttl passes before its next attempt: it dies then"
+                return "it waits for its next attempt"
+            case "dead":
+                buried = dead_letters.find(group, offset, self._view)
+                return (
+                    f"it is dead: {buried.reason if buried is not None else ''}; redrive it to have it delivered again"
+                )
+            case "acked":
+                return "it was acked"
+        if group.pause_reason() is not None:
+            return f"the group is stopped: {group.pause_reason()}"
+        if offset in group.order.blocked:
+            return _blocked_reason(group, offset)
+        if group.stall_reason() is not None:
+            return f"the group takes nothing new: {group.stall_reason()}"
+        if (held_up := limit_reason(group, self._machine.now_ms)) is not None:
+            return held_up
+        if group.ready is not None:
+            reason = ranked_queries.why_ready(self._machine, group, group.ready, offset, self._view)
+            if reason is not None:
+                return reason
+        return NO_ROOM
+
+    # -- pages ----------------------------------------------------------------------------------------------------
+
+    def page(
+        self,
+        state: str | None,
+        from_ms: int,
+        until_ms: int,
+        key_prefix: bytes | None,
+        limit: int,
+        after: bytes | None,
+        values: bool,
+        unique_key_prefix: bytes | None = None,
+        order: str | None = None,
+        value_bytes: int | None = None,
+    ) -> tuple[list[Shown], bytes | None]:
+        """Return messages of the log in order, within a window of delivery times, and the offset to go on behind.
+
+        `order` NEWEST: from the highest offset down; those below `after` are meant then. `value_bytes`: the most bytes
+        of each value.
+        """
+        is_newest = order == NEWEST
+        choose = self._held if state in (LEASED, WAITING) else self._logged
+        places, last = choose(state, from_ms, until_ms, after, is_newest)
+        prefixes = Prefixes(key_prefix, unique_key_prefix)
+        shown: list[Shown] = []
+        size, passed = 0, after
+        for looked_at, message in enumerate(self._load(places, from_ms, until_ms, is_newest)):
+            if looked_at % TURN_ITEMS == TURN_ITEMS - 1:
+                self._machine.shared.give_way()
+            if len(shown) >= limit or size >= PAGE_BYTES:
+                return shown, passed if is_newest else cursor_before(message.offset)
+            passed = message.offset
+            found_state = self._state(message.offset)
+            if state not in (None, found_state) or not prefixes.take(message.fields):
+                continue
+            one = self._shown(message, found_state, values=values)
+            if value_bytes is not None and one["value"] is not None:
+                one["value"] = one["value"][:value_bytes]
+            shown.append(one)
+            size += ROW_BYTES + len(message.fields.get(Column.KEY) or b"") + len(one["value"] or b"")
+        return shown, last
+
+    def _logged(
+        self, state: str | None, from_ms: int, until_ms: int, after: bytes | None, is_newest: bool
+    ) -> tuple[list[_Place], bytes | None]:
+        """Return the next ranges of the log in the window, and where they end unless that is the end of it."""
+        machine = self._machine
+        cursors = [group.cursor for group in machine.groups.by_id.values()]
+        if state == DELAYED:
+            from_ms = max(from_ms, machine.now_ms + 1)
+        elif state == READY:
+            until_ms = min(until_ms, machine.now_ms + 1)
+        elif state == ACKED:
+            until_ms = min(until_ms, offsets.deliver_ms(max(cursors, default=offsets.FIRST)) + 1)
+        start = cursor_before(offsets.pack(min(from_ms, offsets.U48_MAX), 0, 0, 0))
+        start = max(start, machine.log.state.trimmed)
+        if is_newest:
+            high = offsets.LAST if until_ms > offsets.U48_MAX else offsets.pack(max(until_ms, 0), 0, 0, 0)
+            high = min(high, after or offsets.LAST)
+            ranges, end = backwards.read(self._view, start, high, LOOKED_AT, 8 * PAGE_BYTES, machine.shared.give_way)
+            return [(one, None) for one in ranges], end
+        start = max(start, after or offsets.FIRST)
+        reader = AnswerReader(start, machine.shared.give_way)
+        ranges = reader.take(self._view, until_ms - 1, LOOKED_AT, 8 * PAGE_BYTES).ranges
+        return [(one, None) for one in ranges], reader.cursor if ranges else None
+
+    def _held(
+        self, state: str | None, from_ms: int, until_ms: int, after: bytes | None, is_newest: bool
+    ) -> tuple[list[_Place], bytes | None]:
+        """Messages that some group has leased, or that wait; the window and the page are for the caller to cut."""
+        held: dict[bytes, int | None] = {}
+        for group in self._machine.groups.by_id.values():
+            found = [(lease.kept, lease.select(lease.live)) for lease in group.leases.values()]
+            if state == WAITING:
+                found = [(entry.kept, list(entry.ranges)) for entry in group.waiting.values()]
+            for kept, ranges in found:
+                for base, length in ranges:
+                    if from_ms <= offsets.deliver_ms(base) < until_ms:
+                        held.update(dict.fromkeys(offsets.run(base, length), group.group_id if kept else None))
+        if after is None:
+            chosen = sorted(held, reverse=is_newest)
+        elif is_newest:
+            chosen = sorted([offset for offset in held if offset < after], reverse=True)
+        else:
+            chosen = sorted([offset for offset in held if offset > after])
+        page = chosen[:LOOKED_AT]
+        return [(Range(offset, 1), held[offset]) for offset in page], page[-1] if len(chosen) > len(page) else None
+
+    def _load(self, places: list[_Place], from_ms: int, until_ms: int, is_newest: bool) -> Iterator[Message]:
+        """Read messages one by one: a page ends when it is full, and what lies behind is not read."""
+        for one, kept_of in places:
+            if from_ms <= offsets.deliver_ms(one.base) < until_ms:
+                found = self._machine.log.reader.messages(self._view, [one], kept_of)
+                yield from reversed([*found]) if is_newest else found
+
+    def dead_page(
+        self,
+        group_name: str,
+        reason: str | None,
+        limit: int,
+        after: bytes | None,
+        values: bool,
+        from_ms: int = 0,
+        until_ms: int = offsets.U48_MAX + 1,
+        error: str | None = None,
+        key_prefix: bytes | None = None,
+        order: str | None = None,
+    ) -> tuple[list[Shown], bytes | None]:
+        """Return dead messages of a group in the order of their offsets, and the offset to go on behind, if any.
+
+        `order` as in `page`.
+        """
+        which = dead_letters.DeadFilter(reason, from_ms, until_ms, error, key_prefix)
+        group = self._machine.groups.named(group_name)
+        is_newest = order == NEWEST
+        found = dead_letters.scan(group.group_id, after, LOOKED_AT, 8 * PAGE_BYTES, self._view, is_newest=is_newest)
+        shown: list[Shown] = []
+        size, passed = 0, after
+        for message in found:
+            if len(shown) >= limit or size >= PAGE_BYTES:
+                return shown, passed if is_newest else cursor_before(message.offset)
+            passed = message.offset
+            if which.takes(message):
+                shown.append(_shown_dead(message, values))
+                size += len(message.fields.get(Column.VALUE) or b"") if values else ROW_BYTES
+                size += ROW_BYTES * sum([len(life.history) for life in message.lives])
+        return shown, found[-1].offset if found else None
+
+    def fetch(self, *asked: Any) -> Fetched:
+        """`asked`: as `log.fetch.fetch` takes it."""
+        return log_fetch.fetch(self._machine, self._view, *asked)
+
+    def measure(self, *asked: Any) -> Extent:
+        """`asked`: as `log.fetch.measure` takes it."""
+        return log_fetch.measure(self._machine, self._view, *asked)
+
+    def job(self, job_id: bytes) -> Shown:
+        """Raises NotFound."""
+        return self._machine.jobs.find(job_id).shown()
+
+    # -- outbox ---------------------------------------------------------------------------------------------------
+
+    def outbox_batch(self, target: Target, epoch: int) -> bytes | None:
+        """What is being sent to another partition, as a batch (empty: nothing is left of it); None: that is over."""
+        outbox = self._machine.outbox
+        batch = outbox.batch_of(target)
+        if batch is None or batch.epoch != epoch:
+            return None
+        letters = [letter for _, letter in outbox.batch_letters(target, self._view)]
+        return encode_letters(letters) if letters else b""
+
+    # -- schedules ------------------------------------------------------------------------------------------------
+
+    def schedules_due(self, until_ms: int, most: int) -> list[schedule_queries.Stored]:
+        """Those that fire until an instant."""
+        in_turns = partial(self._machine.shared.in_turns, most=TURN_READS)
+        return schedule_queries.due(self._view, until_ms, most, in_turns)
+
+    def schedules_named(self, names: Sequence[str]) -> list[bytes | None]:
+        """The rows of these schedules; None where there is none."""
+        return schedule_queries.named(self._view, self._machine.shared.in_turns(names, TURN_READS))
+
+    def cancelled_occurrences(self, stored: Iterable[schedule_queries.Stored]) -> frozenset[str]:
+        """Return the names of those schedules whose next occurrence was made ahead of its time, and cancelled."""
+        now_ms, log = self._machine.now_ms, self._machine.log
+        return frozenset(
+            [
+                name
+                for name, row in self._machine.shared.in_turns([*stored], TURN_READS)
+                if (made := schedule_queries.made_later(name, row, now_ms)) is not None
+                and log.find_owned(made, self._view) is None
+            ]
+        )
+
+    def schedule_page(
+        self, prefix: str, after: str | None, most: int
+    ) -> tuple[list[schedule_queries.Stored], str | None]:
+        """Those whose names begin so, and the name to go on behind, if any."""
+        return schedule_queries.page(self._view, prefix, after, most)
+
+    # -- counts ---------------------------------------------------------------------------------------------------
+
+    def group_rows(self) -> list[Shown]:
+        now_s = self._machine.now_ms // 1000
+        told = []
+        for group in self._machine.groups.by_id.values():
+            self._machine.shared.give_way()
+            second, taken = max(group.reader.taken, self._machine.log.state.gone)
+            second, taken = max((second, taken), (offsets.deliver_ms(group.cursor) // 1000, 0))
+            ready = self._count_between(second, now_s + 1) - taken + len(group.order.blocked)
+            ready += group.ready.messages if group.ready is not None else 0
+            waiting = 0
+            for entry in group.waiting.values():
+                count = entry.ranges.messages
+                if entry.due_ms > self._machine.now_ms:
+                    waiting += count
+                else:
+                    ready += count
+            row = {
+                "partition": self._machine.partition,
+                "group": group.name,
+                "cursor": group.cursor,
+                # One of this partition: it can be read from there.
+                "committed": offsets.of_partition(group.done_below(), self._machine.partition),
+                "ready": max(ready, 0),
+                "leased": sum(lease.live.bit_count() for lease in group.leases.values()),
+                "waiting": waiting,
+                "dead": group.dead.total(),
+                "dead_reasons": {reason: count for reason, count in sorted(group.dead.items()) if count},
+                "settings": group.settings or None,
+                "unfinished": group.unfinished,
+                "expired": group.is_expired,
+                # Up to the last due time of its messages, an idle group counts as used.
+                "touched_ms": min(group.touched_ms, self._machine.now_ms),
+                "reason": group.stall_reason() or (limit_reason(group, self._machine.now_ms) if ready > 0 else None),
+            }
+            if self._machine.shared.is_ordered:
+                row["blocked_by_key"] = group.order.waiting
+            if group.allowance is not None:
+                row["limits"] = limit_row(group, group.allowance, self._machine.limits.ledger(group.name))
+            if group.ready is not None and group.ready.rank == FAIR:
+                row["tenants"] = ranked_queries.tenant_rows(group, group.ready, self._machine.now_ms)
+            told.append(row)
+        return told
+
+    def held_by_consumer(self, group_name: str) -> dict[str, tuple[int, int]]:
+        """Return for each consumer with messages of a group how many, and when the oldest was leased (ms).
+
+        Raises UnknownGroup.
+        """
+        held: dict[str, tuple[int, int]] = {}
+        for lease in self._machine.shared.in_turns([*self._machine.groups.named(group_name).leases.values()]):
+            if messages := lease.live.bit_count():
+                before, leased_ms = held.get(lease.consumer, (0, lease.leased_ms))
+                held[lease.consumer] = before + messages, min(leased_ms, lease.leased_ms)
+        return held
+
+    def tenants(self) -> list[tuple[str, Shown]]:
+        """What the tenants of a fair topic have in each group, by the group's name, as `group_rows` tells it."""
+        now_ms = self._machine.now_ms
+        return [
+            (group.name, row)
+            for group in self._machine.groups.by_id.values()
+            if group.ready is not None and group.ready.rank == FAIR
+            for row in ranked_queries.tenant_rows(group, group.ready, now_ms)
+        ]
+
+    def forecast(self, unit_s: int, count: int, now_ms: int) -> tuple[list[tuple[int, int]], int]:
+        """Messages due in each unit from the one that holds `now_ms` on, as (start ms, messages) of those with some;
+        and how many come after the last."""
+        first_s = now_ms // 1000 // unit_s * unit_s
+        stop_s = first_s + count * unit_s
+        now_s = now_ms // 1000
+        buckets: dict[int, int] = {}
+        counts = self._machine.log.counts
+        ahead = self._count_between(counts.now_s + 1, now_s)
+        for hour in counts.hours(now_s, stop_s, self._view):
+            self._machine.shared.give_way()
+            for second, messages in hour:
+                start_ms = (first_s + (second - first_s) // unit_s * unit_s) * 1000
+                buckets[start_ms] = buckets.get(start_ms, 0) + messages
+                if second > counts.now_s:
+                    ahead += messages
+        return sorted(buckets.items()), max(counts.later - ahead, 0)
+
+    def _count_between(self, start_s: int, stop_s: int) -> int:
+        """As `Counts.between`, and gives way behind each hour."""
+        total = 0
+        for hour in self._machine.log.counts.hours(start_s, stop_s, self._view):
+            total += sum([messages for _, messages in hour])
+            self._machine.shared.give_way()
+        return total
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _state(self, offset: bytes) -> str:
+        return self._machine.pending.state_of(offset, self._machine.now_ms, self._view)
+
+    def _shown(self, message: Message, state: str, *, values: bool, found: Found | None = None) -> Shown:
+        moves, moved_ms = 0, None
+        if found is not None:
+            moves, moved_ms = found.moves, found.moved_ms
+        elif message.id != message.offset:
+            row = self._view.get(rows.MOVED + message.id)
+            if row is not None:
+                _, moves, moved_ms, _ = rows.unpack(row)
+        fields = message.fields
+        return {
+            "id": message.id,
+            "offset": message.offset,
+            "state": state,
+            "created_ms": message.created_ms,
+            "deliver_ms": offsets.deliver_ms(message.offset),
+            "due_ms": offsets.deliver_ms(message.id),
+            "value": fields.get(Column.VALUE) if values else None,
+            "key": fields.get(Column.KEY),
+            "headers": fields.get(Column.HEADERS),
+            "ttl_ms": fields.get(Column.TTL_MS),
+            "unique_key": fields.get(Column.UNIQUE_KEY),
+            "moves": moves,
+            "moved_ms": moved_ms,
+            "size": len(fields.get(Column.VALUE) or b""),
+            **_rank(fields),
+        }
+
+
+def _shown_dead(message: dead_letters.DeadMessage, values: bool) -> Shown:
+    fields = message.fields
+    return {
+        "id": message.id,
+        "offset": message.offset,
+        "attempts": message.attempts,
+        "reason": message.reason,
+        "error": message.error,
+        "dead_ms": message.dead_ms,
+        "created_ms": message.created_ms,
+        "deliver_ms": offsets.deliver_ms(message.offset),
+        "key": fields.get(Column.KEY),
+        "headers": fields.get(Column.HEADERS),
+        "value": fields.get(Column.VALUE) if values else None,
+        "unique_key": fields.get(Column.UNIQUE_KEY),
+        "size": len(fields.get(Column.VALUE) or b""),
+        **_lives(message.lives, message.history, message.offset),
+        **_rank(fields),
+        **({"not_forwarded": message.forward} if isinstance(message.forward, str) else {}),
+    }
+
+
+def _lives(earlier: Lives, history: History, offset: bytes) -> Shown:
+    """What a message went through: the attempts of all its lives, and where there are earlier ones, how they ended.
+
+    A lease is made ahead of the time at which it is pushed: no attempt is told to have begun before its message was
+    due.
+    """
+    due_ms = offsets.deliver_ms(offset)
+    attempts = [
+        [attempt, consumer, max(leased_ms, min(due_ms, ended_ms)), ended_ms, *more]
+        for attempt, consumer, leased_ms, ended_ms, *more in whole_history(earlier, history)
+    ]
+    shown: Shown = {"history": attempts}
+    return shown | {"lives": summary(earlier)} if earlier else shown
+
+
+def _rank(fields: Fields) -> Shown:
+    """The priority and the tenant of a message; what it does not name, or is 0, is left out."""
+    rank: Shown = {}
+    if priority := fields.get(Column.PRIORITY):
+        rank["priority"] = priority
+    if (tenant := fields.get(Column.TENANT)) is not None:
+        rank["tenant"] = tenant.decode()
+    return rank
+
+
+def _blocked_reason(group: Group, offset: bytes) -> str:
+    """Why a message is not leased whose key had as many under way as it may when the cursor passed it."""
+    order = group.order
+    if order.is_free(offset):
+        return NO_ROOM
+    busy = order.busy_of(order.blocked[offset])
+    if order.limit == 1 or busy < order.limit:
+        return "it waits for an earlier message of its key"
+    return f"it waits for messages of its key: {busy} of {order.limit} are in flight"

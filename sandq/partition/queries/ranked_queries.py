@@ -1,0 +1,141 @@
+"""Looking into groups of priority and fair topics: what goes before a message, and what tenants wait for.
+
+Everything here reads, and is bounded: at most `LOOKED_AT` messages are looked for one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from heapq import nsmallest
+from typing import Any, Final, NamedTuple
+
+from sandq.model import offsets
+from sandq.model.rates import rate_text
+from sandq.model.times import format_instant
+from sandq.partition.base.rows import LogEntry
+from sandq.partition.base.view import View
+from sandq.partition.groups.group import Group
+from sandq.partition.reader.reader import AnswerReader
+from sandq.partition.ready import queue_keys
+from sandq.partition.ready.ready_queues import ReadyQueues
+from sandq.partition.records.leases import Waiting
+from sandq.partition.state_machine import TimerPartition
+
+LOOKED_AT: Final = 1000
+"""Messages that may go before another one, found or not."""
+TENANTS: Final = 100
+"""Of a group that are told of."""
+_READ_BYTES: Final = 8 << 20
+
+
+class Place(NamedTuple):
+    """Where a message stands among what its tenant has ready."""
+
+    key: bytes
+    """Of its ready queue."""
+    offset: bytes
+    ageing_ms: int | None
+
+    def is_behind(self, key: bytes, offset: bytes) -> bool:
+        """Whether a message of a queue of the same tenant goes before this one."""
+        return self._order(key, offset) < self._order(self.key, self.offset)
+
+    def _order(self, key: bytes, offset: bytes) -> tuple[int, int, bytes]:
+        priority = queue_keys.unpack(key).priority
+        aged = priority if self.ageing_ms is None else offsets.deliver_ms(offset) + priority * self.ageing_ms
+        return aged, priority, offset
+
+    def bound(self, key: bytes) -> bytes | None:
+        """The offset that messages of a queue of the same tenant have to be below to go before this one; None: none
+        of them goes before it."""
+        own, other = queue_keys.unpack(self.key).priority, queue_keys.unpack(key).priority
+        if own == other:
+            return self.offset
+        if self.ageing_ms is None:
+            return offsets.LAST if other < own else None
+        ms = offsets.deliver_ms(self.offset) + (own - other) * self.ageing_ms + (other < own)
+        return offsets.LAST if ms > offsets.U48_MAX else offsets.pack(ms, 0, 0, 0) if ms > 0 else None
+
+
+def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset: bytes, view: View) -> str | None:
+    """What a message that is ready in a group waits for, unless it is the next one of its tenant."""
+    holder = group.holder_of(offset)
+    key = holder.queue if isinstance(holder, Waiting) else queue_keys.of_message(ready.rank, view, offset)
+    if key is None:
+        return None
+    tenant = queue_keys.tenant_of(key)
+    most = ready.limits.rule_of(tenant).max_in_flight if ready.rank == queue_keys.FAIR else None
+    if most is not None and (flying := ready.limits.in_flight[tenant]) >= most:
+        return f"tenant {tenant} has {flying} of {most} messages in flight"
+    paced_ms = ready.limits.paced_ms(tenant)
+    if paced_ms is not None and paced_ms > machine.now_ms:
+        return f"tenant {tenant} has had what its rate allows, its next message may go at {format_instant(paced_ms)}"
+    crowding = ready.limits.crowding
+    if tenant in crowding.stopped and not crowding.is_stale and not isinstance(holder, Waiting):
+        ranges, flying = crowding.waits[tenant], ready.limits.in_flight[tenant]
+        return (
+            f"tenant {tenant} has {ranges} runs of messages that wait for another attempt, and {flying} messages in "
+            "flight: until they are fewer, it gets nothing new"
+        )
+    place = Place(key, offset, machine.shared.settings["ageing_ms"])
+    before, is_all = _before(machine, group, ready, place, view)
+    if not before:
+        return None
+    count = f"more than {LOOKED_AT}" if before > LOOKED_AT else f"{before}" if is_all else f"{before} or more"
+    verb = "message goes" if count == "1" else "messages go"
+    return f"{count} {verb} before it" + (" in its tenant" if tenant else "")
+
+
+def _before(machine: TimerPartition, group: Group, ready: ReadyQueues, place: Place, view: View) -> tuple[int, bool]:
+    """How many messages of its tenant go before a message, looked for up to a little more than `LOOKED_AT`; and whether
+    all were looked at."""
+    before, is_all = ready.count_before(queue_keys.tenant_of(place.key), place.bound, LOOKED_AT + 1, view)
+    for given_back in group.waiting.values():
+        if before > LOOKED_AT:
+            return before, True
+        queue = given_back.queue
+        if given_back.due_ms <= machine.now_ms and queue is not None and _are_of_one(queue, place.key):
+            before += sum([place.is_behind(queue, each) for one in given_back.ranges for each in offsets.run(*one)])
+    if before > LOOKED_AT:
+        return before, True
+    reader = AnswerReader(group.cursor, machine.shared.give_way)
+    ranges = reader.take(view, machine.now_ms, LOOKED_AT, _READ_BYTES).ranges
+    entries = [LogEntry(base, length, 0) for base, length in ranges if base not in group.gaps]
+    for key, entry in queue_keys.split(ready.rank, entries, view):
+        if _are_of_one(key, place.key):
+            before += sum([place.is_behind(key, each) for each in offsets.run(entry.first, entry.length)])
+    return before, is_all and sum([length for _, length in ranges]) < LOOKED_AT
+
+
+def _are_of_one(key: bytes, other: bytes) -> bool:
+    """Whether two ready queues are of one tenant."""
+    return queue_keys.tenant_of(key) == queue_keys.tenant_of(other)
+
+
+def tenant_rows(group: Group, ready: ReadyQueues, now_ms: int) -> list[dict[str, Any]]:
+    """What tenants of a fair topic have in a group: of those with the most ready, and then the most in flight. What is
+    due and was not put into ready queues yet is not counted. `free_ms`: when the next message of one may go that its
+    rate holds up."""
+    waiting = ready.count_by_tenant()
+    for entry in group.waiting.values():
+        if entry.queue is not None and entry.due_ms <= now_ms:
+            waiting[queue_keys.tenant_of(entry.queue)] += entry.ranges.messages
+    return list(_rows(ready, waiting, now_ms))
+
+
+def _rows(ready: ReadyQueues, waiting: Counter[str], now_ms: int) -> Iterator[dict[str, Any]]:
+    flying = ready.limits.in_flight
+    order = {tenant: (-waiting[tenant], -flying[tenant], tenant) for tenant in (*waiting, *flying)}
+    for tenant in nsmallest(TENANTS, order, key=order.__getitem__):
+        rule = ready.limits.rule_of(tenant)
+        yield {
+            "tenant": tenant,
+            "ready": waiting[tenant],
+            "in_flight": flying[tenant],
+            "max_in_flight": rule.max_in_flight,
+            "weight": rule.weight,
+            "rate": None if rule.pace is None else rate_text(rule.pace.interval_us),
+            "burst": None if rule.pace is None else rule.pace.burst,
+            "free_ms": free_ms if (free_ms := ready.limits.paced_ms(tenant)) is not None and free_ms > now_ms else None,
+        }

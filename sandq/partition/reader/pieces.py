@@ -1,0 +1,507 @@
+"""Reads the messages that ranges name, as pieces ready to be sent: batches verbatim where that is worth it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, cast
+
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column, encode
+from sandq.model.errors import Corruption
+from sandq.model.piece import Piece
+from sandq.partition.base import rows
+from sandq.partition.base.rows import Fields, Range
+from sandq.partition.base.view import Row, View
+from sandq.partition.reader import overlays
+from sandq.partition.reader.reader import row_holding
+from sandq.partition.shared_state import TURN_ITEMS
+
+PIECE_MESSAGES = 1000
+PIECE_BYTES = 1 << 20
+FAR_MS = 1000
+"""A message that is placed so much later than it is wanted says so in its row."""
+FEW_OF = 16
+"""One message in so many of a batch is decoded by itself; where more are wanted, all of the batch is, once."""
+SCAN_RANGES = 8
+SCAN_BYTES = 8 << 20
+NEAR_OF = 3
+"""Rows that are read together for one that is wanted."""
+FEW_OTHERS = 16
+"""Messages that are others than their row says; where there are more of a range, it is decoded as a whole."""
+PROBE_ROWS = 64
+"""By so many it is seen whether those that are wanted stand near one another."""
+
+
+class Wanted(NamedTuple):
+    """What a row says of when its message was wanted."""
+
+    ms: int | None
+    """The instant, if its place stands far later."""
+    is_delay: bool
+    """That counts from when it was stored, or moved last: by the clock of then."""
+
+    @classmethod
+    def of(cls, ms: int, placed_ms: int, is_delay: bool) -> Wanted:
+        """A message that was wanted at `ms`, and is placed at another instant."""
+        return cls(ms, is_delay) if placed_ms - ms >= FAR_MS else FROM_STAMP if is_delay else AS_PLACED
+
+
+AS_PLACED, FROM_STAMP = Wanted(None, False), Wanted(None, True)
+
+
+class Message(NamedTuple):
+    offset: bytes
+    id: bytes
+    created_ms: int
+    fields: Fields
+    wanted: Wanted | None = None
+    """None: that is not known, or was not asked for."""
+    lives: Sequence[Any] = ()
+    """Those that it had in a group before it was redriven, as its row has them (`groups.lives`)."""
+
+
+_Loose = Message | tuple[bytes, bytes]
+"""A message beside others of their own rows: as it is, or its offset and its plain row."""
+
+
+class _BatchRow(NamedTuple):
+    base: bytes
+    length: int
+    created_ms: int
+    raw: bytes
+
+
+class MessageReader:
+    """Keeps the batch row read last, decoded as far as it was wanted: small leases walk through one row many times."""
+
+    def __init__(self) -> None:
+        self._row: _BatchRow | None = None
+        self._batch: Batch | None = None
+        self._fields: list[Fields] | None = None
+        self._wanted: list[Wanted] | None = None
+        self._ahead: dict[bytes, bytes] = {}
+        """Log rows that were read together."""
+
+    def pieces(
+        self,
+        view: View,
+        ranges: Sequence[Range],
+        kept_of: int | None = None,
+        plain: Sequence[bytes] | None = None,
+    ) -> list[Piece]:
+        """The messages of `ranges`, in their order; `kept_of`: a group that keeps them in rows of its own. `plain`:
+        their rows, where these are known, and plain."""
+        if plain is not None:
+            return _plain_pieces([base for base, _ in ranges], plain)
+        if kept_of is not None:
+            return _loose_pieces(kept_messages(view, ranges, kept_of))
+        found = self._read_ahead(view, ranges)
+        if found and _are_plain(ranges, found):
+            return _plain_pieces([base for base, _ in ranges], [value for _, value in found])
+        ahead = dict(found)
+        if len(ranges) >= SCAN_RANGES and _are_apart(ranges, found):
+            ahead = _look_up(view, ranges)
+            rows_of = [(key, ahead[key]) for one in ranges if (key := rows.LOG + one.base) in ahead]
+            if _are_plain(ranges, rows_of):
+                return _plain_pieces([base for base, _ in ranges], [value for _, value in rows_of])
+        return [*self.each_piece(view, ranges, ahead)]
+
+    def each_piece(
+        self,
+        view: View,
+        ranges: Sequence[Range],
+        ahead: dict[bytes, bytes],
+        give_way: Callable[[], None] | None = None,
+    ) -> Iterator[Piece]:
+        """The messages of `ranges` in the log, in their order, made one piece after the other. `ahead`: rows that were
+        read already, which are taken out one by one. `give_way`: called now and then; nothing of this partition may be
+        read or changed meanwhile."""
+        self._ahead = ahead
+        try:
+            yield from self._each_piece(view, ranges if give_way is None else _in_turns(ranges, give_way))
+        finally:
+            self._ahead = {}
+
+    def _each_piece(self, view: View, ranges: Iterable[Range]) -> Iterator[Piece]:
+        loose: list[_Loose] = []
+        loose_bytes = 0
+        picked: list[tuple[int, int]] = []
+        picked_row: _BatchRow | None = None
+        ahead, has_others = self._ahead, overlays.are_there(view)
+        for base, count in _around_others(view, ranges) if has_others else ranges:
+            key = rows.LOG + base
+            value = ahead.get(key)
+            row: _BatchRow | None = None
+            alone: Sequence[_Loose] = ()
+            if value is not None and rows.is_plain(value):
+                del ahead[key]
+                alone = [(base, value)]
+            else:
+                row, message = self._find(view, base)
+                if message is not None:
+                    alone = [message]
+                elif has_others and row is not None and overlays.between(view, base, count):
+                    row, alone = None, [*self.messages(view, [Range(base, count)])]
+            if row is not picked_row:
+                if picked_row is not None:
+                    yield self._piece(picked_row, picked)
+                picked_row, picked = row, []
+            for one in alone:
+                loose.append(one)
+                loose_bytes += _bytes_of(one) if isinstance(one, Message) else len(one[1])
+                if len(loose) >= PIECE_MESSAGES or loose_bytes >= PIECE_BYTES:
+                    yield _loose_piece(loose, view)
+                    loose, loose_bytes = [], 0
+            if row is None:
+                continue
+            if loose:
+                yield _loose_piece(loose, view)
+                loose, loose_bytes = [], 0
+            picked.append((_position(row, base), count))
+        if picked_row is not None:
+            yield self._piece(picked_row, picked)
+        if loose:
+            yield _loose_piece(loose, view)
+
+    def _read_ahead(self, view: View, ranges: Sequence[Range]) -> list[Row]:
+        """Ranges are most often rows that follow one another: a scan costs less than a look-up of each."""
+        if len(ranges) < SCAN_RANGES or ranges[-1].base < ranges[0].base:
+            return []
+        start, stop = rows.log_key(ranges[0].base), rows.after(rows.log_key(ranges[-1].base))
+        if len(ranges) > PROBE_ROWS and all([one.length == 1 for one in ranges]):
+            first = view.scan(start, stop, limit=PROBE_ROWS, max_bytes=SCAN_BYTES)
+            if first and first[-1][0] != rows.log_key(ranges[len(first) - 1].base):
+                return first
+        return view.scan(start, stop, limit=len(ranges), max_bytes=SCAN_BYTES)
+
+    def messages(
+        self, view: View, ranges: Sequence[Range], kept_of: int | None = None, *, timed: bool = False
+    ) -> Iterator[Message]:
+        """The messages themselves, decoded. `timed`: with when those of batches were wanted."""
+        if kept_of is not None:
+            yield from kept_messages(view, ranges, kept_of)
+            return
+        for base, count in ranges:
+            row, message = self._find(view, base)
+            if message is not None:
+                yield message
+                continue
+            assert row is not None
+            start = _position(row, base)
+            decoded = self._decoded(row, start, count)
+            others = overlays.between(view, base, count)
+            wanted: Sequence[Wanted | None] = self._timed(row)[start : start + count] if timed else [None] * count
+            for at in range(count):
+                offset = offsets.shift(base, at)
+                fields = overlays.laid_over(view, others, offset, decoded[at]) if others else decoded[at]
+                yield Message(offset, offset, row.created_ms, fields, wanted[at])
+
+    def forget(self, base: bytes) -> None:
+        """Let go of the batch row with this base, which is no more."""
+        if self._row is not None and self._row.base == base:
+            self._row, self._batch, self._fields, self._wanted = None, None, None, None
+
+    def _find(self, view: View, offset: bytes) -> tuple[_BatchRow | None, Message | None]:
+        row = self._row
+        if row is not None and _holds(row, offset):
+            return row, None
+        key = rows.log_key(offset)
+        value = self._ahead.pop(key, None)
+        if value is None:
+            value = view.get(key)
+        if value is None:
+            found = row_holding(view, offset)
+            if found is None:
+                raise Corruption(f"the log row of leased offset {offsets.to_text(offset)} is gone")
+            key, value = found
+        kind, _, count, created_ms = rows.LOG_HEADER.unpack_from(value)
+        if kind == rows.KIND_MESSAGE:
+            return None, load_message(view, offset, value)
+        row = _BatchRow(key[1:], count, created_ms, value[rows.LOG_HEADER.size :])
+        self._row, self._batch, self._fields, self._wanted = row, None, None, None
+        return row, None
+
+    def _parsed(self, row: _BatchRow) -> Batch:
+        if row is not self._row:
+            return Batch.parse(row.raw)
+        if self._batch is None:
+            self._batch = Batch.parse(row.raw)
+        return self._batch
+
+    def _decoded(self, row: _BatchRow, start: int, count: int) -> list[Fields]:
+        """`count` messages of a row from `start` on."""
+        known = self._fields if row is self._row else None
+        if known is None:
+            batch = self._parsed(row)
+            if FEW_OF * count <= row.length:
+                return [_fields_at(batch, start + at) for at in range(count)]
+            known = decode_fields(batch)
+            if row is self._row:
+                self._fields = known
+        return known[start : start + count]
+
+    def _timed(self, row: _BatchRow) -> list[Wanted]:
+        """When each message of a row was wanted."""
+        known = self._wanted if row is self._row else None
+        if known is None:
+            batch = self._parsed(row)
+            wanted = wanted_times(batch, row.created_ms)
+            known = wanted_each(batch, row.created_ms, wanted, [offsets.deliver_ms(row.base)] * batch.count)
+            if row is self._row:
+                self._wanted = known
+        return known
+
+    def _piece(self, row: _BatchRow, picked: list[tuple[int, int]]) -> Piece:
+        picked = _joined(picked)
+        count = sum(n for _, n in picked)
+        if count == row.length and len(picked) == 1:
+            return Piece(row.base, None, row.created_ms, None, row.raw)
+        in_order = all([one[0] < other[0] for one, other in pairwise(picked)])
+        if 2 * count >= row.length and in_order:
+            return Piece(row.base, None, row.created_ms, picked, row.raw)
+        batch = self._parsed(row)
+        if len(picked) == 1:
+            start, n = picked[0]
+            sliced = batch.slice(start, start + n)
+            return Piece(offsets.shift(row.base, start), None, row.created_ms, None, sliced)
+        positions = [start + at for start, n in picked for at in range(n)]
+        column = b"".join([offsets.shift(row.base, position) for position in positions])
+        return Piece(column, None, row.created_ms, None, batch.take(positions))
+
+
+def _are_apart(ranges: Sequence[Range], found: Sequence[Row]) -> bool:
+    """Whether single messages are wanted that do not follow one another: what was read is not all of them."""
+    if found and found[-1][0] >= rows.LOG + ranges[-1].base:
+        return False
+    return all([one.length == 1 for one in ranges])
+
+
+def _look_up(view: View, ranges: Sequence[Range]) -> dict[bytes, bytes]:
+    """Rows at which ranges begin that are in no order: where they stand near one another they are read together."""
+    keys = sorted([rows.LOG + one.base for one in ranges])
+    stop = rows.after(keys[-1])
+    found = dict(view.scan(keys[0], stop, limit=PROBE_ROWS, max_bytes=SCAN_BYTES))
+    if NEAR_OF * len(found.keys() & set(keys)) >= len(found) == PROBE_ROWS:
+        found = dict(view.scan(keys[0], stop, limit=NEAR_OF * len(keys), max_bytes=SCAN_BYTES))
+    for key in keys:
+        if key not in found and (value := view.get(key)) is not None:
+            found[key] = value
+    return found
+
+
+def _joined(picked: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Runs of positions, those that go on where the one before ends made one with it."""
+    if len(picked) == 1:
+        return picked
+    found = picked[:1]
+    for start, length in picked[1:]:
+        last, before = found[-1]
+        if last + before == start:
+            found[-1] = last, before + length
+        else:
+            found.append((start, length))
+    return found
+
+
+def _around_others(view: View, ranges: Iterable[Range]) -> Iterator[Range]:
+    """Cut ranges around those few of their messages that are others than their row says: the rest stays together."""
+    for one in ranges:
+        others = overlays.between(view, one.base, one.length) if one.length > 1 else {}
+        if not 0 < len(others) <= FEW_OTHERS:
+            yield one
+            continue
+        at = 0
+        for offset in sorted(others):
+            behind = offsets.distance(one.base, offset)
+            assert behind is not None
+            if behind > at:
+                yield Range(offsets.shift(one.base, at), behind - at)
+            yield Range(offset, 1)
+            at = behind + 1
+        if at < one.length:
+            yield Range(offsets.shift(one.base, at), one.length - at)
+
+
+def _in_turns(ranges: Sequence[Range], give_way: Callable[[], None]) -> Iterator[Range]:
+    """Give way behind so many messages, or a batch of many."""
+    messages = 0
+    for one in ranges:
+        yield one
+        messages += one.length
+        if messages >= TURN_ITEMS:
+            give_way()
+            messages = 0
+
+
+def wanted_times(batch: Batch, stamp_ms: int) -> list[int]:
+    """When the messages of a batch are wanted (0: at once); `stamp_ms`: what delays count from."""
+    start_ms = stamp_ms if batch.relative else 0
+    asked = batch.int_column(Column.DELIVER_MS) or [0] * batch.count
+    return [start_ms + (asked_ms or 0) for asked_ms in asked]
+
+
+def wanted_each(batch: Batch, stamp_ms: int, wanted: list[int], times: list[int]) -> list[Wanted]:
+    """What rows say of when each message of a batch was wanted (`wanted_times`), which is placed at these times."""
+    if wanted == times and (batch.relative or batch.min_deliver_ms > 0):  # no time is missing
+        return [FROM_STAMP if batch.relative else AS_PLACED] * batch.count  # as ever, while the floor is not ahead
+    asked = [0] * batch.count if batch.relative else batch.int_column(Column.DELIVER_MS) or [0] * batch.count
+    return [
+        Wanted.of(at_ms if asked_ms else max(at_ms, stamp_ms), placed_ms, not asked_ms)
+        for asked_ms, at_ms, placed_ms in zip(asked, wanted, times, strict=True)
+    ]
+
+
+def decode_fields(batch: Batch) -> list[Fields]:
+    """Column values of each message, absent and null ones left out, DELIVER_MS too."""
+    messages: list[Fields] = [{} for _ in range(batch.count)]
+    for column in batch.columns:
+        if column == Column.DELIVER_MS:
+            continue
+        cells: Sequence[Any] | None = batch.bytes_column(column)
+        if cells is None:
+            cells = batch.int_column(column)
+        assert cells is not None
+        for fields, value in zip(messages, cells, strict=True):
+            if value is not None:
+                fields[column] = value
+    return messages
+
+
+def values_alone(batch: Batch) -> list[bytes] | None:
+    """The values of messages that have nothing else, but times; None: some have."""
+    if not set(batch.columns) <= {Column.VALUE, Column.DELIVER_MS}:
+        return None
+    values = batch.values()
+    return None if None in values else cast("list[bytes]", values)
+
+
+def _fields_at(batch: Batch, position: int) -> Fields:
+    """What `decode_fields` has for one message."""
+    fields: Fields = batch.cells_at(position)
+    fields.pop(Column.DELIVER_MS, None)
+    return fields
+
+
+def _holds(row: _BatchRow, offset: bytes) -> bool:
+    behind = offsets.distance(row.base, offset)
+    return behind is not None and 0 <= behind < row.length
+
+
+def _position(row: _BatchRow, offset: bytes) -> int:
+    behind = offsets.distance(row.base, offset)
+    assert behind is not None
+    return behind
+
+
+def load_message(view: View, offset: bytes, value: bytes) -> Message:
+    """The message of a log row of its own."""
+    _, flags, _, created_ms = rows.LOG_HEADER.unpack_from(value)
+    stored = rows.unpack(value[rows.LOG_HEADER.size :])
+    original_id = stored[0] or offset
+    wanted = Wanted(stored[-1].pop(Column.DELIVER_MS, None), bool(flags & rows.FLAG_DELAY))
+    fields: Fields | None = stored[1]
+    if fields is None:
+        payload = view.get(rows.PAYLOAD + original_id)
+        if payload is None:
+            raise Corruption(f"the payload of message {offsets.to_text(original_id)} is gone")
+        fields = rows.unpack(payload)[0]
+        if Column.PRIORITY in stored[-1]:
+            fields[Column.PRIORITY] = stored[-1][Column.PRIORITY]
+    assert fields is not None
+    fields.pop(Column.ORDERING_HASH, None)
+    fields.pop(Column.KEY_DIGEST, None)
+    return Message(offset, original_id, created_ms, fields, wanted)
+
+
+def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterator[Message]:
+    """Messages that a group keeps in rows of its own."""
+    for base, count in ranges:
+        for offset in offsets.run(base, count):
+            row = view.get(rows.of_group(rows.KEPT, group_id, offset))
+            if row is None:
+                raise Corruption(f"the kept row of offset {offsets.to_text(offset)} of group {group_id} is gone")
+            yield load_kept(offset, row)
+
+
+def load_kept(offset: bytes, row: bytes) -> Message:
+    """The message of a row that a group keeps of it."""
+    message_id, created_ms, fields, _, *more = rows.unpack(row)
+    is_delay, lives = (more[0] if more else None), (more[1] if len(more) > 1 else ())
+    wanted_ms = fields.pop(Column.DELIVER_MS, None)
+    is_known = is_delay is not None or wanted_ms is not None
+    wanted = Wanted(wanted_ms, bool(is_delay)) if is_known else None
+    return Message(offset, message_id, created_ms, fields, wanted, lives)
+
+
+def _loose_pieces(messages: Iterator[Message]) -> list[Piece]:
+    """Pieces of at most `PIECE_MESSAGES`, and not beyond the message that reaches `PIECE_BYTES`."""
+    pieces: list[Piece] = []
+    loose: list[Message] = []
+    size = 0
+    for message in messages:
+        loose.append(message)
+        size += _bytes_of(message)
+        if len(loose) >= PIECE_MESSAGES or size >= PIECE_BYTES:
+            pieces.append(from_messages(loose))
+            loose, size = [], 0
+    if loose:
+        pieces.append(from_messages(loose))
+    return pieces
+
+
+def _bytes_of(message: Message) -> int:
+    return sum([len(value) for value in message.fields.values() if isinstance(value, bytes)])
+
+
+def _are_plain(ranges: Sequence[Range], found: Sequence[Row]) -> bool:
+    """Whether these ranges are these rows, one by one, and all of them plain."""
+    if len(found) < len(ranges) or not rows.are_plain([value for _, value in found]):
+        return False
+    return [rows.LOG + base for base, _ in ranges] == [key for key, _ in found]
+
+
+def _plain_pieces(places: Sequence[bytes], values: Sequence[bytes]) -> list[Piece]:
+    """Those of plain rows: as many of them, and bytes, as others have."""
+    pieces: list[Piece] = []
+    start, ends = 0, list(accumulate(map(len, values)))
+    while start < len(values):
+        before = ends[start - 1] if start else 0
+        stop = min(bisect_left(ends, before + PIECE_BYTES) + 1, start + PIECE_MESSAGES)
+        pieces.append(_plain_piece(places[start:stop], values[start:stop]))
+        start = stop
+    return pieces
+
+
+def _plain_piece(places: Sequence[bytes], values: Sequence[bytes]) -> Piece:
+    created = b"".join([value[rows.CREATED] for value in values])
+    return Piece(b"".join(places), None, created, None, _encoded(rows.plain_fields(values)))
+
+
+def _loose_piece(loose: list[_Loose], view: View) -> Piece:
+    """The piece of messages of their own rows."""
+    plain = [one for one in loose if not isinstance(one, Message)]
+    if len(plain) < len(loose):
+        return from_messages([one if isinstance(one, Message) else load_message(view, *one) for one in loose])
+    return _plain_piece([offset for offset, _ in plain], [value for _, value in plain])
+
+
+def from_messages(messages: list[Message]) -> Piece:
+    moved = any(m.id != m.offset for m in messages)
+    return Piece(
+        # Sixteen bytes mean the base of a run, and a single message is just that.
+        b"".join([m.offset for m in messages]),
+        b"".join([m.id for m in messages]) if moved else None,
+        b"".join([m.created_ms.to_bytes(8, "little") for m in messages]),
+        None,
+        _encoded([m.fields for m in messages]),
+    )
+
+
+def _encoded(messages: list[Fields]) -> bytes:
+    """A batch of messages with these fields."""
+    columns: dict[int, list[Any]] = {Column.VALUE: [fields.get(Column.VALUE) for fields in messages]}
+    for column in sorted(set().union(*messages) - {Column.VALUE}):
+        columns[column] = [fields.get(column) for fields in messages]
+    return encode(columns)

@@ -1,0 +1,516 @@
+"""The log as one group's cursor sees it: the next entries in order, from a bounded look-ahead in memory.
+
+The look-ahead is a cache of rows, never state: whatever it holds, `head` and `take` answer what a scan of the
+rows would. Invariant: `entries` are exactly the log entries above the cursor and at or below `covered`, without the
+messages that tombstones stand for.
+
+A cursor that nobody takes from reads little more than its head. One that is taken from reads twice as much each time,
+and keeps what is inserted; when all of a node hold too much, it gives that up again (`look_aheads.py`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import NamedTuple, cast
+
+from sandq.model import offsets
+from sandq.partition.base import rows
+from sandq.partition.base.rows import SHARED_BYTES, LogEntry, Range
+from sandq.partition.base.view import Bounds, Row, View
+from sandq.partition.reader import overlays
+from sandq.partition.reader.look_aheads import LookAheads
+
+LOOK_AHEAD_ENTRIES = 2048
+LOOK_AHEAD_BYTES = 4 << 20
+ANSWER_READ_BYTES = 1 << 20
+"""At once, for an answer."""
+HEAD_ENTRIES = 8
+"""Of a look-ahead that nobody takes from."""
+HEAD_BYTES = 256 << 10
+ENTRY_BYTES = 256
+"""What an entry takes in memory, about; one with an extra twice that, and its unique key; one with its row its bytes
+more."""
+AT_HAND_BYTES = 512
+"""Entries have plain rows of up to so many bytes at hand."""
+FEW = 16
+"""Rows that are cheaper put in one by one than by sorting."""
+WHOLE_ROW_BYTES = 2 << 20
+"""A smaller row is not cut by a limit on bytes: a batch that is taken whole is sent as it is."""
+FILL_TOMBSTONES = (1 << 16) + 1
+"""More than the messages of one row."""
+NEAR_ROWS = 16
+NEAR_BYTES = 1 << 20
+PASSED_OVER = 1000
+"""Entries that one `take` passes over without taking them."""
+_, _LOG_STOP = rows.tag_bounds(rows.LOG)
+_NO_LIMIT = 1 << 40
+
+Judge = Callable[[LogEntry], bool | None]
+"""Whether an entry is taken; otherwise it is passed over."""
+
+
+class Taken(NamedTuple):
+    """What a cursor moved over."""
+
+    ranges: list[Range]
+    size: int
+    """In bytes."""
+    plain: list[bytes] | None
+    """The row of each range, where all are single messages whose rows are plain and at hand."""
+
+
+class LogReader:
+    fixed_bytes = 0
+    """As in `LookAhead`."""
+
+    def __init__(self, cursor: bytes, look_ahead: int | None = None, look_aheads: LookAheads | None = None) -> None:
+        """`look_ahead`: rows to read at once. `look_aheads`: this one lives long, and is one of those."""
+        self.cursor = cursor
+        self.covered = cursor
+        self.entries: deque[LogEntry] = deque()
+        self.taken = (0, 0)
+        """The second in which the cursor stands, and how many of its messages it passed."""
+        self.passed: int | None = None
+        """What `Counts.due` was when all that is due had been passed, and what was passed since; None: not known."""
+        self.unsure_s: int | None = None
+        """While the cursor stands in this second, `passed` may be too small."""
+        self._most = look_ahead or LOOK_AHEAD_ENTRIES
+        self._look_aheads = look_aheads
+        self._window = self._most if look_aheads is None else min(HEAD_ENTRIES, self._most)
+        """Rows that the next fill reads for who takes."""
+        self._kept = self._window
+        """Entries that are kept, at least, of what is inserted."""
+        self._entry_bytes = ENTRY_BYTES
+        """Of the largest entry."""
+        self.held_bytes = self.used = 0
+        """As in `LookAhead`."""
+
+    def seek(self, cursor: bytes) -> None:
+        """Go on from elsewhere."""
+        self.cursor = self.covered = cursor
+        self.entries.clear()
+        self._count()
+        self.taken = (0, 0)
+        self.passed = None
+
+    def look_anew(self, last: bytes) -> None:
+        """Rows up to this offset are others than they were."""
+        if last > self.cursor:
+            self.covered = self.cursor
+            self.entries.clear()
+            self._count()
+
+    def insert(self, added: list[LogEntry]) -> None:
+        """Log rows were added, in order (always above the cursor: the placing rule)."""
+        assert not added or added[0].first > self.cursor, "a row below a cursor would never be delivered"
+        near = added if added and added[-1].first <= self.covered else [e for e in added if e.first <= self.covered]
+        if not near:
+            return
+        if not self.entries or near[0].first > self.entries[-1].first:
+            self.entries.extend(near)
+        elif len(near) < FEW:
+            for entry in near:
+                insort(self.entries, entry, key=_first)
+        else:
+            self.entries = deque(sorted([*self.entries, *near], key=_first))
+        self._weigh(near)
+        if len(self.entries) > 2 * self._kept:
+            self._cut(self._kept)
+        self._count()
+
+    def remove(self, offset: bytes) -> None:
+        """The message at this offset, above the cursor, is gone."""
+        entries = self.entries
+        if offset > self.covered or not entries:
+            return
+        at = bisect_right(entries, offset, key=_first) - 1
+        if at >= 0:
+            entry = entries[at]
+            del entries[at]
+            for part in reversed(without(entry, [offset])):
+                entries.insert(at, part)
+
+    def replace(self, changed: list[LogEntry]) -> None:
+        """The rows of these messages, which are in no other's, are others now; in the order of the log."""
+        entries = self.entries
+        if not entries or changed[0].first > self.covered or changed[-1].first < entries[0].first:
+            return
+        if len(changed) == 1:
+            at = bisect_left(entries, changed[0].first, key=_first)
+            if at < len(entries) and entries[at].first == changed[0].first:
+                entries[at] = changed[0]
+            return
+        by_first = {entry.first: entry for entry in changed}
+        self.entries = deque([by_first.get(entry.first, entry) for entry in entries])
+
+    def replace_part(self, changed: LogEntry) -> None:
+        """A message, which may share a row with others, takes another number of bytes now than they."""
+        entries = self.entries
+        at = bisect_right(entries, changed.first, key=_first) - 1
+        if changed.first > self.covered or at < 0:
+            return
+        parts = _cut_out(entries[at], [changed])
+        del entries[at]
+        for part in reversed(parts):
+            entries.insert(at, part)
+        self._weigh([changed])
+        if len(entries) > 2 * self._kept:  # of one row it may come to be two for each of its messages
+            self._cut(self._kept)
+        self._count()
+
+    def uncount(self, offset: bytes, count: int = 1) -> None:
+        """Messages of one place that were taken from the log are gone from the counts."""
+        if self.taken[0] == offsets.deliver_ms(offset) // 1000:
+            self.taken = (self.taken[0], self.taken[1] - count)
+
+    @property
+    def knows_head(self) -> bool:
+        """Whether `head` reads no rows."""
+        return bool(self.entries) or self.covered == offsets.LAST
+
+    def head(self, view: View) -> LogEntry | None:
+        """The first entry above the cursor; None when the log ends there."""
+        if self._kept == self._most:
+            return self._next(view)  # whoever took from it will go on
+        while not self.entries and self.covered != offsets.LAST:
+            self._fill(view, min(HEAD_ENTRIES, self._most), HEAD_BYTES)
+        return self.entries[0] if self.entries else None
+
+    def _next(self, view: View) -> LogEntry | None:
+        """As `head`, for who goes on from there."""
+        while not self.entries and self.covered != offsets.LAST:
+            self._fill(view, self._window, LOOK_AHEAD_BYTES)
+            self._window = min(2 * self._window, self._most)
+        return self.entries[0] if self.entries else None
+
+    def evict(self) -> None:
+        """Keep the head alone, until something is taken again."""
+        self._window = self._kept = min(HEAD_ENTRIES, self._most)
+        if len(self.entries) > self._kept:
+            self._cut(self._kept)
+        self._entry_bytes = ENTRY_BYTES
+        self._weigh(self.entries)
+        self._count()
+
+    def _cut(self, length: int) -> None:
+        """Keep so many entries."""
+        self.entries = deque(islice(self.entries, length))
+        self.covered = rows.last_of(self.entries[-1])
+
+    def _weigh(self, added: Iterable[LogEntry]) -> None:
+        """Note how large the largest of these entries is."""
+        for entry in added:
+            if entry.extra is not None:
+                size = 2 * ENTRY_BYTES + len(entry.extra.unique_key or b"") + len(entry.extra.tenant or b"")
+                self._entry_bytes = max(self._entry_bytes, size)
+            elif entry.row is not None:
+                self._entry_bytes = max(self._entry_bytes, ENTRY_BYTES + entry.size)
+
+    def _count(self) -> None:
+        """Tell what is held beyond the head."""
+        if self._look_aheads is not None:
+            held_bytes = max(len(self.entries) - 2 * HEAD_ENTRIES, 0) * self._entry_bytes
+            self._look_aheads.bytes += held_bytes - self.held_bytes
+            self.held_bytes = held_bytes
+
+    def take(
+        self,
+        view: View,
+        until_ms: int,
+        limit: int,
+        max_bytes: int,
+        judge: Judge | None = None,
+        *,
+        judge_all: bool = False,
+    ) -> Taken:
+        """Move the cursor over what is due at `until_ms`, in order: at most `limit` messages, and not beyond the one
+        (of a small row: not beyond the row) that reaches `max_bytes`. `judge` is asked about entries with an extra (or
+        about all): whether it is taken, or (None) stays, with what is behind it."""
+        taken: list[Range] = []
+        plain: list[bytes | None] = []
+        taken_bytes = passed_over = passed_bytes = 0
+        while limit > 0 and taken_bytes < max_bytes and passed_over < PASSED_OVER and passed_bytes < max_bytes:
+            entry = self.entries[0] if self.entries else self._next(view)
+            if entry is None or offsets.deliver_ms(entry.first) > until_ms:
+                break
+            if not judge_all and entry.extra is None and entry.length == 1:
+                singles, size = self._pass_singles(until_ms, limit, max_bytes - taken_bytes)
+                taken += rows.single_ranges([single.first for single in singles])
+                plain += [single.row for single in singles]
+                limit -= len(singles)
+                taken_bytes += size
+                continue
+            verdict = True if judge is None or not (judge_all or entry.extra is not None) else judge(entry)
+            if verdict is None:
+                break
+            if not verdict:
+                passed_over += entry.length
+                passed_bytes += entry.size
+                self.pass_head()
+                continue
+            count = min(entry.length, limit)
+            if entry.size > WHOLE_ROW_BYTES:
+                count = min(count, 1 + (max_bytes - taken_bytes - 1) // (entry.unit or entry.size))
+            size = entry.size if count == entry.length else entry.unit * count
+            taken.append(Range(entry.first, count))
+            limit -= count
+            taken_bytes += size
+            self._pass(entry, count)
+            self.entries.popleft()
+            if count < entry.length:
+                self.entries.appendleft(entry.part(count, entry.length))
+        if self._look_aheads is not None and (taken or passed_over):
+            self._kept, self.used = self._most, self._look_aheads.next_turn()
+            self._count()
+        at_hand = len(plain) == len(taken) and None not in plain
+        return Taken(taken, taken_bytes, cast("list[bytes]", plain) if at_hand and plain else None)
+
+    def pass_due(self, view: View, until_ms: int, limit: int) -> list[LogEntry]:
+        """Move the cursor over entries that are due at `until_ms`, so many at most, and return them."""
+        passed: list[LogEntry] = []
+        while len(passed) < limit:
+            entry = self.entries[0] if self.entries else self._next(view)
+            if entry is None or offsets.deliver_ms(entry.first) > until_ms:
+                break
+            if entry.extra is None and entry.length == 1:
+                passed += self._pass_singles(until_ms, limit - len(passed), _NO_LIMIT)[0]
+            else:
+                self.pass_head()
+                passed.append(entry)
+        if self._look_aheads is not None and passed:
+            self._kept, self.used = self._most, self._look_aheads.next_turn()
+            self._count()
+        return passed
+
+    def _pass_singles(self, until_ms: int, limit: int, max_bytes: int) -> tuple[list[LogEntry], int]:
+        """Pass single messages that nobody judges, as long as there are some; the first one is such. And their
+        bytes."""
+        end = ((min(until_ms, offsets.U48_MAX) + 1) << 80).to_bytes(17, "big")[1:]
+        entries, taken, size = self.entries, 0, 0
+        for first, length, its_size, extra, *_ in islice(entries, limit):
+            if length > 1 or extra is not None or (first >= end > offsets.FIRST) or size >= max_bytes:
+                break
+            taken += 1
+            size += its_size
+        singles = [entries.popleft() for _ in range(taken)]
+        passed = [single.first for single in singles]
+        self.cursor = passed[-1]
+        self.covered = max(self.covered, self.cursor)
+        if self.passed is not None:
+            self.passed += taken
+        second = offsets.deliver_ms(self.cursor) // 1000
+        before = bisect_left(passed, (second * 1000 << 80).to_bytes(16, "big"))
+        known = self.taken[1] if not before and self.taken[0] == second else 0
+        self.taken = (second, known + taken - before)
+        return singles, size
+
+    def pass_head(self) -> None:
+        """Move the cursor over the first entry."""
+        entry = self.entries.popleft()
+        self._pass(entry, entry.length)
+
+    def _pass(self, entry: LogEntry, count: int) -> None:
+        self.cursor = offsets.shift(entry.first, count - 1) if count > 1 else entry.first
+        # What was passed is covered, however short the look-ahead was.
+        self.covered = max(self.covered, self.cursor)
+        if self.passed is not None:
+            self.passed += count
+        second = offsets.deliver_ms(entry.first) // 1000
+        self.taken = (second, self.taken[1] + count if self.taken[0] == second else count)
+
+    def _fill(self, view: View, limit: int, max_bytes: int) -> None:
+        """Read on where the look-ahead ends; only when it is empty."""
+        found = self._read(view, limit, max_bytes)
+        if rows.are_plain([value for _, value in found]):
+            entries = rows.plain_entries(found, AT_HAND_BYTES)
+        else:
+            is_plain, log_entry = rows.is_plain, rows.log_entry
+            entries = [
+                LogEntry(key[1:], 1, len(value)) if is_plain(value) else log_entry(key, value) for key, value in found
+            ]
+        # Only what was stored in a batch can be there and have a tombstone.
+        batches = [entry for entry in entries if entry.unit]
+        rest = self._rest_of_row(view)
+        if rest is not None:
+            entries.insert(0, rest)
+            batches.insert(0, rest)
+        # Nothing found means that the log ends here: whatever comes later is inserted.
+        self.covered = rows.last_of(entries[-1]) if found else offsets.LAST
+        if batches:
+            gone = tombstones(view, batches[0].first, rows.last_of(batches[-1]), FILL_TOMBSTONES)
+            if len(gone) == FILL_TOMBSTONES:
+                # So many that those of the first batch are all there, but not of every one.
+                entries = [entry for entry in entries if rows.last_of(entry) <= gone[-1]]
+                self.covered = rows.last_of(entries[-1])
+            entries = _without(entries, gone)
+            entries = _cut_out_all(entries, overlays.among(view, batches[0].first, rows.last_of(batches[-1])))
+        self.entries.extend(entries)
+        self._entry_bytes = ENTRY_BYTES
+        self._weigh(entries)
+
+    def _read(self, view: View, limit: int, max_bytes: int) -> list[Row]:
+        return view.scan(rows.after(rows.log_key(self.covered)), _LOG_STOP, limit=limit, max_bytes=max_bytes)
+
+    def _rest_of_row(self, view: View) -> LogEntry | None:
+        """What is not covered of the row in which that begins: after a restart or a seek, where the cursor stands;
+        else where the look-ahead was cut."""
+        found = row_holding(view, self.covered)
+        if found is None:
+            return None
+        entry = rows.log_entry(*found)
+        behind = offsets.distance(entry.first, self.covered)
+        assert behind is not None
+        return entry.part(behind + 1, entry.length) if behind + 1 < entry.length else None
+
+
+class AnswerReader(LogReader):
+    """Goes through a stretch for an answer, and gives way each time before it reads."""
+
+    def __init__(self, cursor: bytes, give_way: Callable[[], None], rows: dict[bytes, bytes] | None = None) -> None:
+        """`rows`: filled with all that are read, for who wants their messages at once."""
+        super().__init__(cursor)
+        self._give_way = give_way
+        self._rows = rows
+
+    def _read(self, view: View, limit: int, max_bytes: int) -> list[Row]:
+        self._give_way()
+        found = super()._read(view, limit, min(max_bytes, ANSWER_READ_BYTES))
+        if self._rows is not None:
+            self._rows.update(found)
+        return found
+
+
+def row_holding(view: View, offset: bytes) -> Row | None:
+    """The log row that the message at this offset was stored in."""
+    return look_for_row(view, offset)[0]
+
+
+def look_for_row(view: View, offset: bytes) -> tuple[Row | None, int]:
+    """The same, and how many bytes of rows were read to find it, or that there is none."""
+    start, stop = holding_bounds(offset)
+    # Forwards: what was before is often deleted, and a step back would walk over all of that.
+    near = view.scan(start, stop, limit=NEAR_ROWS, max_bytes=NEAR_BYTES)
+    size = sum([len(value) for _, value in near])
+    if near and _is_in(near[-1], offset):
+        return near[-1], size
+    if len(near) < NEAR_ROWS and size < NEAR_BYTES:
+        return None, size  # that was the last one before it
+    found = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
+    size += sum([len(value) for _, value in found])
+    return (found[0] if found and _is_in(found[0], offset) else None), size
+
+
+def gap_around(view: View, offset: bytes) -> Bounds:
+    """The gap that an offset without a log row lies in, of its entry: no row holds a message between these two."""
+    start, stop = holding_bounds(offset)
+    before = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
+    end = start[: 1 + SHARED_BYTES] + b"\xff" * 5
+    behind = view.scan(stop, end, limit=1, max_bytes=1)
+    low = rows.last_of(rows.log_entry(*before[0])) if before else offset[:SHARED_BYTES]
+    return low, behind[0][0][1:] if behind else end[1:]
+
+
+def holding_bounds(offset: bytes) -> Bounds:
+    """Bounds of the log rows that may hold the message at this offset."""
+    return rows.entry_start(offset), rows.after(rows.log_key(offset))
+
+
+def _is_in(row: Row, offset: bytes) -> bool:
+    entry = rows.log_entry(*row)
+    behind = offsets.distance(entry.first, offset)
+    return behind is not None and 0 <= behind < entry.length
+
+
+def single_row_entry(view: View, offset: bytes) -> LogEntry:
+    """The entry of a message that has a log row of its own."""
+    row = view.get(rows.log_key(offset))
+    return LogEntry(offset, 1, 0) if row is None else rows.log_entry(rows.log_key(offset), row)
+
+
+def whole_row_entry(view: View, offset: bytes) -> LogEntry:
+    """The entry of the whole log row that holds a message."""
+    row = row_holding(view, offset)
+    return rows.log_entry(*row) if row is not None else LogEntry(offset, 1, 1)
+
+
+def cursor_before(offset: bytes) -> bytes:
+    """A cursor right before a message: the place before it, within a batch, or the number before it."""
+    if offsets.unpack(offset).place:
+        return offsets.shift(offset, -1)
+    return (max(int.from_bytes(offset, "big"), 1) - 1).to_bytes(16, "big")
+
+
+def without(entry: LogEntry, gone: list[bytes]) -> list[LogEntry]:
+    """What is left of an entry without these offsets (rising; others than its own do not count)."""
+    parts: list[LogEntry] = []
+    start = 0
+    for offset in gone:
+        at = offsets.distance(entry.first, offset)
+        if at is None or not start <= at < entry.length:
+            continue
+        if at > start:
+            parts.append(entry.part(start, at))
+        start = at + 1
+    if not start:
+        return [entry]
+    if start < entry.length:
+        parts.append(entry.part(start, entry.length))
+    return parts
+
+
+def tombstones(view: View, first: bytes, last: bytes, limit: int) -> list[bytes]:
+    """Offsets of tombstones from `first` to `last`, both included."""
+    start, stop = rows.TOMBSTONE + first, rows.after(rows.TOMBSTONE + last)
+    return [key[1:] for key, _ in view.scan(start, stop, limit=limit, max_bytes=_NO_LIMIT)]
+
+
+def _without(entries: list[LogEntry], gone: list[bytes]) -> list[LogEntry]:
+    """`without` for many entries in order."""
+    left: list[LogEntry] = []
+    at = 0
+    for entry in entries:
+        while at < len(gone) and gone[at] < entry.first:
+            at += 1
+        stop = bisect_right(gone, rows.last_of(entry), at)
+        left += without(entry, gone[at:stop])
+        at = stop
+    return left
+
+
+def _cut_out(entry: LogEntry, changed: list[LogEntry]) -> list[LogEntry]:
+    """An entry with some of its messages (in order) as entries of their own; others than its own do not count."""
+    parts: list[LogEntry] = []
+    start = 0
+    for one in changed:
+        at = offsets.distance(entry.first, one.first)
+        if at is None or not start <= at < entry.length:
+            continue
+        if at > start:
+            parts.append(entry.part(start, at))
+        parts.append(one)
+        start = at + 1
+    if not start:
+        return [entry]
+    if start < entry.length:
+        parts.append(entry.part(start, entry.length))
+    return parts
+
+
+def _cut_out_all(entries: list[LogEntry], others: overlays.Overlays) -> list[LogEntry]:
+    """Entries in order, with those messages as entries of their own whose fields are beside their rows."""
+    changed = [LogEntry(offset, 1, size, None, size) for offset, (_, size) in sorted(others.items()) if size]
+    if not changed:
+        return entries
+    cut: list[LogEntry] = []
+    for entry in entries:
+        start = bisect_left(changed, entry.first, key=_first)
+        stop = bisect_right(changed, rows.last_of(entry), start, key=_first)
+        cut += _cut_out(entry, changed[start:stop]) if entry.unit else [entry]
+    return cut
+
+
+def _first(entry: LogEntry) -> bytes:
+    return entry.first

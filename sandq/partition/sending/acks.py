@@ -1,0 +1,75 @@
+"""Acks that send messages: in one entry, and so all of it or nothing. What stays in the partition is stored at once,
+the rest goes through the outbox.
+
+An ack that is repeated, because its answer was lost, finds its message acked, and sends nothing again. One whose
+message was acked by another, which sent nothing, is refused: else it would be said to be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sandq.model import offsets
+from sandq.model.errors import Conflict, Overloaded
+from sandq.model.limits import FIXED
+from sandq.model.outbox import Target
+from sandq.partition import commands as c
+from sandq.partition.base.view import View
+from sandq.partition.leasing.settlement import LeaseSettlement, Lost
+from sandq.partition.log.message_log import MessageLog
+from sandq.partition.outbox import MESSAGE, Letter, Outbox
+from sandq.partition.shared_state import SharedState
+
+
+class SendingAcks:
+    def __init__(self, shared: SharedState, settlement: LeaseSettlement, log: MessageLog, outbox: Outbox) -> None:
+        self.used = 0
+        """Places that the last one used."""
+        self._shared = shared
+        self._settlement = settlement
+        self._log = log
+        self._outbox = outbox
+
+    def apply(self, command: c.AckThen, index: int, place: int, now_ms: int, floor_ms: int, view: View) -> list[Lost]:
+        """Ack and send, unless some of what is to be acked was lost. What was lost, as of an `Ack` of one item. Raises
+        Overloaded when the outbox is full, Conflict when all of it was acked by acks that sent nothing."""
+        self.used = 0
+        lost, is_fresh = self._settlement.outcome(command.token, command.what)
+        if lost is not None or not is_fresh:
+            if lost is None and command.messages:
+                self._check_repeated(command)
+            return [lost]
+        self._check_room([message for message in command.messages if message[0] is not None])
+        group_id = self._settlement.group_of(command.token)
+        for topic, partition, at_ms, is_delay, fields in command.messages:
+            if is_delay:
+                at_ms += self._shared.stamp_ms
+            if topic is None:
+                wanted_ms = self._shared.stamp_ms if at_ms is None else at_ms
+                self._log.store(fields, wanted_ms, index, place + self.used, floor_ms, view)
+            else:
+                deliver_ms = 0 if at_ms is None else min(at_ms, offsets.U48_MAX)
+                message_id = offsets.pack(floor_ms, index, place + self.used, self._log.partition)
+                letter = Letter(MESSAGE, group_id, message_id, deliver_ms, fields)
+                self._outbox.put(Target(topic, partition), letter, view)
+            self.used += 1
+        return self._settlement.ack_sending(command.token, command.what, now_ms, view)
+
+    def _check_repeated(self, command: c.AckThen) -> None:
+        """All of it is acked: raises Conflict unless that was by acks that sent messages, which this one repeats."""
+        if not self._settlement.has_sent(command.token, command.what):
+            raise Conflict(
+                "it was acked before, by an ack that sent nothing, and nothing is sent now: ack it once, with what is "
+                "to be sent"
+            )
+
+    def _check_room(self, messages: Sequence[Sequence[Any]]) -> None:
+        size = sum([Letter(MESSAGE, 0, b"", 0, message[4]).size for message in messages])
+        messages_most, bytes_most = FIXED.outbox_messages, FIXED.outbox_bytes
+        outbox = self._outbox
+        if not outbox.has_room(len(messages), size):
+            raise Overloaded(
+                f"{outbox.ack_messages} messages of {outbox.ack_bytes} bytes that acks have sent wait for other "
+                f"partitions (limits {messages_most} and {bytes_most}): nothing was acked; ack again in a moment"
+            )

@@ -1,0 +1,158 @@
+"""Limits of groups in one partition: what frees a place; rows say all; older or foreign words change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.model.group_limits import limits_of, parse_limit, with_limit
+from sandq.partition import commands as c
+from sandq.partition.base import rows
+from sandq.partition.records.leases import Lease
+from tests.support.partition.bench import Bench, T
+
+
+def limit(bench: Bench, at: int = 0, partitions: int = 1, group: str = "g", **given: Any) -> None:
+    record = with_limit(bench.machine.settings, group, partitions, parse_limit(given))
+    assert bench.apply(at, c.Configure(record)) == [None]
+
+
+def room(bench: Bench) -> int:
+    """How many messages may be leased now."""
+    group = bench.machine.groups.named("g")
+    assert group.allowance is not None
+    return group.allowance.room(group.in_flight, bench.machine.now_ms * 1000, 1000)
+
+
+def ack(bench: Bench, lease: Lease) -> None:
+    assert bench.ack(lease.token, at=10) is None
+
+
+def nack(bench: Bench, lease: Lease) -> None:
+    assert bench.nack(lease.token, at=10) is None
+
+
+def die(bench: Bench, lease: Lease) -> None:
+    for at in (10, 2000):
+        bench.nack(lease.token, at=at)
+        (lease,) = bench.lease(at=at + 1500, limit=2)
+    bench.nack(lease.token, at=5000)
+    assert len(bench.dead()) == 2
+
+
+def expire(bench: Bench, lease: Lease) -> None:
+    assert bench.expire(at=30_000) == 2
+
+
+def release(bench: Bench, lease: Lease) -> None:
+    assert bench.release(at=10) == 2
+
+
+def seek(bench: Bench, lease: Lease) -> None:
+    bench.seek("latest", at=10)
+
+
+@pytest.mark.parametrize("free", [ack, nack, die, expire, release, seek])
+def test_whatever_frees_a_place(bench: Bench, free: Any) -> None:
+    bench.open()
+    limit(bench, max_in_flight=2)
+    bench.append("a", "b", "c")
+    lease = bench.one()
+    assert (lease.total, room(bench)) == (2, 0)
+    status = bench.status().groups.get("g")
+    assert status is not None and status.next_ms is None and status.limit is not None and status.limit.next_ms == T
+    assert bench.lease(at=5) == []
+    free(bench, lease)
+    assert room(bench) == 2
+    bench.restart()
+    assert room(bench) == 2
+
+
+def test_one_grant_after_the_other_gets_what_is_left(bench: Bench) -> None:
+    bench.open()
+    limit(bench, max_in_flight=3)
+    bench.append(*"abcdef")
+    grants = (c.Grant("one", 2, 30_000), c.Grant("two", 2, 30_000), c.Grant("three", 2, 30_000))
+    leases = bench.apply(0, c.Lease("g", T, grants))[0]
+    assert [(lease.consumer, lease.total) for lease in leases] == [("one", 2), ("two", 1)]
+
+
+def test_what_is_not_due_yet_goes_by_the_pace_of_now(bench: Bench) -> None:
+    """Leases look ahead; the rate does not."""
+    bench.open()
+    limit(bench, rate="10/s", burst=1)
+    bench.append("a", "b", due=[1000, 1000])
+    assert bench.one(at=995, ahead=5).total == 1
+    status = bench.status().groups.get("g")
+    assert status is not None and status.not_before_ms == T + 1095 and status.due_ms == T + 1095
+    assert bench.lease(at=1090, ahead=50) == []
+    assert bench.one(at=1095).total == 1
+
+
+def test_a_restart_keeps_the_pace(bench: Bench) -> None:
+    bench.open()
+    limit(bench, rate="1/s", burst=2)
+    bench.append(*"abcd")
+    assert bench.one().total == 2
+    bench.restart()
+    assert bench.lease(at=999) == []
+    assert bench.one(at=1000).total == 1
+    limit(bench, at=1000, rate="2/s", burst=2)
+    assert bench.lease(at=1000) == [], "another rate begins with no more than there was"
+    assert bench.one(at=1500).total == 1
+
+
+def test_a_group_without_limits_has_none(bench: Bench) -> None:
+    bench.open()
+    bench.open("other")
+    limit(bench, max_in_flight=1)
+    bench.append("a", "b")
+    assert (bench.one().total, bench.one(group="other").total) == (1, 2)
+    limit(bench)
+    assert limits_of(bench.machine.settings) == {} and bench.status().limits is None
+    assert bench.rows(rows.LIMIT) == []
+    assert bench.one().total == 1
+
+
+def test_limits_are_there_before_the_group_and_after_it(bench: Bench) -> None:
+    limit(bench, max_in_flight=1)
+    bench.append("a", "b")
+    for _ in range(2):
+        bench.open()
+        assert bench.one().total == 1
+        bench.apply(0, c.DropGroup("g"))
+        bench.trim()
+
+
+def test_nothing_is_given_out_while_others_were_not_heard(bench: Bench) -> None:
+    bench.open()
+    limit(bench, partitions=2, max_in_flight=3)
+    bench.append(*"abc")
+    assert bench.lease() == []
+    (row,) = bench.machine.groups.by_id.values()
+    assert row.allowance is not None and row.allowance.is_waiting
+    bench.apply(0, c.ShareLimit("g", 1, [(1, 0, 2, 0)], []))
+    bench.restart()
+    assert bench.one().total == 1
+    assert bench.apply(0, c.ShareLimit("g", 9, [(1, 0, 0, 0)], [])) == [None]
+    assert bench.lease() == [], "that is of other limits"
+
+
+def test_older_settings_bring_no_older_limits(bench: Bench) -> None:
+    """Of a leader that has not heard of the newest: what was allowed is not allowed once more."""
+    bench.open()
+    before = bench.machine.settings
+    limit(bench, partitions=2, rate="1/m", burst=2)
+    bench.apply(0, c.ShareLimit("g", 1, [(1, 0, 0, 0)], []))
+    bench.append(*"abcd")
+    assert bench.one().total == 2
+    first = bench.machine.settings
+    bench.apply(10, c.Configure(before | {"max_attempts": 7}))
+    assert bench.machine.settings == first | {"max_attempts": 7}
+    assert bench.lease(at=10) == []
+    limit(bench, at=20)
+    bench.apply(30, c.Configure(first))
+    assert limits_of(bench.machine.settings) == {} and bench.one(at=30).total == 2
+    bench.restart()
+    assert bench.status().limits is None

@@ -1,0 +1,223 @@
+"""What a command or a run looks at does not grow with what a group holds besides, nor with the number of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sandq.partition import commands as c
+from sandq.partition.group_status import GroupStatuses
+from sandq.partition.records.leases import Lease
+from tests.support.partition.bench import Bench, T
+from tests.support.partition.plain_groups import check_groups
+
+MANY = 400
+STEPS = 2 * MANY.bit_length()
+"""Of a few bisections."""
+
+
+class Seen(list[Any]):
+    """A list that counts how many of its items are looked at."""
+
+    seen = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.seen += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, at: Any) -> Any:
+        self.seen += 1
+        return super().__getitem__(at)
+
+
+def watched(lease: Lease) -> Seen:
+    """The ranges of a lease, which are counted from now on."""
+    ranges = Seen(lease.ranges)
+    lease.ranges = ranges
+    return ranges
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_an_ack_of_one_message_does_not_look_at_each_range(ordering: str) -> None:
+    bench = Bench(ordering=ordering)
+    bench.open()
+    bench.send(*["v"] * MANY, due=[5] * MANY, keys=[f"k{number}" for number in range(MANY)])
+    lease = bench.one(limit=MANY, at=10)
+    base, ranges = lease.ranges[MANY // 2].base, watched(lease)
+    assert bench.ack(lease.token, [[base, 1]], at=20) is None
+    assert lease.live.bit_count() == MANY - 1
+    assert ranges.seen <= STEPS
+
+
+def test_a_nack_of_one_message_does_not_look_at_the_history_of_each() -> None:
+    bench = Bench(max_attempts=None)
+    bench.open()
+    bench.send(*["v"] * MANY, due=[5] * MANY, keys=[f"k{number}" for number in range(MANY)])
+    first = bench.one(limit=MANY, at=10)
+    for base, _ in list(first.ranges):
+        bench.nack(first.token, [[base, 1]], at=10, delay=0)
+    lease = bench.one(limit=MANY, at=20)
+    assert len(lease.past) == MANY
+    bench.nack(lease.token, [[lease.ranges[0].base, 1]], at=20, delay=50_000)
+    base, ranges = lease.ranges[MANY // 2].base, watched(lease)
+    lease.past = past = Seen(lease.past)
+    bench.nack(lease.token, [[base, 1]], at=20, delay=90_000)
+    assert (ranges.seen <= STEPS, past.seen) == (True, 0)
+    (again,) = [entry for entry in bench.machine.groups.named("g").waiting.values() if entry.due_ms == T + 90_020]
+    assert len(again.history) == 2
+
+
+@pytest.mark.parametrize("ttl_ms", [None, 3_000_000])
+def test_what_waits_is_leased_again_without_a_look_at_the_rest(ttl_ms: int | None) -> None:
+    """Rows are read for what is leased alone: of the others it is known when they expire."""
+
+    def reads(waiting: int) -> int:
+        bench = Bench(max_attempts=None)
+        bench.open()
+        bench.send(*["v"] * waiting, due=[5] * waiting, ttls=[ttl_ms] * waiting)
+        bench.one(limit=waiting, at=10)
+        bench.expire(40_000)
+        bench.one(limit=1, at=50_000)
+        before = bench.stores.reads
+        for _ in range(5):
+            bench.one(limit=1, at=50_000)
+        return bench.stores.reads - before
+
+    assert reads(MANY) == reads(20)
+
+
+def test_a_late_cancel_asks_the_lease_that_holds_the_message_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.open()
+    bench.send(*["v"] * MANY, due=[5] * MANY, keys=[f"k{number}" for number in range(MANY)])
+    leases = [bench.one(limit=4, at=10, consumer=f"c{number}") for number in range(MANY // 4)]
+    asked: list[int] = []
+    holds = Lease.holds
+
+    def counted(lease: Lease, offset: bytes) -> bool:
+        asked.append(lease.token)
+        return holds(lease, offset)
+
+    monkeypatch.setattr(Lease, "holds", counted)
+    chosen = leases[MANY // 8]
+    assert bench.cancel(chosen.ranges[1].base, at=10) == ["too_late", "leased"]
+    assert set(asked) == {chosen.token}
+
+
+class TestGroups:
+    """A status is made anew for the groups to which something happened."""
+
+    def made(self) -> tuple[Bench, GroupStatuses]:
+        bench = Bench()
+        bench.apply(0, *[c.OpenGroup(f"g{number}", "earliest") for number in range(20)])
+        bench.append("due", "due")
+        bench.append("later", due=[50_000])
+        return bench, bench.status().groups
+
+    def changed(self, bench: Bench, before: GroupStatuses) -> set[str]:
+        """By what is said of it, and by what is said to have changed: both are the same."""
+        after = bench.status().groups
+        names = {name for name, standing in after._by_name.items() if before._by_name.get(name) is not standing}
+        names |= before._by_name.keys() - after._by_name.keys()
+        assert names == (set() if after.version == before.version else set(after.changed))
+        assert after.version == before.version or after.since == before.version
+        return names
+
+    def test_a_lease_and_an_ack_of_one(self) -> None:
+        bench, before = self.made()
+        lease = bench.one(limit=1, at=1, group="g7")
+        assert self.changed(bench, before) == {"g7"}
+        before = bench.status().groups
+        bench.ack(lease.token, at=1)
+        assert self.changed(bench, before) == {"g7"}
+
+    def test_names_are_told_without_what_is_known_of_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, groups = self.made()
+        names = [group.name for group in groups]
+        monkeypatch.setattr(GroupStatuses, "__iter__", None)
+        assert groups.names == names and len(names) == 20
+
+    def test_what_no_group_has_next(self) -> None:
+        bench, before = self.made()
+        bench.append("much later", due=[90_000])
+        bench.apply(1, c.Clock())
+        bench.upkeep(at=2)
+        assert self.changed(bench, before) == set()
+        assert [group.ready for group in bench.status().groups] == [2] * 20
+
+    def test_what_is_due_by_now_is_told_of_all(self) -> None:
+        bench, before = self.made()
+        bench.apply(51_000, c.Clock())
+        assert self.changed(bench, before) == set()
+        assert [group.ready for group in bench.status().groups] == [3] * 20
+
+    def test_what_some_groups_have_next(self) -> None:
+        bench, _ = self.made()
+        bench.lease(2, at=1, group="g7")
+        before = bench.status().groups
+        bench.append("now", at=2)
+        assert self.changed(bench, before) == {"g7"}
+        assert [bench.status().groups[at].ready for at in (6, 7)] == [3, 1]
+
+    def test_what_comes_back_by_its_time_alone(self) -> None:
+        bench, _ = self.made()
+        bench.nack(bench.one(limit=2, at=1, group="g7").token, at=1, delay=3000)
+        before = bench.status().groups
+        bench.apply(2000, c.Clock())
+        assert self.changed(bench, before) == set()
+        bench.apply(3001, c.Clock())
+        assert self.changed(bench, before) == {"g7"}
+        assert bench.status().groups[7].ready == 2
+
+    def test_one_that_is_gone_and_one_that_is_new(self) -> None:
+        bench, before = self.made()
+        bench.apply(1, c.DropGroup("g3"), c.OpenGroup("new", "latest"), c.OpenGroup("brief", "latest"))
+        bench.apply(1, c.DropGroup("brief"))
+        assert self.changed(bench, before) == {"g3", "new"}
+        assert bench.status().groups.get("g3") is None
+        before = bench.status().groups
+        bench.apply(1, c.OpenGroup("g3", "latest"))
+        assert self.changed(bench, before) == {"g3"}
+        assert [group.name for group in bench.status().groups][-2:] == ["new", "g3"]
+
+
+def test_a_blocked_message_that_is_copied_aside_keeps_the_log_no_longer() -> None:
+    bench = Bench(ordering="key")
+    bench.open()
+    bench.put("first", key="k")
+    held = bench.one(ms=10_000_000)
+    bench.put("behind", key="k", at=1)
+    last = bench.put("other", key="o", at=2)
+    other = bench.one(at=2)
+    check_groups(bench)
+    bench.ack(other.token, at=3)
+    for at in range(10_000, 130_000, 10_000):
+        bench.trim(at)
+        check_groups(bench)
+    assert bench.status().trimmed == last, "both are in rows of the group's own"
+    bench.ack(held.token, at=130_000)
+    assert bench.values(bench.lease(at=130_000)) == ["behind"]
+    check_groups(bench)
+
+
+def test_nothing_is_left_of_what_a_group_held() -> None:
+    bench = Bench(max_attempts=None)
+    bench.open()
+    bench.append("old")
+    old = bench.one(ms=10_000_000)
+    for at in range(0, 3000, 10):
+        bench.append("a", "b", "c", at=at)
+        lease = bench.one(at=at, consumer="d")
+        bench.nack(lease.token, [[lease.ranges[0].base, 2]], at=at, delay=0)
+        for again in bench.lease(at=at, consumer="d"):
+            bench.ack(again.token, at=at)
+        bench.ack(lease.token, at=at)
+    group = bench.machine.groups.named("g")
+    assert len(group._holders) == 1
+    for heap in (group._firsts, group._logged_firsts, group._since):
+        assert 1 <= len(heap) <= 2 * 3 + 65
+    bench.ack(old.token, at=3000)
+    assert (len(group._holders), group.oldest_held, group.pinned_since_ms) == (0, None, None)
+    assert bench.machine.leases._live == {}

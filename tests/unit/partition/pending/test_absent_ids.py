@@ -1,0 +1,157 @@
+"""Cancels and moves of many messages that are not there ask the store for all of them at once."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from sandq.model import offsets
+from sandq.model.batch import Column, encode
+from sandq.partition import commands as c
+from sandq.partition.base.view import View
+from sandq.partition.log.message_log import LARGE_ROW_BYTES
+from sandq.partition.pending import pending
+from tests.support.partition.bench import Bench, CountedStores, T, by_id
+
+ABSENT = 1000
+
+
+def partition() -> tuple[Bench, CountedStores]:
+    """With messages that were acked, died, wait, were cancelled and moved; a group keeps some in rows of its own."""
+    bench = Bench(max_attempts=2)
+    bench.open("g")
+    bench.open("other", "latest")
+    ids = [bench.put("x", due=number // 2) for number in range(40)]
+    bench.append("a", "b", "c")
+    for number in (3, 4, 30):
+        bench.move(ids[number], 100)
+    for number in (5, 31):
+        bench.cancel(ids[number])
+    bench.ack(bench.one(at=10).token, at=10)
+    bench.trim(at=10)
+    stores = bench.stores = CountedStores(bench.stores.scan(b"", b"\xff"))
+    bench.view = View(stores)
+    return bench, stores
+
+
+def absent(bench: Bench, count: int, from_ms: int = 200) -> list[bytes]:
+    """Ids of entries that stored nothing for their times; from 0 ms on, some that may have."""
+    return [
+        offsets.pack(T + from_ms + number % 50, 1 + number % bench.index, number, 0) for number in range(7, 7 + count)
+    ]
+
+
+@pytest.mark.parametrize("how", ["cancel", "move", "one each"])
+def test_many_absent_ids_are_a_few_reads(how: str) -> None:
+    bench, stores = partition()
+    ids = absent(bench, ABSENT)
+    random.Random(1).shuffle(ids)
+    if how == "move":
+        outcomes = bench.apply(20, c.Move([(by_id(one), T + 500, False) for one in ids]))[0]
+    elif how == "cancel":
+        outcomes = bench.apply(20, c.Cancel([by_id(one) for one in ids]))[0]
+    else:
+        outcomes = [each[0] for each in bench.apply(20, *[c.Cancel([by_id(one)]) for one in ids])]
+    assert {outcome[0] for outcome in outcomes} <= {"not_found", "too_late"}
+    assert stores.reads < 40
+
+
+def test_of_many_that_are_there_each_has_its_own_row_read_and_no_other() -> None:
+    """Whether they were moved or cancelled before is asked of all at once."""
+    bench, stores = partition()
+    ids = [bench.put("x", due=100 + number) for number in range(ABSENT)]
+    stores.reads = 0
+    outcomes = bench.apply(20, c.Cancel([by_id(one) for one in ids]))[0]
+    assert {outcome[0] for outcome in outcomes} == {"cancelled"}
+    assert stores.reads < ABSENT + 40
+
+
+@pytest.mark.parametrize("how", ["rising", "falling", "mixed"])
+def test_absent_ids_behind_a_large_batch_are_a_few_reads(how: str) -> None:
+    """They are of its entry, so that only its row can tell that it does not hold them."""
+    bench, stores = partition()
+    row = b"x" * LARGE_ROW_BYTES
+    (stored,) = bench.apply(5, c.Append(encode({Column.VALUE: [row, row]})))
+    base = stored[0]
+    ids = [offsets.shift(base, 2 + number) for number in range(ABSENT)]
+    if how == "mixed":
+        random.Random(2).shuffle(ids)
+    elif how == "falling":
+        ids.reverse()
+    stores.reads = 0
+    outcomes = bench.apply(20, c.Cancel([by_id(one) for one in [*ids, base]]))[0]
+    assert {outcome[0] for outcome in outcomes[:-1]} <= {"not_found", "too_late"}
+    assert outcomes[-1][0] == "cancelled" and stores.reads < 60
+    # What comes there with the same entry is found.
+    made = bench.index + 1
+    new = [offsets.pack(T + 40, made, number, 0) for number in range(4)]
+    many = [by_id(offsets.pack(T + 40, made, number, 0)) for number in range(4, 20)]
+    first, *rest = bench.apply(
+        40,
+        c.Append(encode({Column.VALUE: [row, row]})),
+        c.Cancel([*map(by_id, new[2:]), *many]),
+        c.Append(encode({Column.VALUE: [b"a", b"b"]})),
+        c.Cancel([*map(by_id, new), *many]),
+    )
+    assert first[0] == new[0] and rest[1][0] == new[2]
+    assert [outcome[0] for outcome in rest[2][:4]] == ["cancelled"] * 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_and_rows_are_those_of_one_look_up_each(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids of every fate beside absent ones, several times, some of which an earlier command of the entry made."""
+    rng = random.Random(seed)
+    results: list[Any] = []
+    one, _ = partition()
+    known = [key[1:] for tag in (b"m", b"i", b"t") for key, _ in one.rows(tag)]
+    names = [rng.choice(known + absent(one, 10) + absent(one, 10, 0)) for _ in range(60)]
+    made = offsets.pack(T + 30, one.index + 1, 0, 0)
+    commands: list[c.Command] = []
+    for start in range(0, len(names), 12):
+        part = [by_id(name) for name in [*names[start : start + 12], made]]
+        commands += [c.Cancel(part[:5]), c.Move([(target, T + 600, False) for target in part[5:]])]
+    for ahead_from in (1, 1 << 30):
+        monkeypatch.setattr(pending, "AHEAD_FROM", ahead_from)
+        bench, stores = partition()
+        answers = [bench.apply(20, *commands), bench.apply(21, *commands)]
+        results.append((answers, stores.scan(b"", b"\xff")))
+    assert results[0] == results[1]
+
+
+def test_others_have_turns_while_many_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, _ = partition()
+    looked: list[int] = []
+    gave_way: list[int] = []
+    note_vacant = View.note_vacant
+
+    def noted(view: View, ranges: Any) -> Any:
+        looked.append(len(ranges))
+        return note_vacant(view, ranges)
+
+    monkeypatch.setattr(View, "note_vacant", noted)
+    bench.machine.shared.give_way = lambda: gave_way.append(len(looked))
+    bench.apply(20, c.Cancel([by_id(one) for one in absent(bench, 4096)]))
+    assert sum(looked) > 4 * 4096 and max(looked) <= pending.LOOK_RANGES
+    assert {*range(1, len(looked) + 1)} <= {*gave_way}
+
+
+def test_more_ids_than_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending, "AHEAD_IDS", 10)
+    monkeypatch.setattr(pending, "AHEAD_RANGES", 20)
+    bench, _ = partition()
+    outcomes = bench.apply(20, c.Cancel([by_id(one) for one in absent(bench, 100)]))[0]
+    assert {outcome[0] for outcome in outcomes} <= {"not_found", "too_late"}
+    assert len(outcomes) == 100
+
+
+def test_dead_ones_are_looked_for_in_groups_alone_that_have_any() -> None:
+    """Of 60 groups: they are few reads too."""
+    bench, stores = partition()
+    for number in range(58):
+        bench.open(f"group{number}")
+    stores.reads = 0
+    outcomes = bench.apply(20, c.Cancel([by_id(one) for one in absent(bench, ABSENT)]))[0]
+    assert {outcome[0] for outcome in outcomes} == {"not_found"}
+    assert stores.reads < 100
