@@ -64,6 +64,13 @@ BESIDE = {
 MAY_STAND_ON = {"sandq.server.http": ("sandq.client", "sandq.backup", "sandq.sql"), "sandq.push": ("sandq.client",)}
 EVERYTHING = ("sandq.testing",)
 
+# Packages whose rooms do not import each other in a circle.
+ROOMS_WITHOUT_CIRCLES = (
+    *("sandq.partition", "sandq.model", "sandq.protocol", "sandq.metadata", "sandq.gossip", "sandq.schedules"),
+    *("sandq.storage", "sandq.tls", "sandq.raft", "sandq.membership", "sandq.push", "sandq.node", "sandq.tools"),
+    *("sandq.sync", "sandq.backup", "sandq.sql", "sandq.spark"),
+)
+
 # What others may import of the client: what these state in `__all__`, and nothing else of it.
 CLIENT = "sandq.client"
 CLIENT_DOORS = {
@@ -263,6 +270,29 @@ def in_circles(graph: dict[str, set[str]]) -> set[str]:
         left -= ends
 
 
+def room_of(module: str, package: str) -> str:
+    """Return the room of a package that a module is in: a direct sub-folder, or a module directly in the package."""
+    below = module[len(package) + 1 :]
+    return f"{package}.{below.partition('.')[0]}" if below else package
+
+
+def circles_of_rooms(package: str, sources: Iterable[tuple[str, str, bool]]) -> list[str]:
+    """Return the imports that lead from a room of the package to another one, and in the end back."""
+    graph = graph_of(source for source in sources if within(source[0], package))
+    rooms: dict[str, set[str]] = {room_of(module, package): set() for module in graph}
+    for module, targets in graph.items():
+        rooms[room_of(module, package)] |= {room_of(target, package) for target in targets}
+    for room, targets in rooms.items():
+        targets.discard(room)
+    bad = in_circles(rooms)
+    return [
+        f"{module} imports {target}"
+        for module, targets in sorted(graph.items())
+        for target in sorted(targets)
+        if len({room_of(module, package), room_of(target, package)} & bad) == 2
+    ]
+
+
 def graph_of(sources: Iterable[tuple[str, str, bool]]) -> dict[str, set[str]]:
     """Which modules each imports, wherever the import stands: one for types alone counts."""
     known = {module: (source, is_package) for module, source, is_package in sources}
@@ -305,6 +335,12 @@ def test_modules_are_small() -> None:
 
 def test_nothing_imports_in_a_circle() -> None:
     assert in_circles(graph_of(modules())) == set()
+
+
+@pytest.mark.parametrize("package", ROOMS_WITHOUT_CIRCLES)
+def test_rooms_do_not_import_each_other_in_a_circle(package: str) -> None:
+    wrong = circles_of_rooms(package, modules((package.replace(".", "/"),)))
+    assert not wrong, "\n".join(wrong)
 
 
 def test_only_what_the_client_exports_is_used() -> None:
@@ -500,3 +536,33 @@ def test_a_circle_is_found() -> None:
     ]
     assert in_circles(graph_of(sources)) == {"sandq.client.a", "sandq.client.b", "sandq.client.c"}
     assert in_circles(graph_of(sources[1:])) == set()
+
+
+def test_a_circle_of_rooms_is_found() -> None:
+    """Also where no module is in a circle, and where a room is one module directly in the package."""
+    sources = [
+        ("sandq.broker", "from sandq.broker.top import run", True),
+        ("sandq.broker.top", "from sandq.broker.reads import fetch", False),
+        ("sandq.broker.reads", "", True),
+        ("sandq.broker.reads.fetch", "import sandq.broker.writes.a", False),
+        ("sandq.broker.reads.page", "", False),
+        ("sandq.broker.writes.a", "def f():\n    from sandq.broker.clock import Clock", False),
+        ("sandq.broker.writes.b", "from sandq.broker.reads.page import Page", False),
+        ("sandq.broker.clock", "if TYPE_CHECKING:\n    from sandq.broker.reads.page import Page", False),
+        ("sandq.server.tcp", "from sandq.broker.top import run\nfrom sandq.broker import clock", False),
+    ]
+    assert in_circles(graph_of(sources)) == set()
+    assert circles_of_rooms("sandq.broker", sources) == [
+        "sandq.broker.clock imports sandq.broker.reads.page",
+        "sandq.broker.reads.fetch imports sandq.broker.writes.a",
+        "sandq.broker.writes.a imports sandq.broker.clock",
+        "sandq.broker.writes.b imports sandq.broker.reads.page",
+    ]
+    no_way_back = [source for source in sources if source[0] not in ("sandq.broker.clock", "sandq.broker.writes.b")]
+    assert circles_of_rooms("sandq.broker", no_way_back) == []
+
+
+def test_a_module_directly_in_a_package_is_a_room() -> None:
+    assert room_of("sandq.broker.clock", "sandq.broker") == "sandq.broker.clock"
+    assert room_of("sandq.broker.clock.peers.links", "sandq.broker") == "sandq.broker.clock"
+    assert room_of("sandq.broker", "sandq.broker") == "sandq.broker"
