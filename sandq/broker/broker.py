@@ -16,6 +16,7 @@ from sandq.broker.backups.exports import Exports
 from sandq.broker.backups.log_reads import LogReads
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.clock.timers import Timers
 from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery import sending_acks
@@ -46,7 +47,6 @@ from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.broker.replication.replica import Delivery, MetadataView, PartitionReplica
 from sandq.broker.replication.runner import Runner
 from sandq.broker.stats import NodeStats
-from sandq.broker.timers import Timers
 from sandq.model.batch import Column
 from sandq.model.batch_format import stored_bytes_of
 from sandq.model.caller import Caller

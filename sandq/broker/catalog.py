@@ -9,6 +9,7 @@ from typing import NamedTuple
 import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.clock.timers import Timers
 from sandq.broker.controller.metadata_barrier import ANSWER_S, MetadataBarrier, Unsure
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.peers.metadata_progress import MetadataProgress
@@ -17,7 +18,6 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.broker.stats import TopicStats
-from sandq.broker.timers import Timers
 from sandq.metadata.records import Topic
 from sandq.model.auto_create import NO_AUTO_CREATE, AutoCreate
 from sandq.model.errors import (

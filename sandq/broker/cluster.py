@@ -16,11 +16,11 @@ from sandq.broker.bootstrap.bootstrap import Bootstrap, Way
 from sandq.broker.bootstrap.joining import Beginning
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
-from sandq.broker.controller.leadership_transfer import hand_over
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.peers.directory import PeerDirectory
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.this_node import ThisNode
+from sandq.broker.replication.leadership_transfer import hand_over
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import METADATA_GROUP

@@ -27,6 +27,7 @@ from sandq.broker.broker import Broker
 from sandq.broker.catalog import Catalog
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.clock.timers import Timers
 from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.metadata_barrier import MetadataBarrier
 from sandq.broker.controller.reconciler import Reconciler
@@ -53,7 +54,6 @@ from sandq.broker.signals import Signal
 from sandq.broker.slo import LatenessSlo
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.stats import NodeStats
-from sandq.broker.timers import Timers
 from sandq.model.auto_create import AutoCreate
 from sandq.model.config import NodeConfig
 from sandq.model.errors import StartupError, StorageFailed

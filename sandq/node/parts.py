@@ -14,6 +14,7 @@ from sandq.broker.backups.log_reads import LogReads
 from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.broker import Broker
 from sandq.broker.clock.clock_keeper import ClockKeeper
+from sandq.broker.clock.timers import Timers
 from sandq.broker.controller.metadata_barrier import MetadataBarrier
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
@@ -32,7 +33,6 @@ from sandq.broker.replication.runner import Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.slo import LatenessSlo
 from sandq.broker.snapshots.snapshots import Snapshots
-from sandq.broker.timers import Timers
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.node.tls import NodeTls

@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from sandq.broker.access.authenticator import OFF, REQUIRE, Login
-from sandq.broker.timers import Timer
+from sandq.broker.clock.timers import Timer
 from sandq.model.access import Access, Grant, Right
 from sandq.model.caller import ANONYMOUS, NODE, Caller, host_of
 from sandq.model.config_types import is_loopback

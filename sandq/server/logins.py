@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sandq.broker.access.authenticator import Authenticator
+from sandq.broker.clock.timers import Timer
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.broker.signals import Signal
-from sandq.broker.timers import Timer
 from sandq.broker.turns import Turn
 
 

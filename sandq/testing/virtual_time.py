@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from sandq.broker.clock.guarded_clock import ClockStatus, GuardedClock
-from sandq.broker.timers import Timers
+from sandq.broker.clock.timers import Timers
 
 
 class VirtualClock(GuardedClock):

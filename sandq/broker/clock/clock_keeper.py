@@ -20,7 +20,7 @@ import trio
 
 from sandq.broker.clock.guarded_clock import DISPUTED, OFF, UNCOMPARED, WALL, GuardedClock
 from sandq.broker.clock.peer_clocks import FRESH_S, Standing
-from sandq.broker.controller.leadership_transfer import can_leave, hand_over
+from sandq.broker.replication.leadership_transfer import can_leave, hand_over
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.protocol.peer import PeerFrame
 

@@ -19,9 +19,9 @@ import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
-from sandq.broker.controller.leadership_transfer import AGAIN_S, hand_over
 from sandq.broker.controller.metadata_barrier import ANSWER_S
 from sandq.broker.controller.rebalance_steps import is_whole, news, next_step
+from sandq.broker.replication.leadership_transfer import AGAIN_S, hand_over
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.metadata.planning import too_many_failed

@@ -15,6 +15,7 @@ import trio
 
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.clock.timers import Timers
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.delivery.partition_leader import PartitionLeader
@@ -28,7 +29,6 @@ from sandq.broker.replication.runner import Runner
 from sandq.broker.replication.store_compaction import StoreCompaction, StoreSweeper
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.stats import NodeStats, TopicStats
-from sandq.broker.timers import Timers
 from sandq.metadata.records import Partition, Topic
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, UnknownTopic
 from sandq.model.features import FIRST_LEVEL

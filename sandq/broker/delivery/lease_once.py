@@ -7,11 +7,11 @@ from contextlib import suppress
 from functools import partial
 
 from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.clock.timers import Timers
 from sandq.broker.delivery.group_takers import Bell, GroupTakers
 from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader, lease_work
 from sandq.broker.queries.fan_out import answers_of
 from sandq.broker.replication.replica import Delivery
-from sandq.broker.timers import Timers
 from sandq.broker.turns import Turn
 from sandq.model.caller import Caller
 from sandq.model.errors import SandqError, Unavailable

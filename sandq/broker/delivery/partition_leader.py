@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any, Final
 
 from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.clock.timers import Timer, Timers
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.stats import NodeStats, TopicStats
-from sandq.broker.timers import Timer, Timers
 from sandq.model.errors import SandqError, Unavailable
 from sandq.model.features import FIRST_LEVEL, KNOWN
 from sandq.model.group_limits import next_epoch

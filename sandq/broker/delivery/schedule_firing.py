@@ -15,11 +15,11 @@ import structlog
 import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.clock.timers import Timer, Timers
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
-from sandq.broker.timers import Timer, Timers
 from sandq.model.errors import DiskFull, SandqError
 from sandq.partition import commands as c
 from sandq.partition.schedules.schedule import GRACE_MS, Schedule

@@ -26,10 +26,10 @@ from typing import Final
 import structlog
 import trio
 
-from sandq.broker.controller.leadership_transfer import can_leave, hand_over
 from sandq.broker.health.sick_peers import SickPeers, Told
 from sandq.broker.health.stalls import LOOK_S, Stalls, Watched
 from sandq.broker.peers.links import PeerLinks
+from sandq.broker.replication.leadership_transfer import can_leave, hand_over
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner

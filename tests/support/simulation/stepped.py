@@ -10,10 +10,10 @@ from itertools import count
 from types import coroutine
 from typing import Any
 
+from sandq.broker.clock.timers import Timer
 from sandq.broker.replication.applier import Published
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import PartitionReplica
-from sandq.broker.timers import Timer
 from sandq.model.errors import StorageFailed
 from sandq.partition.base.view import View
 

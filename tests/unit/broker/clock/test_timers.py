@@ -6,7 +6,7 @@ import trio
 import trio.testing
 
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.timers import STALE_LEAST, Timers
+from sandq.broker.clock.timers import STALE_LEAST, Timers
 
 HOUR_MS = 3_600_000
 
