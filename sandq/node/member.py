@@ -8,16 +8,16 @@ import trio
 
 import sandq
 from sandq.broker.bootstrap.bootstrap import Bootstrap, way_of
+from sandq.broker.bootstrap.directory import PeerDirectory
 from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.broker import Broker
-from sandq.broker.cluster import Cluster
+from sandq.broker.cluster.cluster import Cluster
+from sandq.broker.cluster.dispatch import PeerDispatch
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.controller.feature_level import FeatureLevel
 from sandq.broker.controller.rebalancer import Rebalancer
 from sandq.broker.controller.reports import Reports
 from sandq.broker.owner_usage import OwnerUsage
-from sandq.broker.peers.directory import PeerDirectory
-from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.signals import Signal
 from sandq.gossip.tags import judge_of, node_tags
 from sandq.membership.discovery import Discovery

@@ -29,7 +29,6 @@ from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
 from sandq.broker.controller.administration import Administration
-from sandq.broker.controller.metadata_barrier import MetadataBarrier
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
@@ -39,6 +38,7 @@ from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.health.shut_replicas import ShutReplicas, send_by
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.peers.links import PeerLinks
+from sandq.broker.peers.metadata_barrier import MetadataBarrier
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.raft_frames import send_messages
 from sandq.broker.peers.routes import Routes, tell_by

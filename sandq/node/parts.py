@@ -15,7 +15,6 @@ from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.broker import Broker
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.clock.timers import Timers
-from sandq.broker.controller.metadata_barrier import MetadataBarrier
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.health.node_health import NodeHealth
@@ -25,6 +24,7 @@ from sandq.broker.health.shut_replicas import ShutReplicas
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.peers.links import PeerLinks
+from sandq.broker.peers.metadata_barrier import MetadataBarrier
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.secret import Secrets
 from sandq.broker.peers.this_node import ThisNode

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from sandq.broker.bootstrap.joining import Joining
-from sandq.broker.cluster import Cluster
+from sandq.broker.cluster.cluster import Cluster
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.peers.handshake import Introduced
 from sandq.broker.peers.links import PeerLinks

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker.controller.metadata_barrier import MetadataBarrier
+from sandq.broker.peers.metadata_barrier import MetadataBarrier
 from sandq.broker.replication.runner import Runner
 from tests.support.nodes import moved
 from tests.support.nodes.found import FoundNodes, found_nodes

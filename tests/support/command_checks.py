@@ -288,7 +288,7 @@ METADATA: Final[Mapping[type[Any], Mapping[str, Checked]]] = {
         "partitions": made("as many as there are", _ADMIN),
         "added": of(_T.TOPIC_UPDATE, "partitions", "nodes for each partition that is added", _ADMIN),
     },
-    m.FormCluster: {"cluster_uuid": made("a new UUID", "broker/cluster.py")},
+    m.FormCluster: {"cluster_uuid": made("a new UUID", "broker/cluster/cluster.py")},
     m.MarkNode: {"node_id": made(_BY_CONTROLLER, _CONTROLLER), "failed_since_ms": made("the clock", _CONTROLLER)},
     m.ChangeStanding: {
         "node_id": of(_T.NODE_CHANGE, "node", _BY_CONTROLLER, _ADMIN),

@@ -10,7 +10,7 @@ import trio
 from sandq.broker.backups.exports import Exports, Piece
 from sandq.broker.backups.log_reads import LogPart, LogReads
 from sandq.broker.catalog import Catalog
-from sandq.broker.controller.metadata_barrier import ANSWER_S
+from sandq.broker.peers.metadata_barrier import ANSWER_S
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, Unavailable

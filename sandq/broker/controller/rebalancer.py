@@ -19,8 +19,8 @@ import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
-from sandq.broker.controller.metadata_barrier import ANSWER_S
 from sandq.broker.controller.rebalance_steps import is_whole, news, next_step
+from sandq.broker.peers.metadata_barrier import ANSWER_S
 from sandq.broker.replication.leadership_transfer import AGAIN_S, hand_over
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker import cluster
 from sandq.broker.bootstrap import joining
+from sandq.broker.cluster.cluster import cluster
 from sandq.broker.controller.metadata_members import VOTERS_MOST
 from sandq.gossip.tags import node_tags
 from sandq.model.membership import State

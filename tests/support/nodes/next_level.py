@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from sandq.broker.peers.dispatch import PeerDispatch
+from sandq.broker.cluster.dispatch import PeerDispatch
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import StoreRows
 from sandq.model.features import KNOWN, Levels

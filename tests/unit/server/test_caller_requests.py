@@ -12,8 +12,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
+from sandq.broker.peers.metadata_barrier import Unsure
 from sandq.broker.turns import Turn
 from sandq.model.caller import ANONYMOUS, Caller, host_of
 from sandq.model.errors import NotFound, Overloaded

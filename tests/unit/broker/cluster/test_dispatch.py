@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from sandq.broker.cluster.dispatch import PeerDispatch
 from sandq.broker.health.sick_peers import SickPeers
-from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.peers.handshake import Peer, PeerIdentity
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.this_node import ThisNode

@@ -13,11 +13,11 @@ import structlog
 import trio
 
 from sandq.broker.bootstrap.bootstrap import Bootstrap, Way
+from sandq.broker.bootstrap.directory import PeerDirectory
 from sandq.broker.bootstrap.joining import Beginning
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.health.node_health import NodeHealth
-from sandq.broker.peers.directory import PeerDirectory
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.leadership_transfer import hand_over

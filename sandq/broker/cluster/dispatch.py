@@ -17,7 +17,6 @@ from sandq.broker.backups.log_reads import LogReads
 from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
-from sandq.broker.controller.metadata_barrier import MetadataBarrier
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.health.replica_digests import ReplicaDigests
@@ -26,6 +25,7 @@ from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.peers.handshake import Peer
 from sandq.broker.peers.links import PeerLinks
+from sandq.broker.peers.metadata_barrier import MetadataBarrier
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.routes import Routes
 from sandq.broker.peers.stream import PeerStream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sandq.broker.peers.directory import PeerDirectory
+from sandq.broker.bootstrap.directory import PeerDirectory
 from sandq.broker.peers.handshake import Peer, PeerIdentity
 from sandq.broker.signals import Signal
 from sandq.model.features import Levels

@@ -13,9 +13,9 @@ import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
-from sandq.broker.controller.metadata_barrier import ANSWER_S
 from sandq.broker.peers.handshake import PeerIdentity
 from sandq.broker.peers.links import PeerLinks
+from sandq.broker.peers.metadata_barrier import ANSWER_S
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import METADATA_GROUP
