@@ -37,10 +37,10 @@ from sandq.broker.delivery.subscribe import (
 )
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.peers.routes import Routes
-from sandq.broker.queries.fan_out import call_all, read_all
-from sandq.broker.queries.kv_watch import KvWatches
-from sandq.broker.queries.linearizable_reads import LinearizableReads
-from sandq.broker.queries.schedule_outlook import ScheduleOutlooks
+from sandq.broker.reads.fan_out import call_all, read_all
+from sandq.broker.reads.kv_watch import KvWatches
+from sandq.broker.reads.linearizable_reads import LinearizableReads
+from sandq.broker.reads.schedule_outlook import ScheduleOutlooks
 from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import Done, RaftGroup

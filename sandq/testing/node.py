@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from sandq.broker.broker import Broker
-from sandq.broker.queries.fan_out import call_all
+from sandq.broker.reads.fan_out import call_all
 from sandq.model.caller import NODE
 from sandq.model.config import load_config
 from sandq.model.errors import ClosedError, SandqError, TimedOut

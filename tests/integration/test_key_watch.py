@@ -9,8 +9,8 @@ import pytest
 import trio
 
 import sandq
-from sandq.broker.queries import kv_watch
-from sandq.broker.queries.linearizable_reads import Room
+from sandq.broker.reads import kv_watch
+from sandq.broker.reads.linearizable_reads import Room
 from sandq.model.batch import Batch, Column, encode
 from sandq.node import Serving
 from sandq.partition.kv.watch import Watch

@@ -15,7 +15,7 @@ from sandq.broker.controller.topic_restores import TopicRestores, check_not_rest
 from sandq.broker.controller.topics_under_way import TopicsUnderWay
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.routes import Routes
-from sandq.broker.queries.fan_out import call_all
+from sandq.broker.reads.fan_out import call_all
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView

@@ -18,7 +18,7 @@ from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.controller.feature_level import FeatureLevel
 from sandq.broker.controller.metadata_members import next_members
 from sandq.broker.peers.handshake import PeerIdentity
-from sandq.broker.queries.fan_out import answers_of
+from sandq.broker.reads.fan_out import answers_of
 from sandq.broker.replication.leadership_transfer import AGAIN_S, hand_over
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView

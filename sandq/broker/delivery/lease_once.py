@@ -10,7 +10,7 @@ from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
 from sandq.broker.delivery.group_takers import Bell, GroupTakers
 from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader, lease_work
-from sandq.broker.queries.fan_out import answers_of
+from sandq.broker.reads.fan_out import answers_of
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.turns import Turn
 from sandq.model.caller import Caller

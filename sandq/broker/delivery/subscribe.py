@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from sandq.broker.delivery.partition_leader import PartitionLeader
-from sandq.broker.queries.fan_out import call_all
+from sandq.broker.reads.fan_out import call_all
 from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.broker.turns import Turn
 from sandq.model import offsets

@@ -7,8 +7,8 @@ from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple, TypeVar
 
 from sandq.broker.broker import Broker
-from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room
-from sandq.broker.queries.partition_time import PartitionTime
+from sandq.broker.reads.linearizable_reads import PAGE_WORK, Room
+from sandq.broker.reads.partition_time import PartitionTime
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.caller import Caller

@@ -12,10 +12,10 @@ import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.partition_leader import PartitionLeader
-from sandq.broker.queries.fan_out import call_all, read_all
 from sandq.broker.queries.group_consumers import ConsumerTable
-from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room, no_bytes
-from sandq.broker.queries.partition_time import PartitionTime
+from sandq.broker.reads.fan_out import call_all, read_all
+from sandq.broker.reads.linearizable_reads import PAGE_WORK, Room, no_bytes
+from sandq.broker.reads.partition_time import PartitionTime
 from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.broker.turns import Turn

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from sandq.broker.broker import Broker
-from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room
+from sandq.broker.reads.linearizable_reads import PAGE_WORK, Room
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.batch import Batch, Column, peek

@@ -13,8 +13,8 @@ import trio.testing
 
 from sandq.broker.broker import LISTS_AT_ONCE
 from sandq.broker.queries import message_queries
-from sandq.broker.queries.linearizable_reads import BOUNDLESS
 from sandq.broker.queries.message_queries import ROW_WORK, ROWS_AT_ONCE, MessageQueries
+from sandq.broker.reads.linearizable_reads import BOUNDLESS
 from sandq.broker.turns import TURN_WORK
 from sandq.model.caller import NODE
 from sandq.protocol.requests_admin import GroupList

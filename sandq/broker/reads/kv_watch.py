@@ -12,7 +12,7 @@ from itertools import islice
 import outcome
 import trio
 
-from sandq.broker.queries.linearizable_reads import BOUNDLESS, Room
+from sandq.broker.reads.linearizable_reads import BOUNDLESS, Room
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner

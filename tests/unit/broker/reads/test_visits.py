@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from sandq.broker.memory_budget import Account
-from sandq.broker.queries.linearizable_reads import PAGE_WORK, VISIT_WORK, LinearizableReads
+from sandq.broker.reads.linearizable_reads import PAGE_WORK, VISIT_WORK, LinearizableReads
 from sandq.broker.replication import runner as runner_module
 from sandq.broker.replication.applier import Ask
 from sandq.broker.replication.replica import PartitionReplica

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.queries.partition_time import PAUSE_MS, PartitionTime
+from sandq.broker.reads.partition_time import PAUSE_MS, PartitionTime
 from sandq.model.errors import Overloaded
 from sandq.partition import commands as c
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from sandq.broker.queries.linearizable_reads import PAGE_WORK, LinearizableReads, Room
+from sandq.broker.reads.linearizable_reads import PAGE_WORK, LinearizableReads, Room
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.partition.schedules.schedule import Schedule
 from sandq.partition.schedules.schedule_queries import PAGE_BYTES, Stored
