@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from sandq.broker.queries.kv_queries import KvQueries
+from sandq.broker.requests.kv_requests import KvRequests
 from sandq.model.errors import Overloaded
 from sandq.protocol.frames import Frame, encode_replies
 from sandq.protocol.requests_keys import KvGet
@@ -18,9 +18,9 @@ TOGETHER: Final = 256
 class KvGetCoalescer:
     """Those of one connection."""
 
-    def __init__(self, connection: Connection, kv_queries: KvQueries) -> None:
+    def __init__(self, connection: Connection, kv_requests: KvRequests) -> None:
         self._connection = connection
-        self._kv_queries = kv_queries
+        self._kv_queries = kv_requests
         self._gathered: dict[tuple[Any, ...], list[tuple[int, KvGet]]] = {}
         """By topic, partition, stale."""
 

@@ -43,15 +43,15 @@ async def test_a_scan_of_a_partition_key_asks_its_partition_alone(
     node: Serving, kv: sandq.Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    from sandq.broker.queries import kv_queries
+    from sandq.broker.requests import kv_requests
 
-    page = kv_queries._page
+    page = kv_requests._page
 
     def noted(replica, request, now_ms):  # type: ignore[no-untyped-def]
         asked.append(request.partition)
         return page(replica, request, now_ms)
 
-    monkeypatch.setattr(kv_queries, "_page", noted)
+    monkeypatch.setattr(kv_requests, "_page", noted)
     await kv.put("ada/lamp", "on")
     assert [entry.value async for entry in kv.scan(prefix="ada/")] == [b"on"]
     assert asked == [partition_for(b"ada", 5)]

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from sandq.broker.delivery.schedule_firing import ScheduleFiring
-from sandq.broker.queries.schedule_queries import ScheduleQueries
+from sandq.broker.requests.schedule_requests import ScheduleRequests
 from sandq.node import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.working import connected, with_topic
@@ -21,13 +21,13 @@ async def test_an_update_waits_for_what_is_due(
     timed: Serving, hand: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was missed while nobody led is caught up on, also where a program says at once what is to be."""
-    seen, fires, looks = trio.Event(), ScheduleFiring._fire_some, ScheduleQueries._named
+    seen, fires, looks = trio.Event(), ScheduleFiring._fire_some, ScheduleRequests._named
 
     async def fire_later(firing: ScheduleFiring) -> int:
         await seen.wait()
         return await fires(firing)
 
-    async def look(queries: ScheduleQueries, *named: Any) -> Any:
+    async def look(queries: ScheduleRequests, *named: Any) -> Any:
         found = await looks(queries, *named)
         seen.set()
         return found
@@ -38,7 +38,7 @@ async def test_an_update_waits_for_what_is_due(
         assert made.next_ms is not None
         monkeypatch.setattr(ScheduleFiring, "_fire_some", fire_later)
         hand.forward(3 * 3600 + 1)
-        monkeypatch.setattr(ScheduleQueries, "_named", look)
+        monkeypatch.setattr(ScheduleRequests, "_named", look)
         assert await schedules.create_many([{"name": "s", "value": b"new", "every": "1h", "misfire": "all"}]) == (
             0,
             1,

@@ -10,8 +10,8 @@ from sandq.broker import broker, memory_budget
 from sandq.broker.backups import log_reads
 from sandq.broker.memory_budget import Account, MemoryBudget
 from sandq.broker.peers import door, handshake, link, links, stream
-from sandq.broker.queries.group_consumers import CONSUMERS_MAX
 from sandq.broker.replication import reader_pins
+from sandq.broker.requests.group_consumers import CONSUMERS_MAX
 from sandq.broker.snapshots import transfer
 from sandq.gossip import nodes, packets, streams
 from sandq.membership import intake

@@ -19,7 +19,7 @@ from sandq.server.handlers.routes import Context, Packed, answered, told
 
 
 async def _list(at: Context, request: GroupList) -> Packed:
-    count, rows = await at.queries.groups(request, at.caller)
+    count, rows = await at.messages.groups(request, at.caller)
     return Packed((PackedArray(count, rows),))
 
 
@@ -34,11 +34,11 @@ def _pushes(at: Context, request: PushList) -> list[dict[str, Any]]:
 
 ROUTES = (
     answered(GroupList, _list),
-    answered(ConsumerList, lambda at, request: at.queries.consumers(request, at.caller)),
-    answered(GroupSeek, lambda at, request: at.queries.seek(request, at.caller)),
-    answered(GroupDelete, lambda at, request: at.queries.delete_group(request, at.caller)),
-    answered(GroupUpdate, lambda at, request: at.queries.update_group(request, at.caller)),
-    answered(GroupPause, lambda at, request: at.queries.pause_group(request, at.caller)),
+    answered(ConsumerList, lambda at, request: at.messages.consumers(request, at.caller)),
+    answered(GroupSeek, lambda at, request: at.messages.seek(request, at.caller)),
+    answered(GroupDelete, lambda at, request: at.messages.delete_group(request, at.caller)),
+    answered(GroupUpdate, lambda at, request: at.messages.update_group(request, at.caller)),
+    answered(GroupPause, lambda at, request: at.messages.pause_group(request, at.caller)),
     answered(GroupPush, _push),
     told(PushList, _pushes),
 )

@@ -10,13 +10,13 @@ from sandq.server.handlers.routes import Context, Log, Packed, answered, framed
 
 
 async def _scan(at: Context, request: KvScan) -> Packed:
-    page, stale_ms = await at.kv_queries.scan(request, at.caller)
+    page, stale_ms = await at.kv_requests.scan(request, at.caller)
     return Packed((packb(stale_ms), PackedArray(2 * page.keys, page.rows), packb(page.following)))
 
 
 async def _watch(at: Context, request: KvWatch) -> Log:
     with at.connection.waits(len(request.start or b"") + len(request.stop or b"")):
-        found = await at.kv_queries.changes(request, at.caller)
+        found = await at.kv_requests.changes(request, at.caller)
     return Log((found.through, found.mark), found.pieces)
 
 

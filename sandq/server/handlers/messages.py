@@ -12,12 +12,12 @@ from sandq.server.handlers.routes import Context, Log, answered, submitted
 
 
 async def _fetch(at: Context, request: Fetch) -> Log:
-    number, found = await at.queries.fetch(request, at.caller)
+    number, found = await at.messages.fetch(request, at.caller)
     return Log((found.next, found.closed_ms, found.trimmed, number), found.pieces)
 
 
 async def _measure(at: Context, request: Measure) -> tuple[Any, ...]:
-    number, found = await at.queries.measure(request, at.caller)
+    number, found = await at.messages.measure(request, at.caller)
     *extent, clock_epoch = found
     return (*extent, number, clock_epoch)
 
@@ -28,19 +28,19 @@ def _move(at: Context, request: Move, done: Done) -> None:
     times = [at_ms - (0 if relative else now_ms) for _, at_ms, relative, *_ in request.items if at_ms is not None]
     is_later = any([delay_ms > 0 for delay_ms in times])
     at.check_stored(request.topic, len(request.cells) or None, lambda: 0 if is_later else None)
-    at.queries.move(request, at.caller, done)
+    at.messages.move(request, at.caller, done)
 
 
 ROUTES = (
-    submitted(Cancel, lambda at, request, done: at.queries.cancel(request, at.caller, done)),
+    submitted(Cancel, lambda at, request, done: at.messages.cancel(request, at.caller, done)),
     submitted(Move, _move),
-    answered(Get, lambda at, request: at.queries.get(request, at.caller)),
-    answered(Why, lambda at, request: at.queries.why(request, at.caller)),
-    answered(List, lambda at, request: at.queries.page(request, at.caller)),
-    answered(DeadRedrive, lambda at, request: at.queries.each_dead(request, at.caller)),
-    answered(DeadPurge, lambda at, request: at.queries.each_dead(request, at.caller)),
-    answered(DeadList, lambda at, request: at.queries.dead_page(request, at.caller)),
-    answered(Forecast, lambda at, request: at.queries.forecast(request, at.caller)),
+    answered(Get, lambda at, request: at.messages.get(request, at.caller)),
+    answered(Why, lambda at, request: at.messages.why(request, at.caller)),
+    answered(List, lambda at, request: at.messages.page(request, at.caller)),
+    answered(DeadRedrive, lambda at, request: at.messages.each_dead(request, at.caller)),
+    answered(DeadPurge, lambda at, request: at.messages.each_dead(request, at.caller)),
+    answered(DeadList, lambda at, request: at.messages.dead_page(request, at.caller)),
+    answered(Forecast, lambda at, request: at.messages.forecast(request, at.caller)),
     answered(Fetch, _fetch),
     answered(Measure, _measure),
 )

@@ -1,6 +1,6 @@
 """How a request comes to the broker and its answer to the client: one route for each.
 
-    answered(Get, lambda at, request: at.queries.get(request, at.caller))      with what the coroutine returns
+    answered(Get, lambda at, request: at.messages.get(request, at.caller))      with what the coroutine returns
     submitted(Ack, lambda at, request, done: ...)                              with what `done` gets
     told(Ping, lambda at, request: at.broker.clock.now_ms())                   at once, with what is returned
     sliced(ClusterInfo, lambda at, request: at.info.cluster())                 the same, made in turns by a coroutine
@@ -21,10 +21,10 @@ import msgpack
 import trio
 
 from sandq.broker.broker import Broker
-from sandq.broker.queries.kv_queries import KvQueries
-from sandq.broker.queries.message_queries import MessageQueries
-from sandq.broker.queries.schedule_queries import ScheduleQueries
 from sandq.broker.replication.raft_group import Done
+from sandq.broker.requests.kv_requests import KvRequests
+from sandq.broker.requests.message_requests import MessageRequests
+from sandq.broker.requests.schedule_requests import ScheduleRequests
 from sandq.model.batch_format import stored_bytes_of
 from sandq.model.caller import Caller
 from sandq.model.errors import QuotaExceeded, SandqError
@@ -70,10 +70,10 @@ class Context:
         """Called once the client has proved to be a gateway; set by the session."""
         self.lease_topics: dict[int, str] = {}
         """Of partitions of which leases were settled here, by Raft group."""
-        self.queries = MessageQueries(broker, connection)
-        self.schedules = ScheduleQueries(broker, connection)
-        self.kv_queries = KvQueries(broker, connection)
-        self.kv_gets = KvGetCoalescer(connection, self.kv_queries)
+        self.messages = MessageRequests(broker, connection)
+        self.schedules = ScheduleRequests(broker, connection)
+        self.kv_requests = KvRequests(broker, connection)
+        self.kv_gets = KvGetCoalescer(connection, self.kv_requests)
         self.produces = ProduceCoalescer(
             self._produce,
             self._produce_large,

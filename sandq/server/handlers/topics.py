@@ -51,9 +51,9 @@ ROUTES = (
     answered(TopicUpdate, _update),
     answered(TopicDelete, lambda at, request: at.broker.administration.delete_topic(request, at.caller)),
     answered(GroupLimit, lambda at, request: at.broker.administration.limit_group(request, at.caller)),
-    answered(TopicStats, lambda at, request: at.queries.topic_stats(request, at.caller)),
+    answered(TopicStats, lambda at, request: at.messages.topic_stats(request, at.caller)),
     answered(Overview, _overview),
     told(TopicHistory, _history),
-    answered(ClockReset, lambda at, request: at.queries.reset_clock(request, at.caller)),
-    answered(Hold, lambda at, request: at.queries.hold(request, at.caller)),
+    answered(ClockReset, lambda at, request: at.messages.reset_clock(request, at.caller)),
+    answered(Hold, lambda at, request: at.messages.hold(request, at.caller)),
 )

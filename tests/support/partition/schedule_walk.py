@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from sandq.broker.delivery.schedule_firing import plan, plan_anew
-from sandq.broker.queries.schedule_queries import _plan_pauses, _plan_puts
+from sandq.broker.requests.schedule_requests import _plan_pauses, _plan_puts
 from sandq.model.batch import Column
 from sandq.model.headers import headers_unpack
 from sandq.model.offsets import deliver_ms

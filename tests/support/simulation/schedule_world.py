@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import trio
 
-from sandq.broker.queries.schedule_queries import ScheduleQueries
 from sandq.broker.replication.replica import Delivery
+from sandq.broker.requests.schedule_requests import ScheduleRequests
 from sandq.model.batch import Column, encode
 from sandq.model.caller import NODE
 from sandq.model.errors import SandqError
@@ -67,7 +67,7 @@ class ScheduleWorld(MembershipWorld):
                 if host.ready:
                     with trio.move_on_after(ASK_S):
                         try:
-                            (result,) = await ScheduleQueries(broker, Room()).put(request, NODE)
+                            (result,) = await ScheduleRequests(broker, Room()).put(request, NODE)
                             assert result["outcome"] in ("created", "unchanged")
                             next_ms: int = result["next_ms"]
                             return next_ms
@@ -91,7 +91,7 @@ class ScheduleWorld(MembershipWorld):
             if host.ready:
                 with trio.move_on_after(1):
                     try:
-                        (result,) = await ScheduleQueries(broker, Room()).change(request, NODE)
+                        (result,) = await ScheduleRequests(broker, Room()).change(request, NODE)
                         found.add(result["id"])
                     except SandqError as error:
                         self.note(f"no trigger: {error.message}")

@@ -111,7 +111,7 @@ def info_of(identities: Twin) -> SimpleNamespace:
 @pytest.fixture
 def came(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, Any]]]:
     came: list[tuple[Any, Any]] = []
-    for queries in ("MessageQueries", "KvQueries", "ScheduleQueries"):
+    for queries in ("MessageRequests", "KvRequests", "ScheduleRequests"):
         monkeypatch.setattr(routes, queries, lambda broker, room: Twin(came))
     yield came
 

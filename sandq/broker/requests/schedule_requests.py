@@ -73,7 +73,7 @@ _Seen = tuple[str, int, int | None]
 """Name, version and next occurrence of a schedule."""
 
 
-class ScheduleQueries:
+class ScheduleRequests:
     def __init__(self, broker: Broker, room: Room) -> None:
         """`room`: where the answers go."""
         self._broker = broker

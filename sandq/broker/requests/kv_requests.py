@@ -37,7 +37,7 @@ class KeyPage(NamedTuple):
     """The key to go on from; None: there are no more."""
 
 
-class KvQueries:
+class KvRequests:
     def __init__(self, broker: Broker, room: Room) -> None:
         """`room`: where the answers go."""
         self._broker = broker

@@ -12,9 +12,9 @@ import trio
 import trio.testing
 
 from sandq.broker.broker import LISTS_AT_ONCE
-from sandq.broker.queries import message_queries
-from sandq.broker.queries.message_queries import ROW_WORK, ROWS_AT_ONCE, MessageQueries
 from sandq.broker.reads.linearizable_reads import BOUNDLESS
+from sandq.broker.requests import message_requests
+from sandq.broker.requests.message_requests import ROW_WORK, ROWS_AT_ONCE, MessageRequests
 from sandq.broker.turns import TURN_WORK
 from sandq.model.caller import NODE
 from sandq.protocol.requests_admin import GroupList
@@ -65,14 +65,14 @@ class Packed(trio.abc.Instrument):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most = self.rounds = self._rows = 0
-        pack = message_queries._packed_groups
+        pack = message_requests._packed_groups
 
         def counted(rows: Sequence[dict[str, Any]], delivery: Any) -> bytes:
             self._rows += len(rows)
             self.most = max(self.most, self._rows)
             return pack(rows, delivery)
 
-        monkeypatch.setattr(message_queries, "_packed_groups", counted)
+        monkeypatch.setattr(message_requests, "_packed_groups", counted)
 
     def before_io_wait(self, timeout: float) -> None:
         self.rounds += 1
@@ -81,7 +81,7 @@ class Packed(trio.abc.Instrument):
 
 async def test_a_list_of_all_groups_is_packed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, packed = Broker(), Packed(monkeypatch)
-    queries = MessageQueries(broker, BOUNDLESS)  # type: ignore[arg-type]
+    queries = MessageRequests(broker, BOUNDLESS)  # type: ignore[arg-type]
     trio.lowlevel.add_instrument(packed)
     try:
         count, parts = await queries.groups(GroupList("t"), NODE)
@@ -100,7 +100,7 @@ async def test_a_list_of_all_groups_is_packed_in_turns(monkeypatch: pytest.Monke
 async def test_few_lists_are_made_at_once_and_one_of_a_connection() -> None:
     broker = Broker(partitions=1, groups=1)
     broker.may_answer = trio.Event()
-    clients = [MessageQueries(broker, BOUNDLESS) for _ in range(LISTS_AT_ONCE + 2)]  # type: ignore[arg-type]
+    clients = [MessageRequests(broker, BOUNDLESS) for _ in range(LISTS_AT_ONCE + 2)]  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(clients[0].groups, GroupList("t"), NODE)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandq.broker.queries import kv_queries
 from sandq.broker.replication.replica import PartitionReplica
+from sandq.broker.requests import kv_requests
 from sandq.model.batch import Column, encode
 from sandq.model.names import COMPACTED
 from sandq.model.settings import parse_settings
@@ -33,7 +33,7 @@ def test_a_page_is_made_in_parts(value_bytes: int) -> None:
     batch = encode({Column.KEY: [*keys], Column.VALUE: [bytes(value_bytes)] * len(keys)})
     replica.apply(1, c.Entry(T, [c.Append(batch)]).encode(), True)
     gave_way = 0
-    page = kv_queries._page(replica, KvScan("t", 0, False, b"", None, 10_000, ALL_BYTES), 0)
+    page = kv_requests._page(replica, KvScan("t", 0, False, b"", None, 10_000, ALL_BYTES), 0)
     assert (page.keys, page.following) == (len(keys), None)
     assert max(len(rows) for rows in page.rows) <= max(SCAN_BYTES, SCAN_ROWS * 50) + value_bytes + 20_000
     assert (

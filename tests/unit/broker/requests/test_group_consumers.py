@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sandq.broker.queries.group_consumers import CONSUMERS_MAX, ConsumerTable
+from sandq.broker.requests.group_consumers import CONSUMERS_MAX, ConsumerTable
 
 
 def subscription(credit: int) -> Any:

@@ -12,12 +12,12 @@ import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.partition_leader import PartitionLeader
-from sandq.broker.queries.group_consumers import ConsumerTable
 from sandq.broker.reads.fan_out import call_all, read_all
 from sandq.broker.reads.linearizable_reads import PAGE_WORK, Room, no_bytes
 from sandq.broker.reads.partition_time import PartitionTime
 from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.raft_group import Done, RaftGroup
+from sandq.broker.requests.group_consumers import ConsumerTable
 from sandq.broker.turns import Turn
 from sandq.model import health, offsets
 from sandq.model.batch_format import Column
@@ -95,7 +95,7 @@ ROW_BYTES = 256
 """What a row of an answer takes beside its values, about."""
 
 
-class MessageQueries:
+class MessageRequests:
     def __init__(self, broker: Broker, room: Room) -> None:
         """`room`: where the answers go."""
         self._broker = broker

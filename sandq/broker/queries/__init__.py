@@ -1,1 +1,0 @@
-"""Requests about stored messages and keys, and consistent reads."""

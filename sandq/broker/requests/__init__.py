@@ -1,0 +1,1 @@
+"""Requests of clients about messages, keys and schedules of a partition."""
