@@ -24,7 +24,6 @@ from sandq.broker.delivery.group_takers import GroupTakers
 from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.nack_changes import with_columns
 from sandq.broker.delivery.outbox_sender import OutboxSender
-from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.subscribe import (
     GroupOpenings,
     Known,
@@ -35,7 +34,8 @@ from sandq.broker.delivery.subscribe import (
     reclaimable,
     size_of,
 )
-from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.leader.partition_leader import PartitionLeader
+from sandq.broker.leader.subscription import Subscription
 from sandq.broker.peers.routes import Routes
 from sandq.broker.reads.fan_out import call_all, read_all
 from sandq.broker.reads.kv_watch import KvWatches

@@ -10,7 +10,7 @@ import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
-from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.peers.metadata_barrier import ANSWER_S, MetadataBarrier, Unsure
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.routes import Routes

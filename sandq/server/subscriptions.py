@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from sandq.broker.broker import Broker
-from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.turns import Turn
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError, TooLarge

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 import sandq
-from sandq.broker.delivery.partition_leader import UPKEEP_PAUSE_MS
+from sandq.broker.leader.partition_leader import UPKEEP_PAUSE_MS
 from sandq.node import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.working import connected, take

@@ -12,7 +12,7 @@ import trio
 
 import sandq
 from sandq.broker.controller import reconciler
-from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.replication.node_log import NodeLog
 from sandq.errors import InvalidRequest, TooLarge
 from sandq.node import Serving, run_node

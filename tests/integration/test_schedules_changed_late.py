@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker.delivery.schedule_firing import ScheduleFiring
+from sandq.broker.leader.schedule_firing import ScheduleFiring
 from sandq.broker.requests.schedule_requests import ScheduleRequests
 from sandq.node import Serving
 from tests.support.nodes.hand_clock import HandClock

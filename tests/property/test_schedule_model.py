@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandq.broker.delivery.schedule_firing import plan
+from sandq.broker.leader.schedule_firing import plan
 from sandq.model.batch import Column
 from sandq.model.headers import headers_unpack
 from sandq.partition import commands as c

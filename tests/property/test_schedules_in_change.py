@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from sandq.broker.delivery.schedule_firing import plan
+from sandq.broker.leader.schedule_firing import plan
 from sandq.broker.requests.schedule_requests import _is_due, _plan_puts
 from sandq.model.batch import Column
 from sandq.model.headers import headers_unpack

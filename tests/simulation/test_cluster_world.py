@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.snapshots.snapshots import needing
 from sandq.model.errors import Corruption

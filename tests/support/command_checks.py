@@ -50,7 +50,7 @@ _NAME: Final = "a name (`check_name`)"
 _BATCH: Final = "format, checksum and columns of the kind of topic; times, ttls, priorities, tenants and keys in range"
 _RECORD: Final = "the record of settings that were checked (`parse_settings`, `update_settings`)"
 _SCHEDULES: Final = "broker/requests/schedule_requests.py"
-_FIRING: Final = "broker/delivery/schedule_firing.py"
+_FIRING: Final = "broker/leader/schedule_firing.py"
 _ADMIN: Final = "broker/controller/administration.py"
 _CONTROLLER: Final = "broker/controller/cluster_controller.py"
 _LIMITS: Final = "broker/delivery/limit_home.py"
@@ -73,7 +73,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
     },
     c.Lease: {
         "group": of(_T.LEASE, "group", _NAME, _LEASES, (_T.SUBSCRIBE, "group")),
-        "horizon_ms": made("the guarded clock, and the lease-ahead", "broker/delivery/partition_leader.py"),
+        "horizon_ms": made("the guarded clock, and the lease-ahead", "broker/leader/partition_leader.py"),
         "grants": of(
             _T.LEASE,
             "lease_ms",
@@ -145,7 +145,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "group": of(_T.GROUP_UPDATE, "group", _GROUP),
         "settings": of(_T.GROUP_UPDATE, "settings", "`parse_group_settings`", "model/settings.py"),
     },
-    c.Touch: {"groups": made("names of groups of this partition", "broker/delivery/partition_leader.py")},
+    c.Touch: {"groups": made("names of groups of this partition", "broker/leader/partition_leader.py")},
     c.StartJob: {
         "job_id": of(_T.JOB_START, "job_id"),
         "kind": of(_T.JOB_START, "kind"),
@@ -165,7 +165,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "offset": of(_T.HOLD, "offset", "nil together with `ttl_ms`"),
         "ttl_ms": of(_T.HOLD, "ttl_ms"),
     },
-    c.RaiseLevel: {"level": made("the cluster's level", "broker/delivery/partition_leader.py")},
+    c.RaiseLevel: {"level": made("the cluster's level", "broker/leader/partition_leader.py")},
     c.TakeDigest: {"number": made("63 random bits", "broker/health/replica_digests.py")},
     c.ClockReset: {"new_ms": made("the guarded clock", _MESSAGES)},
     c.PauseGroup: {

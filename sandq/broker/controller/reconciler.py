@@ -18,9 +18,9 @@ from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
-from sandq.broker.delivery.partition_leader import PartitionLeader
-from sandq.broker.delivery.schedule_firing import ScheduleFiring
 from sandq.broker.delivery.sending_acks import place_of
+from sandq.broker.leader.partition_leader import PartitionLeader
+from sandq.broker.leader.schedule_firing import ScheduleFiring
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup

@@ -12,7 +12,7 @@ import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timer, Timers
-from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
+from sandq.broker.leader.partition_leader import RETRY_MS, PartitionLeader
 from sandq.broker.turns import Turn
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
 

@@ -18,7 +18,7 @@ from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
 from sandq.broker.delivery.limit_home import ASK_MS, Asked, LimitHome, Told, newer, told_of
-from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.model.errors import SandqError
 from sandq.partition import commands as c

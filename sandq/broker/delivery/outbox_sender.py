@@ -21,7 +21,7 @@ import trio
 
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner

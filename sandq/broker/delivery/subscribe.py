@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.reads.fan_out import call_all
 from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.broker.turns import Turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.leader.subscription import Subscription
 
 CONSUMERS_MAX: Final = 1000
 """Most consumers of one answer."""

@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from sandq.broker.broker import Broker
-from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.reads.fan_out import call_all, read_all
 from sandq.broker.reads.linearizable_reads import PAGE_WORK, Room, no_bytes
 from sandq.broker.reads.partition_time import PartitionTime

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 import sandq
-from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.replication import node_log
 from sandq.model.features import KNOWN
 from sandq.partition import clock_reset

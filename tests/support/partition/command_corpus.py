@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sandq.broker.delivery.schedule_firing import plan_anew
+from sandq.broker.leader.schedule_firing import plan_anew
 from sandq.model.batch import Column
 from sandq.model.features import KNOWN
 from sandq.model.group_limits import parse_limit, with_limit

@@ -12,7 +12,7 @@ from collections import defaultdict
 from random import Random
 from typing import Any
 
-from sandq.broker.delivery.schedule_firing import plan, plan_anew
+from sandq.broker.leader.schedule_firing import plan, plan_anew
 from sandq.broker.requests.schedule_requests import _plan_pauses, _plan_puts
 from sandq.model.batch import Column
 from sandq.model.headers import headers_unpack

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.applier import Ask
 from sandq.broker.replication.replica import Delivery
 from sandq.model import offsets

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.peers.routes import Route, Routes
 from sandq.broker.replication.applier import Apply
 from sandq.broker.replication.node_log import NodeLog

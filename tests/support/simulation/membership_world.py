@@ -26,7 +26,7 @@ import trio.testing
 from sandq.broker.broker import Broker
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication import node_log, runner
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup

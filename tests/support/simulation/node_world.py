@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from sandq.broker.delivery.partition_leader import PartitionLeader
-from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.leader.partition_leader import PartitionLeader
+from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import Delivery, PartitionReplica

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.leader.subscription import Subscription
 from sandq.broker.turns import TURN_WORK
 from sandq.server.subscriptions import PARTITIONS_OF_WORK, Subscriptions
 

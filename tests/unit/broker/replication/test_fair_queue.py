@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from sandq.broker.broker import SETTLED_WORK, _size_of
-from sandq.broker.delivery.partition_leader import lease_work
+from sandq.broker.leader.partition_leader import lease_work
 from sandq.broker.replication.fair_queue import BEHIND, FairQueue
 from sandq.partition.commands import Ack, Grant
 from tests.support.examples import seeds

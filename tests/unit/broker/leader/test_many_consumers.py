@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sandq.broker.delivery.partition_leader import MAX_GRANTS
-from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.leader.partition_leader import MAX_GRANTS
+from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.replica import Delivery
 from tests.unit.broker.delivery.test_moved_leases import LEASE_MS, Bed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
+from sandq.broker.leader.partition_leader import RETRY_MS, PartitionLeader
 from sandq.model.errors import NotLeader, Overloaded
 from sandq.model.features import FIRST_LEVEL
 from sandq.partition import commands as c

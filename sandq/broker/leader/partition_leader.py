@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timer, Timers
-from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import Delivery

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandq.broker.delivery.partition_leader import TOUCH_MS, PartitionLeader
+from sandq.broker.leader.partition_leader import TOUCH_MS, PartitionLeader
 from sandq.partition import commands as c
 from tests.support.partition.bench import T
 from tests.support.partition.bench_host import BenchHost

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.delivery.partition_leader import (
+from sandq.broker.leader.partition_leader import (
     DENSE_PAUSE_MS,
     DENSE_PER_MS,
     PAUSE_MS,
     PartitionLeader,
 )
-from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.metadata.state import Partition, Topic

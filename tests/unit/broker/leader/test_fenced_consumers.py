@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.leader.subscription import Subscription
 from sandq.model.errors import NotLeader
 from sandq.partition import commands as c
 from sandq.partition.leasing.lease_reclaim import fenced

@@ -11,7 +11,7 @@ import trio
 
 from sandq.broker.delivery.group_takers import GroupTakers
 from sandq.broker.delivery.lease_once import LeaseOnce
-from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.model.caller import NODE
 from sandq.protocol.requests import Lease
 from tests.support.waiting import PATIENCE_S
