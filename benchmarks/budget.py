@@ -31,6 +31,7 @@ LAYERS: Final = (
     ("sandq/protocol", "frames"),
     ("sandq/model", "batches, offsets, checks"),
     ("sandq/broker/delivery", "delivery"),
+    ("sandq/broker/leader", "delivery"),
     ("sandq/broker/replication", "passes, apply"),
     ("sandq/broker", "the rest of the broker"),
     ("sandq/raft", "Raft"),

@@ -46,7 +46,7 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.broker.replication.replica import Delivery, MetadataView, PartitionReplica
 from sandq.broker.replication.runner import Runner
-from sandq.broker.stats import NodeStats
+from sandq.broker.stats.node_stats import NodeStats
 from sandq.model.batch import Column
 from sandq.model.batch_format import stored_bytes_of
 from sandq.model.caller import Caller

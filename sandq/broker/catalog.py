@@ -17,7 +17,7 @@ from sandq.broker.peers.routes import Routes
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
-from sandq.broker.stats import TopicStats
+from sandq.broker.stats.node_stats import TopicStats
 from sandq.metadata.records import Topic
 from sandq.model.auto_create import NO_AUTO_CREATE, AutoCreate
 from sandq.model.errors import (

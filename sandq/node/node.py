@@ -51,9 +51,9 @@ from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.replication.runner import CLOSE_S, Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.signals import Signal
-from sandq.broker.slo import LatenessSlo
 from sandq.broker.snapshots.snapshots import Snapshots
-from sandq.broker.stats import NodeStats
+from sandq.broker.stats.node_stats import NodeStats
+from sandq.broker.stats.slo import LatenessSlo
 from sandq.model.auto_create import AutoCreate
 from sandq.model.config import NodeConfig
 from sandq.model.errors import StartupError, StorageFailed

@@ -31,8 +31,8 @@ from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.runner import Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
-from sandq.broker.slo import LatenessSlo
 from sandq.broker.snapshots.snapshots import Snapshots
+from sandq.broker.stats.slo import LatenessSlo
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.node.tls import NodeTls

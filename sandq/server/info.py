@@ -18,7 +18,7 @@ from sandq.broker.health.shut_replicas import ShutReplicas
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.replication.replica import METADATA_GROUP, MetadataView
-from sandq.broker.slo import LatenessSlo
+from sandq.broker.stats.slo import LatenessSlo
 from sandq.broker.turns import Turn
 from sandq.gossip import tags
 from sandq.model.access import Access

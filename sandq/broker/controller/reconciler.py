@@ -28,7 +28,7 @@ from sandq.broker.replication.replica import METADATA_GROUP, MetadataView
 from sandq.broker.replication.runner import Runner
 from sandq.broker.replication.store_compaction import StoreCompaction, StoreSweeper
 from sandq.broker.snapshots.snapshots import Snapshots
-from sandq.broker.stats import NodeStats, TopicStats
+from sandq.broker.stats.node_stats import NodeStats, TopicStats
 from sandq.metadata.records import Partition, Topic
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, UnknownTopic
 from sandq.model.features import FIRST_LEVEL

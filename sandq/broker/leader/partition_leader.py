@@ -14,7 +14,7 @@ from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import Delivery
-from sandq.broker.stats import NodeStats, TopicStats
+from sandq.broker.stats.node_stats import NodeStats, TopicStats
 from sandq.model.errors import SandqError, Unavailable
 from sandq.model.features import FIRST_LEVEL, KNOWN
 from sandq.model.group_limits import next_epoch

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sandq.broker.stats import SECONDS, Histogram
+from sandq.broker.stats.node_stats import SECONDS, Histogram
 from sandq.server.metrics.text import Exposition
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -29,7 +29,7 @@ from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.replication.replica import PartitionReplica
-from sandq.broker.stats import SECONDS, Histogram
+from sandq.broker.stats.node_stats import SECONDS, Histogram
 from sandq.broker.turns import Turn
 from sandq.membership.discovery import Seen
 from sandq.model.errors import StorageFailed, Unavailable

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from sandq.broker.stats import LATENESS, Histogram, TopicStats
+from sandq.broker.stats.node_stats import LATENESS, Histogram, TopicStats
 from sandq.partition.group_status import GroupStatus, Limited
 from sandq.partition.groups.group import PAUSED
 from sandq.partition.records.metrics import Counted

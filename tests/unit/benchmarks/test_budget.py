@@ -17,7 +17,7 @@ LEN: Function = ("~", 0, "<built-in method builtins.len>")
         (TICK, "Raft"),
         (("/lib/site-packages/pysyncobj/syncobj.py", 1, "_onTick"), "Raft"),
         (("/x/sandq/broker/delivery/a.py", 1, "f"), "delivery"),
-        (("/x/sandq/broker/stats.py", 1, "f"), "the rest of the broker"),
+        (("/x/sandq/broker/stats/node_stats.py", 1, "f"), "the rest of the broker"),
         (("/lib/json/decoder.py", 1, "decode"), OTHER),
         (SEND, SYSTEM),
         (LEN, OTHER),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgpack
 
-from sandq.broker.slo_book import HOUR_MS, SloBook
-from sandq.broker.stats import NodeStats
+from sandq.broker.stats.node_stats import NodeStats
+from sandq.broker.stats.slo_book import HOUR_MS, SloBook
 from sandq.model.config_schema import Address
 from sandq.storage import identity, keys, known_addresses, level_check, small_file, wal_format
 from sandq.storage.known_peers import KnownPeers

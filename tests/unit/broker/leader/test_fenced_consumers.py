@@ -8,7 +8,7 @@ from sandq.broker.leader.subscription import Subscription
 from sandq.model.errors import NotLeader
 from sandq.partition import commands as c
 from sandq.partition.leasing.lease_reclaim import fenced
-from tests.unit.broker.delivery.test_moved_leases import LEASE_AHEAD_MS, LEASE_MS, Bed
+from tests.unit.broker.leader.test_moved_leases import LEASE_AHEAD_MS, LEASE_MS, Bed
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sandq.broker.replication.raft_group import RaftGroup
 from tests.unit.broker.delivery.test_moved_leases import Bed
+
+from sandq.broker.replication.raft_group import RaftGroup
 
 DAY_MS = 86_400_000
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandq.broker.stats import NodeStats, TopicStats
+from sandq.broker.stats.node_stats import NodeStats, TopicStats
 from sandq.partition.group_status import GroupStatus, Limited
 from sandq.partition.records.metrics import Counted
 from sandq.partition.state_machine import Status

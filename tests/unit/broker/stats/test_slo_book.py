@@ -6,8 +6,17 @@ import random
 
 import pytest
 
-from sandq.broker.slo_book import BOUNDS_US, BURN_MS, HOUR_MS, MAGIC, MINUTE_MS, MINUTES_MOST, VERSION, SloBook
-from sandq.broker.stats import LATENESS, NodeStats
+from sandq.broker.stats.node_stats import LATENESS, NodeStats
+from sandq.broker.stats.slo_book import (
+    BOUNDS_US,
+    BURN_MS,
+    HOUR_MS,
+    MAGIC,
+    MINUTE_MS,
+    MINUTES_MOST,
+    VERSION,
+    SloBook,
+)
 from sandq.model.errors import Corruption
 from sandq.storage import small_file
 

@@ -10,11 +10,11 @@ import pytest
 import structlog
 import trio
 
-from sandq.broker import slo
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.slo import LatenessSlo
-from sandq.broker.slo_book import NAME
-from sandq.broker.stats import NodeStats
+from sandq.broker.stats import slo
+from sandq.broker.stats.node_stats import NodeStats
+from sandq.broker.stats.slo import LatenessSlo
+from sandq.broker.stats.slo_book import NAME
 from sandq.model.config_slo import SloSection
 from sandq.model.errors import StorageFailed
 from sandq.storage.files import RealFiles

@@ -8,8 +8,8 @@ import structlog
 import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.slo_book import BOUNDS_US, BURN_MS, NAME, SloBook
-from sandq.broker.stats import NodeStats
+from sandq.broker.stats.node_stats import NodeStats
+from sandq.broker.stats.slo_book import BOUNDS_US, BURN_MS, NAME, SloBook
 from sandq.model.config_slo import SloSection
 from sandq.model.errors import Corruption, StorageFailed
 from sandq.storage.files import Files

@@ -1,0 +1,1 @@
+"""Numbers that a node counts of its own work, and how punctual it was."""
