@@ -14,10 +14,10 @@ from typing import Any
 import structlog
 import trio
 
+from sandq.broker.event_loop import Signal
 from sandq.broker.peers.handshake import Peer, PeerIdentity
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.stream import PeerStream
-from sandq.broker.signals import Signal
 from sandq.model.config_schema import Address
 from sandq.model.members import member_id
 from sandq.protocol.peer import PeerFrame

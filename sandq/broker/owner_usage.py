@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from sandq.broker.catalog import Catalog, OpenTopic
+from sandq.broker.event_loop import Turn
 from sandq.broker.replication.replica import MetadataView, PartitionReplica
-from sandq.broker.turns import Turn
 from sandq.model.errors import QuotaExceeded, StorageFailed, Unavailable
 from sandq.model.quotas import Quota
 from sandq.protocol.peer import PeerFrame

@@ -1,7 +1,7 @@
 """Work that is done in steps, so that others have the loop between them.
 
 What takes long because of what somebody sent is a generator: it yields, after each step, the units of work that the
-step was (`sandq/broker/turns.py`: a unit is a few microseconds), and returns what came of it. Units are counted by
+step was (`sandq/broker/event_loop.py`: a unit is a few microseconds), and returns what came of it. Units are counted by
 bytes and messages, never timed.
 """
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import structlog
 import trio
 
+from sandq.broker.event_loop import SHARED_WORK
 from sandq.broker.peers.door import Place
-from sandq.broker.turns import SHARED_WORK
 from sandq.gossip.core import Ask, Gossip
 from sandq.gossip.keyring import NONCE_BYTES, Keyring
 from sandq.gossip.messages import Ping

@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 
 import trio
 
+from sandq.broker.event_loop import Turn
 from sandq.broker.peers.door import Door, Place
-from sandq.broker.turns import Turn
 from sandq.gossip.steps import Steps
 from sandq.model.errors import ConnectionLost
 

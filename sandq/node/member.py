@@ -17,8 +17,8 @@ from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.controller.feature_level import FeatureLevel
 from sandq.broker.controller.rebalancer import Rebalancer
 from sandq.broker.controller.reports import Reports
+from sandq.broker.event_loop import Signal
 from sandq.broker.owner_usage import OwnerUsage
-from sandq.broker.signals import Signal
 from sandq.gossip.tags import judge_of, node_tags
 from sandq.membership.discovery import Discovery
 from sandq.node.parts import Parts

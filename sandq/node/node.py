@@ -32,6 +32,7 @@ from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
+from sandq.broker.event_loop import Signal
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
@@ -50,7 +51,6 @@ from sandq.broker.replication.node_log import Hooks, NodeLog
 from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.replication.runner import CLOSE_S, Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
-from sandq.broker.signals import Signal
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.stats.node_stats import NodeStats
 from sandq.broker.stats.slo import LatenessSlo

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from sandq.broker.broker import Broker
-from sandq.broker.signals import Signal
+from sandq.broker.event_loop import Signal
 from sandq.broker.stats.node_stats import SECONDS, Histogram
 from sandq.client import Client, connect_with
 from sandq.client.options import Options

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import trio
 
+from sandq.broker.event_loop import Turn
 from sandq.broker.memory_budget import MemoryBudget
-from sandq.broker.turns import Turn
 from sandq.model.caller import Caller
 from sandq.model.errors import Overloaded
 from sandq.model.limits import Limits

@@ -16,9 +16,9 @@ import trio
 
 from sandq.broker import verbose
 from sandq.broker.access.authenticator import Login
+from sandq.broker.event_loop import SHARED_WORK, Turn
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.peers.metadata_barrier import Unsure
-from sandq.broker.turns import SHARED_WORK, Turn
 from sandq.model.caller import NODE, Caller
 from sandq.model.errors import (
     Conflict,

@@ -10,6 +10,7 @@ from typing import Any, Final
 from sandq.broker.access.authenticator import Authenticator
 from sandq.broker.access.identities import Identities
 from sandq.broker.broker import Broker
+from sandq.broker.event_loop import Turn
 from sandq.broker.health.entry_skips import EntrySkips
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
@@ -19,7 +20,6 @@ from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.replication.replica import METADATA_GROUP, MetadataView
 from sandq.broker.stats.slo import LatenessSlo
-from sandq.broker.turns import Turn
 from sandq.gossip import tags
 from sandq.model.access import Access
 from sandq.model.config_schema import Address

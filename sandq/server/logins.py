@@ -7,10 +7,9 @@ from typing import Protocol
 
 from sandq.broker.access.authenticator import Authenticator
 from sandq.broker.clock.timers import Timer
+from sandq.broker.event_loop import Signal, Turn
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
-from sandq.broker.signals import Signal
-from sandq.broker.turns import Turn
 
 
 class LetIn(Protocol):

@@ -15,8 +15,8 @@ import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.catalog import OpenTopic
+from sandq.broker.event_loop import Turn
 from sandq.broker.stats.node_stats import LATENESS, TopicStats
-from sandq.broker.turns import Turn
 from sandq.model.access import Access, Right
 from sandq.model.health import PushState
 from sandq.partition.records.metrics import Counted

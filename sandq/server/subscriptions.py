@@ -8,9 +8,9 @@ from typing import Final
 import trio
 
 from sandq.broker.broker import Broker
+from sandq.broker.event_loop import Turn
 from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.replica import Delivery
-from sandq.broker.turns import Turn
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError, TooLarge
 from sandq.model.names import check_name
 from sandq.protocol.frames import encode_reply

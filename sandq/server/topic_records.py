@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
+from sandq.broker.event_loop import Turn
 from sandq.broker.peers.routes import Routes
-from sandq.broker.turns import Turn
 from sandq.metadata.records import Topic
 from sandq.model.names import AUTO_CREATED
 

@@ -21,8 +21,8 @@ import trio
 import trio.lowlevel
 from structlog.testing import capture_logs
 
+from sandq.broker.event_loop import FIRST_WORK, TURN_WORK
 from sandq.broker.memory_budget import Held
-from sandq.broker.turns import FIRST_WORK, TURN_WORK
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.node import Serving, run_node

@@ -17,8 +17,8 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+from sandq.broker.event_loop import FIRST_WORK, SHARED_WORK, TURN_WORK
 from sandq.broker.peers.door import KNOWN_PLACES, SOURCE_PLACES
-from sandq.broker.turns import FIRST_WORK, SHARED_WORK, TURN_WORK
 from sandq.gossip import lzw
 from sandq.gossip.keyring import Keyring
 from sandq.gossip.messages import Ping, encode

@@ -16,9 +16,9 @@ import trio
 
 from sandq.broker.access.authenticator import OFF
 from sandq.broker.access.identities import Identities
+from sandq.broker.event_loop import Signal
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
-from sandq.broker.signals import Signal
 from sandq.model.caller import NODE
 from sandq.model.errors import SandqError
 from sandq.model.principals import TOKEN, TOKEN_BYTES, principal_of, token_hash, token_text

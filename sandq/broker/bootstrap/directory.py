@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
+from sandq.broker.event_loop import Signal
 from sandq.broker.peers.handshake import PeerIdentity
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.metadata_barrier import ANSWER_S
@@ -20,7 +21,6 @@ from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.replication.runner import Runner
-from sandq.broker.signals import Signal
 from sandq.gossip import tags
 from sandq.metadata.records import NodeRecord
 from sandq.model.config_schema import Address

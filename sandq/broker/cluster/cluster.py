@@ -17,6 +17,7 @@ from sandq.broker.bootstrap.directory import PeerDirectory
 from sandq.broker.bootstrap.joining import Beginning
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
+from sandq.broker.event_loop import Signal
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.this_node import ThisNode
@@ -25,7 +26,6 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.replication.runner import Runner
-from sandq.broker.signals import Signal
 from sandq.metadata import commands as m
 from sandq.model.errors import Conflict, SandqError, TimedOut
 from sandq.storage import identity

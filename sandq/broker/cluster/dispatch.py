@@ -19,6 +19,7 @@ from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
+from sandq.broker.event_loop import Signal
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.shut_replicas import ShutReplicas
 from sandq.broker.health.sick_peers import SickPeers
@@ -31,7 +32,6 @@ from sandq.broker.peers.routes import Routes
 from sandq.broker.peers.stream import PeerStream
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import NodeLog
-from sandq.broker.signals import Signal
 from sandq.protocol.peer import PeerFrame
 
 log = structlog.get_logger("sandq.cluster")

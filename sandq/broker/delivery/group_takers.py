@@ -12,8 +12,8 @@ import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timer, Timers
+from sandq.broker.event_loop import Turn
 from sandq.broker.leader.partition_leader import RETRY_MS, PartitionLeader
-from sandq.broker.turns import Turn
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
 
 Opens = Callable[[Sequence[PartitionLeader]], Awaitable[None]]

@@ -9,10 +9,10 @@ from functools import partial
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
 from sandq.broker.delivery.group_takers import Bell, GroupTakers
+from sandq.broker.event_loop import Turn
 from sandq.broker.leader.partition_leader import RETRY_MS, PartitionLeader, lease_work
 from sandq.broker.reads.fan_out import answers_of
 from sandq.broker.replication.replica import Delivery
-from sandq.broker.turns import Turn
 from sandq.model.caller import Caller
 from sandq.model.errors import SandqError, Unavailable
 from sandq.partition import commands as c

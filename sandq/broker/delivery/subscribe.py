@@ -9,10 +9,10 @@ from typing import Final
 
 import trio
 
+from sandq.broker.event_loop import Turn
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.reads.fan_out import call_all
 from sandq.broker.replication.replica import Delivery, PartitionReplica
-from sandq.broker.turns import Turn
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, TooLarge
 from sandq.partition import commands as c

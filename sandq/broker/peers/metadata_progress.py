@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sandq.broker.event_loop import Signal
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.this_node import ThisNode
-from sandq.broker.signals import Signal
 from sandq.protocol.peer import PeerFrame
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import structlog
 
+from sandq.broker.event_loop import Signal
 from sandq.broker.peers.links import PeerLinks
-from sandq.broker.signals import Signal
 from sandq.protocol.peer import PeerFrame
 
 log = structlog.get_logger("sandq.routes")

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import trio
 
+from sandq.broker.event_loop import Turn
 from sandq.broker.replication.raft_group import RaftGroup
-from sandq.broker.turns import Turn
 from sandq.model.errors import SandqError
 
 GROUP_WORK: Final = 4

@@ -13,12 +13,12 @@ import outcome
 import structlog
 import trio
 
+from sandq.broker.event_loop import Signal
 from sandq.broker.replication.applier import Apply, Ask
 from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.shut import ENDLESS_CPU_S, STOPS_NODE, EndlessEntry
 from sandq.broker.replication.worker import FairWorker, Worker
-from sandq.broker.signals import Signal
 from sandq.model.errors import SandqError, StorageFailed, Unavailable
 from sandq.storage.wal import Record, WalFull
 

@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from sandq.broker.broker import Broker
+from sandq.broker.event_loop import Turn
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.reads.fan_out import call_all, read_all
 from sandq.broker.reads.linearizable_reads import PAGE_WORK, Room, no_bytes
@@ -18,7 +19,6 @@ from sandq.broker.reads.partition_time import PartitionTime
 from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.broker.requests.group_consumers import ConsumerTable
-from sandq.broker.turns import Turn
 from sandq.model import health, offsets
 from sandq.model.batch_format import Column
 from sandq.model.caller import Caller

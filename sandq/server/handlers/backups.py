@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from sandq.broker.turns import Turn
+from sandq.broker.event_loop import Turn
 from sandq.metadata.records import IdentityRecord, Topic
 from sandq.model.access import Right
 from sandq.model.names import RESTORING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandq.broker.turns import Turn
+from sandq.broker.event_loop import Turn
 from sandq.metadata.records import Topic
 from sandq.protocol.requests_admin import (
     ClockReset,

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from sandq.broker.turns import Turn
+from sandq.broker.event_loop import Turn
 from sandq.client import Client, Receipt, Receipts, StoredMessage
 from sandq.client.json_format import (
     at_once,

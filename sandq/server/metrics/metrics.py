@@ -24,13 +24,13 @@ from prometheus_client.exposition import choose_encoder
 from sandq.broker.broker import Broker
 from sandq.broker.catalog import OpenTopic
 from sandq.broker.clock.guarded_clock import ClockStatus
+from sandq.broker.event_loop import Turn
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.stats.node_stats import SECONDS, Histogram
-from sandq.broker.turns import Turn
 from sandq.membership.discovery import Seen
 from sandq.model.errors import StorageFailed, Unavailable
 from sandq.model.names import FAIR

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from sandq.broker.bootstrap import joining
-from sandq.broker.cluster.cluster import cluster
+from sandq.broker.cluster import cluster
 from sandq.broker.controller.metadata_members import VOTERS_MOST
 from sandq.gossip.tags import node_tags
 from sandq.model.membership import State

@@ -12,9 +12,9 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from sandq.broker.event_loop import Turn
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.peers.metadata_barrier import Unsure
-from sandq.broker.turns import Turn
 from sandq.model.caller import ANONYMOUS, Caller, host_of
 from sandq.model.errors import NotFound, Overloaded
 from sandq.model.limits import DEFAULT, Limits

@@ -13,8 +13,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from sandq.broker.event_loop import SHARED_WORK, TURN_WORK, Turn
 from sandq.broker.memory_budget import MemoryBudget
-from sandq.broker.turns import SHARED_WORK, TURN_WORK, Turn
 from sandq.model.errors import NotFound, Overloaded
 from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import FrameReader, Type, encode_reply

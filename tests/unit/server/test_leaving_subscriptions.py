@@ -7,8 +7,8 @@ from typing import Any
 
 import trio
 
+from sandq.broker.event_loop import TURN_WORK
 from sandq.broker.leader.subscription import Subscription
-from sandq.broker.turns import TURN_WORK
 from sandq.server.subscriptions import PARTITIONS_OF_WORK, Subscriptions
 
 SUBSCRIPTIONS, PARTITIONS = 100, 1024

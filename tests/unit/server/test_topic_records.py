@@ -8,8 +8,8 @@ import msgpack
 import pytest
 import trio
 
+from sandq.broker.event_loop import TURN_WORK, Turn
 from sandq.broker.peers.routes import Routes
-from sandq.broker.turns import TURN_WORK, Turn
 from sandq.metadata.records import Partition, Topic
 from sandq.server import topic_records
 from sandq.server.topic_records import TopicRecords

@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
+from sandq.broker.event_loop import FIRST_WORK
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.peers.stream import PeerStream
-from sandq.broker.turns import FIRST_WORK
 from sandq.model.caller import ANONYMOUS, Caller
 from sandq.protocol.frames import FrameReader, Type, encode_frame, encode_reply
 from sandq.server.connection import Connection

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from sandq.broker.bootstrap.directory import PeerDirectory
+from sandq.broker.event_loop import Signal
 from sandq.broker.peers.handshake import Peer, PeerIdentity
-from sandq.broker.signals import Signal
 from sandq.model.features import Levels
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from sandq.broker.cluster.dispatch import PeerDispatch
+from sandq.broker.event_loop import Signal
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.peers.handshake import Peer, PeerIdentity
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.this_node import ThisNode
-from sandq.broker.signals import Signal
 from sandq.protocol.peer import PeerFrame
 from sandq.storage.identity import Identity
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandq.broker.controller.reports import Reports
-from sandq.broker.signals import Signal
+from sandq.broker.event_loop import Signal
 from sandq.protocol.peer import PeerFrame
 
 SETTLED = [(1, 2, True)]

@@ -9,9 +9,9 @@ from typing import Any
 import trio
 
 from sandq.broker.delivery.subscribe import held_by, known_to
+from sandq.broker.event_loop import TURN_WORK
 from sandq.broker.reads.fan_out import GROUP_WORK, answers_of, read_all
 from sandq.broker.replication.replica import PartitionReplica
-from sandq.broker.turns import TURN_WORK
 from sandq.protocol.requests import Subscribe
 
 PARTITIONS = 3000

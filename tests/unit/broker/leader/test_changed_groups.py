@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.unit.broker.delivery.test_moved_leases import MOVED, Bed
-
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.model.errors import SandqError
 from sandq.partition import commands as c
+from tests.unit.broker.leader.test_moved_leases import MOVED, Bed
 
 
 class Watched(Bed):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tests.unit.broker.delivery.test_moved_leases import LEASE_MS, Bed
-
 from sandq.broker.leader.partition_leader import MAX_GRANTS
 from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.replica import Delivery
+from tests.unit.broker.leader.test_moved_leases import LEASE_MS, Bed
 
 CONSUMERS = 1000
 

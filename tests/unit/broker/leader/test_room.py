@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.delivery.test_moved_leases import MOVED, Bed
 
 from sandq.broker.leader.partition_leader import RETURN_MS
 from sandq.broker.leader.subscription import Subscription
 from sandq.model.features import KNOWN
 from sandq.partition import commands as c
+from tests.unit.broker.leader.test_moved_leases import MOVED, Bed
 
 LATE_MS = 1000
 

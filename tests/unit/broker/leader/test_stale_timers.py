@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import trio
-from tests.unit.broker.delivery.test_moved_leases import LEASE_MS, MOVED, Bed
 
 from sandq.broker.delivery.group_takers import GroupTakers
 from sandq.broker.delivery.lease_once import LeaseOnce
@@ -16,6 +15,7 @@ from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.model.caller import NODE
 from sandq.protocol.requests import Lease
 from tests.support.waiting import PATIENCE_S
+from tests.unit.broker.leader.test_moved_leases import LEASE_MS, MOVED, Bed
 
 HOUR_MS = 3_600_000
 

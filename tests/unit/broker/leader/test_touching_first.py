@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tests.unit.broker.delivery.test_moved_leases import Bed
-
 from sandq.broker.replication.raft_group import RaftGroup
+from tests.unit.broker.leader.test_moved_leases import Bed
 
 DAY_MS = 86_400_000
 

@@ -10,12 +10,12 @@ import pytest
 import trio
 import trio.testing
 
+from sandq.broker.event_loop import Signal
 from sandq.broker.replication import runner as runner_module
 from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import KEPT_BYTES, Hooks, NodeLog
 from sandq.broker.replication.raft_group import PASS_BYTES, PASS_WORK, RaftGroup
 from sandq.broker.replication.runner import Runner
-from sandq.broker.signals import Signal
 from sandq.metadata.commands import RegisterNode
 from sandq.model.errors import StorageFailed
 from sandq.model.limits import Limits

@@ -13,12 +13,12 @@ import pytest
 import trio
 import trio.testing
 
+from sandq.broker.event_loop import Signal
 from sandq.broker.memory_budget import ROWS_SHARE
 from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import Hooks, NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
-from sandq.broker.signals import Signal
 from sandq.metadata.state import Partition, Topic
 from sandq.model.batch import Column, encode
 from sandq.model.errors import Overloaded, StorageFailed

@@ -12,10 +12,10 @@ import trio
 import trio.testing
 
 from sandq.broker.broker import LISTS_AT_ONCE
+from sandq.broker.event_loop import TURN_WORK
 from sandq.broker.reads.linearizable_reads import BOUNDLESS
 from sandq.broker.requests import message_requests
 from sandq.broker.requests.message_requests import ROW_WORK, ROWS_AT_ONCE, MessageRequests
-from sandq.broker.turns import TURN_WORK
 from sandq.model.caller import NODE
 from sandq.protocol.requests_admin import GroupList
 

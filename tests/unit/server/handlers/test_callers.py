@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker.turns import Turn
+from sandq.broker.event_loop import Turn
 from sandq.model.caller import Caller
 from sandq.protocol import requests as r
 from sandq.protocol import requests_access as access

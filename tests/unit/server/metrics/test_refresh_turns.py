@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import trio
 
-from sandq.broker.turns import TURN_WORK
+from sandq.broker.event_loop import TURN_WORK
 from sandq.model.limits import DEFAULT
 from sandq.model.names import TIMER
 from sandq.server.metrics.metrics import GROUPS_OF_WORK, About, Metrics

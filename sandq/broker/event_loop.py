@@ -1,4 +1,4 @@
-"""Turns of the event loop: who has much to do does a part of it, and lets all others go first."""
+"""Cooperation of the tasks of one event loop: time slices for long work, and signals that wake waiting tasks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import deque
 from typing import Final
 
 import anyio
+import trio
 from anyio.lowlevel import RunVar
 
 FIRST_WORK: Final = 128
@@ -94,3 +95,31 @@ def _line_of_this_loop() -> _Line:
         line = _Line()
         _line.set(line)
         return line
+
+
+class Signal:
+    """Wakes every task that waits at that moment; a `set` that finds nobody waiting is forgotten.
+
+    So the waiting task looks at what it waits for, finds nothing and waits, without an await in between.
+    """
+
+    __slots__ = ("_event", "is_muted")
+
+    def __init__(self) -> None:
+        self._event: trio.Event | None = None
+        self.is_muted = False
+        """A `set` is forgotten even so: what it tells of is looked at otherwise."""
+
+    def set(self) -> None:
+        """Wake whoever waits."""
+        if self.is_muted:
+            return
+        event, self._event = self._event, None
+        if event is not None:
+            event.set()
+
+    async def wait(self) -> None:
+        """Wait until the next `set`."""
+        if self._event is None:
+            self._event = trio.Event()
+        await self._event.wait()

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import trio
 
-from sandq.broker.turns import FIRST_WORK, SHARED_WORK, TURN_WORK, Turn
+from sandq.broker.event_loop import FIRST_WORK, SHARED_WORK, TURN_WORK, Turn
 
 ROUNDS = 60
 
