@@ -15,6 +15,7 @@ from __future__ import annotations
 from sandq.client.admin.access import Identity, NewToken, Whoami
 from sandq.client.admin.admin import Forecast
 from sandq.client.admin.audit import AuditPage
+from sandq.client.admin.dead_letters import DeadLetters
 from sandq.client.admin.group_consumers import GroupConsumer, GroupConsumers
 from sandq.client.admin.slo import SloReport
 from sandq.client.client import Client, cluster_of, connect, connect_with
@@ -30,7 +31,6 @@ from sandq.client.consumer.worker import Handler
 from sandq.client.kv.entries import Change, Entries, Entry
 from sandq.client.kv.keys import Keys
 from sandq.client.kv.watch import Watch
-from sandq.client.messages.dead_letters import DeadLetters
 from sandq.client.messages.messages import Messages
 from sandq.client.messages.stored_message import (
     Attempt,

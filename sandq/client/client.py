@@ -13,6 +13,7 @@ import anyio
 import anyio.abc
 
 from sandq.client.admin.admin import Admin
+from sandq.client.admin.dead_letters import DeadLetters
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.chosen_partitions import Partitions
 from sandq.client.consumer.chosen_topics import Topics
@@ -21,7 +22,6 @@ from sandq.client.consumer.lease_api import Leases
 from sandq.client.consumer.subscription import Subscription
 from sandq.client.consumer.worker import CONCURRENCY, GRACE, Handler, Runner, check_options, timeout_s_of
 from sandq.client.kv.keys import Keys
-from sandq.client.messages.dead_letters import DeadLetters
 from sandq.client.messages.fetch import Fetched, Stretch, measure, read_page
 from sandq.client.messages.messages import Messages, check_limit
 from sandq.client.options import DEFAULTS, Options, Token, parse_server

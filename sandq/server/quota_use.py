@@ -1,19 +1,13 @@
-"""What identities with a quota have, for those who look at them, and for metrics."""
+"""What identities with a quota have, for those who look at them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from heapq import nlargest
-from typing import Any, Final
 
 from sandq.broker.owner_usage import NOTHING, Held
 from sandq.metadata.records import Topic
-from sandq.server.metrics.text import Exposition
 from sandq.server.quota_meters import Meter, QuotaMeters
-
-IDENTITIES: Final = 100
-"""That have samples: those that asked most."""
 
 
 def use_of(
@@ -38,19 +32,3 @@ def use_of(
             "bytes": meter.bytes,
         }
     return found
-
-
-def tell_quotas(meters: QuotaMeters, held: Mapping[str, Held], told: Exposition) -> None:
-    """Tell metrics of identities that have a quota: of no more than `IDENTITIES`. On any thread."""
-    most: list[tuple[str, Any]] = nlargest(IDENTITIES, list(meters.meters.items()), key=lambda item: item[1].requests)
-    for name, meter in sorted(most):
-        labels = told.labels("sandq_identity_requests_total", name)
-        told.value("sandq_identity_requests_total", meter.requests, labels)
-        told.value("sandq_identity_request_bytes_total", meter.bytes, labels)
-        told.value("sandq_identity_refused_total", meter.refused, labels)
-        told.value("sandq_identity_connections", meter.connections, labels)
-    largest = nlargest(IDENTITIES, held.items(), key=lambda item: item[1].stored_bytes)
-    for name, holds in sorted(largest):
-        labels = told.labels("sandq_identity_stored_bytes", name)
-        told.value("sandq_identity_stored_bytes", holds.stored_bytes, labels)
-        told.value("sandq_identity_pending_messages", holds.pending_messages, labels)

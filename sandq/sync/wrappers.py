@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from sandq.client.admin.admin import Admin as AsyncAdmin
+from sandq.client.admin.dead_letters import DeadLetters as AsyncDeadLetters
 from sandq.client.consumer.lease_api import Leases as AsyncLeases
-from sandq.client.messages.dead_letters import DeadLetters as AsyncDeadLetters
 from sandq.client.messages.messages import Messages as AsyncMessages
 from sandq.client.portal import Portal
 from sandq.client.schedules.schedules import Schedules as AsyncSchedules

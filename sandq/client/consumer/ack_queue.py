@@ -22,13 +22,12 @@ from sandq.client.consumer.lease import (
     Lease,
     LeaseOwner,
     Part,
-    Span,
     count_of,
     frames_of,
-    positions_of,
     what_of,
 )
 from sandq.client.consumer.nack_change import NackTerms
+from sandq.client.messages.log_page import Span, positions_of
 from sandq.client.options import Options
 from sandq.client.transport.connection import Connection
 from sandq.model.errors import (

@@ -24,7 +24,7 @@ import anyio
 from sandq.client.consumer.ack_ranges import PLACE, Run, ranges_of
 from sandq.client.consumer.nack_change import NackChange, NackTerms
 from sandq.client.consumer.outgoing import Outgoing
-from sandq.client.messages.log_page import BYTES, LogPiece, each_offset
+from sandq.client.messages.log_page import BYTES, LogPiece, Span, each_offset, positions_of
 from sandq.client.producer.validation import Headers
 from sandq.model import offsets as offset_model
 from sandq.model.errors import ProtocolError, SandqError
@@ -38,8 +38,6 @@ FRAME_RANGES: Final = 16_384
 
 REPORT_S: Final = 5.0
 """How long a message waits until the broker knows that it is begun, at most."""
-
-Span = tuple[int, int]
 
 ABSENT: Final = 0  # not live, or pushed before
 HELD: Final = 1
@@ -344,11 +342,6 @@ class Extension:
 
 Part = tuple[Chunk, list[Span]]
 """Messages of a chunk that are settled together."""
-
-
-def positions_of(spans: Iterable[Span]) -> list[int]:
-    """The positions that spans cover."""
-    return [position for first, stop in spans for position in range(first, stop)]
 
 
 def count_of(parts: Iterable[Part]) -> int:

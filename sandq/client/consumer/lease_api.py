@@ -16,11 +16,10 @@ import anyio
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.ack_ranges import ranges_of
 from sandq.client.consumer.chosen_partitions import Partitions, chosen_of, partitions_of
-from sandq.client.consumer.lease import positions_of
 from sandq.client.consumer.message import lease_ms_of
 from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, dead_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing, rows_of
-from sandq.client.messages.log_page import LogMessage, LogPiece
+from sandq.client.messages.log_page import LogMessage, LogPiece, positions_of
 from sandq.client.options import again
 from sandq.client.positions import Start, start_of
 from sandq.client.producer.validation import Headers

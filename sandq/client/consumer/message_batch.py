@@ -6,11 +6,11 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from sandq.client.arguments import suggesting
-from sandq.client.consumer.lease import OF_HELD, Chunk, Extension, positions_of
+from sandq.client.consumer.lease import OF_HELD, Chunk, Extension
 from sandq.client.consumer.message import Message, extension_ms
 from sandq.client.consumer.nack_change import dead_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing
-from sandq.client.messages.log_page import text_of_tenant
+from sandq.client.messages.log_page import positions_of, text_of_tenant
 from sandq.client.producer.validation import Headers
 from sandq.model.times import Duration
 

@@ -34,12 +34,11 @@ from sandq.client.consumer.lease import (
     Chunk,
     Extension,
     Lease,
-    Span,
-    positions_of,
 )
 from sandq.client.consumer.lease_extension import LeaseExtensions
 from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, NackTerms
 from sandq.client.consumer.outgoing import Outgoing, rows_of
+from sandq.client.messages.log_page import Span, positions_of
 from sandq.client.options import again
 from sandq.client.producer.validation import Headers
 from sandq.client.signals import Signal

@@ -18,12 +18,13 @@ from sandq.client.consumer.chosen_partitions import Partitions, partitions_of
 from sandq.client.consumer.chosen_topics import TOPICS_MAX, ChosenTopics, Topics, too_many
 from sandq.client.consumer.consumer_identity import ConsumerIdentity
 from sandq.client.consumer.credit_shares import BUSY_S, equal_share, is_crowded, shares
-from sandq.client.consumer.lease import OF_HELD, Arrival, Chunk, positions_of
+from sandq.client.consumer.lease import OF_HELD, Arrival, Chunk
 from sandq.client.consumer.message import Message, lease_ms_of
 from sandq.client.consumer.message_batch import MessageBatch
 from sandq.client.consumer.node_session import Session, closed
 from sandq.client.consumer.prefetch import STALE_S, Prefetch
 from sandq.client.consumer.topic_consumer import TopicConsumer
+from sandq.client.messages.log_page import positions_of
 from sandq.client.options import Options, again
 from sandq.client.positions import Start, start_of
 from sandq.client.signals import Signal

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sandq.client.consumer.lease import positions_of
-from sandq.client.messages.log_page import LogPiece
+from sandq.client.messages.log_page import LogPiece, positions_of
 from sandq.client.messages.stored_message import FetchedMessage
 from sandq.client.positions import Point, offset_of
 from sandq.client.timeouts import within

@@ -5,7 +5,7 @@ Messages are known by their position in the batch. Columns are cut into cells wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from sandq.model import offsets as offset_model
@@ -14,6 +14,14 @@ from sandq.model.errors import ProtocolError
 from sandq.model.json_values import json_of
 
 BYTES: Final = offset_model.OFFSET_BYTES
+
+Span = tuple[int, int]
+"""Positions of a batch that follow each other: the first, and the one after the last."""
+
+
+def positions_of(spans: Iterable[Span]) -> list[int]:
+    """Return the positions that spans cover."""
+    return [position for first, stop in spans for position in range(first, stop)]
 
 
 class LogPiece:
