@@ -1,0 +1,37 @@
+"""The paths of requests that docs/architecture.md draws name modules that exist, and count them right."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PATHS = PAGE[PAGE.index("## The path of a request") : PAGE.index("## One message")]
+COMMON = re.findall(r"^\| (?:in|commit|apply)? ?\| `([^|]+)` \|", PATHS, re.MULTILINE)
+
+
+def modules_of(text: str) -> list[str]:
+    """Return the modules that a text names; one without a folder is in that of the module before it."""
+    found: list[str] = []
+    for name in re.findall(r"`([a-z_/]+)`", text):
+        found.append(name if "/" in name else f"{found[-1].rpartition('/')[0]}/{name}")
+    return found
+
+
+def test_common_modules_exist() -> None:
+    assert len(COMMON) == 15
+    for name in modules_of(" ".join(f"`{each}`" for each in COMMON)):
+        assert (ROOT / "sandq" / f"{name}.py").is_file(), name
+
+
+@pytest.mark.parametrize("request_", ["PRODUCE", "LEASE", "CANCEL"])
+def test_path_names_its_modules_and_their_number(request_: str) -> None:
+    (text,) = re.findall(rf"^- \*\*{request_}\*\*: (.*?)(?=^- |\Z)", PATHS, re.MULTILINE | re.DOTALL)
+    path, number = re.findall(r"(.*?)(\d+) modules\.", text, re.DOTALL)[0]
+    own = modules_of(path)
+    for name in own:
+        assert (ROOT / "sandq" / f"{name}.py").is_file(), name
+    assert len(COMMON) + len(own) == int(number)
