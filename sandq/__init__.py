@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         verify_push,
     )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "Change",

@@ -23,7 +23,6 @@ from sandq.model.errors import InvalidName, InvalidRequest
 from sandq.model.limits import DEFAULT
 from sandq.model.names import check_name
 
-FORMAT: Final = 1
 FOLDER: Final = "increments"
 OF_MANIFEST: Final = -1
 """As the base of a window: its rows are those of the backup itself."""
@@ -163,7 +162,6 @@ class Summary:
     def encode(self) -> bytes:
         """Return the block."""
         document = {
-            "format": FORMAT,
             **{name: getattr(self, name) for name in _PLAIN},
             "topics": None if self.topics is None else [asdict(topic) for topic in self.topics],
             "windows": [[getattr(window, name) for name in Window.__slots__] for window in self.windows],
@@ -220,8 +218,6 @@ def _check_numbers(*numbers: Any) -> None:
 
 
 def _summary(found: Any) -> Summary:
-    if found["format"] != FORMAT:
-        raise ValueError(f"its format is {found['format']!r:.20}, this program knows {FORMAT}")
     plain = {name: found[name] for name in _PLAIN}
     _check_numbers(*[plain[name] for name in ("number", "time_ms", "begun_ms", "ended_ms", "level")])
     if type(plain["previous"]) is not bytes or type(plain["version"]) is not str:

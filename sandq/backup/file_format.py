@@ -1,6 +1,6 @@
 """Files of a backup: a header, blocks, and an end that says how many there were. PERSISTED, see docs/backup.md.
 
-    file   = "SANDQBAK" | version u8 (1) | 3 zero bytes | length u32 | crc32c u32 | header
+    file   = "SANDQBAK" | version u8 (2) | 3 zero bytes | length u32 | crc32c u32 | header
     header = MessagePack [backup text, name text, salt (16 bytes), key id text | nil (not encrypted)]
     block  = length u32 | plain length u32 | crc32c u32 | number u32 | kind u8 | 3 zero bytes | content
     kind   = 1 rows or a document, 2 the end: MessagePack [blocks, their plain bytes]
@@ -22,11 +22,14 @@ import google_crc32c
 import msgpack
 import zstandard
 
-from sandq.backup.errors import DamagedBackup, TruncatedBackup
+from sandq.backup.errors import DamagedBackup, NoBackup, TruncatedBackup
 from sandq.backup.keys import SALT_BYTES, BackupKey, check_key
 
 MAGIC: Final = b"SANDQBAK"
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version of this format, and of the documents in such files."""
+DEVELOPMENT_VERSION: Final = 1
+"""Version that development versions of sandq wrote, before v0.3.0."""
 ROWS, END = 1, 2
 """Kinds of blocks."""
 BLOCK_BYTES: Final = 24 << 20
@@ -104,7 +107,9 @@ class Reader:
     """Reads one file, block by block. Blocks; for one thread at a time."""
 
     def __init__(self, stream: BinaryIO, backup: str, name: str, key: BackupKey | None, shown: str) -> None:
-        """`shown`: what the file is called in errors. Raises DamagedBackup: it is none of this backup; WrongKey."""
+        """Read the header. `shown`: what the file is called in errors.
+
+        Raises DamagedBackup if it is no file of this backup, NoBackup if a development version wrote it, WrongKey."""
         self._stream = stream
         self._shown = shown
         self.at = 0
@@ -113,6 +118,10 @@ class Reader:
         magic, version, length, crc = _PREFIX.unpack(self._head)
         if magic != MAGIC:
             raise self._wrong(0, "this is no file of a sandq backup")
+        if version == DEVELOPMENT_VERSION:
+            raise NoBackup(
+                f"{shown} was made by a development version of sandq, before v0.3.0: it cannot be read, make a new one"
+            )
         if version != VERSION:
             raise self._wrong(8, f"the file has version {version}, this program knows {VERSION}")
         if self._head != _PREFIX.pack(magic, version, length, crc):

@@ -21,7 +21,6 @@ from sandq.model.features import KNOWN
 from sandq.model.names import check_name
 
 MANIFEST: Final = "manifest.sandq"
-FORMAT: Final = 1
 FULL: Final = "full"
 
 
@@ -176,7 +175,7 @@ def write(place: Place, manifest: Manifest, key: BackupKey | None) -> None:
         if identity["secret_hash"] is not None:
             identity["secret_hash"] = identity["secret_hash"].hex()
     del document["key_id"]
-    write_document(place, manifest.backup_id, MANIFEST, {"format": FORMAT, **document}, key)
+    write_document(place, manifest.backup_id, MANIFEST, document, key)
 
 
 def read(place: Place, backup_id: str, key: BackupKey | None) -> Manifest:
@@ -188,8 +187,6 @@ def read(place: Place, backup_id: str, key: BackupKey | None) -> Manifest:
     shown = f"{place.shown}/{name}"
     document = read_document(place, backup_id, MANIFEST, key)
     try:
-        if document.get("format") != FORMAT:
-            raise DamagedBackup(shown, 0, f"its format is {document.get('format')}, this program knows {FORMAT}")
         found = _manifest(document, key)
         _check(found, backup_id)
         return found

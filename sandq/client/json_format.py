@@ -146,9 +146,7 @@ UNKNOWN_TOLD: Final = 20
 def _read_parts(found: Mapping[str, Any], arguments: dict[str, Any]) -> Iterator[tuple[str, InvalidRequest]]:
     """Read field by field, and tell what is wrong."""
     if "headers_base64" in found:
-        text = (
-            "headers_base64: these headers are no map with text keys, and no broker takes such any more: leave them out"
-        )
+        text = "headers_base64: these headers are no map with text keys, and no broker takes such: leave them out"
         yield "headers_base64", InvalidRequest(text)
     for name in heapq.nsmallest(UNKNOWN_TOLD, found.keys() - KNOWN - FROM_OTHERS - {"headers_base64"}):
         meant = did_you_mean(name, KNOWN) or f" (this version knows {', '.join(sorted(KNOWN))})"

@@ -72,7 +72,7 @@ class Tracing:
         try:
             headers = message.headers
         except InvalidRequest:
-            headers = {}  # stored by a version that accepted headers of any form
+            headers = {}  # a restored backup may hold headers of any form
         context, links = self._tied(headers)
         attributes = {
             **self._attributes(message.topic, "process"),

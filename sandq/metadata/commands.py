@@ -26,8 +26,6 @@ class _Command:
     feature_level: ClassVar[int] = FIRST_LEVEL
     """The cluster's level from which on it may be proposed."""
     takes_space: ClassVar[bool] = False
-    optional: ClassVar[int] = 0
-    """So many of its last fields are left out where they are None: older versions do not know them."""
 
     @property
     def needs_space(self) -> bool:
@@ -54,11 +52,11 @@ class RegisterNode(_Command):
     node_id: str
     store_uuid: str
     addresses: dict[str, str]
-    zone: str = "default"
-    weight: int = 1
-    incarnation: int = 1
-    lowest_level: int = FIRST_LEVEL
-    highest_level: int = FIRST_LEVEL
+    zone: str
+    weight: int
+    incarnation: int
+    lowest_level: int
+    highest_level: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,6 @@ class CreateTopic(_Command):
     principal whose quota it counts for; refused when that has no room for it."""
 
     type: ClassVar[int] = 2
-    optional: ClassVar[int] = 1
     name: str
     kind: str
     replicas: int
@@ -263,12 +260,7 @@ _CLASSES: dict[int, type[Any]] = {c.type: c for c in Command.__args__}
 
 def _fields(command: Command) -> list[Any]:
     """What is written of a command."""
-    found = [getattr(command, each.name) for each in fields(command)]
-    for _ in range(command.optional):
-        if found[-1] is not None:
-            break
-        found.pop()
-    return found
+    return [getattr(command, each.name) for each in fields(command)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ its leader reported. Those that were wanted once may still take part, until it r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 
-from sandq.model.features import FIRST_LEVEL, Levels
+from sandq.model.features import Levels
 from sandq.model.members import member_id, node_of, own_member
 
 IN = "in"
@@ -94,16 +94,15 @@ class Topic:
                 self.settings,
                 self.created_ms,
                 self.first_settings,
-                *(() if self.owner is None else (self.owner,)),
+                self.owner,
             )
         )
         return row
 
     @classmethod
     def load(cls, name: str, row: bytes, partitions: Mapping[int, Partition]) -> Topic:
-        number, kind, initial, replicas, settings, created_ms, first_settings, *rest = msgpack.unpackb(row)
+        number, kind, initial, replicas, settings, created_ms, first_settings, owner = msgpack.unpackb(row)
         placed = tuple([partition for _, partition in sorted(partitions.items())])
-        owner = rest[0] if rest else None
         return cls(name, number, kind, initial, replicas, settings, created_ms, placed, first_settings, owner)
 
 
@@ -116,11 +115,11 @@ class NodeRecord:
     weight: int
     incarnation: int
     """Of its member of the metadata group."""
-    standing: str = IN
-    failed_since_ms: int | None = None
+    standing: str
+    failed_since_ms: int | None
     """None: it is there."""
-    lowest_level: int = FIRST_LEVEL
-    highest_level: int = FIRST_LEVEL
+    lowest_level: int
+    highest_level: int
 
     @property
     def levels(self) -> Levels:
@@ -144,7 +143,7 @@ class NodeRecord:
 
     @classmethod
     def load(cls, node_id: str, row: bytes) -> NodeRecord:
-        return cls(node_id, *msgpack.unpackb(row)[: len(fields(cls)) - 1])
+        return cls(node_id, *msgpack.unpackb(row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,5 +189,5 @@ class IdentityRecord:
 
     @classmethod
     def load(cls, principal: str, row: bytes) -> IdentityRecord:
-        grants, *rest = msgpack.unpackb(row)[: len(fields(cls)) - 1]
+        grants, *rest = msgpack.unpackb(row)
         return cls(principal, tuple(grants), *rest)

@@ -121,18 +121,20 @@ class MetadataState:
     def _load_counters(self, row: bytes | None, known: Levels) -> None:
         if row is None:
             return  # nothing was applied yet
-        _, self.applied_index, *rest = msgpack.unpackb(row)
-        self._next_topic, self.next_group, self._next_incarnation, self.cluster_uuid, balanced = rest[:5]
+        _, applied_index, topic, group, incarnation, cluster_uuid, balanced, feature_level, *rest = msgpack.unpackb(row)
+        check_level(feature_level, known)  # before the rest, which another level may have in another form
+        (skips,) = rest
+        self.applied_index = applied_index
+        self._next_topic, self.next_group, self._next_incarnation = topic, group, incarnation
+        self.cluster_uuid = cluster_uuid
         self.balanced = tuple(balanced)
-        self.feature_level = rest[5]
-        self.skips = dict(rest[6]) if len(rest) > 6 else {}
-        check_level(self.feature_level, known)
+        self.feature_level = feature_level
+        self.skips = dict(skips)
 
     def write_state(self, put: Put) -> None:
         counters = (self._next_topic, self.next_group, self._next_incarnation)
-        rest = (self.cluster_uuid, self.balanced, self.feature_level)
-        skips = (list(self.skips.items()),) if self.skips else ()
-        put(STATE_KEY, msgpack.packb((_VERSION, self.applied_index, *counters, *rest, *skips)))
+        rest = (self.cluster_uuid, self.balanced, self.feature_level, list(self.skips.items()))
+        put(STATE_KEY, msgpack.packb((_VERSION, self.applied_index, *counters, *rest)))
 
     def apply(self, index: int, entry: c.Entry, put: Put) -> list[Any]:
         """One result a command: what it made or changed, or the SandqError that refused it."""

@@ -387,7 +387,7 @@ def _refused(mistakes: list[str]) -> InvalidSetting:
 
 
 def from_record(record: Mapping[str, Any], kind: str = TIMER) -> Settings:
-    """The settings of a record: a key that an older version did not write has its default, unknown ones go.
+    """Return the settings of a record: a key that it lacks has its default, unknown ones are left out.
 
     Not checked against the ranges: what was accepted once stays readable.
     """

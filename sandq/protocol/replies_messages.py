@@ -312,28 +312,33 @@ def why(frame: Frame) -> dict[str, Any]:
     raise ProtocolError(f"not an answer to WHY: {str(found)[:200]}")
 
 
-_FORECAST = _shape("FORECAST reply", Field("now_ms", int, maximum=U48_MAX), Field("buckets", list), Field("later", int))
+_FORECAST = _shape(
+    "FORECAST reply",
+    Field("now_ms", int, maximum=U48_MAX),
+    Field("buckets", list),
+    Field("later", int),
+    Field("scheduled", list),
+    Field("complete", bool),
+)
 
 
 class ForecastReply(NamedTuple):
-    """Messages by when they come due: `(start_ms, messages)`, rising, none of them 0; and how many after the last. What
-    schedules will send beside those, which older versions do not tell; and whether this is all of it."""
+    """Counts of messages by due time.
+
+    `buckets`: `(start_ms, messages)`, rising, none of them 0; `later`: messages after the last bucket; `scheduled`:
+    messages that schedules will send in these buckets; `is_complete`: whether `scheduled` has all of them."""
 
     now_ms: int
     buckets: Sequence[tuple[int, int]]
     later: int
-    scheduled: Sequence[tuple[int, int]] = ()
-    is_complete: bool = True
+    scheduled: Sequence[tuple[int, int]]
+    is_complete: bool
 
     @classmethod
     def parse(cls, frame: Frame) -> ForecastReply:
         _FORECAST.check(frame)
-        pending = frame[2], list(_buckets(frame[3])), frame[4]
-        if len(frame) < 7:
-            return cls(*pending)
-        if type(frame[5]) is not list or type(frame[6]) is not bool:
-            raise _FORECAST.error(f"FORECAST reply: not what schedules send: {str(frame[5:7])[:100]}")
-        return cls(*pending, list(_buckets(frame[5])), frame[6])
+        now_ms, buckets, later, scheduled, is_complete = frame[2:7]
+        return cls(now_ms, list(_buckets(buckets)), later, list(_buckets(scheduled)), is_complete)
 
     def fields(self) -> tuple[Any, ...]:
         """For `encode_reply`."""

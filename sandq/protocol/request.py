@@ -5,7 +5,10 @@
         partition: Partition                            an alias: Annotated[int, Bounds(0, PARTITION_MAX)]
         end: Offset | None                              nil may stand there
         state: Annotated[str, choice("on", "off")]      a check beyond the type
-        pending: bool = False
+        pending: bool = False                           may be left out at the end of a frame
+
+A frame may lack fields at its end that have a default, and a client leaves out those that are equal to it: so a client
+asks an older version for what that version knows, and a field that is added later gets a default.
 
 That is all there is to say: the shape that frames are checked against is derived once, when the module is imported, and
 the class is found by its frame type. What concerns several fields a class checks in its own `parse`. A request is a
@@ -23,6 +26,7 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    Final,
     NamedTuple,
     Protocol,
     Self,
@@ -49,6 +53,8 @@ from sandq.protocol.frames import Frame, Type, encode_frame
 
 REQUESTS: dict[int, type[Request]] = {}
 """All requests there are, by frame type."""
+HEAD_ITEMS: Final = 2
+"""Items of a frame before its fields: its type and the request's id."""
 
 
 class Bounds(NamedTuple):
@@ -120,6 +126,7 @@ class _RequestMeta(type):
         made: Any = super().__new__(meta, name, (plain, *bases), {**body, "__slots__": (), "type": type})
         hints = get_type_hints(made, include_extras=True)
         made.shape = Shape(type.name, *(_field(field, hints[field]) for field in names))
+        made.defaults = tuple(defaults)
         assert type not in REQUESTS, f"two requests of type {type.name}"
         REQUESTS[type] = made
         return made
@@ -136,19 +143,29 @@ class Request(tuple[Any, ...], metaclass=_RequestMeta):
     __slots__ = ()
     type: ClassVar[Type]
     shape: ClassVar[Shape]
+    defaults: ClassVar[tuple[Any, ...]]
+    """Defaults of the last fields."""
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """The request in a decoded frame of its type. InvalidRequest says which field is wrong."""
+        """Read the request in a decoded frame of its type. InvalidRequest says which field is wrong."""
+        missing = HEAD_ITEMS + len(cls.shape.fields) - len(frame)
+        if 0 < missing <= len(cls.defaults):
+            frame = [*frame, *cls.defaults[-missing:]]
         cls.shape.check(frame)
-        return tuple.__new__(cls, frame[2:])
+        return tuple.__new__(cls, frame[HEAD_ITEMS:])
 
     checked = parse
     """The same, for a class that checks more than the annotations say, in a `parse` of its own."""
 
     def frame(self, request_id: int) -> bytes:
-        """The bytes that ask for it."""
-        return encode_frame(self.type, request_id, *self)
+        """Encode the request without the fields at its end that have their defaults."""
+        sent = len(self)
+        for default in reversed(self.defaults):
+            if self[sent - 1] != default:
+                break
+            sent -= 1
+        return encode_frame(self.type, request_id, *self[:sent])
 
     @classmethod
     def wrong(cls, field: str, problem: str) -> SandqError:
@@ -162,16 +179,6 @@ class Request(tuple[Any, ...], metaclass=_RequestMeta):
         def _make(cls, fields: Iterable[Any]) -> Self: ...
 
         def _replace(self, **fields: Any) -> Self: ...
-
-
-def with_missing(frame: Frame, least: int, optional: int) -> Frame:
-    """A frame whose last fields, so many, may all be missing behind `least` items: with nil for them then."""
-    return [*frame, *optional * [None]] if len(frame) == least else frame
-
-
-def without_nils(request: Sequence[Any], optional: int) -> Sequence[Any]:
-    """The fields of a request, without the last ones, so many, where none of them says anything."""
-    return request[:-optional] if all([field is None for field in request[-optional:]]) else request
 
 
 class TopicRequest(Protocol):

@@ -33,8 +33,6 @@ from sandq.protocol.request import (
     each,
     length,
     row_of,
-    with_missing,
-    without_nils,
 )
 
 EARLIEST: Final = "earliest"
@@ -120,7 +118,7 @@ class OnBehalf(Request, type=Type.ON_BEHALF):
     """What follows is asked on behalf of a caller, until the next of these; without an address for the gateway itself.
     Only who has proved to be a gateway may say so. No reply.
 
-    `grants`, which may be missing: of a caller that may consume by some groups of topics alone, what it may consume.
+    `grants`: of a caller that may consume by some groups of topics alone, what it may consume.
     The gateway looks after its rights, but whose a lease is the node alone can tell.
     """
 
@@ -128,17 +126,8 @@ class OnBehalf(Request, type=Type.ON_BEHALF):
     address: Annotated[str, characters(1, ADDRESS_CHARS)] | None
     grants: Annotated[Sequence[str], each(_check_grant, FIXED.grants)] | None = None
 
-    @classmethod
-    def parse(cls, frame: Frame) -> Self:
-        return cls.checked(with_missing(frame, _PLAIN_ON_BEHALF, 1))
-
     def frame(self, request_id: int = 0) -> bytes:
-        """Without the field that a version of before does not know, where it says nothing."""
-        return encode_frame(self.type, request_id, *without_nils(self, 1))
-
-
-_PLAIN_ON_BEHALF: Final = 2 + 2
-"""Items of a frame without the last field."""
+        return super().frame(request_id)
 
 
 class Metadata(Request, type=Type.METADATA):
@@ -198,7 +187,7 @@ class Subscribe(Request, type=Type.SUBSCRIBE):
     """Join a group on this node. `subscription_id` is the client's: unique in the connection, no request's id. `held`:
     the leases of this consumer that it knows of.
 
-    The last field may be missing, or the last three. `epoch`: of the consumer; a subscription with a later one takes
+    `epoch`: of the consumer; a subscription with a later one takes
     over what it holds and ends this one. `partitions`: those that it is about; None: all. `handlers`: how many messages
     the consumer works on at the same time, in the order in which they were delivered; None: it may begin all of them
     at once.
@@ -216,19 +205,6 @@ class Subscribe(Request, type=Type.SUBSCRIBE):
     partitions: Partitions | None = None
     handlers: Annotated[int, Bounds(1, FIXED.handlers)] | None = None
 
-    @classmethod
-    def parse(cls, frame: Frame) -> Self:
-        return cls.checked(with_missing(with_missing(frame, _PLAIN_SUBSCRIBE, 2), _PLAIN_SUBSCRIBE + 2, 1))
-
-    def frame(self, request_id: int) -> bytes:
-        """Encode the request without the fields at its end that say nothing."""
-        fields = self if self.handlers is not None else without_nils(self[:-1], 2)
-        return encode_frame(self.type, request_id, *fields)
-
-
-_PLAIN_SUBSCRIBE: Final = 2 + 8
-"""Items of a frame without the last fields."""
-
 
 class Unsubscribe(Request, type=Type.UNSUBSCRIBE):
     """Leave cleanly: the subscription's leases are given back, and their attempt is not counted."""
@@ -239,7 +215,7 @@ class Unsubscribe(Request, type=Type.UNSUBSCRIBE):
 class Lease(Request, type=Type.LEASE):
     """Lease what is due now, or what is first due within `wait_ms`. `consumer_id` is this request's alone: what it
     holds can be given back as a whole. `ack`: the messages are acked before they are sent. UNSUBSCRIBE with the id of
-    the request ends the wait. `partitions`, which may be missing: those that it is about; None: all."""
+    the request ends the wait. `partitions`: those that it is about; None: all."""
 
     topic: str
     group: str
@@ -250,18 +226,6 @@ class Lease(Request, type=Type.LEASE):
     start: Start
     ack: bool
     partitions: Partitions | None = None
-
-    @classmethod
-    def parse(cls, frame: Frame) -> Self:
-        return cls.checked(with_missing(frame, _PLAIN_LEASE, 1))
-
-    def frame(self, request_id: int) -> bytes:
-        """Without the field that a version of before does not know, where it says nothing."""
-        return encode_frame(self.type, request_id, *without_nils(self, 1))
-
-
-_PLAIN_LEASE: Final = 2 + 8
-"""Items of a frame without the last field."""
 
 
 class Credit(Request, type=Type.CREDIT):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Self
 
 from sandq.model.limits import FIXED
 from sandq.protocol.fields import OFFSET_BYTES, U48_MAX
-from sandq.protocol.frames import Frame, Type, encode_frame
+from sandq.protocol.frames import Frame, Type
 from sandq.protocol.request import (
     U32,
     U48,
@@ -23,8 +23,6 @@ from sandq.protocol.request import (
     Request,
     choice,
     each,
-    with_missing,
-    without_nils,
 )
 from sandq.protocol.requests import Start
 from sandq.protocol.requests_messages import DEAD_REASONS, NEWEST, PAGE_MAX, PageSize, check_error, check_prefix
@@ -34,9 +32,6 @@ ACCEPT: Final = "accept"
 
 CHECK: Final = "check"
 FORCE: Final = "force"
-_PLAIN_DELETE: Final = 4
-"""Items of a GROUP_DELETE without a mode."""
-
 DRAIN: Final = "drain"
 UNDRAIN: Final = "undrain"
 REMOVE: Final = "remove"
@@ -122,14 +117,6 @@ class GroupDelete(Request, type=Type.GROUP_DELETE):
     group: str
     mode: Annotated[str, choice(CHECK, FORCE)] | None = None
 
-    @classmethod
-    def parse(cls, frame: Frame) -> Self:
-        return cls.checked(with_missing(frame, _PLAIN_DELETE, 1))
-
-    def frame(self, request_id: int) -> bytes:
-        """Without the mode, which a version of before does not know, where there is none."""
-        return encode_frame(self.type, request_id, *without_nils(self, 1))
-
 
 class GroupUpdate(Request, type=Type.GROUP_UPDATE):
     """A group's own settings, instead of those that it had; {}: back to the topic's."""
@@ -174,7 +161,7 @@ class DeadList(Request, type=Type.DEAD_LIST):
     """A page of a group's dead letters in the order of their offsets; `after` and `order` as in LIST.
 
     `from_ms` and `until_ms` bound when they died, `error` is part of their last error, `key_prefix` the beginning of
-    their keys. These four and `order` may all be missing, or `order` alone.
+    their keys.
     """
 
     topic: str
@@ -189,30 +176,6 @@ class DeadList(Request, type=Type.DEAD_LIST):
     error: Annotated[str, check_error] | None = None
     key_prefix: Annotated[bytes, check_prefix] | None = None
     order: Annotated[str, choice(NEWEST)] | None = None
-
-    @classmethod
-    def parse(cls, frame: Frame) -> Self:
-        known = len(frame) - _PLAIN_DEAD
-        return cls.checked([*frame, *_ANY_DEAD[known:]] if known in _KNOWN_DEAD else frame)
-
-    def frame(self, request_id: int) -> bytes:
-        """Encode the request without the last fields if they have their defaults: earlier versions do not know them."""
-        fields = [*self]
-        if self.order is None:
-            del fields[-1]
-            if fields[-_FILTERS_DEAD:] == [*_ANY_DEAD[:_FILTERS_DEAD]]:
-                del fields[-_FILTERS_DEAD:]
-        return encode_frame(self.type, request_id, *fields)
-
-
-_ANY_DEAD: Final = (0, U48_MAX, None, None, None)
-"""Defaults of the fields that may be missing."""
-_FILTERS_DEAD: Final = 4
-"""Number of those that choose among dead letters."""
-_PLAIN_DEAD: Final = 2 + 7
-"""Items of a frame without them."""
-_KNOWN_DEAD: Final = (0, _FILTERS_DEAD)
-"""Numbers of these fields that a frame without all of them may have."""
 
 
 class DeadRedrive(Request, type=Type.DEAD_REDRIVE):

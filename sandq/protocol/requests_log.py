@@ -20,12 +20,10 @@ _MEASURE_REPLY = Shape(
     Field("next", bytes, optional=True),
     Field("messages", int),
     *_CLOSED,
+    Field("clock_epoch", int),
     exact=False,
     error=ProtocolError,
 )
-
-
-_CLOCK_EPOCH = Shape("MEASURE reply's clock epoch", Field("clock_epoch", int), exact=False, error=ProtocolError)
 
 
 class Fetch(Request, type=Type.FETCH):
@@ -73,8 +71,7 @@ class FetchReply(NamedTuple):
 
 class MeasureReply(NamedTuple):
     """How much there is. `first`: the first message's offset; `next`: behind what was counted, None at the end of what
-    was asked for; `messages`: about so many. `clock_epoch`: how often the partition's clock was set back; nodes of
-    before that was possible do not say it."""
+    was asked for; `messages`: about so many. `clock_epoch`: how often the partition's clock was set back."""
 
     first: bytes | None
     next: bytes | None
@@ -82,13 +79,11 @@ class MeasureReply(NamedTuple):
     closed_ms: int
     trimmed: bytes
     number: int
-    clock_epoch: int = 0
+    clock_epoch: int
 
     @classmethod
     def parse(cls, frame: Frame) -> MeasureReply:
         _MEASURE_REPLY.check(frame)
         for place in (1, 2, 5):
             check_offset(_MEASURE_REPLY, place, frame[place + 1])
-        if len(frame) > 8:
-            _CLOCK_EPOCH.check([0, 0, frame[8]])
         return cls(*frame[2 : 2 + len(cls._fields)])

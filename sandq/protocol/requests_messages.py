@@ -12,7 +12,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.names import check_tenant
 from sandq.protocol.fields import OFFSET_BYTES, U32_MAX, U48_MAX, kind_name, one_of
-from sandq.protocol.frames import Frame, Type, encode_frame, encode_with_tail
+from sandq.protocol.frames import Frame, Type, encode_with_tail
 from sandq.protocol.request import U48, Bounds, Offset, Partition, Request, choice, each, length
 from sandq.protocol.requests import is_priority
 
@@ -130,8 +130,7 @@ class List(Request, type=Type.LIST):
     """A page of messages in the order of their offsets, those due from `from_ms` on and before `until_ms`.
 
     `after`: None for the first page, then what the page before gave as its next. `order`: None for rising offsets,
-    "newest" for falling ones. `value_bytes`: the most bytes of each value, None for whole values. The last three fields
-    may be missing, or the last two.
+    "newest" for falling ones. `value_bytes`: the most bytes of each value, None for whole values.
     """
 
     topic: str
@@ -147,36 +146,13 @@ class List(Request, type=Type.LIST):
     order: Annotated[str, choice(NEWEST)] | None = None
     value_bytes: Annotated[int, Bounds(1, PREVIEW_BYTES_MAX)] | None = None
 
-    @classmethod
-    def parse(cls, frame: Frame) -> Self:
-        missing = _LIST_ITEMS - len(frame)
-        return cls.checked([*frame, *missing * [None]] if missing in _LIST_MISSING else frame)
-
-    def frame(self, request_id: int) -> bytes:
-        """Encode the request without the last fields if they are nil: earlier versions do not know them."""
-        for missing in _LIST_MISSING[::-1]:
-            if all([field is None for field in self[-missing:]]):
-                return encode_frame(self.type, request_id, *self[:-missing])
-        return encode_frame(self.type, request_id, *self)
-
-
-_LIST_ITEMS: Final = 2 + 12
-"""Items of a frame with all fields."""
-_LIST_MISSING: Final = (2, 3)
-"""Numbers of last fields that a frame may lack."""
-
-
-def _has_updates(items: Any) -> bool:
-    """Whether some of the items of a MOVE change more than times and priorities."""
-    return isinstance(items, Sequence) and any([isinstance(item, Sequence) and len(item) > 4 for item in items])
-
 
 class Move(Request, type=Type.MOVE):
     """New delivery times of pending messages. Items: `[target, at_ms, relative]`; relative: a delay from now. With a
     fourth field they get that priority; `at_ms` may be nil then, and their times stay. With a fifth, a map with the
     lengths of a `value` or of `headers` (packed; empty: none) or both, they get these; the priority may be nil then,
-    and stays. `cells` are these, one behind the other, in the order of the items, a value before headers; the field may
-    be missing. (A frame may be large only in bin fields of its own.)"""
+    and stays. `cells` are these, one behind the other, in the order of the items, a value before headers. (A frame
+    may be large only in bin fields of its own.)"""
 
     topic: str
     partition: Partition
@@ -185,17 +161,15 @@ class Move(Request, type=Type.MOVE):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        is_plain = len(frame) == _PLAIN_MOVE and not _has_updates(frame[-1])
-        request = cls.checked([*frame, b""] if is_plain else frame)
+        request = cls.checked(frame)
         wanted = sum([sum(item[4].values()) for item in request.items if len(item) > 4])
         if wanted != len(request.cells):
             raise cls.wrong("cells", f"the items name {wanted} bytes, and there are {len(request.cells)}")
         return request
 
     def frame(self, request_id: int) -> bytes:
-        """Without the last field, which a version of before does not know, where no item has any."""
-        if not _has_updates(self.items):
-            return encode_frame(self.type, request_id, *self[:-1])
+        if not self.cells:
+            return super().frame(request_id)
         return encode_with_tail((self.type, request_id, *self[:-1]), self.cells)
 
     @classmethod
@@ -223,10 +197,6 @@ class Move(Request, type=Type.MOVE):
                 item = [*item[:4], changes]
             items.append(item)
         return items
-
-
-_PLAIN_MOVE: Final = 2 + 3
-"""Items of a frame without the last field."""
 
 
 class Cancel(Request, type=Type.CANCEL):

@@ -44,12 +44,12 @@ class GroupRow(NamedTuple):
     """When the oldest message was due that is not acked."""
     held_up_by: int
     """Limits for which something that is due waits: 1 max_in_flight, 2 rate."""
-    push: str | None = None
-    """State of its push on this node; None: the group is not pushed, or the node does not tell."""
-    push_error: str | None = None
+    push: str | None
+    """State of its push on this node; None: the group is not pushed."""
+    push_error: str | None
     """Last error of its receiver on this node."""
-    push_error_ms: int | None = None
-    unfinished: int | None = None
+    push_error_ms: int | None
+    unfinished: int | None
     """Messages that the group keeps since it expired (`group_ttl`); None: it has not expired."""
 
 
@@ -78,8 +78,8 @@ class TopicRow(NamedTuple):
     groups: int
     """How many there are; the next field has those that are furthest behind."""
     furthest: Sequence[GroupRow]
-    replicas: int | None = None
-    """Replicas of each partition of the topic; None: the node's version does not tell it."""
+    replicas: int
+    """Replicas of each partition of the topic."""
 
 
 class OverviewReply(NamedTuple):

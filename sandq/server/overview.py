@@ -284,6 +284,9 @@ def _group(name: str, found: GroupNumbers, reason: str | None, now_ms: int) -> G
         reason,
         found.oldest_ms,
         by_room + 2 * by_rate,
+        push=None,
+        push_error=None,
+        push_error_ms=None,
         unfinished=found.unfinished,
     )
 

@@ -106,8 +106,7 @@ class Subscriptions:
     def _deliver(self, number: int, delivery: Delivery, *, reports: bool = False) -> None:
         """Push a lease to a subscription or a LEASE request. `reports`: whether the consumer reports what it begins.
 
-        A consumer that does not may hold a lease that was granted to one that did, if an older version was started in
-        its place."""
+        A consumer that does not may hold a lease that was granted to one that did, by the same consumer id."""
         for frame in encode_deliver(number, delivery, reports=reports):
             self._connection.send(frame)
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import sandq.sync
-from sandq.model.features import KNOWN
 from tests.support.browser import Browser, chromium
 from tests.support.console import Api, Console
 from tests.support.page_checks import CONTRAST, LABELS
@@ -60,9 +59,7 @@ def node(tmp_path_factory: pytest.TempPathFactory, http_port: int) -> Iterator[N
 
 @pytest.fixture(scope="module")
 def api(node: NodeProcess, http_port: int) -> Api:
-    found = Api(f"http://127.0.0.1:{http_port}")
-    wait_until(lambda: found("GET", "/cluster")["feature_level"] == KNOWN.highest)
-    return found
+    return Api(f"http://127.0.0.1:{http_port}")
 
 
 @pytest.fixture(scope="module")
@@ -312,34 +309,6 @@ def holding(console: Console, within: str, counts: list[str]) -> list[dict[str, 
 
     found: list[dict[str, str]] = console.browser.until(rows, f"the consumers do not hold {counts}")
     return found
-
-
-OLDER = """
-window.fetchNewer = window.fetch;
-const detail = "LIST has 10 fields, and the frame has 12";
-window.fetch = (url, ...more) => /value_bytes|order=/.test(url)
-  ? Promise.resolve(new Response(JSON.stringify({ code: "INVALID", detail }), { status: 400 }))
-  : fetchNewer(url, ...more);
-"""
-"""Answers as a node with leaders of an earlier version."""
-
-
-def test_lists_come_without_previews_while_a_leader_runs_an_earlier_version(console: Console) -> None:
-    browser, api = console.browser, console.api
-    name = topic(api, "older")
-    kill_messages(api, name, ["410 gone"])
-    api("POST", f"/topics/{name}", {"text": "unseen", "deliver_at": FAR})
-    console.go("")
-    browser.run(OLDER)
-    try:
-        console.go(f"#/topics/{name}/messages")
-        browser.reads("Some nodes run an earlier version", "main")
-        assert "Value" not in browser.run(SHOWN) and column(browser, "State")[-1] == "delayed"
-        console.go(f"#/topics/{name}/groups/g/dead")
-        browser.reads("410 gone", "tbody")
-        browser.reads("Some nodes run an earlier version", "main")
-    finally:
-        browser.run("window.fetch = fetchNewer")
 
 
 def test_answer_to_an_earlier_question_is_not_shown(console: Console) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 import trio
 
 import sandq
-from sandq.model.features import KNOWN
 from tests.support.processes.cluster import ClusterProcess
-from tests.support.waiting import until_answer, until_holds
+from tests.support.waiting import until_holds
 
 MOST = 3
 PARTITIONS = 4
@@ -41,7 +40,6 @@ async def test_limits_hold_while_leaders_of_the_home_partition_are_killed(tmp_pa
         cluster.start()
         async with cluster.connect() as client:
             await cluster.create(client, partitions=PARTITIONS, lease="1h")
-            await until_answer(client.admin.cluster, lambda info: info["feature_level"] == KNOWN.highest)
             await client.admin.limit_group("t", "g", max_in_flight=MOST)
             async with client.producer("t") as producer:
                 for number in range(MESSAGES):

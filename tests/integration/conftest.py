@@ -7,28 +7,20 @@ import pytest
 import trio
 
 import sandq
-from sandq.model.features import KNOWN
 from sandq.node import Serving, run_node
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
 from tests.support.stopped_time import loop_clock, node_time
-from tests.support.waiting import until_holds
 
 __all__ = ["loop_clock", "node_time"]
-
-
-async def until_risen(node: Serving) -> None:
-    """A new cluster comes to the highest feature level a moment after its start: what tests make is at it then."""
-    await until_holds(lambda: node.broker.node_log.feature_level == KNOWN.highest)
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Serving]:
     """A node on a free port, in this process."""
     async with run_node(small_config(tmp_path)) as serving:
-        await until_risen(serving)
         yield serving
 
 
@@ -48,7 +40,6 @@ def hand(node_time: None) -> HandClock:
 async def timed(tmp_path: Path, hand: HandClock) -> AsyncIterator[Serving]:
     """A node whose clock `hand` moves."""
     async with run_node(small_config(tmp_path), clock=hand.guarded()) as serving:
-        await until_risen(serving)
         yield serving
 
 

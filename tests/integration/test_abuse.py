@@ -29,7 +29,7 @@ from sandq.node import Serving, run_node
 from sandq.protocol.frames import FrameReader, Type
 from sandq.protocol.request import REQUESTS
 from sandq.server.handlers.session import ClientSession
-from tests.integration.conftest import Dial, until_risen
+from tests.integration.conftest import Dial
 from tests.support.nodes.mutated import Mutated, mutated
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
@@ -67,7 +67,6 @@ async def node(tmp_path: Path) -> AsyncIterator[Serving]:
         LIMITS__HTTP_WAITING="40",
     )
     async with run_node(config) as serving:
-        await until_risen(serving)
         yield serving
 
 

@@ -17,7 +17,7 @@ import trio.testing
 from sandq.model.batch import Column, encode
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
-from tests.integration.conftest import Dial, until_risen
+from tests.integration.conftest import Dial
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
 from tests.support.waiting import PATIENCE_S
@@ -31,7 +31,6 @@ ASKED = 5
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Serving]:
     async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")) as serving:
-        await until_risen(serving)
         yield serving
 
 

@@ -13,7 +13,7 @@ import sandq
 from sandq.errors import TooLarge, Unavailable, UnknownTopic
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
-from tests.integration.conftest import Dial, until_risen
+from tests.integration.conftest import Dial
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
@@ -30,7 +30,6 @@ MADE = {
 @pytest.fixture
 async def making(tmp_path: Path) -> AsyncIterator[Serving]:
     async with run_node(small_config(tmp_path, **MADE)) as serving:
-        await until_risen(serving)
         yield serving
 
 
@@ -183,16 +182,13 @@ async def test_compacted_ones(tmp_path: Path) -> None:
         "AUTO_CREATE_TOPICS__KIND": "compacted",
         "AUTO_CREATE_TOPICS__SETTINGS": "{history: 5m}",
     }
-    async with run_node(small_config(tmp_path, **environ)) as node:
-        await until_risen(node)
-        async with connected(node) as client:
-            await client.kv("settings").put("theme", "dark")
-            assert (await client.kv("settings").get("theme")).value == b"dark"  # type: ignore[union-attr]
+    async with run_node(small_config(tmp_path, **environ)) as node, connected(node) as client:
+        await client.kv("settings").put("theme", "dark")
+        assert (await client.kv("settings").get("theme")).value == b"dark"  # type: ignore[union-attr]
 
 
 async def test_over_http(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", **MADE)) as node:
-        await until_risen(node)
         assert node.http is not None
         base = f"http://{node.http.host}:{node.http.port}"
         async with httpx.AsyncClient(base_url=base, timeout=PATIENCE_S) as client:

@@ -27,7 +27,6 @@ from sandq.model.caller import NODE
 from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
 from sandq.protocol.requests_access import IdentityPut
-from tests.integration.conftest import until_risen
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take
 from tests.support.waiting import until_answer
@@ -353,17 +352,15 @@ async def test_identities_and_roles_come_back_with_their_tokens(api: sandq.Clien
     token = await api.admin.create_token("ada", ["writers"])
     manifest = await create_backup(api, place, identities=True)
     assert token.text not in repr(manifest)
-    async with run_node(small_config(tmp_path / "other")) as other:
-        await until_risen(other)
-        async with connected(other) as there:
-            restored = await restore_backup(there, place, manifest.backup_id, identities=True)
-            assert restored.identities == 1
-            async with connected(other, token=token.text) as ada:
-                assert (await ada.admin.whoami()).principal == "token:ada"
-            await there.admin.revoke_token("ada")
-            await there.admin.create_token("ada", ["read:t"])
-            again = await restore_backup(there, place, manifest.backup_id, identities=True)
-            assert again.identities == 0 and "ada" in again.warnings[0]
+    async with run_node(small_config(tmp_path / "other")) as other, connected(other) as there:
+        restored = await restore_backup(there, place, manifest.backup_id, identities=True)
+        assert restored.identities == 1
+        async with connected(other, token=token.text) as ada:
+            assert (await ada.admin.whoami()).principal == "token:ada"
+        await there.admin.revoke_token("ada")
+        await there.admin.create_token("ada", ["read:t"])
+        again = await restore_backup(there, place, manifest.backup_id, identities=True)
+        assert again.identities == 0 and "ada" in again.warnings[0]
 
 
 async def test_rows_that_nobody_reads_are_let_go(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +404,6 @@ async def test_a_topic_is_not_opened_before_all_of_it_is_there(api: sandq.Client
 async def test_topics_that_one_may_not_see_are_told_of(place: Any, tmp_path: Path) -> None:
     token = token_text(bytes(range(32)))
     async with run_node(small_config(tmp_path / "strict", SECURITY__AUTHENTICATION="require")) as strict:
-        await until_risen(strict)
         for name, grants in (("all", ["admin"]), ("some", ["cluster", "read:mine"])):
             text = token if name == "some" else token_text(bytes(32))
             fields = {"grants": grants, "secret_hash": token_hash(text)}

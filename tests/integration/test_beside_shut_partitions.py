@@ -7,7 +7,7 @@ from pathlib import Path
 from sandq.model.batch import Column, encode
 from sandq.node import run_node
 from sandq.protocol.frames import Type
-from tests.integration.conftest import Dial, until_risen
+from tests.integration.conftest import Dial
 from tests.support.nodes.planted import POISON, Plan, planted
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take, values
@@ -19,7 +19,6 @@ async def test_topic_with_a_shut_partition_serves_the_others_and_can_be_changed_
 ) -> None:
     with planted(Plan("first")):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t", partitions=2)
             raw = await dial(node)
             await raw.call(Type.PRODUCE, "t", 0, 0, 0, 0, 0, encode({Column.VALUE: [POISON]}))

@@ -16,7 +16,6 @@ from sandq.client import cluster_of, connect_with
 from sandq.client.options import Options
 from sandq.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unauthenticated
 from sandq.node import Serving, run_node
-from tests.integration.conftest import until_risen
 from tests.integration.test_identities import give
 from tests.support.nodes.small_node import small_config
 from tests.support.push_receiver import receiving
@@ -32,7 +31,6 @@ async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
     file.chmod(0o600)
     more = {"SECURITY__AUTHENTICATION": "require", "HTTP__GATEWAY_SECRET_FILE": str(file)}
     async with run_node(small_config(tmp_path, **more)) as serving:
-        await until_risen(serving)
         yield serving
 
 
@@ -210,14 +208,16 @@ def test_a_token_is_not_shown_to_everybody_on_the_way(remote: object) -> None:
 async def test_what_is_pushed_goes_on_where_all_must_say_who_they_are(tmp_path: Path) -> None:
     allowed = {"PUSH__ALLOW": "127.0.0.1", "PUSH__ALLOW_HTTP": "true", "PUSH__PORTS": ""}
     config = small_config(tmp_path, SECURITY__AUTHENTICATION="require", **allowed)
-    async with run_node(config) as node, receiving() as receiver:
-        await until_risen(node)
-        async with sandq.connect(at(node), token=await give(node, "boss", "admin")) as boss:
-            await boss.admin.create_topic("t")
-            await boss.admin.set_push("t", "g", receiver.url, secrets=sandq.new_push_secret())
-            await boss.produce("t", b"pushed")
-            (came,) = await receiver.until(1)
-            assert came.body == b"pushed"
+    async with (
+        run_node(config) as node,
+        receiving() as receiver,
+        sandq.connect(at(node), token=await give(node, "boss", "admin")) as boss,
+    ):
+        await boss.admin.create_topic("t")
+        await boss.admin.set_push("t", "g", receiver.url, secrets=sandq.new_push_secret())
+        await boss.produce("t", b"pushed")
+        (came,) = await receiver.until(1)
+        assert came.body == b"pushed"
 
 
 def test_the_blocking_client_says_who_it_is() -> None:

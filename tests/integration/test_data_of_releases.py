@@ -14,7 +14,7 @@ from sandq.backup.places import Place
 from sandq.model.features import KNOWN
 from tests.support.processes.node import NodeProcess
 from tests.support.release_data import ARCHIVES
-from tests.support.waiting import PATIENCE_S, until_answer
+from tests.support.waiting import PATIENCE_S
 
 ACKED, PRODUCED_BEFORE, PRODUCED_AFTER, DELAYED = 30, 100, 20, 50
 NAMES = sorted(path.name.removesuffix(".tar.xz") for path in ARCHIVES.glob("*.tar.xz"))
@@ -32,8 +32,6 @@ async def taken(client: sandq.Client, topic: str, count: int) -> list[sandq.Leas
 
 async def check(address: str) -> None:
     async with sandq.connect(address, timeout=PATIENCE_S) as client:
-        await until_answer(client.admin.cluster, lambda info: info["feature_level"] == KNOWN.highest)
-
         left = await taken(client, "jobs", PRODUCED_BEFORE - ACKED + PRODUCED_AFTER)
         values = {message.value.decode() for message in left}
         assert len(values) == len(left) and {f"second {n}" for n in range(PRODUCED_AFTER)} <= values

@@ -10,12 +10,11 @@ import sandq
 from sandq.errors import InvalidRequest, UnknownPartition, UnknownTopic
 from sandq.model import offsets
 from sandq.model.batch import Batch
-from sandq.model.features import KNOWN
 from sandq.node import Serving
 from sandq.protocol.frames import Type
 from tests.support.nodes.raw_client import Frame, RawClient
 from tests.support.nodes.working import take
-from tests.support.waiting import until_answer, until_holds
+from tests.support.waiting import until_answer
 
 
 async def fetched(api: sandq.Client, *args: Any, **options: Any) -> list[sandq.FetchedMessage]:
@@ -167,8 +166,6 @@ async def test_nothing_beyond_the_closed_time(node: Serving, api: sandq.Client, 
 async def test_the_closed_time_of_an_idle_partition_moves(node: Serving, api: sandq.Client, client: RawClient) -> None:
     """Nobody writes; a reader still learns that nothing will come to lie before its clock, and few entries tell it."""
     await api.admin.create_topic("t")
-    partition = node.broker.partition("t", 0).host
-    await until_holds(lambda: partition.status.level == KNOWN.highest)  # an entry too, and no reader's
     begun_ms = node.broker.clock.now_ms()
     first_index = (await api.admin.stats("t"))[0]["applied_index"]
     reads = 0

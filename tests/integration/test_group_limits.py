@@ -11,7 +11,6 @@ import trio
 import sandq
 from sandq.errors import InvalidRequest, InvalidSetting
 from sandq.node import Serving, run_node
-from tests.integration.conftest import until_risen
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take, values
@@ -161,7 +160,6 @@ async def test_what_asks_once_is_served_by_every_partition(api: sandq.Client) ->
 
 async def test_a_restart_keeps_limits_and_what_was_allowed(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-        await until_risen(node)
         await client.admin.create_topic("t", partitions=3, lease="1h")
         await client.admin.limit_group("t", "g", max_in_flight=4)
         await produce(client, 30, 3)

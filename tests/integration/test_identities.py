@@ -19,7 +19,6 @@ from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_access import IdentityPut, RolePut
 from sandq.server.handlers.rights import NAMES_AT_ONCE
-from tests.integration.conftest import until_risen
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import Frame, RawClient
 from tests.support.nodes.small_node import small_config
@@ -39,7 +38,6 @@ ANYBODY = {
 async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
     """A node that lets nobody in who does not say who it is."""
     async with run_node(small_config(tmp_path, SECURITY__AUTHENTICATION="require")) as serving:
-        await until_risen(serving)
         yield serving
 
 
@@ -164,7 +162,6 @@ async def test_a_token_ends_when_it_expires(tmp_path: Path) -> None:
     hand = HandClock()
     config = small_config(tmp_path, SECURITY__AUTHENTICATION="require")
     async with run_node(config, clock=hand.guarded()) as node:
-        await until_risen(node)
         now_ms = node.broker.clock.now_ms()
         token = await give(node, "app", "reader", expires_ms=now_ms + 60_000)
         raw, _ = await greet(node, token=token)
@@ -225,7 +222,6 @@ async def test_a_gateway_does_nothing_before_its_proof(strict: Serving) -> None:
 
 async def test_accepting_holds_those_who_show_something(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path, SECURITY__AUTHENTICATION="accept")) as node:
-        await until_risen(node)
         anybody, _ = await greet(node)
         assert (await anybody.create("t"))[0] == Type.REPLY
         held, _ = await greet(node, token=await give(node, "app", "reader:t"))
@@ -251,7 +247,6 @@ async def test_a_token_of_an_outside_issuer_lets_in(tmp_path: Path) -> None:
     (tmp_path / "keys.pem").write_bytes(key.public_key().public_bytes(*form))
     jwt_of = {"JWT__ISSUER": "https://id.example", "JWT__KEYS_FILE": str(tmp_path / "keys.pem")}
     async with run_node(small_config(tmp_path, SECURITY__AUTHENTICATION="require", **jwt_of)) as node:
-        await until_risen(node)
         said = {"iss": "https://id.example", "aud": "sandq", "exp": 2**32, "sub": "ada@example.com"}
         token = jwt.encode({**said, "sandq_grants": ["read:t"]}, key, "EdDSA")
         raw, _ = await greet(node, token=token)

@@ -25,7 +25,6 @@ from sandq.backup import (
 from sandq.client.backups import BackupTransfer
 from sandq.errors import InvalidRequest, TopicExists, Unavailable
 from sandq.node import Serving, run_node
-from tests.integration.conftest import until_risen
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take
@@ -99,7 +98,6 @@ async def test_each_moment_between_increments_comes_back(
     whole = await verify_chain(place, manifest.backup_id, replay=True)
     assert whole.increments == 2 and whole.replayed == 4
     async with run_node(small_config(tmp_path / "other")) as other, connected(other) as api2:
-        await until_risen(other)
         for name, at_ms in moments.items():
             restored = await restore_backup(
                 api2, place, manifest.backup_id, prefix=f"{name}-", at_ms=at_ms, topics=["t", "k"]

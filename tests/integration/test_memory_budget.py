@@ -12,7 +12,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
-from tests.integration.conftest import Dial, until_risen
+from tests.integration.conftest import Dial
 from tests.support.nodes.small_node import small_config
 from tests.support.waiting import until_answer, until_holds
 
@@ -29,7 +29,6 @@ ALL = BATCHES * BATCH_BYTES
 async def node(tmp_path: Path) -> AsyncIterator[Serving]:
     config = small_config(tmp_path, LIMITS__IN_FLIGHT_BYTES_PER_CONNECTION=str(IN_FLIGHT_BYTES))
     async with run_node(config) as serving:
-        await until_risen(serving)
         yield serving
 
 

@@ -6,7 +6,6 @@ import json
 import logging
 from base64 import b64decode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import trio
 import sandq
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.errors import InvalidRequest, InvalidSetting, UnknownTopic
-from sandq.model.features import KNOWN
 from sandq.node import Serving, run_node
 from sandq.push.circuit import THRESHOLD
 from sandq.server.http.overview_rows import findings
@@ -26,23 +24,16 @@ from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
 from tests.support.push_receiver import Receiver, receiving
-from tests.support.waiting import until_answer, until_holds
+from tests.support.waiting import until_answer
 
 LOOPBACK = {"PUSH__ALLOW": "127.0.0.1", "PUSH__ALLOW_HTTP": "true", "PUSH__PORTS": ""}
 SECRET = sandq.new_push_secret()
 
 
-@asynccontextmanager
-async def risen(config: Any, **more: Any) -> AsyncIterator[Serving]:
-    async with run_node(config, **more) as serving:
-        await until_holds(lambda: serving.broker.node_log.feature_level == KNOWN.highest)
-        yield serving
-
-
 @pytest.fixture
 async def timed(tmp_path: Path, hand: HandClock) -> AsyncIterator[Serving]:
     """A node that may push to this machine, and whose clock `hand` moves."""
-    async with risen(small_config(tmp_path, **LOOPBACK), clock=hand.guarded()) as serving:
+    async with run_node(small_config(tmp_path, **LOOPBACK), clock=hand.guarded()) as serving:
         yield serving
 
 
@@ -234,7 +225,7 @@ async def test_a_node_has_places_for_a_number_of_requests_over_all_groups(
 ) -> None:
     monkeypatch.setattr("sandq.push.pusher._most_requests", lambda: 2)
     receiver.hold = trio.Event()
-    async with risen(small_config(tmp_path, **LOOPBACK)) as node, connected(node) as client:
+    async with run_node(small_config(tmp_path, **LOOPBACK)) as node, connected(node) as client:
         await client.admin.create_topic("t")
         for group in ("a", "b", "c"):
             await client.admin.set_push("t", group, receiver.url, secrets=SECRET)
@@ -350,14 +341,14 @@ async def test_requests_have_no_longer_than_the_node_may_take_to_stop(
     tmp_path: Path, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.hold = trio.Event()
-    async with risen(small_config(tmp_path, **LOOPBACK, SHUTDOWN_GRACE="0s")) as node, connected(node) as client:
+    async with run_node(small_config(tmp_path, **LOOPBACK, SHUTDOWN_GRACE="0s")) as node, connected(node) as client:
         await client.admin.create_topic("t")
         await push(client, receiver, timeout="10m")
         await client.produce("t", b"m")
         await receiver.until(1)
     assert "did not end in 0 s and was cancelled: given back" in caplog.text
     receiver.hold.set()
-    async with risen(small_config(tmp_path, **LOOPBACK)):
+    async with run_node(small_config(tmp_path, **LOOPBACK)):
         got = await receiver.until(2)
         assert [one.headers["sandq-attempt"] for one in got] == ["1", "1"]
 
@@ -415,16 +406,16 @@ async def test_what_the_configuration_does_not_allow_is_refused(client: sandq.Cl
 
 async def test_a_target_that_is_not_allowed_any_more_is_not_connected_to(tmp_path: Path, receiver: Receiver) -> None:
     """The setting stays over a restart with another configuration; nothing is leased for it, no attempt is used."""
-    async with risen(small_config(tmp_path, **LOOPBACK)) as node, connected(node) as client:
+    async with run_node(small_config(tmp_path, **LOOPBACK)) as node, connected(node) as client:
         await client.admin.create_topic("t")
         await push(client, receiver)
-    async with risen(small_config(tmp_path)) as node, connected(node) as client:
+    async with run_node(small_config(tmp_path)) as node, connected(node) as client:
         await client.produce("t", b"m")
         found = await until_answer(lambda: the_push(client), lambda row: row["state"] == "waiting")
         assert "http:// needs push.allow_http" in found["error"]
         assert await client.admin.groups("t") == []
     assert receiver.got == []
-    async with risen(small_config(tmp_path, **LOOPBACK)):
+    async with run_node(small_config(tmp_path, **LOOPBACK)):
         (got,) = await receiver.until(1)
         assert got.headers["sandq-attempt"] == "1"
 

@@ -18,7 +18,6 @@ from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_access import IdentityPut
-from tests.integration.conftest import until_risen
 from tests.support.nodes.raw_client import Frame, RawClient, values_of
 from tests.support.nodes.small_node import small_config
 from tests.support.waiting import until_holds
@@ -29,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("node_time")
 @pytest.fixture
 async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
     async with run_node(small_config(tmp_path, SECURITY__AUTHENTICATION="require")) as serving:
-        await until_risen(serving)
         yield serving
 
 

@@ -15,7 +15,6 @@ from sandq.model.batch import Column, encode
 from sandq.model.errors import Conflict
 from sandq.node import Serving, run_node
 from sandq.partition import commands as c
-from tests.integration.conftest import until_risen
 from tests.support.nodes.planted import POISON, STEPS, Plan, planted
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take, values
@@ -58,7 +57,6 @@ async def test_skip_of_an_entry_whose_successor_fails_too_is_followed_by_another
     """The second entry has more commands than a partition remembers of skips."""
     with planted(Plan(step)):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             await client.produce("t", b"before")
             submit(host_of(node), [[POISON + b" 1"], [POISON + b" 2 %d" % at for at in range(80)], [b"behind"]])
@@ -76,7 +74,6 @@ async def test_skip_of_an_entry_whose_successor_fails_too_is_followed_by_another
 async def test_skip_of_one_command_whose_entry_fails_again_is_followed_by_another(tmp_path: Path) -> None:
     with planted(Plan("first")):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             submit(host_of(node), [[POISON + b" 1", b"good", POISON + b" 2"]])
             await until_holds(lambda: host_of(node).shut is not None)
@@ -92,7 +89,6 @@ async def test_second_skip_of_an_entry_is_refused_until_the_first_is_followed(tm
     """Two operators skip at the same moment, or one again after a timeout."""
     with planted(Plan("first")):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             submit(host_of(node), [[POISON]])
             await until_holds(lambda: host_of(node).shut is not None)
@@ -116,7 +112,6 @@ async def test_skip_of_an_entry_refuses_only_the_command_that_failed_when_it_com
     beside = [c.Upkeep(), c.Expire(), c.Touch(["g"]), c.OpenGroup("g", "earliest"), append(b"beside")]
     with planted(Plan("first")):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             host = host_of(node)
             for at, command in enumerate([append(POISON), *beside]):

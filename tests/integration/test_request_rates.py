@@ -13,7 +13,7 @@ import sandq
 from sandq.errors import InvalidSetting, Throttled
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
-from tests.integration.conftest import Dial, until_risen
+from tests.integration.conftest import Dial
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
@@ -102,7 +102,6 @@ async def test_every_kind_of_topic_has_it_and_bad_ones_are_told(api: sandq.Clien
 
 async def test_over_http_each_address_is_a_client(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")) as node:
-        await until_risen(node)
         assert node.http is not None
         base = f"http://{node.http.host}:{node.http.port}"
         async with httpx.AsyncClient(base_url=base, timeout=PATIENCE_S) as client:

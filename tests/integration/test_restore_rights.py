@@ -15,7 +15,6 @@ from sandq.node import Serving, run_node
 from sandq.partition.base import rows
 from sandq.partition.outbox import MESSAGE, Batch, Letter
 from sandq.protocol.frames import Type
-from tests.integration.conftest import until_risen
 from tests.integration.test_identities import give, greet
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
@@ -27,7 +26,6 @@ OLD = 77
 @pytest.fixture
 async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
     async with run_node(small_config(tmp_path, SECURITY__AUTHENTICATION="require")) as serving:
-        await until_risen(serving)
         yield serving
 
 

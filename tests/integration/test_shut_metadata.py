@@ -14,7 +14,7 @@ from sandq.metadata.commands import Entry
 from sandq.metadata.state import MetadataState
 from sandq.model.errors import Corruption
 from sandq.node import Serving, run_node
-from tests.integration.conftest import Dial, until_risen
+from tests.integration.conftest import Dial
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take, values
 from tests.support.waiting import until_holds
@@ -59,7 +59,6 @@ async def until_shut(node: Serving) -> None:
 async def test_poison_in_the_metadata_shuts_changes_and_nothing_else(tmp_path: Path, dial: Dial, step: str) -> None:
     with planted(step):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             raw = await dial(node)
             await raw.create(POISON)
@@ -96,7 +95,6 @@ async def test_metadata_entry_that_cannot_be_decoded_does_not_end_the_start(tmp_
 
     with patch.object(Entry, "decode", planted_decode):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             await (await dial(node)).create(POISON)
             await until_shut(node)

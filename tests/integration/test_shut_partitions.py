@@ -21,7 +21,7 @@ from sandq.partition.state_machine import TimerPartition
 from sandq.protocol.frames import Type
 from sandq.storage.keys import store_prefix
 from sandq.storage.level_stores import LevelStores
-from tests.integration.conftest import Dial, until_risen
+from tests.integration.conftest import Dial
 from tests.support.nodes.planted import POISON, STEPS, Plan, planted
 from tests.support.nodes.raw_client import Frame, RawClient
 from tests.support.nodes.small_node import small_config
@@ -51,7 +51,6 @@ async def test_poison_entry_on_one_node_shuts_its_partition_until_it_is_skipped(
 ) -> None:
     with planted(Plan(step)):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             await client.admin.create_topic("other")
             await client.produce("t", b"before")
@@ -90,7 +89,6 @@ async def test_entry_without_the_bug_is_applied_at_the_next_start(tmp_path: Path
     """A version without the bug applies what shut the one before."""
     with planted(Plan("first")):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             await (await dial(node)).produce(POISON)
             await until_shut(node)
@@ -105,7 +103,6 @@ async def test_entry_without_the_bug_is_applied_at_the_next_start(tmp_path: Path
 async def test_skip_of_an_idempotent_batch_uses_up_its_number(tmp_path: Path, dial: Dial) -> None:
     with planted(Plan("first")):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             raw = await dial(node)
             for number, value in ((1, b"a"), (2, POISON)):
@@ -123,7 +120,6 @@ async def test_shut_partition_does_not_keep_its_topic_from_being_changed_and_del
 ) -> None:
     with planted(Plan("first")):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             await (await dial(node)).produce(POISON)
             await until_shut(node)
@@ -151,7 +147,6 @@ def damage_rows(directory: Path, store: int = 2) -> None:
 async def test_rows_that_cannot_be_read_shut_their_partition(tmp_path: Path, dial: Dial) -> None:
     config = small_config(tmp_path)
     async with run_node(config) as node, connected(node) as client:
-        await until_risen(node)
         await client.admin.create_topic("t")
         await client.admin.create_topic("other")
         await client.produce("t", b"lost with its rows")
@@ -182,7 +177,6 @@ async def test_second_poison_behind_a_skipped_one_is_skipped_as_well(tmp_path: P
     reopen = NodeLog.reopen
     with planted(Plan("first")), patch.object(NodeLog, "reopen", count):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             raw = await dial(node)
             await client.produce("t", b"before")
@@ -219,7 +213,6 @@ async def test_entry_that_does_not_end_shuts_its_partition(tmp_path: Path, dial:
         patch.object(runner, "ENDLESS_CHECK_S", 0.05),
     ):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             await client.admin.create_topic("other")
             await client.produce("t", b"before")
@@ -239,7 +232,6 @@ async def test_entry_whose_rows_cannot_be_written_is_told_from_those_beside_it(t
     """Rows of several entries are written together: the replica is loaded again and writes those of each."""
     with planted(Plan("drain")), patch.object(worker, "REST_S", 600.0):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-            await until_risen(node)
             await client.admin.create_topic("t")
             raw = await dial(node)
             for value in (b"before", POISON, b"after", b"last"):

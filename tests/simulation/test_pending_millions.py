@@ -28,6 +28,7 @@ from sandq.partition import commands as c
 from sandq.raft import Members
 from sandq.storage.files import RealFiles
 from sandq.storage.level_stores import LevelStores
+from tests.support.registered import register_node
 from tests.support.simulation.oracle import messages_of
 from tests.support.simulation.stepped import START_MS, VirtualClock
 
@@ -66,7 +67,7 @@ class Drive:
         )
         metadata = self.node_log.open_metadata()
         self._until(lambda: metadata.ready)
-        self.call(metadata, m.RegisterNode("n1", "store", {}))
+        self.call(metadata, register_node("n1", "store", {}))
         settings = parse_settings({"lease": "1h"}).record()
         self.call(metadata, m.CreateTopic("t", "timer", 1, [["n1"]], settings))
         topic = metadata.status.topics["t"]

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from PIL import Image
 
-from sandq.model.features import KNOWN
 from tests.support.browser import Browser, chromium
 from tests.support.console import Api, Console
 from tests.support.paths import ROOT
@@ -99,7 +98,6 @@ def main() -> None:
         try:
             api = Api(f"http://127.0.0.1:{port}")
             wait_until(lambda: api.status("GET", "/readyz") == 200)
-            wait_until(lambda: api("GET", "/cluster")["feature_level"] == KNOWN.highest)
             fill(api, chance)
             work(api, chance)
             console = Console(browser, api)

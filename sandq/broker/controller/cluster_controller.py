@@ -114,7 +114,14 @@ class ClusterController:
                 continue  # its link is about to be ended: see `PeerDirectory.end_unfit`
             incarnation = incarnation_of(member)
             found = m.RegisterNode(
-                peer.node_id, peer.store_uuid, peer.addresses, peer.zone, peer.weight, incarnation, *peer.levels
+                node_id=peer.node_id,
+                store_uuid=peer.store_uuid,
+                addresses=peer.addresses,
+                zone=peer.zone,
+                weight=peer.weight,
+                incarnation=incarnation,
+                lowest_level=peer.levels.lowest,
+                highest_level=peer.levels.highest,
             )
             if record is None or _told(record) != _told(found):
                 await metadata.call(found)

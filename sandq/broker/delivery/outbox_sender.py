@@ -258,7 +258,7 @@ class OutboxSender:
             leader.host.check_ready()
             name, partition = self._catalog.view.places[group]
             place = self._catalog.topics[name].places[partition]
-            # A refusal here loses acked messages: those of earlier versions may have headers of any form.
+            # A refusal here loses acked messages, and those of a restored backup may have headers of any form.
             checked = check_batch(batch, self._clock.now_ms(), _LIMITS, place, is_checked=True)
             command = c.Append(batch, producer_id, epoch, NUMBER, c.REJECT, checked.split)
             leader.host.submit(command, partial(_stored, done), size=len(batch), messages=checked.messages, line=BEHIND)

@@ -137,8 +137,8 @@ class TopicOverview:
     group_count: int = 0
     groups: dict[str, GroupOverview] = field(default_factory=dict)
     """Those that are furthest behind, 50 of each node."""
-    replicas: int | None = None
-    """Replicas of each partition; None: no node tells it."""
+    replicas: int = 0
+    """Replicas of each partition."""
 
     @property
     def lag(self) -> int:
@@ -155,8 +155,7 @@ class TopicOverview:
             setattr(self, name, getattr(self, name) + getattr(row, name))
         self.lateness = _plus(self.lateness, row.lateness, bounds)
         self.group_count = max(self.group_count, row.groups)
-        if row.replicas is not None:
-            self.replicas = row.replicas
+        self.replicas = row.replicas
         for group in row.furthest:
             self.groups.setdefault(group.name, GroupOverview(group.name)).add(group)
 

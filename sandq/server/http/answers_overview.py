@@ -18,7 +18,7 @@ class TopicOverview(Answer):
     topic: str
     kind: str
     partitions: int
-    replicas: int | None = Field(default=None, description="Of each partition; null: no node tells it.")
+    replicas: int = Field(description="Of each partition.")
     without_leader: int
     messages: int
     delayed: int

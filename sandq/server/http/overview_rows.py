@@ -95,7 +95,7 @@ def findings(info: Mapping[str, Any], overview: ClusterOverview, topics: Iterabl
     silent = {node: why for node, why in sorted(overview.missing.items()) if why != UNREACHABLE}
     found += [health.of_silent_node(node, why) for node, why in silent.items()]
     topics = list(topics)
-    replicas = {topic.name: topic.replicas for topic in topics if topic.replicas is not None}
+    replicas = {topic.name: topic.replicas for topic in topics}
     found += health.of_replicas(replicas, health.replica_nodes(info))
     for topic in topics:
         if not silent:  # a node that reports nothing may lead what seems to have no leader

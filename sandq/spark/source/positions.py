@@ -6,9 +6,8 @@
 A cursor is the text of the first offset that was not read: it is where a range ends (without it), and the next one
 begins (with it). Topics go by their number, which is never reused, so a topic that was deleted and made again is not
 mistaken for the one that was read; numbers are a cluster's own, and so the position names that, by its UUID. Names are
-for people. Version 1, before v0.3.0, had neither: it is read, and the next position has both. The JSON is sorted: Spark
-compares it as text. Once a partition's clock was set back, "clock_epochs" says how often, likewise by topic number and
-partition; cursors of two epochs are not compared.
+for people. The JSON is sorted: Spark compares it as text. Once a partition's clock was set back, "clock_epochs" says
+how often, likewise by topic number and partition; cursors of two epochs are not compared.
 
 Checkpoints hold it: VERSION is raised when it changes.
 """
@@ -24,8 +23,6 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.offsets import FIRST
 
 VERSION: Final = 2
-READ: Final = (1, VERSION)
-"""Versions that are read."""
 
 
 class Place(NamedTuple):
@@ -55,7 +52,7 @@ class Positions:
     clock_epochs: Mapping[Place, int] = field(default_factory=dict)
     """How often the clocks of partitions were set back when their cursors were noted; those left out never were."""
     cluster: str = ""
-    """The UUID of the cluster whose topics these are; empty: it is not noted."""
+    """The UUID of the cluster whose topics these are; empty only where there are none."""
     names: Mapping[int, str] = field(default_factory=dict, compare=False)
     """Of topics, by number, as far as they are noted."""
 
@@ -68,13 +65,15 @@ class Positions:
     def parse(cls, found: object) -> Positions:
         """From what `to_json` gave; InvalidRequest unless it is that."""
         if not isinstance(found, dict) or not isinstance(found.get("topics"), dict):
-            raise InvalidRequest(f'a position like {{"version": 1, "topics": ...}} is expected, not {str(found)[:100]}')
-        if found.get("version") not in READ:
             raise InvalidRequest(
-                f"the position is of version {str(found.get('version'))[:20]}, this sandq reads "
-                f"{' and '.join(map(str, READ))}: the checkpoint was written by another one"
+                f'a position like {{"version": {VERSION}, "topics": ...}} is expected, not {str(found)[:100]}'
             )
-        cluster, names = (found.get("cluster"), found.get("names")) if found["version"] > 1 else ("", {})
+        if found.get("version") != VERSION:
+            raise InvalidRequest(
+                f"the position is of version {str(found.get('version'))[:20]}, this sandq reads version {VERSION}: "
+                "the checkpoint was written by another one"
+            )
+        cluster, names = found.get("cluster"), found.get("names")
         if not isinstance(cluster, str) or not isinstance(names, dict):
             raise InvalidRequest("position: the UUID of a cluster, and names by topic number, are expected")
         hold = found.get("hold")

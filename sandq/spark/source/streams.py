@@ -152,7 +152,7 @@ class Stream:
         """Numbers of topics say nothing in another cluster. Raises InvalidRequest."""
         cluster = self._brokers.cluster
         for positions in noted:
-            if positions.cluster not in ("", cluster):
+            if positions.cluster != cluster:
                 raise InvalidRequest(
                     f"the checkpoint is of a stream from cluster {positions.cluster}, and this is cluster {cluster} "
                     "(sandq.bootstrap.servers): give each its own checkpointLocation"

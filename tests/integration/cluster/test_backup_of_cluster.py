@@ -10,7 +10,6 @@ import trio
 
 import sandq
 from sandq.backup import BackupKey, create_backup, place_of, restore_backup, verify_backup
-from tests.integration.conftest import until_risen
 from tests.support.nodes.three import NAMES, ThreeNodes
 from tests.support.nodes.working import take, values
 
@@ -66,7 +65,6 @@ async def test_a_cluster_that_was_lost_comes_back(tmp_path: Path, nursery: trio.
     place, key = place_of(str(tmp_path / "backups")), BackupKey(bytes(range(32)))
     nodes = ThreeNodes(tmp_path, nursery)
     await nodes.start()
-    await until_risen(nodes.running["node1"])
     async with nodes.connect() as api:
         await _fill(api)
         before = await _all_of(api)
@@ -79,7 +77,6 @@ async def test_a_cluster_that_was_lost_comes_back(tmp_path: Path, nursery: trio.
     await verify_backup(place, manifest.backup_id, key=key)
     others = ThreeNodes(tmp_path / "others", nursery)
     await others.start()
-    await until_risen(others.running["node1"])
     async with others.connect() as api:
         assert await api.admin.list_topics() == []
         restored = await restore_backup(api, place, manifest.backup_id, identities=True, key=key)
@@ -111,7 +108,6 @@ async def test_a_leader_that_changes_does_not_stop_a_backup_nor_a_restore(
 
     nodes = ThreeNodes(tmp_path, nursery)
     await nodes.start()
-    await until_risen(nodes.running["node1"])
     place = place_of(str(tmp_path / "backups"))
     async with nodes.connect() as api:
         await api.admin.create_topic("t", replicas=3)

@@ -91,7 +91,6 @@ async def test_reset_goes_on_under_other_leaders_from_a_snapshot_and_after_a_res
         monkeypatch.setattr(clock_reset, limit, 2)
     steps = Steps(monkeypatch)
     async with found_nodes(tmp_path, *NAMES, hand=hand) as nodes, nodes.connect() as client:
-        await until_holds(lambda: {n.broker.node_log.feature_level for n in nodes.running.values()} == {KNOWN.highest})
         await client.admin.create_topic("t", replicas=3, backoff={"first": "1m"})
         await until_level(nodes, KNOWN.highest)
         await produce_and_settle(nodes, client, hand)

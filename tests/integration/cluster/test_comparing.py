@@ -11,7 +11,6 @@ import trio
 
 from sandq.errors import Conflict, InvalidRequest, TimedOut, UnknownPartition, UnknownTopic
 from sandq.model.caller import NODE
-from sandq.model.features import KNOWN
 from sandq.model.members import node_of
 from sandq.partition.base import rows
 from sandq.protocol.requests_admin import Rebuild
@@ -52,7 +51,6 @@ async def test_a_replica_that_differs_is_named_and_made_anew(tmp_path: Path, lea
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await client.admin.create_topic("t", replicas=3)
         await client.admin.create_topic("one", replicas=1)
-        await until_holds(lambda: all(s.broker.node_log.feature_level == KNOWN.highest for s in nodes.running.values()))
         ids = [await client.produce("t", f"{at}", delay="1h") for at in range(COUNT)]
         assert await compared(nodes, same=True) == ()
         leader = await nodes.until_led()

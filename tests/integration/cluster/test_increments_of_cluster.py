@@ -12,7 +12,6 @@ import trio
 import sandq
 from sandq.backup import BackupFollower, create_backup, place_of, restore_backup, verify_chain
 from sandq.broker.replication import node_log
-from tests.integration.conftest import until_risen
 from tests.support.nodes.three import NAMES, ThreeNodes
 from tests.support.nodes.working import take, values
 from tests.support.waiting import until_holds
@@ -37,7 +36,6 @@ async def test_each_moment_of_a_cluster_comes_back(
     monkeypatch.setattr(node_log, "KEPT_BYTES", 0)
     nodes = ThreeNodes(tmp_path, nursery)
     await nodes.start()
-    await until_risen(nodes.running["node1"])
     place: Any = place_of(str(tmp_path / "backups"))
     async with nodes.connect() as api:
         await api.admin.create_topic("t", partitions=1, replicas=3)
@@ -88,7 +86,6 @@ async def test_each_moment_of_a_cluster_comes_back(
     assert (await verify_chain(place, manifest.backup_id, replay=True)).increments == 3
     new = ThreeNodes(tmp_path / "new", nursery)
     await new.start()
-    await until_risen(new.running["node1"])
     async with new.connect() as api:
         restored = await restore_backup(api, place, reaches[0])
         assert await state_of(api, "t") == three and not restored.warnings

@@ -7,18 +7,16 @@ import trio
 
 import sandq
 from sandq.errors import ConsumerFenced, LeaseLost
-from sandq.model.features import KNOWN
 from tests.integration.cluster.test_three_nodes import created
 from tests.support.nodes.three import NAMES, ThreeNodes
 from tests.support.nodes.working import take
-from tests.support.waiting import PATIENCE_S, until_holds
+from tests.support.waiting import PATIENCE_S
 
 PARTITIONS = 6
 
 
 async def test_leases_of_all_nodes_are_its_successors(nodes: ThreeNodes) -> None:
     async with nodes.connect() as producing, nodes.connect() as first, nodes.connect() as second:
-        await until_holds(lambda: {s.broker.node_log.feature_level for s in nodes.running.values()} == {KNOWN.highest})
         await created(nodes, producing, PARTITIONS, lease="10m")
         for name, partition in zip(2 * NAMES, range(PARTITIONS), strict=True):
             await producing.produce("t", b"%d" % partition, partition=partition)

@@ -7,7 +7,6 @@ from pathlib import Path
 import trio
 
 import sandq
-from sandq.model.features import KNOWN
 from tests.support.nodes.three import NAMES, ThreeNodes, three_nodes
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
@@ -17,12 +16,7 @@ MESSAGES = 120
 
 async def topics(nodes: ThreeNodes, client: sandq.Client) -> None:
     """Topic "t", whose messages die of their first attempt, and where they go to."""
-    await until_holds(
-        lambda: (
-            len(nodes.running) == 3
-            and all(at.broker.node_log.feature_level == KNOWN.highest for at in nodes.running.values())
-        )
-    )
+    await until_holds(lambda: len(nodes.running) == 3)
     await client.admin.create_topic("failed", partitions=PARTITIONS, replicas=3)
     settings = {"max_attempts": 1, "dead_letter_topic": "failed"}
     await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3, **settings)  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ from pathlib import Path
 import trio
 
 import sandq
-from sandq.model.features import KNOWN
 from tests.support.nodes.three import NAMES, ThreeNodes, three_nodes
 from tests.support.push_receiver import Receiver, receiving
 from tests.support.waiting import until_answer, until_holds
@@ -18,13 +17,8 @@ LOOPBACK = {"PUSH__ALLOW": "127.0.0.1", "PUSH__ALLOW_HTTP": "true", "PUSH__PORTS
 SECRET = sandq.new_push_secret()
 
 
-async def until_at(nodes: ThreeNodes, level: int) -> None:
-    await until_holds(lambda: all(at.broker.node_log.feature_level == level for at in nodes.running.values()))
-
-
 async def pushed(nodes: ThreeNodes, client: sandq.Client, receiver: Receiver, **more: object) -> None:
     """Topic "t" whose group "g" is pushed."""
-    await until_at(nodes, KNOWN.highest)
     await client.admin.create_topic(
         "t", partitions=PARTITIONS, replicas=3, lease="2s", backoff={"kind": "none"}, max_attempts=None
     )

@@ -14,7 +14,6 @@ import sandq
 from sandq.broker.health.shut_replicas import ShutReplicas
 from sandq.broker.replication import node_log
 from sandq.model.errors import Conflict, NotLeader
-from sandq.model.features import KNOWN
 from tests.integration.cluster.test_three_nodes import created
 from tests.integration.test_shut_partitions import damage_rows
 from tests.support.nodes.planted import POISON, STEPS, Plan, planted
@@ -22,12 +21,6 @@ from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.three import NAMES, ThreeNodes, compared, three_nodes
 from tests.support.nodes.working import take, values
 from tests.support.waiting import until_holds
-
-
-async def risen(nodes: ThreeNodes) -> None:
-    """All nodes know the highest feature level."""
-    for serving in nodes.running.values():
-        await until_holds(lambda serving=serving: serving.broker.node_log.feature_level == KNOWN.highest)  # type: ignore[misc]
 
 
 async def send(nodes: ThreeNodes, value: bytes) -> None:
@@ -49,7 +42,6 @@ def shut(nodes: ThreeNodes) -> set[str]:
 async def test_replica_that_alone_fails_gets_a_snapshot_of_the_others(tmp_path: Path, step: str) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await created(nodes, client)
-        await risen(nodes)
         await client.produce("t", b"before")
         leader = await nodes.until_led()
         with planted(Plan(step, [nodes.running[leader]])) as plan:
@@ -70,7 +62,6 @@ async def test_replicas_that_all_fail_open_with_the_skip(tmp_path: Path, step: s
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await created(nodes, client)
         await client.admin.create_topic("other", replicas=3)
-        await risen(nodes)
         await client.produce("t", b"before")
         with planted(Plan(step)):
             await send(nodes, POISON)
@@ -111,7 +102,6 @@ def without_handing_over() -> Iterator[None]:
 async def test_skip_of_what_a_replica_has_applied_is_refused_and_if_forced_makes_that_one_anew(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await created(nodes, client)
-        await risen(nodes)
         await client.produce("t", b"before")
         await nodes.hand_over("node1")
         failing = [nodes.running["node1"], nodes.running["node2"]]
@@ -142,7 +132,6 @@ async def test_skip_of_what_a_replica_has_applied_is_refused_and_if_forced_makes
 async def test_replica_whose_rows_cannot_be_read_gets_a_snapshot_of_the_others(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await created(nodes, client)
-        await risen(nodes)
         await client.produce("t", b"before")
         await nodes.until_even()
         store = nodes.host("node3").replica.store
@@ -165,7 +154,6 @@ async def test_skip_is_committed_where_replicas_have_as_much_log_as_shut_ones_ta
     monkeypatch.setattr(node_log, "SHUT_LOG_BYTES", 10_000)
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await created(nodes, client)
-        await risen(nodes)
         await client.produce("t", bytes(20_000))
         with planted(Plan("first")):
             await send(nodes, POISON)

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from sandq.node import Serving, run_node
-from tests.integration.conftest import until_risen
 from tests.integration.test_identities import give
 from tests.support.nodes.small_node import small_config
 from tests.support.waiting import PATIENCE_S
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.usefixtures("node_time")
 async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", SECURITY__AUTHENTICATION="require")
     async with run_node(config) as serving:
-        await until_risen(serving)
         yield serving
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from sandq.node import Serving
-from tests.integration.conftest import until_risen
 from tests.support.nodes.http_requests import Web
 
 GROUP = "/topics/q/groups/workers"
@@ -15,7 +14,6 @@ GROUP = "/topics/q/groups/workers"
 
 @pytest.fixture
 async def doq(web_node: Serving, web: Web) -> Web:
-    await until_risen(web_node)
     return web
 
 

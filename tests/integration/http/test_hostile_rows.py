@@ -1,6 +1,6 @@
 """Rows that no reader may fail on or change, through every route that reads; and the door that keeps some of them out.
 
-Nodes of earlier versions stored headers of any form: here the check of headers is taken out for that.
+A restored backup may hold headers of any form: here the check of headers is taken out for that.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from sandq.server.http import audit_notes
 from sandq.server.http.app import _application
 from sandq.server.http.caller import needs_of
 from sandq.server.http.rights import NEEDS, UNKNOWN, is_open
-from tests.integration.conftest import until_risen
 from tests.support.nodes.gateway import gateway
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
@@ -60,7 +59,6 @@ async def give(node: Serving, name: str, *grants: str, **changes: object) -> str
 async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", SECURITY__AUTHENTICATION="require")
     async with run_node(config) as serving:
-        await until_risen(serving)
         yield serving
 
 
@@ -355,7 +353,6 @@ async def test_a_note_that_cannot_be_sent_ends_nothing(monkeypatch: pytest.Monke
 async def test_who_shows_nothing_may_do_everything_where_it_is_accepted(tmp_path: Path) -> None:
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", SECURITY__AUTHENTICATION="accept")
     async with run_node(config) as serving:
-        await until_risen(serving)
         assert serving.http is not None
         reader = bearer(await give(serving, "reader", "reader"))
         async with httpx.AsyncClient(base_url="http://{}:{}".format(*serving.http), timeout=PATIENCE_S) as web:

@@ -17,7 +17,6 @@ from sandq.model.limits import Limits
 from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
 from sandq.protocol.requests_access import IdentityPut
-from tests.integration.conftest import until_risen
 from tests.support.nodes.gateway import gateway
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
@@ -103,7 +102,6 @@ async def test_what_is_seen_goes_by_who_asks(tmp_path: Path) -> None:
         HTTP__GATEWAY_SECRET_FILE=str(secret_file),
     )
     async with run_node(config) as node:
-        await until_risen(node)
         server = f"127.0.0.1:{node.client_port}"
         async with sandq.connect(server, token=await give(node, "boss", "admin")) as client:
             for name in ("mine", "theirs"):

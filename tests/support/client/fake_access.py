@@ -62,7 +62,7 @@ class FakeAccess:
         return ({**promise, "since_ms": 0, "bounds_us": [100_000], "windows": windows, "clock": clock, "topics": []},)
 
     def do_overview(self, connection: Any, frame: Frame) -> Any:
-        row = ["orders", "timer", 4, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, [], 0, []]
+        row = ["orders", "timer", 4, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, [], 0, [], 1]
         return [row], None, 0, 10_000, [0.0]
 
     def do_topic_history(self, connection: Any, frame: Frame) -> Any:

@@ -383,7 +383,7 @@ class FakeMessages:
         last_ms = first_ms + request.count * unit_ms
         later = sum(count for start_ms, count in buckets.items() if start_ms >= last_ms)
         shown = [row for row in sorted(buckets.items()) if row[0] < last_ms]
-        return ForecastReply(self.now_ms, shown, later).fields()
+        return ForecastReply(self.now_ms, shown, later, (), True).fields()
 
     def do_dead_list(self, connection: Any, frame: Frame) -> Any:
         request = DeadList.parse(frame)

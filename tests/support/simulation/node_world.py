@@ -30,6 +30,7 @@ from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.stores import MemoryStores
 from tests.support.nodes.next_level import NEXT
+from tests.support.registered import register_node
 from tests.support.simulation.moments import Moments
 from tests.support.simulation.oracle import GROUPS, Held, Oracle, Sent
 from tests.support.simulation.owner import Owner
@@ -85,7 +86,7 @@ class Node(Stepped):
         self._until(lambda: self.metadata.ready)
         if "t" not in self.metadata.status.topics:
             settings = parse_settings(self.world.settings).record()
-            self._call(self.metadata, m.RegisterNode("n1", "store", {}, highest_level=NEXT.highest))
+            self._call(self.metadata, register_node("n1", "store", {}, highest_level=NEXT.highest))
             self._call(self.metadata, m.CreateTopic("t", "timer", 1, [["n1"]], settings))
         topic = self.metadata.status.topics["t"]
         self.node_log.install([(topic.partitions[0].group, "n1#1", Members(topic.partitions[0].members))])

@@ -19,11 +19,13 @@ BOUNDS = (0.0, 0.01, 0.1, 1.0)
 
 
 def row(name: str = "t", led: int = 1, *groups: GroupRow, lateness: tuple[int, ...] = ()) -> TopicRow:
-    return TopicRow(name, "timer", 3, led, 10, 4, 1, 0, 2, 0, 100, 5, 6, 7, 1, lateness, len(groups), groups)
+    return TopicRow(name, "timer", 3, led, 10, 4, 1, 0, 2, 0, 100, 5, 6, 7, 1, lateness, len(groups), groups, 1)
 
 
 def group(name: str = "g", ready: int = 1, consumers: int = 1, reason: str | None = None) -> GroupRow:
-    return GroupRow(name, ready, 2, 3, 4, consumers, reason is not None, reason, 1000 - ready, 0)
+    return GroupRow(
+        name, ready, 2, 3, 4, consumers, reason is not None, reason, 1000 - ready, 0, None, None, None, None
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,16 +62,12 @@ def test_group_has_the_latest_error_of_any_node_and_what_is_kept_on_all() -> Non
     topic = TopicOverview("t", "timer", 3)
     failed = group()._replace(push="pushing", push_error="503", push_error_ms=2000)
     topic.add(row("t", 1, failed)._replace(replicas=3), BOUNDS)
-    topic.add(row("t", 1, failed._replace(push_error="500", push_error_ms=1000, unfinished=4)), BOUNDS)
-    topic.add(row("t", 1, group()._replace(unfinished=3)), BOUNDS)
+    topic.add(
+        row("t", 1, failed._replace(push_error="500", push_error_ms=1000, unfinished=4))._replace(replicas=3), BOUNDS
+    )
+    topic.add(row("t", 1, group()._replace(unfinished=3))._replace(replicas=3), BOUNDS)
     found = topic.groups["g"]
     assert (found.push_error, found.push_error_ms, found.unfinished, topic.replicas) == ("503", 2000, 7, 3)
-
-
-def test_row_of_an_older_version_lacks_only_what_it_does_not_tell() -> None:
-    told: list[Any] = [*row("t", 1)[:17], [list(group()[:10])]]
-    (found,) = OverviewReply.parse([0, 1, [told], None, 5, 10_000, [1.0]]).rows
-    assert found.replicas is None and list(found.furthest) == [group()]
 
 
 def test_a_topic_without_groups_lags_by_nothing() -> None:

@@ -155,7 +155,8 @@ def test_the_chart_makes_the_base() -> None:
 def test_versions_are_the_same_everywhere() -> None:
     image = yaml.safe_load(read(BASE / "kustomization.yaml"))["images"][0]
     chart = yaml.safe_load(read(CHART / "Chart.yaml"))
-    assert image["newTag"] == chart["version"] == chart["appVersion"] == sandq.__version__
+    assert image["newTag"] == chart["appVersion"] == sandq.__version__
+    assert chart["version"] == sandq.__version__.replace(".dev", "-dev."), "Helm takes semantic versions"
     project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
     assert f"sandq-client=={sandq.__version__}" in project["dependencies"]
 

@@ -19,6 +19,7 @@ from sandq.model.errors import (
 from sandq.model.features import FIRST_LEVEL, Levels
 from sandq.model.limits import FIXED
 from sandq.tools.wal.decode import command_record
+from tests.support.registered import register_node
 
 T = 1_800_000_000_000
 
@@ -30,7 +31,7 @@ class Table:
         self.rows: dict[bytes, bytes] = {}
         self.state = MetadataState()
         self.index = 0
-        self.apply(m.RegisterNode("n1", "store", {"client": "127.0.0.1:7170"}))
+        self.apply(register_node("n1", "store", {"client": "127.0.0.1:7170"}))
 
     def apply(self, *commands: m.Command) -> list[object]:
         self.index += 1
@@ -100,7 +101,7 @@ def placed(table: Table, name: str = "t", at: int = 0) -> Partition:
 def three() -> Table:
     table = Table()
     for node in ("n2", "n3", "n4"):
-        table.apply(m.RegisterNode(node, f"store-{node}", {}))
+        table.apply(register_node(node, f"store-{node}", {}))
     table.apply(m.CreateTopic("t", "timer", 2, [["n1", "n2"]], {}))
     return table
 
@@ -195,7 +196,7 @@ def test_a_node_is_removed_once_nothing_is_on_it_and_its_name_is_another_member_
     kinds = [isinstance(result, Conflict) for result in results]
     assert kinds == [False, True, False, True, False, True, False], "it holds it, it may hold it, it holds nothing"
     assert "n2" not in table.state.nodes and table.state.removed["n2"].stores == ("store-n2",)
-    (old, _) = table.apply(m.RegisterNode("n2", "store-n2", {}), m.RegisterNode("n2", "fresh", {}, incarnation=2))
+    (old, _) = table.apply(register_node("n2", "store-n2", {}), register_node("n2", "fresh", {}, incarnation=2))
     assert isinstance(old, Conflict) and table.state.nodes["n2"].incarnation == 2
     table.apply(m.ChangeStanding("n2", "removing"), m.RemoveNode("n2", "fresh"))
     assert table.state.removed["n2"].stores == ("store-n2", "fresh") and table.state.removed["n2"].incarnation == 2
@@ -205,10 +206,10 @@ def test_a_node_is_removed_once_nothing_is_on_it_and_its_name_is_another_member_
 def test_who_is_registered_again_stays_what_it_was() -> None:
     table = three()
     table.apply(m.MarkNode("n2", T), m.ChangeStanding("n2", "draining"))
-    table.apply(m.RegisterNode("n2", "store-n2", {"client": "h:2"}, "b", 3))
+    table.apply(register_node("n2", "store-n2", {"client": "h:2"}, zone="b", weight=3))
     node = table.state.nodes["n2"]
     assert (node.failed_since_ms, node.standing, node.zone, node.weight) == (T, "draining", "b", 3)
-    (refused,) = table.apply(m.RegisterNode("n2", "another", {}))
+    (refused,) = table.apply(register_node("n2", "another", {}))
     assert isinstance(refused, Conflict)
     for command in (m.MarkNode("nobody", T), m.ChangeStanding("nobody", "in"), m.RemoveNode("nobody", "")):
         assert isinstance(table.apply(command)[0], NotFound)
@@ -219,7 +220,7 @@ def test_who_is_registered_again_stays_what_it_was() -> None:
 
 
 def levels(node: str, lowest: int, highest: int) -> m.RegisterNode:
-    return m.RegisterNode(node, f"store of {node}", {}, lowest_level=lowest, highest_level=highest)
+    return register_node(node, f"store of {node}", {}, lowest_level=lowest, highest_level=highest)
 
 
 L1, L2, L3, L4 = (FIRST_LEVEL + more for more in range(4))
@@ -230,7 +231,7 @@ def test_the_level_rises_to_what_all_know_and_never_falls() -> None:
     assert table.state.feature_level == L1
     (refused,) = table.apply(m.RaiseFeatureLevel(L2))
     assert isinstance(refused, Conflict) and f"n1 does not know feature level {L2}" in refused.message
-    table.apply(m.RegisterNode("n1", "store", {}, lowest_level=L1, highest_level=L3), levels("n2", L1, L2))
+    table.apply(register_node("n1", "store", {}, lowest_level=L1, highest_level=L3), levels("n2", L1, L2))
     assert table.apply(m.RaiseFeatureLevel(L2), m.RaiseFeatureLevel(L1)) == [L2, L2]
     assert isinstance(table.apply(m.RaiseFeatureLevel(L3))[0], Conflict)
     assert MetadataState.load(list(table.rows.items()), Levels(L1, L2)).feature_level == L2
@@ -242,7 +243,7 @@ def test_the_level_rises_to_what_all_know_and_never_falls() -> None:
 
 def test_data_of_a_level_that_is_not_known_is_not_opened() -> None:
     table = Table()
-    table.apply(m.RegisterNode("n1", "store", {}, lowest_level=L1, highest_level=L3), m.RaiseFeatureLevel(L3))
+    table.apply(register_node("n1", "store", {}, lowest_level=L1, highest_level=L3), m.RaiseFeatureLevel(L3))
     rows = list(table.rows.items())
     said = f"is of feature level {L3}, and this version knows {L1} to {L2}"
     with pytest.raises(StartupError, match=f"{said}: start a version"):
@@ -253,12 +254,6 @@ def test_data_of_a_level_that_is_not_known_is_not_opened() -> None:
     rows = [(b"p" + bytes(8), msgpack.packb(5)), (b"nn1", msgpack.packb("?")), (b"s", table.rows[b"s"])]
     with pytest.raises(StartupError, match=said):
         MetadataState.load(rows, Levels(L1, L2))
-
-
-def test_what_a_later_version_adds_to_a_node_is_passed_over() -> None:
-    table = Table()
-    row = msgpack.packb([*msgpack.unpackb(table.rows[b"nn1"]), {"new": 1}])
-    assert MetadataState.load([*table.rows.items(), (b"nn1", row)]).nodes == table.state.nodes
 
 
 def test_where_nothing_was_applied_no_level_is_refused() -> None:
@@ -430,14 +425,6 @@ def test_an_owner_is_kept() -> None:
     loaded = MetadataState.load(list(table.rows.items()))
     assert loaded.topics == table.state.topics
     assert [topic.owner for topic in loaded.topics.values()] == ["token:app", None]
-
-
-def test_topic_without_an_owner_is_written_without_that_field() -> None:
-    entry = msgpack.unpackb(m.Entry(T, [owned("a", 1, None), owned("b")]).encode())
-    assert [len(command) for command in entry[2]] == [6, 7]
-    table = Table()
-    table.create("t")
-    assert len(msgpack.unpackb(table.rows[b"tt"])) == 7
 
 
 def test_an_owner_without_an_identity_has_no_quota() -> None:

@@ -10,13 +10,16 @@ from sandq.metadata.planning import MOVES_MOST, next_changes, next_voters, too_m
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, Topic
 from sandq.metadata.state import MetadataState
 from sandq.model.errors import SandqError
+from sandq.model.features import KNOWN
+from tests.support.registered import register_node
 
 T = 1_800_000_000_000
 AFTER_MS = 300_000
 
 
 def node(name: str, *, failed: int | None = None, standing: str = IN, zone: str = "default") -> NodeRecord:
-    return NodeRecord(name, f"store-{name}", {}, zone, 1, 1, standing, T - failed if failed is not None else None)
+    failed_ms = T - failed if failed is not None else None
+    return NodeRecord(name, f"store-{name}", {}, zone, 1, 1, standing, failed_ms, *KNOWN)
 
 
 def registry(*nodes: NodeRecord) -> dict[str, NodeRecord]:
@@ -162,7 +165,7 @@ def test_who_is_back_before_all_is_even_again_gets_its_share() -> None:
         apply(*[m.Settle(assign.group, assign.epoch + 1, True) for assign in assigns])
         return assigns
 
-    apply(*[m.RegisterNode(name, f"store-{name}", {}) for name in "abc"])
+    apply(*[register_node(name, f"store-{name}", {}) for name in "abc"])
     apply(m.CreateTopic("t", "timer", 1, [["a"], ["b"], ["c"]], {}))
     assert moves() == [] and state.balanced == ("a", "b", "c")
     for away, back in (

@@ -41,9 +41,18 @@ def test_every_request_has_an_example() -> None:
     assert {decode(name)[0] for name in EXAMPLES} == {*KINDS}
 
 
-def row_of(kind: Type) -> list[str]:
-    """The fields that the table of requests names, without what arrays and parentheses hold."""
+def cell_of(kind: Type) -> str:
+    """What the table of requests says of a request's fields."""
     (cell,) = re.findall(rf"^\| {kind.value} {kind.name} \|(.*?)(?<!\\)\|", DOCUMENT, re.MULTILINE)
+    return str(cell)
+
+
+def row_of(kind: Type) -> list[str]:
+    """The fields that the table of requests names, without what arrays and other parentheses hold."""
+    cell = cell_of(kind)
+    if REQUESTS[kind].defaults:  # these may be left out
+        cell, last = cell.split("(, ")
+        cell += ", " + last.strip().removesuffix(")")
     found = 1
     while found:
         cell, found = re.subn(r"\[[^][]*\]|\([^()]*\)", "", cell)

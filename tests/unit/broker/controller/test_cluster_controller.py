@@ -21,6 +21,7 @@ from sandq.model.errors import Conflict
 from sandq.model.features import FIRST_LEVEL, Levels
 from sandq.model.members import node_of
 from sandq.raft import Members
+from tests.support.registered import register_node
 
 T = 1_800_000_000_000
 AFTER_MS = 60_000
@@ -307,7 +308,7 @@ async def test_a_node_that_is_back_with_an_older_version_holds_the_level_back(
     bed = Bed("a", "b")
     bed.levels |= {"a": NEW}
     await bed.tend()
-    bed.host.submit(m.RegisterNode("b", "store-b", {}, highest_level=NEW.highest), lambda result: None)
+    bed.host.submit(register_node("b", "store-b", {}, highest_level=NEW.highest), lambda result: None)
     await bed.controller.feature_level.tend(bed.host)  # type: ignore[arg-type]
     assert bed.host.state.feature_level == FIRST_LEVEL
     bed.linked.discard("b")

@@ -6,12 +6,15 @@ from collections.abc import Collection, Sequence
 
 from sandq.broker.controller.metadata_members import VOTERS_MOST, next_members
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord
+from sandq.model.features import KNOWN
 from sandq.model.members import node_of
 from sandq.raft import Members
 
 
 def registry(names: str, **standings: str) -> dict[str, NodeRecord]:
-    return {name: NodeRecord(name, f"store-{name}", {}, "x", 1, 1, standings.get(name, IN)) for name in names}
+    return {
+        name: NodeRecord(name, f"store-{name}", {}, "x", 1, 1, standings.get(name, IN), None, *KNOWN) for name in names
+    }
 
 
 def members(voters: str, learners: str = "") -> Members:

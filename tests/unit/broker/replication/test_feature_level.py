@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from sandq.broker.replication.node_log import NodeLog
-from sandq.metadata.commands import RaiseFeatureLevel, RegisterNode
+from sandq.metadata.commands import RaiseFeatureLevel
 from sandq.model.errors import Conflict, Unavailable
 from sandq.model.features import FIRST_LEVEL, Levels
 from sandq.model.limits import Limits
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
+from tests.support.registered import register_node
 
 STEPS = 100_000
 """More than it takes to lead alone."""
@@ -57,7 +58,7 @@ def test_not_yet_and_no_are_told_apart() -> None:
     with pytest.raises(Conflict, match=f"needs feature level {later}"):
         node_log.check_level(later)
     results: list[object] = []
-    metadata.submit(RegisterNode("n1", "store", {}, highest_level=next_level), results.append)
+    metadata.submit(register_node("n1", "store", {}, highest_level=next_level), results.append)
     _until(node_log, lambda: len(results) == 1)
     with pytest.raises(Unavailable, match=f"about to come to feature level {next_level}"):
         node_log.check_level(next_level)  # a cluster that was just formed, say

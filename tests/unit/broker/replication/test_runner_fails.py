@@ -16,7 +16,6 @@ from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import KEPT_BYTES, Hooks, NodeLog
 from sandq.broker.replication.raft_group import PASS_BYTES, PASS_WORK, RaftGroup
 from sandq.broker.replication.runner import Runner
-from sandq.metadata.commands import RegisterNode
 from sandq.model.errors import StorageFailed
 from sandq.model.limits import Limits
 from sandq.raft import Members
@@ -24,6 +23,7 @@ from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
 from sandq.storage.wal import Record, WalFull
+from tests.support.registered import register_node
 from tests.support.waiting import PATIENCE_S, until_holds
 
 
@@ -54,7 +54,7 @@ class Bed:
 
     async def fail(self) -> None:
         self.plan.fail_sync_at = 1
-        self.metadata.submit(RegisterNode("n1", "store", {}), lambda result: None)
+        self.metadata.submit(register_node("n1", "store", {}), lambda result: None)
         await until_holds(lambda: self.node_log.failed is not None)
 
 
@@ -98,7 +98,7 @@ async def test_who_waits_between_passes_hears_that_the_log_has_failed() -> None:
 
         node.plan.on_sync = on_sync
         node.plan.fail_sync_at = 1
-        node.metadata.submit(RegisterNode("n1", "store", {}), lambda result: None)
+        node.metadata.submit(register_node("n1", "store", {}), lambda result: None)
         await syncing.wait()
         failures: list[StorageFailed] = []
 
@@ -119,7 +119,7 @@ async def test_a_log_that_has_grown_is_cut_at_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(runner_module, "CHECKPOINT_CHECK_S", 1e9)
     async with bed(checkpoint_bytes=100_000) as node:
         for _ in range(10):
-            await node.metadata.call(RegisterNode("n1", "store", {"zone": "z" * 100_000}))
+            await node.metadata.call(register_node("n1", "store", {"zone": "z" * 100_000}))
         await until_holds(lambda: node.metadata.group.journal.size_bytes < KEPT_BYTES)
 
 
@@ -137,7 +137,7 @@ async def test_what_comes_while_stores_are_flushed_is_cut_by_the_next_checkpoint
             flush()
 
         monkeypatch.setattr(node.node_log.stores, "flush", flush_slowly)
-        large = RegisterNode("n1", "store", {"zone": "z" * 100_000})
+        large = register_node("n1", "store", {"zone": "z" * 100_000})
         await node.metadata.call(large)
         await until_holds(flushing.is_set)
         for _ in range(4):
@@ -148,7 +148,7 @@ async def test_what_comes_while_stores_are_flushed_is_cut_by_the_next_checkpoint
 
 async def test_what_is_proposed_is_not_kept_beside_its_entry() -> None:
     async with bed() as node:
-        command = RegisterNode("n1", "store", {})
+        command = register_node("n1", "store", {})
         kept: list[object] = []
         node.metadata.submit(command, lambda result: None)
         node.metadata.flush()
@@ -170,7 +170,7 @@ async def test_a_pass_that_finds_no_room_waits_for_it_and_others_follow(monkeypa
 
         monkeypatch.setattr(node.node_log, "commit", full)
         for _ in range(2):
-            await node.metadata.call(RegisterNode("n1", "store", {}))
+            await node.metadata.call(register_node("n1", "store", {}))
             assert node.runner.log_full is None
         assert seen[:3] == [None, None, "the disk is full: no space left"] and len(seen) >= 5
 
@@ -180,7 +180,7 @@ async def test_so_much_of_a_group_is_in_one_pass() -> None:
     async with bed() as node:
         host, done = node.metadata, list[object]()
         for _ in range(10):
-            host.submit(RegisterNode("n1", "store", {}), done.append, work=PASS_WORK // 4)
+            host.submit(register_node("n1", "store", {}), done.append, work=PASS_WORK // 4)
         host.flush()
         assert len(host._proposals) == 4 and len(host._pending) == 6
         host.flush()
@@ -196,7 +196,7 @@ async def test_so_many_bytes_of_a_group_are_in_one_pass() -> None:
     async with bed() as node:
         host, done = node.metadata, list[object]()
         for _ in range(6):
-            host.submit(RegisterNode("n1", "s" * size, {}), done.append, size=size)
+            host.submit(register_node("n1", "s" * size, {}), done.append, size=size)
         for proposed in (2, 4, 6):
             host.flush()
             assert sum(map(len, host._proposals.values())) == proposed
@@ -209,7 +209,7 @@ async def test_who_asks_for_much_lets_others_of_the_group_have_turns() -> None:
         host, done = node.metadata, list[str]()
 
         def submit(name: str, line: str | None, work: int) -> None:
-            command = RegisterNode("n1", "store", {})
+            command = register_node("n1", "store", {})
             host.submit(command, lambda result: done.append(name), work=work, line=line)
 
         for number in range(16):

@@ -28,6 +28,7 @@ from sandq.storage.keys import store_prefix
 from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import ALL, T, batch_of
 from tests.support.partition.shut_bed import STORE, ShutBed
+from tests.support.registered import register_node
 
 LEASED = (c.OpenGroup("g", "earliest"), c.Append(batch_of(["a"])))
 LEASE = c.Lease("g", T, (c.Grant("c", 1, 30_000),))
@@ -143,8 +144,8 @@ class MetadataBed:
 
 
 METADATA: list[m.Command] = [
-    m.RegisterNode("n1", "s1", {"client": "127.0.14.1:1"}, highest_level=99),
-    m.RegisterNode("n2", "s2", {"client": "127.0.14.2:1"}, highest_level=99),
+    register_node("n1", "s1", {"client": "127.0.14.1:1"}, highest_level=99),
+    register_node("n2", "s2", {"client": "127.0.14.2:1"}, highest_level=99),
     m.FormCluster("cluster"),
     m.RaiseFeatureLevel(FIRST_LEVEL),
     m.CreateTopic("t", "timer", 1, [["n1"], ["n1"]], {"lease_ms": 1}),
@@ -160,7 +161,7 @@ METADATA: list[m.Command] = [
     m.DeleteIdentity("p"),
     m.CreateTopic("u", "timer", 1, [["n1"]], {"lease_ms": 1}),
     m.DeleteTopic("u"),
-    m.RegisterNode("n3", "s3", {"client": "127.0.14.3:1"}, highest_level=99),
+    register_node("n3", "s3", {"client": "127.0.14.3:1"}, highest_level=99),
     m.ChangeStanding("n3", "removing"),
     m.RemoveNode("n3", "s3"),
     m.Skipped(b"a skip long ago!", b"digest of others"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sandq.broker.replication.node_log import Hooks, NodeLog
-from sandq.metadata.commands import RegisterNode
 from sandq.model.errors import Unavailable
 from sandq.model.limits import Limits
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
+from tests.support.registered import register_node
 
 STEPS = 100_000
 """More than it takes to lead alone."""
@@ -46,15 +46,15 @@ def test_nothing_is_stamped_while_the_clock_waits() -> None:
     assert metadata.ready, "it leads, and may be read"
     answers: list[object] = []
     with pytest.raises(Unavailable, match="it was not compared"):
-        metadata.submit(RegisterNode("n1", "store", {}), answers.append)
+        metadata.submit(register_node("n1", "store", {}), answers.append)
     reason = reasons.pop()
-    metadata.submit(RegisterNode("n1", "store", {}), answers.append)
+    metadata.submit(register_node("n1", "store", {}), answers.append)
     reasons.append(reason)
     step()
     assert isinstance(answers[0], Unavailable), "nor what was taken before it began to wait"
     assert not stamps and not node_log.backlog.bytes
     reasons.clear()
-    metadata.submit(RegisterNode("n1", "store", {}), answers.append)
+    metadata.submit(register_node("n1", "store", {}), answers.append)
     step()
     step()
     assert len(answers) == 2 and not isinstance(answers[1], Exception) and len(stamps) == 1

@@ -185,18 +185,6 @@ def test_a_checkpoint_of_another_cluster_is_refused(brokers: FakeBrokers) -> Non
             ask(stream(brokers))
 
 
-def test_a_checkpoint_of_before_goes_on_and_names_the_cluster_then(brokers: FakeBrokers) -> None:
-    brokers.append("t", 10, 3)
-    reader = stream(brokers)
-    end = reader.latest(reader.initial(), None)
-    told = end.to_json()
-    before = Positions.parse({"version": 1, "hold": told["hold"], "topics": told["topics"]})
-    after = stream(brokers).latest(before, None)
-    assert (after.cluster, after.names, after.cursors) == (brokers.cluster, {1: "t"}, end.cursors)
-    assert after != before and not rows_of(brokers, stream(brokers).tasks(before, after))
-    assert stream(brokers).latest(after, None) == after
-
-
 def test_the_hold_of_an_idle_stream_is_renewed(brokers: FakeBrokers) -> None:
     clock = Clock()
     reader = stream(brokers, clock, holdName="mine", holdTtl="10s")
@@ -440,7 +428,7 @@ def test_a_first_batch_all_of_which_was_trimmed(brokers: FakeBrokers) -> None:
     assert [task.partition for task in lossy.tasks(lossy.initial(), end)] == [1]
     (task,) = lossy.tasks(end, lossy.latest(end, None))[:1]
     assert task.start == end.cursors[Place(1, 0)], "the next one tells what else is gone"
-    other = Positions({place: instant(1) for place in end}, end.hold)
+    other = Positions({place: instant(1) for place in end}, end.hold, cluster=brokers.cluster)
     with pytest.raises(InvalidRequest, match="lies behind the end"):
         stream(brokers).tasks(end, other)
 
@@ -480,7 +468,7 @@ def test_clock_that_was_set_back_is_a_warning_without_fail_on_data_loss(brokers:
 def test_position_with_clock_epochs_that_are_none_is_refused() -> None:
     for epochs in (3, {"1": 3}, {"1": {"0": "x"}}, {"1": {"x": 1}}):
         with pytest.raises(InvalidRequest, match="position"):
-            Positions.parse({"version": 1, "hold": "", "topics": {}, "clock_epochs": epochs})
+            Positions.parse(Positions({}).to_json() | {"clock_epochs": epochs})
 
 
 def test_progress_says_what_is_left_and_of_what(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:

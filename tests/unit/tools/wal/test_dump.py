@@ -20,6 +20,7 @@ from sandq.storage.wal import Kind
 from sandq.storage.wal_recovery import recover
 from sandq.tools.read_only import ReadOnlyFiles
 from sandq.tools.wal.decode import command_record, payload_record
+from tests.support.registered import register_node
 from tests.support.storage.log_bed import (
     GROUP,
     NOW_MS,
@@ -64,7 +65,7 @@ COMMANDS: list[c.Command] = [
     c.StopJob(OFFSET),
 ]
 METADATA: list[m.Command] = [
-    m.RegisterNode("n1", "store", {"client": "h:1"}),
+    register_node("n1", "store", {"client": "h:1"}),
     m.CreateTopic("orders", "timer", 1, [["n1"]], {}),
     m.UpdateTopic("orders", {"lease_ms": 5}, 1, 1, []),
     m.DeleteTopic("orders"),

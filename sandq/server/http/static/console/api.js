@@ -72,16 +72,6 @@ async function json(method, at, options) {
 }
 
 export const get = (at, query, options = {}) => json("GET", at, { query, ...options });
-// A list with what only nodes of this version know (`newer`). While a leader runs an earlier version, which refuses
-// that, the list comes without it, and has `isOlder`.
-export async function getNewer(at, query, newer, options = {}) {
-  try {
-    return await get(at, { ...query, ...newer }, options);
-  } catch (error) {
-    if (error.code !== "INVALID" || !/^(DEAD_)?LIST\b/.test(error.message)) throw error;
-    return { ...(await get(at, query, options)), isOlder: true };
-  }
-}
 export const post = (at, body, options = {}) => json("POST", at, { body: body ?? {}, ...options });
 export const put = (at, body, options = {}) => json("PUT", at, { body, ...options });
 export const patch = (at, body, options = {}) => json("PATCH", at, { body, ...options });

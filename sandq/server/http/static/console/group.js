@@ -1,13 +1,13 @@
 // One group: where it stands in each partition, its limits and settings, and its dead letters.
 
-import { get, getNewer, patch, path, post, put, remove } from "./api.js";
+import { get, patch, path, post, put, remove } from "./api.js";
 import { sandctl, settingOptions } from "./commands.js";
 import { fill, h } from "./dom.js";
 import { ago, bytes, count, cut, instant, plural, short, typed } from "./format.js";
 import { attempts, headersView, keyText, valueView } from "./messages.js";
 import { may, why } from "./rights.js";
 import { groupHref, topicHref } from "./topics.js";
-import { act, badge, button, commandLine, facts, failure, field, load, loading, olderNote, table, tile, valuesOf } from "./ui.js";
+import { act, badge, button, commandLine, facts, failure, field, load, loading, table, tile, valuesOf } from "./ui.js";
 
 export function groupView(context, topic, group, tab = "standing") {
   const body = h("div", { class: "tabled" });
@@ -275,7 +275,7 @@ function deadLetters(context, topic, group) {
     }
     const mine = (asked += 1);
     try {
-      const page = await getNewer(at, { ...filters(), limit: PAGE, after, values: "false" }, { order: "newest" }, { signal: context.signal });
+      const page = await get(at, { ...filters(), limit: PAGE, after, values: "false", order: "newest" }, { signal: context.signal });
       if (mine !== asked) return;
       found = [...found, ...page.messages];
       next = page.next;
@@ -284,7 +284,7 @@ function deadLetters(context, topic, group) {
       errors.hidden = !found.length;
       fill(errors, h("h2", {}, next ? `Errors of the latest ${plural(found.length, "dead letter")}` : "Errors"), kinds.element);
       sayPicked();
-      fill(list, olderNote(page), found.length > 0 && h("div", { class: "row" },
+      fill(list, found.length > 0 && h("div", { class: "row" },
         button("Redrive…", () => settle("redrive"), { ...manages, kind: "primary" }), button("Purge…", () => settle("purge"), { ...manages, kind: "danger" }), picked),
       rows.element, next && h("div", { class: "row" }, h("button", { type: "button", onclick: () => ask(next) }, "More")));
     } catch (error) {

@@ -1,13 +1,13 @@
 // Messages: looked for, looked at, explained, cancelled, moved, changed.
 
-import { get, getNewer, patch, path, remove } from "./api.js";
+import { get, patch, path, remove } from "./api.js";
 import { sandctl } from "./commands.js";
 import { fill, h } from "./dom.js";
 import { ago, bytes, count, cut, fromBase64, hex, instant, plural, pretty, preview, PREVIEW_BYTES, typed, valueBytes, visible } from "./format.js";
 import { asTyped, headerLines, headersOf, payload, VALUE_KINDS, valueOf, WHEN_FIELDS, whenOf, whenOptions } from "./produce.js";
 import { may, why } from "./rights.js";
 import { liveTail } from "./tail.js";
-import { act, badge, button, commandLine, facts, failure, field, load, loading, olderNote, say, table, valuesOf } from "./ui.js";
+import { act, badge, button, commandLine, facts, failure, field, load, loading, say, table, valuesOf } from "./ui.js";
 
 const STATES = { delayed: "", ready: "warn", leased: "good", waiting: "warn", acked: "good", dead: "bad", gone: "" };
 const FIRST = 64 * 1024;
@@ -89,12 +89,12 @@ export function messagesTab(context, topic) {
     }
     const mine = (asked += 1);
     try {
-      const page = await getNewer(path("topics", topic, "messages"), { ...filters(), limit: 100, after }, { order: ordered(), value_bytes: PREVIEW_BYTES }, { signal: context.signal });
+      const page = await get(path("topics", topic, "messages"), { ...filters(), limit: 100, after, order: ordered(), value_bytes: PREVIEW_BYTES }, { signal: context.signal });
       if (mine !== asked) return;
       found = [...found, ...page.messages];
       next = page.next;
       rows.set(found);
-      fill(list, olderNote(page), rows.element, h("div", { class: "row" }, next && more,
+      fill(list, rows.element, h("div", { class: "row" }, next && more,
         button("Cancel all these…", () => cancelMany(topic, filters(), options(), ask), { ...manages, kind: "danger" }),
         button("Move all these…", () => moveMany(topic, filters(), options(), ask), manages)));
     } catch (error) {

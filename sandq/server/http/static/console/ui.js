@@ -383,10 +383,6 @@ export function loading(text = "Loading…") {
   return h("p", { class: "dim", role: "status" }, text);
 }
 
-export function olderNote(page) {
-  return page.isOlder && h("p", { class: "dim" }, "Some nodes run an earlier version: the list is without previews, and the earliest delivery comes first.");
-}
-
 // Fills a place with what is asked for, or with why it did not come.
 export async function load(place, work, show) {
   if (!place.childNodes.length) fill(place, loading());

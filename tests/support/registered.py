@@ -1,0 +1,21 @@
+"""The command that registers a node, with defaults for what a test does not look at."""
+
+from __future__ import annotations
+
+from sandq.metadata.commands import RegisterNode
+from sandq.model.features import KNOWN
+
+
+def register_node(
+    node_id: str,
+    store_uuid: str,
+    addresses: dict[str, str],
+    *,
+    zone: str = "default",
+    weight: int = 1,
+    incarnation: int = 1,
+    lowest_level: int = KNOWN.lowest,
+    highest_level: int = KNOWN.highest,
+) -> RegisterNode:
+    """Return the command of a node of this version in the default zone, unless something else is given."""
+    return RegisterNode(node_id, store_uuid, addresses, zone, weight, incarnation, lowest_level, highest_level)
