@@ -12,7 +12,6 @@ time that does not exist is left out, and one that exists twice comes twice.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Final
@@ -100,7 +99,6 @@ def parse(text: str) -> CronExpression:
     fields = _fields(text)
     for name, field in zip(_FIELDS, fields, strict=True):
         _check_field(text, name, field)
-    _check_steps(text, fields)
     try:
         expression = CronExpression([_plain(name, field) for name, field in zip(_FIELDS, fields, strict=True)])
     except CronSimError:
@@ -141,9 +139,12 @@ def _check_field(text: str, name: str, field: str) -> None:
         raise InvalidRequest(f'cron: "{text}": {name}: "{part}" is not understood; {_advice(name, part)}')
 
 
-def _check_steps(text: str, fields: Sequence[str]) -> None:
-    """Refuse a step that is longer than its field has values: */90 in the minutes would mean every hour."""
-    for name, field in zip(_FIELDS, fields, strict=True):
+def check_steps(text: str) -> None:
+    """Refuse a step that is longer than its field has values: */90 in the minutes would mean every hour.
+
+    For expressions that users enter; `parse` takes such steps as cron does. Raises InvalidRequest.
+    """
+    for name, field in zip(_FIELDS, _fields(text), strict=True):
         least, greatest = _ENDS[name]
         for part in field.split(","):
             span, _, step = part.partition("/")

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from sandq.model.errors import InvalidRequest
 from sandq.model.names import check_name
+from sandq.schedules.cron import check_steps
 from sandq.schedules.planning import MISSED_MOST
 from sandq.schedules.recurrence import Recurrence
 
@@ -48,6 +49,8 @@ def check(given: Mapping[str, Any], anchor_ms: int) -> Checked:
     if recurrence.cron is not None or recurrence.start_ms is not None:
         recurrence = Recurrence(**{name: told[name] for name in _RECURRENCE if name in told})
     recurrence.check()
+    if recurrence.cron is not None:
+        check_steps(recurrence.cron)
     settings = recurrence.record()
     _check_number(told, "count", 1, COUNT_MOST)
     misfire = told.get("misfire", ONE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +50,7 @@ async def test_a_voter_that_is_drained_votes_as_long_as_it_is_needed(autojump_cl
     bed = Bed("a", "b", "c")
     await bed.tend(1)
     bed.linked.discard("b")
-    bed.host.state.nodes["c"] = bed.node("c").__class__("c", "store-c", {"client": "c:1"}, "x", 1, 1, DRAINING)
+    bed.host.state.nodes["c"] = replace(bed.node("c"), standing=DRAINING)
     await bed.tend(3)
     assert bed.voting() == {"a", "b", "c"}
     bed.linked.add("b")
@@ -62,9 +63,7 @@ async def test_of_those_that_shall_not_vote_the_dead_go_first(autojump_clock: tr
     await bed.tend(1)
     bed.linked.discard("c")
     for name, standing in (("b", DRAINING), ("c", REMOVING)):
-        bed.host.state.nodes[name] = bed.node(name).__class__(
-            name, f"store-{name}", {"client": f"{name}:1"}, "x", 1, 1, standing
-        )
+        bed.host.state.nodes[name] = replace(bed.node(name), standing=standing)
     await bed.tend(3)
     assert bed.voting() == {"a"}
 

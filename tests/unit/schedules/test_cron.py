@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from sandq.model.errors import InvalidRequest
-from sandq.schedules.cron import ALIASES, EXPRESSION_CHARS_MAX, parse
+from sandq.schedules.cron import ALIASES, EXPRESSION_CHARS_MAX, check_steps, parse
 
 SATURDAY = datetime(2028, 1, 1)  # of a leap year
 
@@ -132,6 +132,7 @@ FIVE = "five fields are expected (minute, hour, day of month, month, day of week
         ("0 0 30,31 2 *", "never happens"),
         ("0 0 31 2,4,JUN *", "never happens"),
         ("0 0 31 2,4 */2", "never happens"),
+        ("0 0 */31 * 5L", "never happens"),
     ],
 )
 def test_a_wrong_expression_is_refused_with_what_to_do(text: str, message: str) -> None:
@@ -158,13 +159,15 @@ def test_an_expression_ends_with_the_calendar() -> None:
 
 
 @pytest.mark.parametrize("text", ["*/90 * * * *", "*/60 * * * *", "0 */24 * * *", "0-30/90 * * * *", "0 0 1 */12 *"])
-def test_step_longer_than_its_field_is_refused(text: str) -> None:
+def test_a_step_longer_than_its_field_is_refused_of_users_and_read_when_stored(text: str) -> None:
     with pytest.raises(InvalidRequest, match="the step is longer than the range of the field"):
-        parse(text)
+        check_steps(text)
+    parse(text)
 
 
 @pytest.mark.parametrize("text", ["*/59 * * * *", "0 */23 * * *", "@daily", "5/70 * * * *", "0 0 L * *"])
 def test_other_steps_are_taken(text: str) -> None:
+    check_steps(text)
     parse(text)
 
 
