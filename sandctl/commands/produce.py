@@ -107,25 +107,20 @@ def produce(
     they are no text). What `consume -o jsonl` prints is such an object. --key, --header, --at, --in, --ttl, --priority
     and --tenant hold for those that do not say otherwise.
     """
+    is_many = lines or jsonl
     if lines and jsonl:
         raise click.UsageError("--lines and --jsonl: one of them, not both")
-    if is_json and (lines or jsonl):
-        raise click.UsageError("--json is of one message: it does not go with --lines or --jsonl")
     if at is not None and delay is not None:
         raise click.UsageError("--at and --in: one of them, not both")
-    if payload is not None and (path is not None or lines or jsonl):
-        raise click.UsageError("PAYLOAD is one message: it does not go with --file, --lines or --jsonl")
-    if payload is None and path is None and not (lines or jsonl):
+    if payload is None and path is None and not is_many:
         raise click.UsageError("nothing to send: give PAYLOAD, or --file FILE (- is standard input)")
-    if unique_key is not None and (lines or jsonl):
-        raise click.UsageError('--unique-key names one message; with --jsonl each line may have its "unique_key"')
-    if count is not None and (lines or jsonl):
-        raise click.UsageError("--count repeats one message: it does not go with --lines or --jsonl")
-    if count is not None and unique_key is not None:
-        raise click.UsageError("--unique-key names one message: it does not go with --count")
-    if rate is not None and not (lines or jsonl or count):
-        raise click.UsageError("--rate is of many messages: it goes with --count, --lines or --jsonl")
-    options = {
+    if payload is not None and (path is not None or is_many):
+        raise click.UsageError("PAYLOAD is one message: it does not go with --file, --lines or --jsonl")
+    if is_many:
+        _check_many(is_json=is_json, unique_key=unique_key, count=count)
+    else:
+        _check_one(unique_key=unique_key, count=count, rate=rate)
+    given: dict[str, Any] = {
         "key": raw(key),
         "headers": headers_of(headers),
         "deliver_at": at,
@@ -136,10 +131,9 @@ def produce(
         "tenant": tenant,
         "partition": partition,
     }
-    common: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    common["on_conflict"] = on_conflict
+    common = {name: value for name, value in given.items() if value is not None} | {"on_conflict": on_conflict}
     with open_source(path, needed=payload is None) as source:
-        if lines or jsonl:
+        if is_many:
             run(lambda client: _send_lines(client, topic, source, jsonl, common, rate), waits=True)
             return
         value = os.fsencode(payload) if payload is not None else whole(source)
@@ -152,6 +146,24 @@ def produce(
             receipt = run(lambda client: _send_one(client, topic, value, common))
             with _Offsets("message", None) as offsets:
                 offsets.add(*receipt)
+
+
+def _check_many(*, is_json: bool, unique_key: str | None, count: int | None) -> None:
+    """Refuse options of one message beside --lines or --jsonl. Raises UsageError."""
+    if is_json:
+        raise click.UsageError("--json is of one message: it does not go with --lines or --jsonl")
+    if unique_key is not None:
+        raise click.UsageError('--unique-key names one message; with --jsonl each line may have its "unique_key"')
+    if count is not None:
+        raise click.UsageError("--count repeats one message: it does not go with --lines or --jsonl")
+
+
+def _check_one(*, unique_key: str | None, count: int | None, rate: float | None) -> None:
+    """Refuse options of many messages beside a single one. Raises UsageError."""
+    if count is None and rate is not None:
+        raise click.UsageError("--rate is of many messages: it goes with --count, --lines or --jsonl")
+    if count is not None and unique_key is not None:
+        raise click.UsageError("--unique-key names one message: it does not go with --count")
 
 
 async def _send_one(client: Client, topic: str, value: bytes, common: dict[str, Any]) -> tuple[str, Receipt]:

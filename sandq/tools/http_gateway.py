@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -33,6 +34,9 @@ EXIT_AT_ONCE = 130
 """Told a second time to stop."""
 
 
+log = structlog.get_logger("sandq.http")
+
+
 def serve_gateway(
     servers: tuple[str, ...],
     listen: str | None,
@@ -50,32 +54,12 @@ def serve_gateway(
             f"HTTP on {host} without TLS: say tls.http: require, with a certificate (docs/security.md), or, in a "
             "network that nobody else reaches, security.insecure: true (SANDQ_SECURITY__INSECURE=true)"
         )
-    if not servers:
-        raise InvalidRequest("--server: at least one HOST:PORT is expected")
-    for server in servers:
-        parse_server(server)
-    names = frozenset(name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name)
-    origins = frozenset(config.http.allowed_origins)
     secret_file = config.http.gateway_secret_file
     secrets = None if secret_file is None else Secrets(secret_file, SETTING)
-    gateway_secret = None if secrets is None else lambda: secrets.current[0]
-    settings = HttpSettings(
-        names,
-        origins,
-        servers,
-        sandq.__version__,
-        starts_alone=True,
-        gateway_secret=gateway_secret,
-        nodes_tls=_nodes_tls(config.tls, ca),
-        backup=target_of(config.backup),
-        sql=config.sql if config.sql.http else None,
-        requires_tls=config.tls.http == REQUIRE,
-        sql_tls=_sql_tls(config.tls, ca),
-    )
+    settings = _settings(servers, config, ca, secrets)
     door = TlsDoor(config.tls, Certificates(config.tls)) if config.tls.http != OFF else None
     deadlines = Deadlines(grace_s=config.shutdown_grace_ms / 1000)
     people = logs.set_up(log_format, log_level, "http")
-    log = structlog.get_logger("sandq.http")
 
     def say(line: str) -> None:
         if people is not None:
@@ -97,26 +81,10 @@ def serve_gateway(
                 log.warning("this gateway is open to anybody", host=host, remedy="docs/security.md")
             log.info("ready", servers=servers, http=address)
 
-        async def until_told() -> None:
-            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                async for number in signals:
-                    if stop.is_set():
-                        os._exit(EXIT_AT_ONCE)
-                    say("stopping")
-                    log.info("stopping", signal=signal.Signals(number).name)
-                    stop.set()
-
-        async def follow_secrets() -> None:
-            while secrets is not None:
-                await anyio.sleep(CHECK_S)
-                try:
-                    await anyio.to_thread.run_sync(secrets.look)
-                except StartupError as error:
-                    log.error("the secret is not changed: the file cannot be used", error=error.message)
-
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(until_told)
-            tasks.start_soon(follow_secrets)
+            tasks.start_soon(_stop_on_signal, stop, say)
+            if secrets is not None:
+                tasks.start_soon(_follow_secrets, secrets)
             await serve_alone(listeners, settings, config.limits, deadlines, stop, on_ready, door)
             tasks.cancel_scope.cancel()
 
@@ -127,6 +95,49 @@ def serve_gateway(
         log.info("stopped")
     finally:
         logs.finish()
+
+
+def _settings(servers: tuple[str, ...], config: NodeConfig, ca: Path | None, secrets: Secrets | None) -> HttpSettings:
+    """Return what the HTTP application is told. Raises InvalidRequest for a server that is no HOST:PORT."""
+    if not servers:
+        raise InvalidRequest("--server: at least one HOST:PORT is expected")
+    for server in servers:
+        parse_server(server)
+    names = (config.node.advertise_host, *config.http.allowed_hosts)
+    return HttpSettings(
+        frozenset(name.lower() for name in names if name),
+        frozenset(config.http.allowed_origins),
+        servers,
+        sandq.__version__,
+        starts_alone=True,
+        gateway_secret=None if secrets is None else lambda: secrets.current[0],
+        nodes_tls=_nodes_tls(config.tls, ca),
+        backup=target_of(config.backup),
+        sql=config.sql if config.sql.http else None,
+        requires_tls=config.tls.http == REQUIRE,
+        sql_tls=_sql_tls(config.tls, ca),
+    )
+
+
+async def _stop_on_signal(stop: anyio.Event, say: Callable[[str], None]) -> None:
+    """Set `stop` at the first SIGINT or SIGTERM; end the process at once at the second."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            if stop.is_set():
+                os._exit(EXIT_AT_ONCE)
+            say("stopping")
+            log.info("stopping", signal=signal.Signals(number).name)
+            stop.set()
+
+
+async def _follow_secrets(secrets: Secrets) -> None:
+    """Read the secret again when its file changes; an unusable file changes nothing."""
+    while True:
+        await anyio.sleep(CHECK_S)
+        try:
+            await anyio.to_thread.run_sync(secrets.look)
+        except StartupError as error:
+            log.error("the secret is not changed: the file cannot be used", error=error.message)
 
 
 def _nodes_tls(section: TlsSection, ca: Path | None) -> ClientTls | None:
