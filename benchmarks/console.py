@@ -57,10 +57,25 @@ def recorded() -> dict[str, tuple[str, bytes]]:
     topics, named = {}, []
     for number in range(TOPICS):
         name = f"team{number % 40}.topic{number:04}"
-        groups = {group: GroupOverview(group, ready=number % 7, leased=3, consumers=2) for group in ("work", "audit")}
+        groups = {
+            group: GroupOverview(group=group, ready=number % 7, leased=3, consumers=2) for group in ("work", "audit")
+        }
         topics[name] = TopicOverview(
-            *(name, "timer", PARTITIONS, PARTITIONS, 1000 * number, 400 * number, number % 3, 0, 2, 0, 90_000 * number),
-            *(number % 900, number % 800, number % 700, 0, Lateness(BOUNDS, (50, 40, 9, 1)), 2, groups),
+            name=name,
+            kind="timer",
+            partitions=PARTITIONS,
+            led=PARTITIONS,
+            messages=1000 * number,
+            delayed=400 * number,
+            dead=number % 3,
+            schedules=2,
+            bytes=90_000 * number,
+            stored=number % 900,
+            sent=number % 800,
+            acked=number % 700,
+            lateness=Lateness(BOUNDS, (50, 40, 9, 1)),
+            group_count=2,
+            groups=groups,
         )
         leaders = [f"node{(number + partition) % 3 + 1}" for partition in range(PARTITIONS)]
         named.append({"name": name, "kind": "timer", "partitions": PARTITIONS, "replicas": 3, "leaders": leaders})

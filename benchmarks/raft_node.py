@@ -43,7 +43,9 @@ class Node:
         self._links = PeerLinks(
             cluster="benchmark",
             secrets=None,
-            identity=lambda: PeerIdentity(self._name, f"store of {self._name}", None, {}),
+            identity=lambda: PeerIdentity(
+                node_id=self._name, store_uuid=f"store of {self._name}", cluster_uuid=None, addresses={}
+            ),
             peers={other: Address("127.0.0.1", ports[other]) for other in others},
             known=KnownPeers.open(files),
         )

@@ -181,8 +181,8 @@ def _groups(
         error = push.get("error")
         expired = [row.get("unfinished") or 0 for row in parts if row.get("expired")]
         yield health.GroupHealth(
-            topic,
-            group,
+            topic=topic,
+            group=group,
             ready=sum(row.get("ready") or 0 for row in parts),
             leased=sum(row.get("leased") or 0 for row in parts),
             dead=sum(row.get("dead") or 0 for row in parts),

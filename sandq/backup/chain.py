@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -78,7 +78,7 @@ class Entries:
             yield self.first + at // 2, self.entries[at], self.entries[at + 1]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """A stretch of time over which a partition can be had. Times in epoch milliseconds."""
 
@@ -101,6 +101,11 @@ class Window:
     why: str | None = None
     """Why it ended."""
 
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Window:
+        """Read what a summary has of a window: its fields in order."""
+        return cls(**dict(zip([each.name for each in fields(cls)], row, strict=True)))
+
     @property
     def place(self) -> tuple[int, int]:
         """Topic and partition."""
@@ -121,7 +126,7 @@ class Window:
         return self.base_ms <= at_ms <= self.to_ms
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
     """A topic as it was when an increment was begun."""
 
@@ -136,7 +141,7 @@ class Topic:
     created_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """What an increment says at its end, of itself and of the chain up to there."""
 
@@ -227,7 +232,7 @@ def _summary(found: Any) -> Summary:
     topics = None if found["topics"] is None else tuple(map(_topic, found["topics"]))
     if topics is not None and len({topic.name for topic in topics}) < len(topics):
         raise ValueError("two topics of one name")
-    windows = tuple(_window(Window(*fields), plain["number"]) for fields in found["windows"])
+    windows = tuple(_window(Window.of(row), plain["number"]) for row in found["windows"])
     bases = {}
     for topic, document in found["bases"]:
         part = PartitionPart.of(document)
@@ -269,15 +274,15 @@ def topics_of(manifest: Manifest) -> tuple[Topic, ...]:
     """Return the topics of a backup."""
     return tuple(
         Topic(
-            topic.name,
-            topic.number,
-            topic.kind,
-            len(topic.partitions),
-            topic.initial_partitions,
-            topic.replicas,
-            topic.settings,
-            topic.owner,
-            0,
+            name=topic.name,
+            number=topic.number,
+            kind=topic.kind,
+            partitions=len(topic.partitions),
+            initial_partitions=topic.initial_partitions,
+            replicas=topic.replicas,
+            settings=topic.settings,
+            owner=topic.owner,
+            created_ms=0,
         )
         for topic in manifest.topics
     )
@@ -286,7 +291,16 @@ def topics_of(manifest: Manifest) -> tuple[Topic, ...]:
 def windows_of(manifest: Manifest) -> tuple[Window, ...]:
     """Return the windows of a backup without increments."""
     return tuple(
-        Window(topic.number, part.partition, OF_MANIFEST, part.index, part.time_ms, part.index, None, part.time_ms)
+        Window(
+            topic=topic.number,
+            partition=part.partition,
+            base=OF_MANIFEST,
+            base_index=part.index,
+            base_ms=part.time_ms,
+            index=part.index,
+            term=None,
+            to_ms=part.time_ms,
+        )
         for topic in manifest.topics
         for part in topic.partitions
     )

@@ -90,19 +90,19 @@ async def _make(
     parts = await run.partitions(wanted, at_once)
     await run.leave_out_made_anew(parts)
     manifest = Manifest(
-        run.backup_id,
-        FULL,
-        catalog["cluster"],
-        catalog["cluster_uuid"],
-        catalog["version"],
-        catalog["feature_level"],
-        begun_ms,
-        time.time_ns() // 1_000_000,
-        tuple(_topic(row, parts[row["name"]]) for row in wanted if row["name"] in parts),
-        access,
-        tuple(run.warnings),
-        None if key is None else key.key_id,
-        only,
+        backup_id=run.backup_id,
+        kind=FULL,
+        cluster=catalog["cluster"],
+        cluster_uuid=catalog["cluster_uuid"],
+        version=catalog["version"],
+        feature_level=catalog["feature_level"],
+        begun_ms=begun_ms,
+        ended_ms=time.time_ns() // 1_000_000,
+        topics=tuple(_topic(row, parts[row["name"]]) for row in wanted if row["name"] in parts),
+        access=access,
+        warnings=tuple(run.warnings),
+        key_id=None if key is None else key.key_id,
+        only=only,
     )
     await in_thread(lambda: manifests.write(place, manifest, key), place.shown)
     return manifest

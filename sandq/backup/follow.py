@@ -50,7 +50,7 @@ SET_BACK_MS: Final = 60_000
 WARNINGS_MOST: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Increment:
     """What came of one."""
 
@@ -220,20 +220,22 @@ class BackupFollower:
             is_same = topics == before.topics and not run.has_news
             if is_same and not always and abs(begun_ms - before.ended_ms) < IDLE_MS:
                 await in_thread(writer.give_up, self._place.shown)
-                return Increment(self.manifest.backup_id, None, run.reach_ms, errors=run.errors)
+                return Increment(
+                    backup_id=self.manifest.backup_id, number=None, reach_ms=run.reach_ms, errors=run.errors
+                )
             summary = Summary(
-                before.number,
-                before.previous,
-                catalog["time_ms"],
-                begun_ms,
-                time.time_ns() // 1_000_000,
-                catalog["version"],
-                catalog["feature_level"],
-                None if topics == before.topics else topics,
-                before.topics_at if topics == before.topics else before.number,
-                chain.bounded(run.windows),
-                run.bases,
-                tuple([*run.gone, *run.left, *run.errors][:WARNINGS_MOST]),
+                number=before.number,
+                previous=before.previous,
+                time_ms=catalog["time_ms"],
+                begun_ms=begun_ms,
+                ended_ms=time.time_ns() // 1_000_000,
+                version=catalog["version"],
+                level=catalog["feature_level"],
+                topics=None if topics == before.topics else topics,
+                topics_at=before.topics_at if topics == before.topics else before.number,
+                windows=chain.bounded(run.windows),
+                bases=run.bases,
+                warnings=tuple([*run.gone, *run.left, *run.errors][:WARNINGS_MOST]),
             )
             digest = await in_thread(partial(writer.end, summary), self._place.shown)
         except BaseException:
@@ -265,16 +267,16 @@ class BackupFollower:
         rebased = sum([part.plain_bytes for part in run.bases.values()])
         stored = writer.size + sum([file.bytes for part in run.bases.values() for file in part.files])
         return Increment(
-            self.manifest.backup_id,
-            number,
-            summary.reach_ms,
-            stored,
-            run.entries,
-            run.gone,
-            rebased,
-            run.fullest,
-            run.errors,
-            run.left,
+            backup_id=self.manifest.backup_id,
+            number=number,
+            reach_ms=summary.reach_ms,
+            bytes=stored,
+            entries=run.entries,
+            gone=run.gone,
+            rebased_bytes=rebased,
+            fullest=run.fullest,
+            errors=run.errors,
+            left=run.left,
         )
 
 
@@ -431,7 +433,16 @@ class _Run:
         self.bases[place] = part
         self._durable.pop(place, None)
         to_ms = max(part.time_ms, pinned.time_ms)
-        self._alive[place] = Window(*place, self._number, part.index, part.time_ms, part.index, None, to_ms)
+        self._alive[place] = Window(
+            topic=topic.number,
+            partition=partition,
+            base=self._number,
+            base_index=part.index,
+            base_ms=part.time_ms,
+            index=part.index,
+            term=None,
+            to_ms=to_ms,
+        )
 
 
 def _reach_ms(before_ms: int, now_ms: int) -> int:

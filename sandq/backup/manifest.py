@@ -101,7 +101,7 @@ class TopicPart:
         return sum([part.plain_bytes for part in self.partitions])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """A backup. Times in epoch milliseconds."""
 

@@ -355,16 +355,16 @@ def made_of(
         for topic in topics
     ]
     return Manifest(
-        backup_id,
-        manifests.FULL,
-        manifest.cluster,
-        manifest.cluster_uuid,
-        manifest.version,
-        max(level, manifest.feature_level),
-        manifest.begun_ms,
-        max([part.time_ms for part in parts.values()], default=manifest.ended_ms),
-        tuple(made),
-        manifest.access,
-        (),
-        manifest.key_id,
+        backup_id=backup_id,
+        kind=manifests.FULL,
+        cluster=manifest.cluster,
+        cluster_uuid=manifest.cluster_uuid,
+        version=manifest.version,
+        feature_level=max(level, manifest.feature_level),
+        begun_ms=manifest.begun_ms,
+        ended_ms=max([part.time_ms for part in parts.values()], default=manifest.ended_ms),
+        topics=tuple(made),
+        access=manifest.access,
+        warnings=(),
+        key_id=manifest.key_id,
     )

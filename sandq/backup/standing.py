@@ -19,7 +19,7 @@ Tell = Callable[[str, dict[str, object]], None]
 """Told of what was done: `event` and its fields."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Standing:
     """How it goes. Times in epoch milliseconds."""
 

@@ -20,7 +20,7 @@ Token = str | Callable[[], str | Awaitable[str]]
 """A token, or what gives one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What bounds a client. Times are seconds, for anyio's clock."""
 

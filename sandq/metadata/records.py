@@ -9,7 +9,7 @@ its leader reported. Those that were wanted once may still take part, until it r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import msgpack
@@ -67,7 +67,7 @@ class Partition:
         return topic, at, cls(group, tuple(first), tuple(members), tuple(former), epoch, settled)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
     name: str
     number: int
@@ -103,10 +103,21 @@ class Topic:
     def load(cls, name: str, row: bytes, partitions: Mapping[int, Partition]) -> Topic:
         number, kind, initial, replicas, settings, created_ms, first_settings, owner = msgpack.unpackb(row)
         placed = tuple([partition for _, partition in sorted(partitions.items())])
-        return cls(name, number, kind, initial, replicas, settings, created_ms, placed, first_settings, owner)
+        return cls(
+            name=name,
+            number=number,
+            kind=kind,
+            initial_partitions=initial,
+            replicas=replicas,
+            settings=settings,
+            created_ms=created_ms,
+            partitions=placed,
+            first_settings=first_settings,
+            owner=owner,
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     node_id: str
     store_uuid: str
@@ -143,7 +154,8 @@ class NodeRecord:
 
     @classmethod
     def load(cls, node_id: str, row: bytes) -> NodeRecord:
-        return cls(node_id, *msgpack.unpackb(row))
+        names = [each.name for each in fields(cls)]
+        return cls(**dict(zip(names, (node_id, *msgpack.unpackb(row)), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,15 +222,16 @@ class MetadataState:
                 node=command.node_id,
             )
         node = NodeRecord(
-            command.node_id,
-            command.store_uuid,
-            command.addresses,
-            command.zone,
-            command.weight,
-            command.incarnation,
-            known.standing if known is not None else IN,
-            known.failed_since_ms if known is not None else None,
-            *levels,
+            node_id=command.node_id,
+            store_uuid=command.store_uuid,
+            addresses=command.addresses,
+            zone=command.zone,
+            weight=command.weight,
+            incarnation=command.incarnation,
+            standing=known.standing if known is not None else IN,
+            failed_since_ms=known.failed_since_ms if known is not None else None,
+            lowest_level=levels.lowest,
+            highest_level=levels.highest,
         )
         return self._put_node(node, put)
 
@@ -293,16 +294,16 @@ class MetadataState:
         self._check_registered(command.name, command.placement)
         self._check_quota(command.owner, 1, len(command.placement))
         topic = Topic(
-            command.name,
-            self._next_topic,
-            command.kind,
-            len(command.placement),
-            command.replicas,
-            command.settings,
-            now_ms,
-            self._found(command.placement),
-            command.settings,
-            command.owner,
+            name=command.name,
+            number=self._next_topic,
+            kind=command.kind,
+            initial_partitions=len(command.placement),
+            replicas=command.replicas,
+            settings=command.settings,
+            created_ms=now_ms,
+            partitions=self._found(command.placement),
+            first_settings=command.settings,
+            owner=command.owner,
         )
         self._next_topic += 1
         return self._put_topic(topic, topic.partitions, put)

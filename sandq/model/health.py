@@ -203,7 +203,7 @@ class PushState(NamedTuple):
     error_ms: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupHealth:
     """What is known of a group of a topic, over all partitions."""
 

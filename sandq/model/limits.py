@@ -12,7 +12,7 @@ _KIB = 1024
 _MIB = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Units stand last in the names; what has no unit is a count."""
 
@@ -71,7 +71,7 @@ class Limits:
 DEFAULT = Limits()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FixedLimits:
     """Limits that formats and replicated state depend on: every replica must know the same, so no configuration
     changes them."""

@@ -45,7 +45,7 @@ from sandq.storage.files import Files
 from sandq.storage.known_peers import KnownPeers
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """Where a started node can be reached."""
 
@@ -65,7 +65,7 @@ class Serving:
     """Set when the node takes nothing more for want of room, and would again if it were started anew."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What a node is made of, whether it takes part in a cluster yet or not."""
 

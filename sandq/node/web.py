@@ -41,21 +41,23 @@ def serving_http(
         return contextlib.nullcontext()
     names = {name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name}
     if config.http.workers:
+        log_format, log_level = logs.as_set_up()
         begin = Begin(
-            sandq.__version__,
-            name,
-            (server,),
-            tuple(names),
-            tuple(config.http.allowed_origins),
-            limits,
-            tuple(listener.socket.fileno() for listener in listeners),
-            *logs.as_set_up(),
-            gateway_secret().hex(),
-            None if tls is None else config.tls.model_dump(mode="json", exclude_none=True),
-            own_hosts(config),
-            own_names(config),
-            None if config.backup.url is None else config.backup.model_dump(mode="json", exclude_none=True),
-            config.sql.model_dump(mode="json") if config.sql.http else None,
+            version=sandq.__version__,
+            node=name,
+            servers=(server,),
+            names=tuple(names),
+            origins=tuple(config.http.allowed_origins),
+            limits=limits,
+            listeners=tuple(listener.socket.fileno() for listener in listeners),
+            log_format=log_format,
+            log_level=log_level,
+            gateway_secret=gateway_secret().hex(),
+            tls=None if tls is None else config.tls.model_dump(mode="json", exclude_none=True),
+            own_hosts=own_hosts(config),
+            own_names=own_names(config),
+            backup=None if config.backup.url is None else config.backup.model_dump(mode="json", exclude_none=True),
+            sql=config.sql.model_dump(mode="json") if config.sql.http else None,
         )
         requests, on_restart = metrics.http_requests, metrics.on_http_restart
         supervisor = Supervisor(begin, node, requests, on_restart, launch_on(begin.listeners), gateway_secret)
@@ -73,10 +75,10 @@ def serving_http(
 
     origins = frozenset(config.http.allowed_origins)
     settings = HttpSettings(
-        frozenset(names),
-        origins,
-        (server,),
-        sandq.__version__,
+        names=frozenset(names),
+        origins=origins,
+        servers=(server,),
+        version=sandq.__version__,
         gateway_secret=gateway_secret,
         nodes_tls=inside,
         backup=target_of(config.backup),

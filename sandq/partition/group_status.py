@@ -25,7 +25,7 @@ _versions = count(1)
 """Of all partitions of the process, so that none is taken for another's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatus:
     group_id: int
     name: str
@@ -102,21 +102,21 @@ class _Standing(NamedTuple):
         if head_ms is not None:
             oldest_ms = head_ms if oldest_ms is None else min(head_ms, oldest_ms)
         return GroupStatus(
-            status.group_id,
-            status.name,
-            status.next_ms,
-            status.paused,
-            status.is_paused,
-            status.generation,
-            status.ready + max(due - self.passed, self.least),
-            status.leased,
-            status.waiting,
-            status.dead,
-            oldest_ms,
-            status.is_promoting,
-            status.limit,
-            status.unfinished,
-            status.is_expired,
+            group_id=status.group_id,
+            name=status.name,
+            next_ms=status.next_ms,
+            paused=status.paused,
+            is_paused=status.is_paused,
+            generation=status.generation,
+            ready=status.ready + max(due - self.passed, self.least),
+            leased=status.leased,
+            waiting=status.waiting,
+            dead=status.dead,
+            oldest_ms=oldest_ms,
+            is_promoting=status.is_promoting,
+            limit=status.limit,
+            unfinished=status.unfinished,
+            is_expired=status.is_expired,
         )
 
 
@@ -256,21 +256,21 @@ class StatusTable:
             # What its limits hold up is ranked once they do not: nobody asks again and again until then.
             is_promoting = is_promoting and (limit is None or (next_ms is not None and not limit.free_ms))
         status = GroupStatus(
-            group.group_id,
-            group.name,
-            next_ms,
-            group.stall_reason(),
-            group.paused,
-            group.generation,
-            blocked + promoted + metrics.ripe,
-            metrics.leased,
-            metrics.waiting - metrics.ripe,
-            group.dead.total(),
-            None if oldest is None else offsets.deliver_ms(oldest),
-            is_promoting,
-            limit,
-            group.unfinished,
-            group.is_expired,
+            group_id=group.group_id,
+            name=group.name,
+            next_ms=next_ms,
+            paused=group.stall_reason(),
+            is_paused=group.paused,
+            generation=group.generation,
+            ready=blocked + promoted + metrics.ripe,
+            leased=metrics.leased,
+            waiting=metrics.waiting - metrics.ripe,
+            dead=group.dead.total(),
+            oldest_ms=None if oldest is None else offsets.deliver_ms(oldest),
+            is_promoting=is_promoting,
+            limit=limit,
+            unfinished=group.unfinished,
+            is_expired=group.is_expired,
         )
         return _Standing(status, passed, from_s, least, head_ms)
 

@@ -76,7 +76,7 @@ batch (`forwarding`). ClockReset: its outcome, the floor and time.
 Of any: the SandqError that refused it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """An immutable copy of what the event loop needs to know."""
 
@@ -270,50 +270,59 @@ class TimerPartition:
         if self.is_closed:
             return self._closed_status()
         groups = self._statuses.look(self.now_ms, view)
+        keys, keys_bytes, keys_expire_ms, is_resting = self._keys_status
         return Status(
-            self.applied_index,
-            self.now_ms,
-            self.floor_ms,
-            None if self.resets.state is not None else self._group_state.next_expiry_ms(view),
-            self._upkeep_ms(),
-            self.log.state.messages,
-            self.log.counts.later,
-            self.log.state.trimmed,
-            self.log.state.bytes,
-            self._statuses.dead,
-            self.log.garbage.rows,
-            self.log.garbage.bytes,
-            self.shared.settings,
-            groups,
-            self.shared.totals.counted(),
-            *self._keys_status,
-            self.holds.all,
-            self.shared.level,
-            len(self.producers),
-            self.clock_epoch,
-            self.limits.status(),
-            self.reset_progress(),
-            self.schedules.count,
-            self.schedules.next_ms,
-            self.schedules.planned_to,
-            self.outbox.status(),
+            applied_index=self.applied_index,
+            now_ms=self.now_ms,
+            floor_ms=self.floor_ms,
+            next_expiry_ms=None if self.resets.state is not None else self._group_state.next_expiry_ms(view),
+            upkeep_ms=self._upkeep_ms(),
+            messages=self.log.state.messages,
+            later=self.log.counts.later,
+            trimmed=self.log.state.trimmed,
+            bytes=self.log.state.bytes,
+            dead=self._statuses.dead,
+            garbage_rows=self.log.garbage.rows,
+            garbage_bytes=self.log.garbage.bytes,
+            settings=self.shared.settings,
+            groups=groups,
+            counted=self.shared.totals.counted(),
+            keys=keys,
+            keys_bytes=keys_bytes,
+            keys_expire_ms=keys_expire_ms,
+            is_resting=is_resting,
+            holds=self.holds.all,
+            level=self.shared.level,
+            producers=len(self.producers),
+            clock_epoch=self.clock_epoch,
+            limits=self.limits.status(),
+            reset=self.reset_progress(),
+            schedules=self.schedules.count,
+            schedule_ms=self.schedules.next_ms,
+            planned_to=self.schedules.planned_to,
+            outbox=self.outbox.status(),
             skipped=self.skips.digests,
         )
 
     def _closed_status(self) -> Status:
         """Of a partition that takes nothing: there is nothing to be done in it, whatever it has."""
         log, shared = self.log, self.shared
-        sizes = log.state.messages, log.counts.later, log.state.trimmed, log.state.bytes, 0, 0, 0
         return Status(
-            self.applied_index,
-            self.now_ms,
-            self.floor_ms,
-            None,
-            None,
-            *sizes,
-            shared.settings,
-            GroupStatuses(),
-            shared.totals.counted(),
+            applied_index=self.applied_index,
+            now_ms=self.now_ms,
+            floor_ms=self.floor_ms,
+            next_expiry_ms=None,
+            upkeep_ms=None,
+            messages=log.state.messages,
+            later=log.counts.later,
+            trimmed=log.state.trimmed,
+            bytes=log.state.bytes,
+            dead=0,
+            garbage_rows=0,
+            garbage_bytes=0,
+            settings=shared.settings,
+            groups=GroupStatuses(),
+            counted=shared.totals.counted(),
             level=shared.level,
             clock_epoch=self.clock_epoch,
             restore=self.restore,

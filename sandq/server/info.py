@@ -66,7 +66,7 @@ NAMED: Final = "named"
 """What is told of members that are in the configuration, and of which nothing is heard."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
     version: str
     zone_data: str

@@ -42,7 +42,7 @@ from sandq.storage.wal_format import (
 from sandq.storage.wal_groups import RecoveredGroup, Replay, Tracker
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Recovered:
     """Where a log goes on. `file`, `end` and `size` (bytes) are of the last segment; None: there is none."""
 

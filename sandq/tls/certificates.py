@@ -45,7 +45,7 @@ _GREETINGS: Final = 4
 log = structlog.get_logger("sandq.tls")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
     """What was read at one time, and the contexts that are made of it."""
 
@@ -227,7 +227,17 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
     if not revoked:  # ... and its own certificate, whoever issued that; for such there is no list
         inside.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         inside.load_verify_locations(cadata=_first(certificate))
-    return Loaded(chain, known, revoked, client, http, sql, peer, dial, inside)
+    return Loaded(
+        chain=chain,
+        authorities=known,
+        revoked=revoked,
+        client=client,
+        http=http,
+        sql=sql,
+        peer=peer,
+        dial=dial,
+        inside=inside,
+    )
 
 
 def new_context(protocol: int) -> ssl.SSLContext:

@@ -105,10 +105,10 @@ def _settings(servers: tuple[str, ...], config: NodeConfig, ca: Path | None, sec
         parse_server(server)
     names = (config.node.advertise_host, *config.http.allowed_hosts)
     return HttpSettings(
-        frozenset(name.lower() for name in names if name),
-        frozenset(config.http.allowed_origins),
-        servers,
-        sandq.__version__,
+        names=frozenset(name.lower() for name in names if name),
+        origins=frozenset(config.http.allowed_origins),
+        servers=servers,
+        version=sandq.__version__,
         starts_alone=True,
         gateway_secret=None if secrets is None else lambda: secrets.current[0],
         nodes_tls=_nodes_tls(config.tls, ca),

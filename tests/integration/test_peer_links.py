@@ -592,7 +592,7 @@ def test_the_links_need_nothing_to_be_made() -> None:
     links = PeerLinks(
         cluster="sandq",
         secrets=None,
-        identity=lambda: PeerIdentity("node1", "store-1", None, {}),
+        identity=lambda: PeerIdentity(node_id="node1", store_uuid="store-1", cluster_uuid=None, addresses={}),
         peers={},
         known=KnownPeers.open(MemoryFiles()),
     )

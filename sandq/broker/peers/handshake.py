@@ -81,7 +81,7 @@ class Refusal(ProtocolError):
         return _pack("refused", self.reason, self.message[:MESSAGE_CHARS])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerIdentity:
     """Who a node is. `cluster_uuid`: None before it has formed or joined a cluster. `addresses`: what listens there,
     as "client" -> "host:port". `zone`, `weight`: where it stands, and how much it is to hold beside the others.
@@ -229,8 +229,20 @@ class _Opening:
         _check_types(fields, types, kind)
         if fields[2] != kind or fields[4] not in (LINK, STREAM) or len(fields[6]) != NONCE_BYTES:
             raise Refusal("malformed", f"this is no {kind.upper()}")
-        cluster, purpose, to, nonce, node, store, uuid, addresses, zone, weight, lowest, highest, *rest = fields[3:]
-        peer = PeerIdentity(node, store, uuid, addresses, zone, weight, Levels(lowest, highest), *rest)
+        cluster, purpose, to, nonce, node, store, uuid, addresses, zone, weight, lowest, highest, level, version = (
+            fields[3:]
+        )
+        peer = PeerIdentity(
+            node_id=node,
+            store_uuid=store,
+            cluster_uuid=uuid,
+            addresses=addresses,
+            zone=zone,
+            weight=weight,
+            levels=Levels(lowest, highest),
+            feature_level=level,
+            version=version,
+        )
         return cls(kind, cluster, purpose, to, nonce, _checked(peer))
 
 

@@ -52,15 +52,15 @@ class ThisNode:
         """How it introduces itself, at this moment."""
         own = self.own
         return PeerIdentity(
-            own.node,
-            own.store_uuid,
-            own.cluster_uuid,
-            self._addresses,
-            self._zone,
-            self._weight,
-            self._levels,
-            self._feature_level(),
-            self._version,
+            node_id=own.node,
+            store_uuid=own.store_uuid,
+            cluster_uuid=own.cluster_uuid,
+            addresses=self._addresses,
+            zone=self._zone,
+            weight=self._weight,
+            levels=self._levels,
+            feature_level=self._feature_level(),
+            version=self._version,
         )
 
     def is_ours(self, peer: Peer) -> bool:

@@ -94,7 +94,7 @@ class Published:
     """Groups whose replicas here were shut in this run."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Run:
     """What is done in one go, and what came of it."""
 
@@ -157,11 +157,11 @@ class Applier:
 
     def run(self, tasks: Iterable[Apply | Ask]) -> None:
         """Apply in order, hand rows over if there is much, and publish."""
-        self._run(tasks, _Run(time.perf_counter()))
+        self._run(tasks, _Run(began_s=time.perf_counter()))
 
     def run_here(self, tasks: Sequence[Apply | Ask]) -> int:
         """The same for who must not wait: of the first, as long as they are few, small and need no disk. How many."""
-        run = _Run(time.perf_counter(), is_here=True)
+        run = _Run(began_s=time.perf_counter(), is_here=True)
         quick = takewhile(partial(self._is_quick, run), tasks)
         if self._is_much(self._unwritten.values()) or (first := next(quick, None)) is None:
             return 0

@@ -68,7 +68,7 @@ SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
     """What the rest of a node wants to know of its log, and says to it."""
 

@@ -586,23 +586,23 @@ class MetadataReplica:
         """As `Replica.status`. While it is shut the state is that before the entry, and its index says so."""
         state = self.state
         return MetadataView(
-            state.applied_index,
-            state.cluster_uuid,
-            state.next_group,
-            dict(state.topics),
-            dict(state.nodes),
-            dict(state.removed),
-            state.balanced,
-            dict(state.places),
-            state.feature_level,
-            dict(state.pushes),
-            dict(state.identities),
-            dict(state.roles),
-            frozenset(state.skips.values()) - {b""},
+            applied_index=state.applied_index,
+            cluster_uuid=state.cluster_uuid,
+            next_group=state.next_group,
+            topics=dict(state.topics),
+            nodes=dict(state.nodes),
+            removed=dict(state.removed),
+            balanced=state.balanced,
+            places=dict(state.places),
+            feature_level=state.feature_level,
+            pushes=dict(state.pushes),
+            identities=dict(state.identities),
+            roles=dict(state.roles),
+            skipped=frozenset(state.skips.values()) - {b""},
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataView:
     applied_index: int
     cluster_uuid: str | None

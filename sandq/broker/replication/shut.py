@@ -74,7 +74,7 @@ class Step(StrEnum):
     """The group decided to skip an entry that this replica has applied: only a snapshot opens it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyFailure:
     """Why a replica is shut, and where."""
 
@@ -113,7 +113,17 @@ class ApplyFailure:
             step = Step.DECODE
         text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
         trace = "".join(traceback.format_exception(error, limit=-20))[-TRACEBACK_CHARS:]
-        return cls(group, step, index, rows_index, text, command, kind, is_exact, trace)
+        return cls(
+            group=group,
+            step=step,
+            index=index,
+            rows_index=rows_index,
+            error=text,
+            command=command,
+            kind=kind,
+            is_exact=is_exact,
+            trace=trace,
+        )
 
     @property
     def where(self) -> str:

@@ -62,7 +62,7 @@ class Lateness(NamedTuple):
 NO_LATENESS: Final = Lateness((), ())
 
 
-@dataclass
+@dataclass(kw_only=True)
 class GroupOverview:
     """A group of a topic, over all partitions."""
 
@@ -111,7 +111,7 @@ class GroupOverview:
             self.oldest_ms = row.oldest_ms if self.oldest_ms is None else min(self.oldest_ms, row.oldest_ms)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TopicOverview:
     """A topic, over all partitions. Counts of what was `stored`, `sent`, `acked` and `died` are of the last `over_ms`
     of the whole overview."""
@@ -157,7 +157,7 @@ class TopicOverview:
         self.group_count = max(self.group_count, row.groups)
         self.replicas = row.replicas
         for group in row.furthest:
-            self.groups.setdefault(group.name, GroupOverview(group.name)).add(group)
+            self.groups.setdefault(group.name, GroupOverview(group=group.name)).add(group)
 
 
 class ClusterOverview(NamedTuple):
@@ -218,7 +218,9 @@ class OverviewAdmin(ABC):
             for page in pages:
                 now_ms, over_ms = max(now_ms, page.now_ms), max(over_ms, page.over_ms)
                 for row in page.rows:
-                    topic = topics.setdefault(row.name, TopicOverview(row.name, row.kind, row.partitions))
+                    topic = topics.setdefault(
+                        row.name, TopicOverview(name=row.name, kind=row.kind, partitions=row.partitions)
+                    )
                     topic.add(row, page.bounds)
         return ClusterOverview(now_ms, over_ms, dict(sorted(topics.items())), missing)
 

@@ -18,7 +18,7 @@ from sandq.protocol.replies_messages import DeadRecord, MessageRecord
 from sandq.protocol.requests_messages import BY_ID, BY_UNIQUE_KEY, Target
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMessage:
     """A message and its state over all groups: delayed, ready, leased, waiting, acked or dead.
 
@@ -129,7 +129,7 @@ class DeadOutcome(NamedTuple):
     state: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
     """A message that a group does not get any more; `reason`: see `DeadLetters`.
 

@@ -25,7 +25,7 @@ class Occurrence(NamedTuple):
     """The id of its message."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """A schedule, how it stands, and what it did last. All times are epoch milliseconds.
 

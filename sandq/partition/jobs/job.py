@@ -11,7 +11,7 @@ from sandq.partition.base import rows
 RUNNING, DONE, STOPPED = "running", "done", "stopped"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Job:
     job_id: bytes
     kind: str
@@ -33,6 +33,10 @@ class Job:
 
     def row(self) -> bytes:
         return rows.pack(*[getattr(self, field.name) for field in fields(self)])
+
+    @classmethod
+    def load(cls, row: bytes) -> Job:
+        return cls(**dict(zip([each.name for each in fields(cls)], rows.unpack(row), strict=True)))
 
     def shown(self) -> dict[str, Any]:
         names = ("job_id", "kind", "state", "matched", "done", "too_late", "started_ms", "finished_ms")

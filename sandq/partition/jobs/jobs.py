@@ -79,7 +79,7 @@ class Jobs:
         self._now_ms = self._floor_ms = 0
 
     def load(self, view: View) -> None:
-        found = [Job(*rows.unpack(value)) for _, value in rows.all_rows(view, rows.JOB)]
+        found = [Job.load(value) for _, value in rows.all_rows(view, rows.JOB)]
         for job in sorted(found, key=lambda job: job.seq):
             self._jobs[job.job_id] = job
             if job.kind == "seek" and job.state == RUNNING:
@@ -112,7 +112,13 @@ class Jobs:
 
     def _begin(self, job_id: bytes, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
         job = self._jobs[job_id] = Job(
-            job_id, kind, dict(arguments), index, self._shared.next_seq, now_ms, next_ms=now_ms
+            job_id=job_id,
+            kind=kind,
+            arguments=dict(arguments),
+            index=index,
+            seq=self._shared.next_seq,
+            started_ms=now_ms,
+            next_ms=now_ms,
         )
         self._shared.next_seq += 1
         view.put(rows.JOB + job_id, job.row())

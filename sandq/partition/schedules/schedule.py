@@ -5,7 +5,7 @@ PERSISTED: the fields of a row in their order, and the names in `settings`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from sandq.model.batch import Column
@@ -34,7 +34,7 @@ _VERSION: Final = 1
 _RECURRENCE: Final = frozenset({"cron", "every_ms", "zone", "start_ms", "end_ms", "anchor_ms", "jitter_ms"})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Schedule:
     name: str
     """With the tenant behind it, in a fair topic (`schedule_id`)."""
@@ -122,8 +122,8 @@ class Schedule:
 
     @classmethod
     def load(cls, name: str, row: bytes) -> Schedule:
-        _, *fields = rows.unpack(row)
-        return cls(name, *fields)
+        _, *values = rows.unpack(row)
+        return cls(**dict(zip([each.name for each in fields(cls)], (name, *values), strict=True)))
 
 
 def key_of(name: str) -> bytes:

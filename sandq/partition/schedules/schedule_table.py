@@ -125,7 +125,20 @@ class ScheduleTable:
         now_ms, version = self._shared.now_ms, self._new_version()
         if old is None:
             self.count += 1
-            made = Schedule(name, version, settings, fields, None, None, None, 0, 0, paused, now_ms, now_ms)
+            made = Schedule(
+                name=name,
+                version=version,
+                settings=settings,
+                fields=fields,
+                expected_ms=None,
+                fire_ms=None,
+                made=None,
+                fired=0,
+                missed=0,
+                paused=paused,
+                created_ms=now_ms,
+                changed_ms=now_ms,
+            )
         else:
             made, before = old, old.recurrence
             made.version, made.settings, made.fields = version, settings, fields

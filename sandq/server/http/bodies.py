@@ -438,7 +438,7 @@ class OutgoingIn(MessageIn):
         if (delay_ms := given.pop("delay_ms", None)) is not None:
             given["delay"] = delay_of(given.get("delay"), delay_ms)
         taken = {name: value for name, value in given.items() if name not in ("on_conflict", "unique_key", "topic")}
-        return Outgoing(taken.pop("value", None), self.topic, **taken)
+        return Outgoing(value=taken.pop("value", None), topic=self.topic, **taken)
 
 
 class AckThenIn(AckIn):

@@ -46,7 +46,7 @@ class Node(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
     """`client` reaches every node of the cluster, this one as any other; `ending` is set when the node stops."""
 

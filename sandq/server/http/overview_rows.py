@@ -113,8 +113,8 @@ def findings(info: Mapping[str, Any], overview: ClusterOverview, topics: Iterabl
 
 def _health_of(topic: str, group: GroupOverview) -> health.GroupHealth:
     return health.GroupHealth(
-        topic,
-        group.group,
+        topic=topic,
+        group=group.group,
         ready=group.ready,
         leased=group.leased,
         dead=group.dead,

@@ -27,7 +27,7 @@ from sandq.server.http.queries import HttpSql
 from sandq.server.quota_meters import QuotaMeters
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
     """For whom, and what is behind it. `names`: by which it may be called, beside addresses."""
 
@@ -97,7 +97,16 @@ async def running_app(
             backups = HttpBackups(client, settings.backup, tasks)
             streamed = limits.http_stream_messages
             sql = HttpSql(settings.sql, settings.servers, settings.sql_tls, settings.gateway_secret)
-            gateway = Gateway(client, node, settings.version, ending, streamed, looks, backups, sql)
+            gateway = Gateway(
+                client=client,
+                node=node,
+                version=settings.version,
+                ending=ending,
+                stream_messages=streamed,
+                looks=looks,
+                backups=backups,
+                sql=sql,
+            )
             app = create_app(gateway, rules, observe, account, notes, settings.quotas)
             tasks.start_soon(notes.run)
             tasks.start_soon(looks.run)

@@ -169,11 +169,11 @@ async def _serve(begin: Begin, told: NodeInput, said: LineWriter) -> None:
         own = begin.own_hosts, begin.own_names
         inside = nodes_tls(certificates, *own)
     settings = HttpSettings(
-        names,
-        origins,
-        begin.servers,
-        begin.version,
-        begin.timeout_s,
+        names=names,
+        origins=origins,
+        servers=begin.servers,
+        version=begin.version,
+        timeout_s=begin.timeout_s,
         starts_alone=True,
         gateway_secret=lambda: node.gateway_secret,
         nodes_tls=inside,

@@ -37,7 +37,7 @@ LINE_BYTES: Final = 4 << 20
 EXIT_NODE_GONE: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
     """What the process is to do. `names`, `origins`: who may ask it, see `HttpSettings`."""
 

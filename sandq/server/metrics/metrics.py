@@ -102,7 +102,7 @@ class About:
     slo_target: float = 0.999
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
     """What the event loop owns, as it was at one moment."""
 
@@ -263,15 +263,15 @@ class Metrics:
     def _see(self) -> _Seen:
         broker, connections = self._broker, self.clients.open
         return _Seen(
-            broker.topics(),
-            broker.clock.status(),
-            len(connections),
-            sum([connection.waiting_bytes for connection in connections]),
-            sum([connection.requests for connection in connections]),
-            broker.node_log.entries_kept,
-            {name: (held.share_bytes, held.bytes) for name, held in broker.node_log.memory.accounts.items()},
-            self._members(),
-            ({}, {}) if self._pusher is None else (dict(self._pusher.counts), dict(self._pusher.doing())),
+            topics=broker.topics(),
+            clock=broker.clock.status(),
+            connections=len(connections),
+            in_flight_bytes=sum([connection.waiting_bytes for connection in connections]),
+            requests_in_flight=sum([connection.requests for connection in connections]),
+            raft_entries=broker.node_log.entries_kept,
+            memory={name: (held.share_bytes, held.bytes) for name, held in broker.node_log.memory.accounts.items()},
+            members=self._members(),
+            pushes=({}, {}) if self._pusher is None else (dict(self._pusher.counts), dict(self._pusher.doing())),
         )
 
     # -- telling (a thread) ---------------------------------------------------------------------------------------

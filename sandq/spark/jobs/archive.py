@@ -286,7 +286,7 @@ def archive_schema() -> StructType:
     from sandq.spark.datasource import struct_of
     from sandq.spark.source.options import Extra, SourceOptions, Topics
 
-    columns = struct_of(SourceOptions(Topics(), extra=Extra(headers=True, raw=True, rank=True)))
+    columns = struct_of(SourceOptions(topics=Topics(), extra=Extra(headers=True, raw=True, rank=True)))
     return StructType(
         [
             *(field for field in columns if field.name != "topic"),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 RATE_MAX: Final = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySummary:
     """What `replay` did; times are epoch milliseconds. `first_ms`, `last_ms`: of what is delivered at other times.
     `left_out`: what some of the messages have, and the topic does not take: priority, tenant."""
@@ -127,7 +127,18 @@ def replay(
         sent = _run(spark, path, topic, asked, write_id, servers, dry_run)
     except Exception as error:
         raise failure(error, "replay") from error
-    return ReplaySummary(topic, path, *sent, dry_run, time.monotonic() - began_s)
+    write_id, messages, first_ms, last_ms, left_out = sent
+    return ReplaySummary(
+        topic=topic,
+        path=path,
+        write_id=write_id,
+        messages=messages,
+        first_ms=first_ms,
+        last_ms=last_ms,
+        left_out=left_out,
+        dry_run=dry_run,
+        seconds=time.monotonic() - began_s,
+    )
 
 
 def asked_for(

@@ -132,7 +132,9 @@ async def _backlogs(client: Client, topic: str, rows: Rows, now_ms: int) -> list
         counts = {key: sum(row.get(key) or 0 for row, _ in own) for key in ("ready", "leased", "waiting", "dead")}
         late_ms = None if oldest_ms is None else max(0, now_ms - oldest_ms)
         consumers = sum(row.get("consumers") or 0 for row, _ in own)
-        found.append(GroupBacklog(topic, name, **counts, consumers=consumers, oldest_ms=oldest_ms, late_ms=late_ms))
+        found.append(
+            GroupBacklog(topic=topic, group=name, **counts, consumers=consumers, oldest_ms=oldest_ms, late_ms=late_ms)
+        )
     return found
 
 

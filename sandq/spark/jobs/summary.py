@@ -23,7 +23,7 @@ class Reason:
     example: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSummary:
     """What `schedule` did. Each of `rows` was either sent or rejected; a row can be rejected for several reasons.
 
@@ -169,7 +169,7 @@ class ForecastSummary:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBacklog:
     """What a group of a topic has before it. `oldest_ms`: since when the oldest message of the log that it has not
     settled is due (epoch ms), None when there is none; `late_ms`: how long that is by now. Messages that were given

@@ -159,7 +159,7 @@ COLUMNS: Final = (
 _INCLUDES: Final = ("includeHeaders", "includeRaw", "includeRank")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """What a read was asked for."""
 
@@ -217,7 +217,7 @@ class SourceOptions:
         _SOURCE.refuse(mistakes)
 
 
-DEFAULTS: Final = SourceOptions(Topics())
+DEFAULTS: Final = SourceOptions(topics=Topics())
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:

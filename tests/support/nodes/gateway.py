@@ -50,12 +50,12 @@ async def gateway(
     listeners = bind("127.0.0.1", 0)
     address = Address(*listeners[0].getsockname()[:2])
     settings = HttpSettings(
-        frozenset(),
-        frozenset(),
-        (server,),
-        "0.0.0",
-        timeout_s,
-        starts_alone,
+        names=frozenset(),
+        origins=frozenset(),
+        servers=(server,),
+        version="0.0.0",
+        timeout_s=timeout_s,
+        starts_alone=starts_alone,
         gateway_secret=None if secret is None else lambda: secret,
         nodes_tls=nodes_tls,
         sql=sql,

@@ -33,7 +33,12 @@ class PeerNode:
         self.listener = listener
         self.address = Address("127.0.0.1", listener.socket.getsockname()[1])
         self.known = KnownPeers.open(MemoryFiles() if files is None else files)
-        self.identity = PeerIdentity(node_id, store or f"store-{node_id}", None, {"client": "127.0.0.1:7170"})
+        self.identity = PeerIdentity(
+            node_id=node_id,
+            store_uuid=store or f"store-{node_id}",
+            cluster_uuid=None,
+            addresses={"client": "127.0.0.1:7170"},
+        )
         self.events: list[tuple[Any, ...]] = []
         self.on_frame: Callable[[str, int, Any, int], None] = lambda node, kind, body, size: self.events.append(
             (kind, node, body)
@@ -143,7 +148,7 @@ async def by_hand(
     to: PeerNode, node_id: str, purpose: str = LINK, secret: bytes = SECRET
 ) -> AsyncIterator[tuple[PeerStream, Introduced]]:
     """A connection of a node that only this test is."""
-    identity = PeerIdentity(node_id, f"store-{node_id}", None, {})
+    identity = PeerIdentity(node_id=node_id, store_uuid=f"store-{node_id}", cluster_uuid=None, addresses={})
     terms = Terms("sandq", lambda: (secret,), lambda: identity, {to.node_id}, KnownPeers.open(MemoryFiles()))
     async with await trio.open_tcp_stream(*to.address) as socket_stream:
         stream = PeerStream(socket_stream)

@@ -90,8 +90,27 @@ class Recorder:
         return done
 
     def _check(self, base: Recorded, last: Recorded, until_ms: int | None) -> None:
-        topic = Topic("t", 1, self._kind, 1, 1, 1, {}, None, 0)
-        window = Window(1, 0, OF_MANIFEST, base.number, 0, base.number, None, 0)
+        topic = Topic(
+            name="t",
+            number=1,
+            kind=self._kind,
+            partitions=1,
+            initial_partitions=1,
+            replicas=1,
+            settings={},
+            owner=None,
+            created_ms=0,
+        )
+        window = Window(
+            topic=1,
+            partition=0,
+            base=OF_MANIFEST,
+            base_index=base.number,
+            base_ms=0,
+            index=base.number,
+            term=None,
+            to_ms=0,
+        )
         wanted = Wanted(topic, window, PartitionPart(0, base.number, 0, 1, ()))
         made = PartitionReplay(MemoryStores(), STORE, wanted, LookAheads())
         made.put_rows(encode_chunk(base.flat))

@@ -77,7 +77,7 @@ def keeper(follower: Any, standing: Standing | None = None, **options: Any) -> C
 async def test_increments_come_at_their_interval_and_sooner_after_a_failure(autojump_clock: Any) -> None:
     told: list[str] = []
     standing = Standing()
-    good = Increment("b", 0, T, 100, 3, ["a partition"], 5)
+    good = Increment(backup_id="b", number=0, reach_ms=T, bytes=100, entries=3, gone=["a partition"], rebased_bytes=5)
     follower = Follower(good, Unavailable("nobody"), Unavailable("nobody"), good)
     await keeper(follower, standing, tell=lambda event, fields: told.append(event)).run(2)
     assert follower.times == [0, 10, 15, 20]
@@ -87,7 +87,9 @@ async def test_increments_come_at_their_interval_and_sooner_after_a_failure(auto
 
 
 async def test_what_would_be_outrun_is_read_sooner(autojump_clock: Any) -> None:
-    follower = Follower(*[Increment("b", 0, T, fullest=fullest) for fullest in (0.25, 0.5, 1.0, 0.0)])
+    follower = Follower(
+        *[Increment(backup_id="b", number=0, reach_ms=T, fullest=fullest) for fullest in (0.25, 0.5, 1.0, 0.0)]
+    )
     await keeper(follower).run(4)
     assert follower.times == [0, 10, 15, 17.5]
 
@@ -99,7 +101,7 @@ async def test_a_chain_that_is_gone_or_of_somebody_else_is_left(error: Exception
 
 
 async def test_it_is_stopped_between_two(autojump_clock: Any) -> None:
-    follower = Follower(*[Increment("b", None, T)] * 9)
+    follower = Follower(*[Increment(backup_id="b", number=None, reach_ms=T)] * 9)
     going = keeper(follower)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(going.run)
@@ -113,7 +115,7 @@ async def test_it_is_stopped_between_two(autojump_clock: Any) -> None:
 async def test_the_status_says_how_far_it_is(tmp_path: Path, autojump_clock: Any) -> None:
     standing = Standing()
     for name in ("status.json", "status.prom"):
-        follower = Follower(Increment("b", 0, T + 5, errors=["p"]))
+        follower = Follower(Increment(backup_id="b", number=0, reach_ms=T + 5, errors=["p"]))
         await keeper(follower, standing, status=StatusFile(tmp_path / name)).run(1)
     found = json.loads((tmp_path / "status.json").read_text())
     assert (found["reach_ms"], found["partitions_behind"], found["chain"]) == (T + 5, 1, "b")
@@ -342,7 +344,7 @@ async def test_somebody_else_who_follows_for_once_ends_no_schedule(
 async def test_a_status_file_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     told: list[str] = []
     status = StatusFile(tmp_path / "no such folder" / "status.json")
-    follower = Follower(Increment("b", 0, T))
+    follower = Follower(Increment(backup_id="b", number=0, reach_ms=T))
     await keeper(follower, status=status, tell=lambda event, fields: told.append(event)).run(1)
     assert told == ["increment made", "status file not written"]
 

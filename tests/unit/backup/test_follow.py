@@ -655,7 +655,7 @@ async def test_a_chain_without_increments_has_no_other_times(cluster: FakeCluste
 
 
 def test_windows_that_are_over_are_bounded() -> None:
-    window = chain.Window(1, 0, 0, 5, 10, 9, 2, 20)
+    window = chain.Window(topic=1, partition=0, base=0, base_index=5, base_ms=10, index=9, term=2, to_ms=20)
     over = [dataclasses.replace(window, last=1, to_ms=at) for at in range(chain.ENDED_MOST + 3)]
     kept = chain.bounded([window, *over])
     assert len(kept) == chain.ENDED_MOST + 1 and window in kept and min(one.to_ms for one in kept if one.last) == 3

@@ -17,7 +17,17 @@ from sandq.model.features import KNOWN
 ID = "20300101T000000Z-000000"
 PART = PartitionPart(0, 1, 1, 16, (FilePart("data/t/0/00000.sandq", 10, 1, 10),))
 TOPIC = TopicPart("t", 1, "timer", 1, 1, {}, None, (PART,))
-GOOD = Manifest(ID, FULL, "c", "u", "0", 16, 1, 2, (TOPIC,))
+GOOD = Manifest(
+    backup_id=ID,
+    kind=FULL,
+    cluster="c",
+    cluster_uuid="u",
+    version="0",
+    feature_level=16,
+    begun_ms=1,
+    ended_ms=2,
+    topics=(TOPIC,),
+)
 FILE = ("topics", 0, "partitions", 0, "files", 0)
 
 
@@ -61,7 +71,18 @@ async def test_what_no_backup_says_is_refused(tmp_path: Path, where: tuple[Any, 
 
 def test_a_manifest_of_before_it_said_which_topics_were_asked_for_is_read(tmp_path: Path) -> None:
     place = place_of(str(tmp_path))
-    manifest = Manifest(manifests.new_id(1), FULL, "c", "u", "0", 16, 1, 2, (), only=("a", "b"))
+    manifest = Manifest(
+        backup_id=manifests.new_id(1),
+        kind=FULL,
+        cluster="c",
+        cluster_uuid="u",
+        version="0",
+        feature_level=16,
+        begun_ms=1,
+        ended_ms=2,
+        topics=(),
+        only=("a", "b"),
+    )
     manifests.write(place, manifest, None)
     assert manifests.read(place, manifest.backup_id, None) == manifest
     document = manifests.read_document(place, manifest.backup_id, manifests.MANIFEST, None)

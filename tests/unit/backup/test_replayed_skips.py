@@ -53,9 +53,23 @@ def test_replay_of_increments_has_the_rows_of_a_replica_that_skipped() -> None:
         bed.applier.run([bed.task(at, command) for at, command in enumerate(shipped[:until], 2)])
         bed.applier.rest()
         assert bed.replica.failure is None
-    topic = Topic("t", 1, "timer", 1, 1, 1, {}, None, 0)
+    topic = Topic(
+        name="t",
+        number=1,
+        kind="timer",
+        partitions=1,
+        initial_partitions=1,
+        replicas=1,
+        settings={},
+        owner=None,
+        created_ms=0,
+    )
     wanted = Wanted(
-        topic, Window(1, 0, OF_MANIFEST, BASE + 1, 0, BASE + 1, None, 0), PartitionPart(0, BASE + 1, 0, 1, ())
+        topic,
+        Window(
+            topic=1, partition=0, base=OF_MANIFEST, base_index=BASE + 1, base_ms=0, index=BASE + 1, term=None, to_ms=0
+        ),
+        PartitionPart(0, BASE + 1, 0, 1, ()),
     )
     made = PartitionReplay(MemoryStores(), STORE, wanted, LookAheads())
     made.put_rows(encode_chunk([part for row in base._stored() for part in row]))

@@ -21,7 +21,17 @@ HOUR_MS = 3_600_000
 
 
 def made(place: Any, ms: int, cluster_uuid: str = "u") -> Manifest:
-    manifest = Manifest(manifests.new_id(ms), FULL, "c", cluster_uuid, "0", 16, ms, ms + 5, ())
+    manifest = Manifest(
+        backup_id=manifests.new_id(ms),
+        kind=FULL,
+        cluster="c",
+        cluster_uuid=cluster_uuid,
+        version="0",
+        feature_level=16,
+        begun_ms=ms,
+        ended_ms=ms + 5,
+        topics=(),
+    )
     manifests.write(place, manifest, None)
     return manifest
 
@@ -142,7 +152,17 @@ async def test_the_status_is_for_prometheus_too(tmp_path: Path, monkeypatch: pyt
 
 def test_what_cannot_be_read_is_never_deleted() -> None:
     bad = [Listed(str(number), None, "damaged") for number in range(5)]
-    last = Manifest("6", FULL, "c", "u", "0", 16, 0, 5, ())
+    last = Manifest(
+        backup_id="6",
+        kind=FULL,
+        cluster="c",
+        cluster_uuid="u",
+        version="0",
+        feature_level=16,
+        begun_ms=0,
+        ended_ms=5,
+        topics=(),
+    )
     assert outlived(bad, 1, last) == []
 
 

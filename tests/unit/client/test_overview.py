@@ -46,7 +46,7 @@ def test_a_quantile_lies_within_its_bucket(counts: tuple[int, ...], part: float,
 
 
 def test_what_several_nodes_lead_is_added() -> None:
-    topic = TopicOverview("t", "timer", 3)
+    topic = TopicOverview(name="t", kind="timer", partitions=3)
     topic.add(row("t", 1, group(ready=5, consumers=2), lateness=(1, 10)), BOUNDS)
     topic.add(row("t", 1, group(ready=7, reason="it is paused"), group("other"), lateness=(1, 5, 4, 1)), BOUNDS)
     assert (topic.led, topic.messages, topic.delayed, topic.bytes, topic.stored) == (2, 20, 8, 200, 10)
@@ -59,7 +59,7 @@ def test_what_several_nodes_lead_is_added() -> None:
 
 
 def test_group_has_the_latest_error_of_any_node_and_what_is_kept_on_all() -> None:
-    topic = TopicOverview("t", "timer", 3)
+    topic = TopicOverview(name="t", kind="timer", partitions=3)
     failed = group()._replace(push="pushing", push_error="503", push_error_ms=2000)
     topic.add(row("t", 1, failed)._replace(replicas=3), BOUNDS)
     topic.add(
@@ -71,8 +71,8 @@ def test_group_has_the_latest_error_of_any_node_and_what_is_kept_on_all() -> Non
 
 
 def test_a_topic_without_groups_lags_by_nothing() -> None:
-    assert TopicOverview("t", "timer", 1).lag == 0
-    assert GroupOverview("g").lag == 0
+    assert TopicOverview(name="t", kind="timer", partitions=1).lag == 0
+    assert GroupOverview(group="g").lag == 0
 
 
 def test_buckets_of_another_version_are_not_mixed() -> None:

@@ -19,7 +19,18 @@ AFTER_MS = 300_000
 
 def node(name: str, *, failed: int | None = None, standing: str = IN, zone: str = "default") -> NodeRecord:
     failed_ms = T - failed if failed is not None else None
-    return NodeRecord(name, f"store-{name}", {}, zone, 1, 1, standing, failed_ms, *KNOWN)
+    return NodeRecord(
+        node_id=name,
+        store_uuid=f"store-{name}",
+        addresses={},
+        zone=zone,
+        weight=1,
+        incarnation=1,
+        standing=standing,
+        failed_since_ms=failed_ms,
+        lowest_level=KNOWN.lowest,
+        highest_level=KNOWN.highest,
+    )
 
 
 def registry(*nodes: NodeRecord) -> dict[str, NodeRecord]:
@@ -32,7 +43,19 @@ def topic(*placed: tuple[str, ...], replicas: int = 0) -> dict[str, Topic]:
         members = tuple([f"{name}#{group}" for name in nodes])
         partitions.append(Partition(group, members, members))
     count = replicas or len(placed[0])
-    return {"t": Topic("t", 1, "timer", len(placed), count, {}, T, tuple(partitions), {})}
+    return {
+        "t": Topic(
+            name="t",
+            number=1,
+            kind="timer",
+            initial_partitions=len(placed),
+            replicas=count,
+            settings={},
+            created_ms=T,
+            partitions=tuple(partitions),
+            first_settings={},
+        )
+    }
 
 
 def changes(

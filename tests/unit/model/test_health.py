@@ -64,7 +64,7 @@ OTHERS: Final = {"node-silent", "no-leader", "few-replicas"}
 def overview(
     groups: Mapping[str, GroupOverview] | None = None, *, led: int = 1, sent: int = 0, **more: Any
 ) -> ClusterOverview:
-    topic = TopicOverview("t", "timer", 1, led=led, sent=sent, groups=dict(groups or {}))
+    topic = TopicOverview(name="t", kind="timer", partitions=1, led=led, sent=sent, groups=dict(groups or {}))
     return ClusterOverview(NOW_MS, 10_000, {"t": topic}, more.get("missing", {}))
 
 
@@ -102,7 +102,7 @@ def test_topics_with_few_replicas_are_named_where_more_nodes_are() -> None:
 
 @pytest.mark.parametrize("situation", GROUPS)
 def test_group_in_a_situation_has_its_finding_alone(situation: str) -> None:
-    (found,) = of_group(GroupHealth("t", "g", **GROUPS[situation]), NOW_MS)
+    (found,) = of_group(GroupHealth(topic="t", group="g", **GROUPS[situation]), NOW_MS)
     expected = SITUATIONS[situation]
     assert (found.situation, found.state, found.what) == (situation, expected.state, expected.what)
     assert found.about == {"topic": "t", "group": "g"} and "g of t" in found.found
@@ -111,8 +111,8 @@ def test_group_in_a_situation_has_its_finding_alone(situation: str) -> None:
 
 @pytest.mark.parametrize("situation", GROUPS)
 def test_overview_finds_what_doctor_finds(situation: str) -> None:
-    (expected,) = of_group(GroupHealth("t", "g", **GROUPS[situation]), NOW_MS)
-    seen = overview({"g": GroupOverview("g", **GROUPS[situation])})
+    (expected,) = of_group(GroupHealth(topic="t", group="g", **GROUPS[situation]), NOW_MS)
+    seen = overview({"g": GroupOverview(group="g", **GROUPS[situation])})
     (found,) = findings({"node": "n1"}, seen, seen.topics.values())
     told = (expected.situation, expected.state, expected.what, expected.found, expected.todo)
     assert tuple(found.values()) == (*told, "t", "g")
@@ -131,7 +131,9 @@ def test_overview_names_topics_with_few_replicas_where_more_nodes_are() -> None:
 @pytest.mark.parametrize("push", ["waiting", "probing", "looking", "pushing", "starting"])
 def test_group_delete_is_never_advised_for_a_pushed_group(push: str) -> None:
     for error in (None, "503"):
-        group = GroupHealth("t", "g", ready=5, push=push, push_error=error, push_error_ms=NOW_MS - 1, unfinished=3)
+        group = GroupHealth(
+            topic="t", group="g", ready=5, push=push, push_error=error, push_error_ms=NOW_MS - 1, unfinished=3
+        )
         assert not any("group delete" in one.todo for one in of_group(group, NOW_MS))
     assert not any(
         "group delete" in one.todo for name, one in SITUATIONS.items() if name not in ("no-consumers", "group-expired")
@@ -139,8 +141,8 @@ def test_group_delete_is_never_advised_for_a_pushed_group(push: str) -> None:
 
 
 def test_group_without_consumers_is_found_beside_a_group_that_is_served() -> None:
-    served = GroupOverview("served", ready=5, leased=3, consumers=2, oldest_ms=NOW_MS - 10 * ALONE_MS)
-    alone = GroupOverview("alone", ready=5, oldest_ms=NOW_MS - ALONE_MS)
+    served = GroupOverview(group="served", ready=5, leased=3, consumers=2, oldest_ms=NOW_MS - 10 * ALONE_MS)
+    alone = GroupOverview(group="alone", ready=5, oldest_ms=NOW_MS - ALONE_MS)
     seen = overview({"served": served, "alone": alone}, sent=100)
     found = findings({"node": "n1"}, seen, seen.topics.values())
     assert [(one["situation"], one["group"]) for one in found] == [("no-consumers", "alone")]
@@ -151,11 +153,11 @@ def test_group_without_consumers_is_found_beside_a_group_that_is_served() -> Non
 )
 def test_group_that_is_served_has_no_finding(more: dict[str, Any]) -> None:
     fields = {"ready": 5, "oldest_ms": NOW_MS - ALONE_MS, **more}
-    assert list(of_group(GroupHealth("t", "g", **fields), NOW_MS)) == []
+    assert list(of_group(GroupHealth(topic="t", group="g", **fields), NOW_MS)) == []
 
 
 def test_receiver_that_failed_long_ago_has_no_finding() -> None:
-    group = GroupHealth("t", "g", push="pushing", push_error="500", push_error_ms=NOW_MS - RECENT_MS)
+    group = GroupHealth(topic="t", group="g", push="pushing", push_error="500", push_error_ms=NOW_MS - RECENT_MS)
     assert list(of_group(group, NOW_MS)) == []
 
 
@@ -166,7 +168,7 @@ def test_why_names_the_push_and_not_missing_consumers() -> None:
 
 
 def test_failures_come_before_warnings() -> None:
-    groups = {"g": GroupOverview("g", dead=1)}
+    groups = {"g": GroupOverview(group="g", dead=1)}
     assert named({"no_room": True}, overview(groups)) == ["disk-full", "dead-letters"]
 
 

@@ -24,7 +24,7 @@ def seen(*topics: TopicOverview, missing: dict[str, str] | None = None) -> Clust
 
 
 def topic(name: str, **given: Any) -> TopicOverview:
-    return replace(TopicOverview(name, "timer", 1, led=1), **given)
+    return replace(TopicOverview(name=name, kind="timer", partitions=1, led=1), **given)
 
 
 def told(watcher: Watcher, look: Look) -> dict[str, list[Any]]:
@@ -60,7 +60,7 @@ def test_who_missed_a_look_is_told_all_that_changed() -> None:
 
 
 def test_each_is_told_what_it_may_read() -> None:
-    groups = {"g": GroupOverview("g", ready=3)}
+    groups = {"g": GroupOverview(group="g", ready=3)}
     look = look_after(None, INFO, seen(topic("open.a", groups=groups), topic("shut.b", groups=groups)))
     found = told(Watcher(Access.of("token:x", ["read:open.*"], {})), look)
     assert [row["topic"] for row in found["topics"][0]] == ["open.a"]
@@ -77,7 +77,7 @@ def test_events_have_a_bounded_size() -> None:
 
 
 def test_findings_name_what_stands_and_what_is_missing() -> None:
-    stands = {"g": GroupOverview("g", ready=1, paused=True, reason="it is paused", dead=2)}
+    stands = {"g": GroupOverview(group="g", ready=1, paused=True, reason="it is paused", dead=2)}
     look = look_after(
         None,
         {**INFO, "nodes": [{"node": "node2", "up": False}], "clock_alarm": True},

@@ -26,7 +26,18 @@ from sandq.server.http.supervisor import (
 from sandq.server.http.worker_pipe import LINE_BYTES, PUSH_S, Begin, encode
 from sandq.server.metrics.http_requests import HttpRequests
 
-BEGIN = Begin("1.0", "n1", ("127.0.0.1:1",), ("q.example",), (), DEFAULT, (7,), "json", "info", "ab" * 32)
+BEGIN = Begin(
+    version="1.0",
+    node="n1",
+    servers=("127.0.0.1:1",),
+    names=("q.example",),
+    origins=(),
+    limits=DEFAULT,
+    listeners=(7,),
+    log_format="json",
+    log_level="info",
+    gateway_secret="ab" * 32,
+)
 REPORT = {"requests": {"counts": [["GET", "/healthz", "200", 2]], "durations": []}, "held_bytes": 5}
 Messages = list[tuple[dict[str, Any], bytes]]
 Clock = trio.testing.MockClock

@@ -17,7 +17,17 @@ from sandq.server.topic_records import TopicRecords
 
 def topic(name: str = "t", partitions: int = 2) -> Topic:
     placed = tuple([Partition(number + 1, ("a#1",), ("a#1", "b#2")) for number in range(partitions)])
-    return Topic(name, 7, "timer", partitions, 2, {"max_attempts": 3}, 0, placed, {})
+    return Topic(
+        name=name,
+        number=7,
+        kind="timer",
+        initial_partitions=partitions,
+        replicas=2,
+        settings={"max_attempts": 3},
+        created_ms=0,
+        partitions=placed,
+        first_settings={},
+    )
 
 
 @pytest.fixture

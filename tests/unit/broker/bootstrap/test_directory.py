@@ -16,7 +16,10 @@ class Links:
 
     def __init__(self, **levels: Levels) -> None:
         self.up = {
-            node: Peer(PeerIdentity(node, f"store-{node}", "uuid", {}, levels=known), True)
+            node: Peer(
+                PeerIdentity(node_id=node, store_uuid=f"store-{node}", cluster_uuid="uuid", addresses={}, levels=known),
+                True,
+            )
             for node, known in levels.items()
         }
 

@@ -23,7 +23,9 @@ from tests.support.examples import seeds
 
 
 def peer(node: str, cluster_uuid: str | None = None) -> Peer:
-    return Peer(PeerIdentity(node, f"store of {node}", cluster_uuid, {}), known=True)
+    return Peer(
+        PeerIdentity(node_id=node, store_uuid=f"store of {node}", cluster_uuid=cluster_uuid, addresses={}), known=True
+    )
 
 
 class Node:

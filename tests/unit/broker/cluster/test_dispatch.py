@@ -28,7 +28,9 @@ FRAMES = [
 
 
 def peer(node: str, cluster_uuid: str | None) -> Peer:
-    return Peer(PeerIdentity(node, f"store-{node}", cluster_uuid, {}), known=True)
+    return Peer(
+        PeerIdentity(node_id=node, store_uuid=f"store-{node}", cluster_uuid=cluster_uuid, addresses={}), known=True
+    )
 
 
 class Bed:

@@ -45,15 +45,15 @@ class Host:
     def status(self) -> MetadataView:
         s = self.state
         return MetadataView(
-            s.applied_index,
-            "uuid",
-            s.next_group,
-            dict(s.topics),
-            dict(s.nodes),
-            dict(s.removed),
-            s.balanced,
-            dict(s.places),
-            s.feature_level,
+            applied_index=s.applied_index,
+            cluster_uuid="uuid",
+            next_group=s.next_group,
+            topics=dict(s.topics),
+            nodes=dict(s.nodes),
+            removed=dict(s.removed),
+            balanced=s.balanced,
+            places=dict(s.places),
+            feature_level=s.feature_level,
         )
 
     def submit(self, command: m.Command, done: Callable[[Any], None], *, line: Any = None) -> None:
@@ -113,7 +113,13 @@ class Bed:
 
     def identity(self, name: str) -> PeerIdentity:
         return PeerIdentity(
-            name, f"store-{name}", "uuid", {"client": f"{name}:1"}, self.zones[name], 1, self.levels[name]
+            node_id=name,
+            store_uuid=f"store-{name}",
+            cluster_uuid="uuid",
+            addresses={"client": f"{name}:1"},
+            zone=self.zones[name],
+            weight=1,
+            levels=self.levels[name],
         )
 
     async def tend(self, seconds: float = 0.5) -> None:

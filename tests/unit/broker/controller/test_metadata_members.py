@@ -13,7 +13,19 @@ from sandq.raft import Members
 
 def registry(names: str, **standings: str) -> dict[str, NodeRecord]:
     return {
-        name: NodeRecord(name, f"store-{name}", {}, "x", 1, 1, standings.get(name, IN), None, *KNOWN) for name in names
+        name: NodeRecord(
+            node_id=name,
+            store_uuid=f"store-{name}",
+            addresses={},
+            zone="x",
+            weight=1,
+            incarnation=1,
+            standing=standings.get(name, IN),
+            failed_since_ms=None,
+            lowest_level=KNOWN.lowest,
+            highest_level=KNOWN.highest,
+        )
+        for name in names
     }
 
 

@@ -35,8 +35,8 @@ from tests.support.paths import ROOT
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
 SECRET = b"what all nodes of the cluster share"
 NONCE_1, NONCE_2 = b"\x01" * 32, b"\x02" * 32
-ONE = PeerIdentity("node1", "store-1", None, {"client": "127.0.0.1:7170"})
-TWO = PeerIdentity("node2", "store-2", None, {"client": "127.0.0.1:7171"})
+ONE = PeerIdentity(node_id="node1", store_uuid="store-1", cluster_uuid=None, addresses={"client": "127.0.0.1:7170"})
+TWO = PeerIdentity(node_id="node2", store_uuid="store-2", cluster_uuid=None, addresses={"client": "127.0.0.1:7171"})
 
 Meddle = Callable[[int, bytes], bytes]
 """Given the number of a frame and its body: what arrives instead."""
@@ -254,7 +254,12 @@ def test_who_answers_must_be_who_was_dialled() -> None:
 
 def test_a_stranger_is_told_nothing_that_it_did_not_say() -> None:
     """Until it has proved the secret."""
-    two = terms(PeerIdentity("node2", "hidden-store", "hidden-uuid", {"client": "hidden:1"}), cluster="hidden-cluster")
+    two = terms(
+        PeerIdentity(
+            node_id="node2", store_uuid="hidden-store", cluster_uuid="hidden-uuid", addresses={"client": "hidden:1"}
+        ),
+        cluster="hidden-cluster",
+    )
     for one in (terms(ONE), terms(ONE, cluster="x" * 200), terms(named(ONE, "node2")), terms(named(ONE, "evil"))):
         _, acceptor = shake(one, two)
         assert acceptor.refusal is not None

@@ -16,7 +16,7 @@ from sandq.broker.peers.link import PING_S, QUEUE_BYTES, QUEUE_MOST_BYTES, SEND_
 from sandq.broker.peers.stream import PeerStream
 from sandq.model.errors import FrameTooLarge
 
-PEER = Peer(PeerIdentity("node2", "store-2", None, {}), False)
+PEER = Peer(PeerIdentity(node_id="node2", store_uuid="store-2", cluster_uuid=None, addresses={}), False)
 
 
 class CountedStream(trio.abc.HalfCloseableStream):

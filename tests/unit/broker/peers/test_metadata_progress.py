@@ -22,7 +22,10 @@ class Bed:
         self.sent: list[tuple[str, int, Any]] = []
         clusters = {"a": "ours", "b": "ours", "x": "theirs"}
         self.up = {
-            node: Peer(PeerIdentity(node, f"store-{node}", uuid, {}), known=True) for node, uuid in clusters.items()
+            node: Peer(
+                PeerIdentity(node_id=node, store_uuid=f"store-{node}", cluster_uuid=uuid, addresses={}), known=True
+            )
+            for node, uuid in clusters.items()
         }
         links: Any = SimpleNamespace(up=self.up, send=lambda *frame: self.sent.append(frame))
         this_node = ThisNode(Identity("n", "store-n", "ours"), "default", 1, lambda: 1, is_named=False)

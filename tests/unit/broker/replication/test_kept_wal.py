@@ -46,7 +46,17 @@ class Bed(Stepped):
         )
         settings = parse_settings({}).record()
         groups = tuple(Partition(group, ("n1#1",), ("n1#1",)) for group in (BEHIND, BUSY))
-        topic = Topic("t", 1, "timer", 1, 1, settings, 0, groups, settings)
+        topic = Topic(
+            name="t",
+            number=1,
+            kind="timer",
+            initial_partitions=1,
+            replicas=1,
+            settings=settings,
+            created_ms=0,
+            partitions=groups,
+            first_settings=settings,
+        )
         self.node_log.install([(group, "n1#1", Members(("n1#1",))) for group in (BEHIND, BUSY)])
         self.hosts = {group: self.node_log.open_partition(topic, at) for at, group in enumerate((BEHIND, BUSY))}
         self.settle()

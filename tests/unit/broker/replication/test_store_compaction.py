@@ -12,7 +12,23 @@ from sandq.partition.base.rows import LOG, log_key, tag_bounds
 from sandq.partition.records.metrics import Counted
 from sandq.partition.state_machine import Status
 
-IDLE = Status(1, 0, 0, None, None, 0, 0, b"", 0, 0, 0, 0, {}, (), Counted(*[0] * len(Counted._fields)))
+IDLE = Status(
+    applied_index=1,
+    now_ms=0,
+    floor_ms=0,
+    next_expiry_ms=None,
+    upkeep_ms=None,
+    messages=0,
+    later=0,
+    trimmed=b"",
+    bytes=0,
+    dead=0,
+    garbage_rows=0,
+    garbage_bytes=0,
+    settings={},
+    groups=(),
+    counted=Counted(*[0] * len(Counted._fields)),
+)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tests.support.client.helpers import take
 from tests.support.waiting import PATIENCE_S, until_holds
 from tests.unit.client.consumer.test_batches import TOKEN, take_batches
 
-NEXT = [Outgoing(b"next", "u")]
+NEXT = [Outgoing(value=b"next", topic="u")]
 REFUSAL = UnknownTopic("there is no topic 'u'")
 
 

@@ -300,7 +300,7 @@ def test_counts() -> None:
 
 
 def test_job() -> None:
-    job = Job(*rows.unpack(example("job-row")))
+    job = Job.load(example("job-row"))
     assert (job.job_id, job.kind, job.index, job.seq, job.started_ms) == (JOB_ID, "cancel", 41, 12, T)
     assert job.state == "running"
     assert job.arguments == {"from_ms": 0, "until_ms": offsets.U48_MAX, "dry_run": False, "key_prefix": None}
@@ -479,7 +479,23 @@ def test_schedules() -> None:
     next_ms, fire_ms = T + 60_000, T + 60_500
     name = schedule_id("daily", "acme")
     schedule = Schedule(
-        name, 9, settings, fields, next_ms, fire_ms, None, 3, 1, False, T, T + 5, T, None, [], history, triggers
+        name=name,
+        version=9,
+        settings=settings,
+        fields=fields,
+        expected_ms=next_ms,
+        fire_ms=fire_ms,
+        made=None,
+        fired=3,
+        missed=1,
+        paused=False,
+        created_ms=T,
+        changed_ms=T + 5,
+        last_ms=T,
+        gap=None,
+        done=[],
+        history=history,
+        triggers=triggers,
     )
     assert (key_of(name), schedule.row()) == (example("schedule-key"), example("schedule-row"))
     assert Schedule.load(name, example("schedule-row")) == schedule
@@ -502,7 +518,17 @@ def test_the_page_has_every_row_and_command() -> None:
 def test_topic() -> None:
     settings, first = {"lease_ms": 30_000}, {"lease_ms": 1000}
     partition = Partition(1, ("node1#1",), ("node1#1",))
-    topic = Topic("t", 1, "timer", 1, 1, settings, T, (partition,), first)
+    topic = Topic(
+        name="t",
+        number=1,
+        kind="timer",
+        initial_partitions=1,
+        replicas=1,
+        settings=settings,
+        created_ms=T,
+        partitions=(partition,),
+        first_settings=first,
+    )
     assert topic.row() == example("topic-row")
     assert Topic.load("t", example("topic-row"), {0: partition}) == topic
 

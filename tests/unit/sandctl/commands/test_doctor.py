@@ -153,8 +153,10 @@ def test_expired_group_is_named_with_what_it_keeps(offline: Ctl, sick: FakeClien
 
 def test_groups_are_judged_by_the_age_and_leases_that_are_known(offline: Ctl, sick: FakeClient) -> None:
     sick.groups = [{"group": "young", "ready": 3, "consumers": 0}, {"group": "leasing", "ready": 3, "leased": 1}]
-    groups = {"young": GroupOverview("young", ready=3, oldest_ms=NOW_MS - 1000)}
-    sick.overview = ClusterOverview(NOW_MS, 10_000, {"t": TopicOverview("t", "timer", 2, groups=groups)}, {})
+    groups = {"young": GroupOverview(group="young", ready=3, oldest_ms=NOW_MS - 1000)}
+    sick.overview = ClusterOverview(
+        NOW_MS, 10_000, {"t": TopicOverview(name="t", kind="timer", partitions=2, groups=groups)}, {}
+    )
     assert findings(offline) == []
     groups["young"].oldest_ms = NOW_MS - 60_000
     ((_, _, found, _),) = findings(offline)

@@ -15,7 +15,23 @@ def group(name: str, *, ready: int = 0, leased: int = 0, oldest_ms: int | None =
 
 
 def partition(*groups: GroupStatus, later: int = 0, came_due: int = 0, **counted: int) -> PartitionSeen:
-    status = Status(1, 0, 0, None, None, 5, later, b"", 50, 0, 0, 0, {}, groups, Counted(**counted))
+    status = Status(
+        applied_index=1,
+        now_ms=0,
+        floor_ms=0,
+        next_expiry_ms=None,
+        upkeep_ms=None,
+        messages=5,
+        later=later,
+        trimmed=b"",
+        bytes=50,
+        dead=0,
+        garbage_rows=0,
+        garbage_bytes=0,
+        settings={},
+        groups=groups,
+        counted=Counted(**counted),
+    )
     return PartitionSeen(status, came_due, {"g": 2})
 
 

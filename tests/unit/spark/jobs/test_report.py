@@ -133,7 +133,9 @@ async def test_dead_letters_are_counted_page_by_page() -> None:
 
 
 def test_a_report_as_plain_rows() -> None:
-    group = GroupBacklog("t", "g", 1, 2, 3, 4, 5, NOW_MS, 1500)
+    group = GroupBacklog(
+        topic="t", group="g", ready=1, leased=2, waiting=3, dead=4, consumers=5, oldest_ms=NOW_MS, late_ms=1500
+    )
     found = ReportSummary(NOW_MS, 1, [group], [], [DeadDay("t", "g", "2030-03-17", "nacked", 3, 1)], 9, 0.25)
     tables = found.tables()
     assert tables["groups"] == [
@@ -149,17 +151,17 @@ def test_a_report_as_plain_rows() -> None:
 
 def test_what_schedule_prints() -> None:
     found = ScheduleSummary(
-        "t",
-        "id",
-        2,
-        1000,
-        990,
-        10,
-        [Reason("value: missing", 10)],
-        "bad/id",
-        3,
-        NOW_MS,
-        NOW_MS + 1,
+        topic="t",
+        write_id="id",
+        files=2,
+        rows=1000,
+        sent=990,
+        rejected=10,
+        reasons=[Reason("value: missing", 10)],
+        rejected_path="bad/id",
+        already_due=3,
+        first_ms=NOW_MS,
+        last_ms=NOW_MS + 1,
         check_s=1,
         send_s=2,
     )
@@ -174,5 +176,5 @@ def test_what_schedule_prints() -> None:
     ]
     record = found.record()
     assert (record["rate"], record["reasons"]) == (495.0, {"value: missing": 10})
-    dry = ScheduleSummary("t", "id", 1, 1, 0, 0, dry_run=True)
+    dry = ScheduleSummary(topic="t", write_id="id", files=1, rows=1, sent=0, rejected=0, dry_run=True)
     assert next(dry.lines()) == "t: 1 row of 1 file, 1 would be sent, 0 rejected" and dry.record()["rate"] is None
