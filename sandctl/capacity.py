@@ -56,7 +56,7 @@ NETWORK_FRAME: Final = 1.15
 """Bytes on the network for each byte of a message."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What is to be borne. Messages a second, bytes of value, key and headers, seconds."""
 
@@ -83,7 +83,7 @@ class Machine:
     disk_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a load needs, in all and of each of `nodes`."""
 

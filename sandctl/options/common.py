@@ -44,7 +44,7 @@ class CannotConnect(Exception):
         self.message = message
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Settings:
     """The common options, as given anywhere on the command line."""
 

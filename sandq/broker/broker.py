@@ -95,6 +95,7 @@ _TakersKey = tuple[str, str, tuple[int, ...]]
 class Broker:
     def __init__(
         self,
+        *,
         node_log: NodeLog,
         runner: Runner,
         clock: GuardedClock,
@@ -320,17 +321,17 @@ class Broker:
         lease_ms = self._lease_ms(topic, request.lease_ms)
         epoch = request.epoch or 0
         subscription = Subscription(
-            request.group,
-            request.consumer_id,
-            request.credit,
-            lease_ms,
-            push,
-            congested,
-            ended,
-            epoch,
-            request.handlers or 0,
-            caller.address,
-            self.clock.now_ms(),
+            group=request.group,
+            consumer=request.consumer_id,
+            credit=request.credit,
+            lease_ms=lease_ms,
+            push=push,
+            congested=congested,
+            ended=ended,
+            epoch=epoch,
+            handlers=request.handlers or 0,
+            address=caller.address,
+            since_ms=self.clock.now_ms(),
         )
         await self._openings.open(request.topic, deliveries, request.group, request.start)
         known = await known_to(request)

@@ -94,18 +94,26 @@ class Gossip:
         self._members = Members(name, timing, self._agenda, self._intents, self._changed.add, self.counts)
         own = Node(name, address, encode_tags(tags), VSN)
         self._nodes = Nodes(
-            own, timing, self._agenda, self._rumours, self.awareness, rng, judge, self._on_node, self.counts
+            own=own,
+            timing=timing,
+            agenda=self._agenda,
+            broadcasts=self._rumours,
+            awareness=self.awareness,
+            rng=rng,
+            judge=judge,
+            on_change=self._on_node,
+            counts=self.counts,
         )
         self._prober = Prober(
-            self._nodes,
-            timing,
-            self._agenda,
-            self.awareness,
-            rng,
-            self._send,
-            self._ask_by_stream,
-            on_round_trip,
-            self.counts,
+            nodes=self._nodes,
+            timing=timing,
+            agenda=self._agenda,
+            awareness=self.awareness,
+            rng=rng,
+            send=self._send,
+            ask_by_stream=self._ask_by_stream,
+            on_round_trip=on_round_trip,
+            counts=self.counts,
         )
         self._members.on_node(own, None)
         self._nodes.announce()

@@ -94,6 +94,7 @@ class Nodes:
 
     def __init__(
         self,
+        *,
         own: Node,
         timing: Timing,
         agenda: Agenda,

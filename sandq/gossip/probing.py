@@ -55,6 +55,7 @@ class Prober:
 
     def __init__(
         self,
+        *,
         nodes: Nodes,
         timing: Timing,
         agenda: Agenda,

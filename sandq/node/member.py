@@ -70,41 +70,41 @@ def make_member(parts: Parts, discovery: Discovery) -> Member:
     node_log, runner, catalog, routes = parts.node_log, parts.runner, parts.broker.catalog, parts.broker.routes
     changed = Signal()
     directory = PeerDirectory(
-        config.cluster.name,
-        this_node,
-        links,
-        parts.known,
-        discovery.membership,
-        node_log,
-        runner,
-        catalog,
-        changed,
+        cluster=config.cluster.name,
+        this_node=this_node,
+        links=links,
+        known=parts.known,
+        membership=discovery.membership,
+        node_log=node_log,
+        runner=runner,
+        catalog=catalog,
+        changed=changed,
     )
     joining = Joining(this_node.name, links)
     controller = ClusterController(
-        joining,
-        directory.linked,
-        directory.alive,
-        lambda group: routes.leader(group) is not None and not broker.administration.is_rebuilding(group),
-        parts.health.may_lead,
-        parts.health.sick,
-        broker.clock.now_ms,
-        config.cluster.reassign_after_ms,
-        config.limits.partitions_per_node,
-        FeatureLevel(directory.linked, rises_by_itself=config.cluster.finalize == "auto"),
+        joining=joining,
+        linked=directory.linked,
+        seen=directory.alive,
+        is_led=lambda group: routes.leader(group) is not None and not broker.administration.is_rebuilding(group),
+        may_lead=parts.health.may_lead,
+        sick=parts.health.sick,
+        now_ms=broker.clock.now_ms,
+        reassign_after_ms=config.cluster.reassign_after_ms,
+        partitions_per_node=config.limits.partitions_per_node,
+        feature_level=FeatureLevel(directory.linked, rises_by_itself=config.cluster.finalize == "auto"),
     )
     reports = Reports(node_log, links, controller, changed)
     way = way_of(config)
     bootstrap = Bootstrap(
-        way,
-        this_node.name,
-        [peer.id for peer in config.cluster.peers],
-        lambda: this_node.cluster_uuid,
-        joining,
-        links.send,
-        lambda: links.up,
-        lambda: parts.progress.others,
-        directory.seen,
+        way=way,
+        own_node=this_node.name,
+        named=[peer.id for peer in config.cluster.peers],
+        belongs=lambda: this_node.cluster_uuid,
+        joining=joining,
+        send=links.send,
+        links=lambda: links.up,
+        ready=lambda: parts.progress.others,
+        seen=directory.seen,
     )
     usage = OwnerUsage(catalog, links.send, lambda: list(links.up), broker.ask, broker.clock.now_ms)
     dispatch = PeerDispatch(

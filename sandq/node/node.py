@@ -110,7 +110,18 @@ async def run_node(
     identity.load(files)  # refuses data of another version before anything is written or opened
     lock = files.lock(LOCK_NAME)
     try:
-        async with _running(config, data_dir, files, stores, clock, timers, gate, levels, abandon, watch) as serving:
+        async with _running(
+            config,
+            data_dir,
+            files,
+            stores_at=stores,
+            clock=clock,
+            timers_of=timers,
+            gate=gate,
+            levels=levels,
+            abandon=abandon,
+            watch=watch,
+        ) as serving:
             yield serving
     finally:
         lock.close()
@@ -121,6 +132,7 @@ async def _running(
     config: NodeConfig,
     data_dir: Path,
     files: Files,
+    *,
     stores_at: Callable[..., Stores],
     clock: GuardedClock | None,
     timers_of: Callable[[GuardedClock], Timers],
@@ -218,15 +230,15 @@ async def _running(
                 scrub_rate = config.storage.scrub_rate
                 scrubber = Scrubber(files, data_dir / STORES_NAME, scrub_rate)
                 health = NodeHealth(
-                    node_log,
-                    runner,
-                    links,
-                    sick_peers,
-                    clocks.may_lead,
-                    partial(trio.to_thread.run_sync, files.free_bytes, abandon_on_cancel=True),
-                    config.storage.reserve_bytes,
-                    config.health.stall_after_ms / 1000,
-                    config.health.request_timeout_ms / 1000,
+                    node_log=node_log,
+                    runner=runner,
+                    links=links,
+                    sick_peers=sick_peers,
+                    may_lead=clocks.may_lead,
+                    free_bytes=partial(trio.to_thread.run_sync, files.free_bytes, abandon_on_cancel=True),
+                    reserve_bytes=config.storage.reserve_bytes,
+                    stall_after_s=config.health.stall_after_ms / 1000,
+                    request_timeout_s=config.health.request_timeout_ms / 1000,
                 )
                 routes = Routes(own.node, tell_by(links))
                 progress = MetadataProgress(links, this_node)
@@ -256,49 +268,49 @@ async def _running(
                 limit_shares = LimitShares(own.node, catalog, links.send, clock, timers)
                 outbox = OutboxSender(own.node, catalog, runner, clock, links.send, links.room, nursery)
                 reconciler = Reconciler(
-                    catalog,
-                    progress,
-                    snapshots,
-                    sweeper,
-                    node_log,
-                    runner,
-                    clock,
-                    timers,
-                    config.delivery.lease_ahead_ms,
-                    stats,
-                    limit_shares,
-                    outbox,
-                    nursery,
+                    catalog=catalog,
+                    progress=progress,
+                    snapshots=snapshots,
+                    sweeper=sweeper,
+                    node_log=node_log,
+                    runner=runner,
+                    clock=clock,
+                    timers=timers,
+                    lease_ahead_ms=config.delivery.lease_ahead_ms,
+                    stats=stats,
+                    limits=limit_shares,
+                    outbox=outbox,
+                    nursery=nursery,
                 )
                 restores = WholeRestores(own.node, catalog, routes.leader, links.send)
                 log_reads = LogReads(own.node, node_log, clock.now_ms, links.send)
                 administration = Administration(
-                    node_log,
-                    catalog,
-                    progress,
-                    routes,
-                    config.limits,
-                    links.reachable,
-                    nursery,
-                    config.push.rules(),
-                    restores,
-                    auto_create,
+                    node_log=node_log,
+                    catalog=catalog,
+                    progress=progress,
+                    routes=routes,
+                    limits=config.limits,
+                    up=links.reachable,
+                    nursery=nursery,
+                    push_rules=config.push.rules(),
+                    restores=restores,
+                    auto_create=auto_create,
                 )
                 broker = Broker(
-                    node_log,
-                    runner,
-                    clock,
-                    timers,
-                    config.limits,
-                    stats,
-                    links.reachable,
-                    routes,
-                    catalog,
-                    reconciler,
-                    administration,
-                    outbox,
-                    log_reads,
-                    nursery,
+                    node_log=node_log,
+                    runner=runner,
+                    clock=clock,
+                    timers=timers,
+                    limits=config.limits,
+                    stats=stats,
+                    up=links.reachable,
+                    routes=routes,
+                    catalog=catalog,
+                    reconciler=reconciler,
+                    administration=administration,
+                    outbox=outbox,
+                    log_reads=log_reads,
+                    nursery=nursery,
                 )
                 parts = Parts(
                     config=config,

@@ -82,12 +82,12 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             await take_part(member, broker, serving)
         server_address = Address(_REACHED.get(host, host), port)
         pusher = Pusher(
-            broker,
-            this_node.name,
-            str(server_address),
-            config.push.rules(),
-            sandq.__version__,
-            parts.push_tls,
+            broker=broker,
+            node=this_node.name,
+            server=str(server_address),
+            rules=config.push.rules(),
+            version=sandq.__version__,
+            tls=parts.push_tls,
             grace_s=config.shutdown_grace_ms / 1000,
             nodes_tls=inside,
             gateway_secret=lambda: parts.gateway_keys.first,
@@ -105,18 +105,18 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         )
         numbers = None if tls is None else (tls.certificates, tls.handshakes)
         metrics = Metrics(
-            broker,
-            parts.health,
-            parts.scrubber,
-            parts.digests,
-            clients,
-            about,
-            discovery.seen,
-            pusher,
-            audit,
-            numbers,
-            quotas,
-            member.usage,
+            broker=broker,
+            health=parts.health,
+            scrubber=parts.scrubber,
+            digests=parts.digests,
+            clients=clients,
+            about=about,
+            members=discovery.seen,
+            pusher=pusher,
+            audit=audit,
+            tls=numbers,
+            quotas=quotas,
+            usage=member.usage,
         )
         overview = Overview(broker, metrics.topic_seen, pusher.states)
         info = ServerInfo(
@@ -173,16 +173,16 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         request_timeout_s = config.health.request_timeout_ms / 1000
         memory = parts.node_log.memory
         server = ClientServer(
-            session,
-            broker.limits,
-            str(web_address or ""),
-            clients,
-            gate,
-            request_timeout_s,
-            memory,
-            parts.sender,
-            None if tls is None else tls.client_port,
-            config.tls.client_name,
+            make_session=session,
+            limits=broker.limits,
+            http_address=str(web_address or ""),
+            stats=clients,
+            gate=gate,
+            request_timeout_s=request_timeout_s,
+            memory=memory,
+            sender=parts.sender,
+            tls=None if tls is None else tls.client_port,
+            client_name=config.tls.client_name,
         )
         serving.start_soon(server.serve, listeners)
         serving.start_soon(metrics.run)
@@ -190,18 +190,18 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         serving.start_soon(overview.run)
         node = NodeState(broker, parts.health, metrics.render, cluster.waiting)
         async with serving_http(
-            config,
-            this_node.name,
-            memory,
-            broker.limits,
-            metrics,
-            node,
-            web,
-            str(server_address),
-            lambda: parts.gateway_keys.first,
-            info.quotas,
-            tls,
-            inside,
+            config=config,
+            name=this_node.name,
+            memory=memory,
+            limits=broker.limits,
+            metrics=metrics,
+            node=node,
+            listeners=web,
+            server=str(server_address),
+            gateway_secret=lambda: parts.gateway_keys.first,
+            quotas=info.quotas,
+            tls=tls,
+            inside=inside,
         ):
             if waits:
                 await take_part(member, broker, serving)

@@ -24,6 +24,7 @@ from sandq.server.quota_meters import QuotaMeters
 
 
 def serving_http(
+    *,
     config: NodeConfig,
     name: str,
     memory: MemoryBudget,

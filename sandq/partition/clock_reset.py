@@ -98,6 +98,7 @@ class ClockResets:
 
     def __init__(
         self,
+        *,
         shared: SharedState,
         group_state: GroupState,
         log: MessageLog,

@@ -167,7 +167,15 @@ class TimerPartition:
         ownership = Ownership(shared, group_state)
         self._trim_schedule = schedule = TrimSchedule(shared)
         self.log = MessageLog(
-            partition, shared, log_state, reader, group_state, unique, expiring_rows, schedule, ownership
+            partition=partition,
+            shared=shared,
+            state=log_state,
+            reader=reader,
+            group_state=group_state,
+            unique=unique,
+            expiring_rows=expiring_rows,
+            trim_schedule=schedule,
+            ownership=ownership,
         )
         self._statuses = StatusTable(self.groups, self.log.counts, log_state)
         ranking = Ranking(shared, self.groups, self.log)
@@ -185,15 +193,15 @@ class TimerPartition:
         self._in_memory = InMemory(shared, self.groups, group_state, self.log.counts, self.producers)
         self._trimmer = Trimmer(shared, group_state, self.log, self.holds, unique, schedule)
         self.resets = ClockResets(
-            shared,
-            group_state,
-            self.log,
-            self._settlement,
-            self.jobs,
-            self.holds,
-            self._trimmer,
-            self.producers,
-            expiring_rows,
+            shared=shared,
+            group_state=group_state,
+            log=self.log,
+            settlement=self._settlement,
+            jobs=self.jobs,
+            holds=self.holds,
+            trimmer=self._trimmer,
+            producers=self.producers,
+            expiring_rows=expiring_rows,
         )
 
     # -- rows ---------------------------------------------------------------------------------------------------

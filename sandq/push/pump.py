@@ -62,6 +62,7 @@ class Pump:
 
     def __init__(
         self,
+        *,
         topic: str,
         group: str,
         push: Push,

@@ -52,6 +52,7 @@ class Pusher:
 
     def __init__(
         self,
+        *,
         broker: Broker,
         node: str,
         server: str,
@@ -175,16 +176,17 @@ class Pusher:
                 now_ms, observe = self._broker.clock.now_ms, self.durations.observe
                 try:
                     pump = Pump(
-                        *pushed,
-                        pushes[pushed],
-                        client,
-                        http,
-                        counts,
-                        now_ms,
-                        observe,
-                        self._agent,
-                        self._places,
-                        self.grace_s,
+                        topic=pushed[0],
+                        group=pushed[1],
+                        push=pushes[pushed],
+                        client=client,
+                        http=http,
+                        counts=counts,
+                        now_ms=now_ms,
+                        observe=observe,
+                        agent=self._agent,
+                        places=self._places,
+                        grace_s=self.grace_s,
                     )
                 except SandqError as error:  # what a node of another version took for a push
                     log.error("a group cannot be pushed", topic=pushed[0], group=pushed[1], error=error.message)

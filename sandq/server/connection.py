@@ -97,6 +97,7 @@ class Connection:
 
     def __init__(
         self,
+        *,
         stream: trio.SocketStream,
         sender: Sender,
         limits: Limits,

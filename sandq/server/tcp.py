@@ -67,6 +67,7 @@ class ClientServer:
 
     def __init__(
         self,
+        *,
         make_session: Callable[[Connection], Session],
         limits: Limits,
         http_address: str,
@@ -140,17 +141,17 @@ class ClientServer:
             await self._refuse(stream, source_of_caller(caller), session)
             return
         connection = Connection(
-            stream,
-            self._sender,
-            self._limits,
-            self._http_address,
-            stats,
-            self._gate,
-            caller,
-            self._request_timeout_s,
-            self._memory,
-            session,
-            None if session is None else client_name(session.certificate, self._client_name),
+            stream=stream,
+            sender=self._sender,
+            limits=self._limits,
+            http_address=self._http_address,
+            stats=stats,
+            gate=self._gate,
+            caller=caller,
+            request_timeout_s=self._request_timeout_s,
+            memory=self._memory,
+            transform=session,
+            certificate_name=None if session is None else client_name(session.certificate, self._client_name),
         )
         stats.open.add(connection)
         if not has_place:

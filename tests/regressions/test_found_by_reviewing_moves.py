@@ -73,7 +73,7 @@ def test_moves_to_a_node_that_is_lost_do_not_keep_others_from_being_planned(stan
     """As many as may be on their way were on their way to it, and none of them ever came to its end."""
     there = topic(*[("a", "b", "d")] * MOVES_MOST)
     parts = [Partition(p.group, p.first, p.members, (f"c#{p.group}",), 1, 0) for p in there["t"].partitions]
-    topics = {"t": there["t"].__class__("t", 1, "timer", len(parts), 3, {}, T, tuple(parts), {})}
+    topics = {"t": replace(there["t"], initial_partitions=len(parts), replicas=3, partitions=tuple(parts))}
     nodes = registry(node("a"), node("b"), node("c"), node("d", failed=AFTER_MS, standing=standing))
     found = assigned(next_changes(topics, nodes, "abcd", set(range(1, MOVES_MOST + 1)), T, AFTER_MS))
     assert len(found) == MOVES_MOST and {frozenset(holders) for holders in found.values()} == {frozenset("abc")}

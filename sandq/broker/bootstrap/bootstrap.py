@@ -57,6 +57,7 @@ class Bootstrap:
 
     def __init__(
         self,
+        *,
         way: Way,
         own_node: str,
         named: Collection[str],

@@ -37,6 +37,7 @@ class PeerDirectory:
 
     def __init__(
         self,
+        *,
         cluster: str,
         this_node: ThisNode,
         links: PeerLinks,

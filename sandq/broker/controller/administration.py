@@ -87,6 +87,7 @@ class Administration(TopicRestores):
 
     def __init__(
         self,
+        *,
         node_log: NodeLog,
         catalog: Catalog,
         progress: MetadataProgress,

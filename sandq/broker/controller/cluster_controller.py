@@ -46,6 +46,7 @@ _told = attrgetter("addresses", "zone", "weight", "incarnation", "lowest_level",
 class ClusterController:
     def __init__(
         self,
+        *,
         joining: Joining,
         linked: Callable[[], Sequence[PeerIdentity]],
         seen: Callable[[], Collection[tuple[str, str]]],

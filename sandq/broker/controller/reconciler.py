@@ -45,6 +45,7 @@ OPENED_AT_ONCE = 8
 class Reconciler:
     def __init__(
         self,
+        *,
         catalog: Catalog,
         progress: MetadataProgress,
         snapshots: Snapshots,
@@ -193,18 +194,18 @@ class Reconciler:
             firing.look(status)
 
         return PartitionLeader(
-            host,
-            partition,
-            self._clock,
-            self._timers,
-            self._lease_ahead_ms,
-            look,
-            opened.stats,
-            lambda: self._catalog.view.feature_level,
-            opened.attended,
-            self._limits.look,
-            self._outbox.look,
-            self._node_log.levels.highest,
+            host=host,
+            partition=partition,
+            clock=self._clock,
+            timers=self._timers,
+            lease_ahead_ms=self._lease_ahead_ms,
+            look=look,
+            stats=opened.stats,
+            cluster_level=lambda: self._catalog.view.feature_level,
+            attended=opened.attended,
+            on_limits=self._limits.look,
+            on_outbox=self._outbox.look,
+            highest_level=self._node_log.levels.highest,
         )
 
     # -- what is not to be here -----------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ class NodeHealth:
 
     def __init__(
         self,
+        *,
         node_log: NodeLog,
         runner: Runner,
         links: PeerLinks,

@@ -103,6 +103,7 @@ class PartitionLeader:
 
     def __init__(
         self,
+        *,
         host: RaftGroup,
         partition: int,
         clock: GuardedClock,

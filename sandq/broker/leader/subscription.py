@@ -13,6 +13,7 @@ class Subscription:
 
     def __init__(
         self,
+        *,
         group: str,
         consumer: str,
         credit: int,

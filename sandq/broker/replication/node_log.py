@@ -283,20 +283,20 @@ class NodeLog:
         if replica.failure is not None:
             applied = max(applied, journal.first_index)  # rows that cannot be read may not even say how far they are
         host = RaftGroup(
-            number,
-            member_id(self.node_id, pointer.incarnation),
-            journal,
-            applied,
-            replica,
-            encode,
-            self.group_commit,
-            self.backlog,
-            self.limits,
-            self.check_level,
-            self._reason_to_wait,
-            self._has_room,
-            what,
-            number == METADATA_GROUP,
+            number=number,
+            member=member_id(self.node_id, pointer.incarnation),
+            journal=journal,
+            applied=applied,
+            replica=replica,
+            encode=encode,
+            group_commit=self.group_commit,
+            backlog=self.backlog,
+            limits=self.limits,
+            check_level=self.check_level,
+            reason_to_wait=self._reason_to_wait,
+            has_room=self._has_room,
+            what=what,
+            settles=number == METADATA_GROUP,
         )
         self.hosts[number] = host
         self._loads[number] = load

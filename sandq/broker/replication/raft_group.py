@@ -100,6 +100,7 @@ class RaftGroup:
 
     def __init__(
         self,
+        *,
         number: int,
         member: str,
         journal: GroupJournal,
@@ -166,9 +167,9 @@ class RaftGroup:
         self._has_room = has_room
         self._pending: FairQueue[Request] = FairQueue()
         self._waiting_bytes = 0
-        """Of what was submitted and is not answered, ..."""
+        """Bytes of commands that were submitted and are not answered."""
         self.unapplied_bytes = 0
-        """... and of that, of what was proposed: rows will come of it."""
+        """Bytes of commands that were proposed and are not applied."""
         self.unapplied_work = 0
         self._proposed_count = 0
         self._proposals: dict[int, list[Request]] = {}

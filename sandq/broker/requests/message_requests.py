@@ -231,11 +231,41 @@ class MessageRequests:
     async def page(self, request: List, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
         """A page of messages, and where the next one begins."""
         await self._time.advance_for_states(self._host(request))
-        return await self._ask(request, lambda queries: queries.page(*request[2:]), _bytes_of_page, PAGE_WORK)
+
+        def page(queries: PartitionQueries) -> tuple[list[dict[str, Any]], bytes | None]:
+            return queries.page(
+                request.state,
+                request.from_ms,
+                request.until_ms,
+                request.key_prefix,
+                request.limit,
+                request.after,
+                request.values,
+                unique_key_prefix=request.unique_key_prefix,
+                order=request.order,
+                value_bytes=request.value_bytes,
+            )
+
+        return await self._ask(request, page, _bytes_of_page, PAGE_WORK)
 
     async def dead_page(self, request: DeadList, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
         """A page of dead letters, and where the next one begins."""
-        return await self._ask(request, lambda queries: queries.dead_page(*request[2:]), _bytes_of_page, PAGE_WORK)
+
+        def page(queries: PartitionQueries) -> tuple[list[dict[str, Any]], bytes | None]:
+            return queries.dead_page(
+                request.group,
+                request.reason,
+                request.limit,
+                request.after,
+                request.values,
+                from_ms=request.from_ms,
+                until_ms=request.until_ms,
+                error=request.error,
+                key_prefix=request.key_prefix,
+                order=request.order,
+            )
+
+        return await self._ask(request, page, _bytes_of_page, PAGE_WORK)
 
     async def each_dead(self, request: DeadRedrive | DeadPurge, caller: Caller) -> list[Outcome]:
         """Redrive or purge dead letters by their ids; an outcome for each. Raises Unavailable

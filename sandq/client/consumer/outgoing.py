@@ -17,7 +17,7 @@ from sandq.model.times import Duration, Instant
 
 
 @suggesting
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Outgoing:
     """A message that `message.ack(then=[...])` sends: what `produce` takes of one. `topic`: None is that of the message
     that is acked. It has no unique key: the ack itself is done once."""

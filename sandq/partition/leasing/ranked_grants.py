@@ -71,7 +71,9 @@ class RankedGrants:
                 ready.give_back(entry.queue, entry)
             most = group.most_waiting if ready.rank == queue_keys.FAIR else None
             ready.begin(now_ms, most, group.in_flight + room, self._shared.in_turns)
-            granted = self._lease(index, place, group, ready, command, room, is_stopped, now_ms, view)
+            granted = self._lease(
+                index, place, group, ready, command, room, is_stopped=is_stopped, now_ms=now_ms, view=view
+            )
             ready.is_promoting = self._buried >= BURIED  # there may be something behind them
         ready.end(view)
         return granted
@@ -103,6 +105,7 @@ class RankedGrants:
         ready: ReadyQueues,
         command: c.Lease,
         room: int,
+        *,
         is_stopped: bool,
         now_ms: int,
         view: View,

@@ -379,7 +379,9 @@ class LeaseSettlement:
             if wait.spread_ms:
                 due_of = partial(_jittered, wait, group.group_id, failures, now_ms)
         attempt, due_ms = lease.attempt - is_snooze, now_ms + delay_ms
-        self._requeue(lease, mask, due_ms, attempt, reason, error, now_ms, view, change, due_of=due_of, crashes=crashes)
+        self._requeue(
+            lease, mask, due_ms, attempt, reason, error, now_ms, view, change=change, due_of=due_of, crashes=crashes
+        )
 
     def _requeue(
         self,
@@ -391,8 +393,8 @@ class LeaseSettlement:
         error: str | None,
         now_ms: int,
         view: View,
-        change: Change | None = None,
         *,
+        change: Change | None = None,
         due_of: Callable[[int], int] | None = None,
         crashes: int = 0,
     ) -> None:

@@ -154,6 +154,7 @@ class Kept(NamedTuple):
 class MessageLog:
     def __init__(
         self,
+        *,
         partition: int,
         shared: SharedState,
         state: LogState,

@@ -124,6 +124,7 @@ class Metrics:
 
     def __init__(
         self,
+        *,
         broker: Broker,
         health: NodeHealth,
         scrubber: Scrubber,

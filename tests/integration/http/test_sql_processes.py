@@ -46,15 +46,15 @@ async def asking(node: Serving, **section: Any) -> AsyncIterator[Web]:
 def workers() -> list[int]:
     """Return the ids of the SQL processes that this process started."""
     pids = [pid for task in Path("/proc/self/task").iterdir() for pid in read_if_exists(task / "children").split()]
-    return [int(pid) for pid in pids if b"sandq.server.http.sql_worker" in read_if_exists(f"/proc/{pid}/cmdline")]
+    return [int(pid) for pid in pids if "sandq.server.http.sql_worker" in read_if_exists(f"/proc/{pid}/cmdline")]
 
 
-def read_if_exists(path: Path | str) -> bytes:
-    """Return a file's content, or nothing if its thread or process has ended meanwhile."""
+def read_if_exists(path: Path | str) -> str:
+    """Return a file's text, or nothing if its thread or process has ended meanwhile."""
     try:
-        return Path(path).read_bytes()
+        return Path(path).read_text()
     except OSError:
-        return b""
+        return ""
 
 
 async def test_statement_that_needs_too_much_memory_is_refused_and_the_next_is_answered(node: Serving) -> None:

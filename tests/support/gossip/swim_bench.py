@@ -63,15 +63,15 @@ class SwimBench:
         self.changes: list[tuple[str, Standing | None, Standing]] = []
         self.own = Node("own", address_of("own"), tags_of("own"), VSN)
         self.nodes = Nodes(
-            self.own,
-            timing,
-            self.agenda,
-            self.rumours,
-            self.awareness,
-            random.Random(1),
-            judge_of(CLUSTER, lambda: uuid),
-            self.on_node,
-            self.counts,
+            own=self.own,
+            timing=timing,
+            agenda=self.agenda,
+            broadcasts=self.rumours,
+            awareness=self.awareness,
+            rng=random.Random(1),
+            judge=judge_of(CLUSTER, lambda: uuid),
+            on_change=self.on_node,
+            counts=self.counts,
         )
         self.hear(*(alive(name) for name in others))
         self.said()

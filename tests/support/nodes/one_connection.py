@@ -31,7 +31,7 @@ async def one_connection(
     stream = await listener.accept()
     await listener.aclose()
     sender = Sender()
-    connection = Connection(stream, sender, DEFAULT, "", **options)
+    connection = Connection(stream=stream, sender=sender, limits=DEFAULT, http_address="", **options)
     with trio.fail_after(PATIENCE_S):
         async with client, trio.open_nursery() as nursery:
             nursery.start_soon(connection.run, make_session)

@@ -112,7 +112,15 @@ class Consumer:
             self._connection = None
             return
         push, ended = partial(self._pushed, connection), partial(self._ended, connection)
-        subscription = Subscription(self.group, self.name, CREDIT, self._clients.lease_ms, push, lambda: False, ended)
+        subscription = Subscription(
+            group=self.group,
+            consumer=self.name,
+            credit=CREDIT,
+            lease_ms=self._clients.lease_ms,
+            push=push,
+            congested=lambda: False,
+            ended=ended,
+        )
         connection.subscription = subscription
         for delivery in lost_pushes:
             subscription.credit -= delivery.count

@@ -51,7 +51,17 @@ class NodeClock(VirtualClock):
 def topic_of(names: tuple[str, ...], settings: dict[str, Any], kind: str = TIMER) -> Topic:
     """With one partition, on all nodes."""
     members = tuple(f"{name}#1" for name in names)
-    return Topic("t", 1, kind, 1, len(members), settings, 0, (Partition(GROUP, members, members),), settings)
+    return Topic(
+        name="t",
+        number=1,
+        kind=kind,
+        initial_partitions=1,
+        replicas=len(members),
+        settings=settings,
+        created_ms=0,
+        partitions=(Partition(GROUP, members, members),),
+        first_settings=settings,
+    )
 
 
 class LevelledLog(NodeLog):
@@ -96,11 +106,11 @@ class ClusterNode(Stepped):
         self.node_log.install([(GROUP, own, members)])
         self.host = self.node_log.open_partition(world.topic, 0)
         self.delivery = PartitionLeader(
-            self.host,
-            0,
-            self.clock,  # type: ignore[arg-type]
-            self.timers,  # type: ignore[arg-type]
-            world.lease_ahead_ms,
+            host=self.host,
+            partition=0,
+            clock=self.clock,  # type: ignore[arg-type]
+            timers=self.timers,  # type: ignore[arg-type]
+            lease_ahead_ms=world.lease_ahead_ms,
             cluster_level=lambda: self.node_log.feature_level,
             highest_level=NEXT.highest,
         )

@@ -65,11 +65,11 @@ class Node(Stepped):
         self.metadata = self.node_log.open_metadata()
         self.host = self._open_topic()
         self.delivery = PartitionLeader(
-            self.host,
-            0,
-            world.clock,  # type: ignore[arg-type]
-            self.timers,  # type: ignore[arg-type]
-            5,
+            host=self.host,
+            partition=0,
+            clock=world.clock,  # type: ignore[arg-type]
+            timers=self.timers,  # type: ignore[arg-type]
+            lease_ahead_ms=5,
             cluster_level=lambda: self.metadata.status.feature_level,
             highest_level=NEXT.highest,
         )
@@ -106,7 +106,15 @@ class Node(Stepped):
         def push(delivery: Delivery) -> None:
             self.held.append(Held(group, delivery.token, self.oracle.delivered(group, delivery)))
 
-        subscription = Subscription(group, consumer, 20, LEASE_MS, push, lambda: False, lambda error: None)
+        subscription = Subscription(
+            group=group,
+            consumer=consumer,
+            credit=20,
+            lease_ms=LEASE_MS,
+            push=push,
+            congested=lambda: False,
+            ended=lambda error: None,
+        )
         self.subscriptions[group, consumer] = subscription
         self.delivery.attach(subscription)
         return subscription

@@ -29,15 +29,15 @@ class ProbeBench(SwimBench):
         self.asked: list[tuple[str, int]] = []
         self.round_trips: list[float] = []
         self.prober = Prober(
-            self.nodes,
-            timing,
-            self.agenda,
-            self.awareness,
-            random.Random(7),
-            self.send,
-            lambda node, seq: self.asked.append((node.name, seq)),
-            self.round_trips.append,
-            self.counts,
+            nodes=self.nodes,
+            timing=timing,
+            agenda=self.agenda,
+            awareness=self.awareness,
+            rng=random.Random(7),
+            send=self.send,
+            ask_by_stream=lambda node, seq: self.asked.append((node.name, seq)),
+            on_round_trip=self.round_trips.append,
+            counts=self.counts,
         )
 
     def send(self, to: Address, messages: list[Message], crc: bool) -> None:

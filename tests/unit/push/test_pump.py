@@ -45,7 +45,19 @@ async def test_why_it_cannot_consume_is_logged_when_it_changes(
     errors: list[SandqError] = [NotLeader("not yet")] * 50
     client = FakeClient([*errors, *[UnknownTopic("gone")] * 50])
     counts = PushCounts()
-    pump: Any = Pump("t", "g", PUSH, client, FakeHttp(), counts, lambda: 7, print, "sandq", places, 10.0)  # type: ignore[arg-type]
+    pump: Any = Pump(
+        topic="t",
+        group="g",
+        push=PUSH,
+        client=client,
+        http=FakeHttp(),
+        counts=counts,
+        now_ms=lambda: 7,
+        observe=print,
+        agent="sandq",
+        places=places,
+        grace_s=10.0,
+    )  # type: ignore[arg-type]
     pump.lead([0])
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:

@@ -51,7 +51,7 @@ class Unread(NothingTogether):
 @asynccontextmanager
 async def served(limits: Limits, stats: ClientStats, tls: TlsPort | None = None) -> AsyncIterator[int]:
     """The port of a server that sends each client more than it reads."""
-    server = ClientServer(Unread, limits, "", stats, tls=tls)  # type: ignore[arg-type]
+    server = ClientServer(make_session=Unread, limits=limits, http_address="", stats=stats, tls=tls)  # type: ignore[arg-type]
     listeners = await trio.open_tcp_listeners(0, host=HERE)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:

@@ -51,7 +51,7 @@ async def connected(sender: Sender, session: Session) -> AsyncIterator[tuple[Con
     await listener.aclose()
     stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
-    connection = Connection(stream, sender, LIMITS, "")
+    connection = Connection(stream=stream, sender=sender, limits=LIMITS, http_address="")
     async with client, trio.open_nursery() as nursery:
         nursery.start_soon(connection.run, lambda _: session)
         yield connection, client

@@ -39,7 +39,15 @@ async def test_subscriptions_end_in_turns() -> None:
     connection: Any = SimpleNamespace()
     subscriptions = Subscriptions(broker, connection)
     for number in range(SUBSCRIPTIONS):
-        one = Subscription("g", f"c{number}", 1, 1000, lambda lease: None, lambda: False, lambda error: None)
+        one = Subscription(
+            group="g",
+            consumer=f"c{number}",
+            credit=1,
+            lease_ms=1000,
+            push=lambda lease: None,
+            congested=lambda: False,
+            ended=lambda error: None,
+        )
         broker.made.append(one)
         subscriptions._subscriptions[number] = "t", one
     trio.lowlevel.add_instrument(steps)

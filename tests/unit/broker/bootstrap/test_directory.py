@@ -30,7 +30,17 @@ class Links:
 def test_links_with_nodes_that_do_not_know_the_level_end() -> None:
     links, node_log = Links(a=Levels(1, 2), b=Levels(1, 1), c=Levels(2, 3)), SimpleNamespace(feature_level=None)
     others: Any = SimpleNamespace()
-    directory = PeerDirectory("sandq", others, links, others, others, node_log, others, others, Signal())  # type: ignore[arg-type]
+    directory = PeerDirectory(
+        cluster="sandq",
+        this_node=others,
+        links=links,
+        known=others,
+        membership=others,
+        node_log=node_log,
+        runner=others,
+        catalog=others,
+        changed=Signal(),
+    )  # type: ignore[arg-type]
     directory.end_unfit()
     assert set(links.up) == {"a", "b", "c"}, "it is in no cluster yet"
     node_log.feature_level = 2

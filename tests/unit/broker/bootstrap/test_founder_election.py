@@ -180,8 +180,8 @@ class Bed:
         self.links: dict[str, Peer] = {}
         self.welcomed: Beginning | None = None
         self.forming = Bootstrap(
-            way, name, ["c"] if way == "named" else [], lambda: belongs, self,  # type: ignore[arg-type]
-            self._send, lambda: self.links, list, lambda: list(self.seen.values()),
+            way=way, own_node=name, named=["c"] if way == "named" else [], belongs=lambda: belongs, joining=self,  # type: ignore[arg-type]
+            send=self._send, links=lambda: self.links, ready=list, seen=lambda: list(self.seen.values()),
         )  # fmt: skip
         self.found: Beginning | None = None
 

@@ -100,15 +100,15 @@ class Bed:
         self.sick: set[str] = set()
         self.levels = dict.fromkeys(names, OLD)
         self.controller = ClusterController(
-            Joining(self),  # type: ignore[arg-type]
-            lambda: [self.identity(name) for name in sorted(self.linked)],
-            lambda: [(name, f"store-{name}") for name in self.seen],
-            lambda group: group in self.led,
-            lambda node: True,
-            lambda: self.sick,
-            lambda: T + round(trio.current_time() * 1000),
-            AFTER_MS,
-            5_000,
+            joining=Joining(self),  # type: ignore[arg-type]
+            linked=lambda: [self.identity(name) for name in sorted(self.linked)],
+            seen=lambda: [(name, f"store-{name}") for name in self.seen],
+            is_led=lambda group: group in self.led,
+            may_lead=lambda node: True,
+            sick=lambda: self.sick,
+            now_ms=lambda: T + round(trio.current_time() * 1000),
+            reassign_after_ms=AFTER_MS,
+            partitions_per_node=5_000,
         )
 
     def identity(self, name: str) -> PeerIdentity:

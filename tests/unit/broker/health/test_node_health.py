@@ -69,15 +69,15 @@ class Bed:
         )
         links: Any = SimpleNamespace(up={"b": None, "c": None}, send=self.send)
         self.health = NodeHealth(
-            self.node_log,
-            self.runner,
-            links,
-            self.sick_peers,
-            self.clock_may_lead.__contains__,
-            self._free_bytes,
-            RESERVE_BYTES,
-            5.0,
-            30.0,
+            node_log=self.node_log,
+            runner=self.runner,
+            links=links,
+            sick_peers=self.sick_peers,
+            may_lead=self.clock_may_lead.__contains__,
+            free_bytes=self._free_bytes,
+            reserve_bytes=RESERVE_BYTES,
+            stall_after_s=5.0,
+            request_timeout_s=30.0,
         )
 
     def send(self, node: str, kind: int, body: Any) -> bool:

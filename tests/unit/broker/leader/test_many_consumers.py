@@ -27,7 +27,15 @@ class Crowd(Bed):
             self.looked += 1
             return name in self.congested
 
-        subscription = Subscription("g", name, credit, LEASE_MS, push, congested, lambda error: None)
+        subscription = Subscription(
+            group="g",
+            consumer=name,
+            credit=credit,
+            lease_ms=LEASE_MS,
+            push=push,
+            congested=congested,
+            ended=lambda error: None,
+        )
         self.delivery.attach(subscription)
         return subscription
 

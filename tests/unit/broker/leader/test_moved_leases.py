@@ -47,10 +47,22 @@ class Bed(Stepped):
             limits=Limits(),
         )
         settings = parse_settings({}).record()
-        topic = Topic("t", 1, "timer", 1, 1, settings, 0, (Partition(GROUP, ("n1#1",), ("n1#1",)),), settings)
+        topic = Topic(
+            name="t",
+            number=1,
+            kind="timer",
+            initial_partitions=1,
+            replicas=1,
+            settings=settings,
+            created_ms=0,
+            partitions=(Partition(GROUP, ("n1#1",), ("n1#1",)),),
+            first_settings=settings,
+        )
         self.node_log.install([(GROUP, "n1#1", Members(("n1#1",)))])
         self.host = self.node_log.open_partition(topic, 0)
-        self.delivery = PartitionLeader(self.host, 0, self.clock, self.timers, lease_ahead_ms)  # type: ignore[arg-type]
+        self.delivery = PartitionLeader(
+            host=self.host, partition=0, clock=self.clock, timers=self.timers, lease_ahead_ms=lease_ahead_ms
+        )  # type: ignore[arg-type]
         self.pushed: list[tuple[str, int]] = []
         self.counts: list[int] = []
         """Messages of each push."""
@@ -81,7 +93,15 @@ class Bed(Stepped):
                 self.host.submit(c.Ack([(delivery.token, None)]), lambda result: None)
                 subscription.credit += delivery.count
 
-        subscription = Subscription("g", "c", CREDIT, LEASE_MS, push, lambda: False, lambda error: None)
+        subscription = Subscription(
+            group="g",
+            consumer="c",
+            credit=CREDIT,
+            lease_ms=LEASE_MS,
+            push=push,
+            congested=lambda: False,
+            ended=lambda error: None,
+        )
         return subscription
 
     def come_back(self, name: str, epoch: int = 0) -> Subscription:

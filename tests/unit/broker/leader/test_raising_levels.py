@@ -21,11 +21,11 @@ class Bed:
         self.timers = VirtualTimers(self.clock)
         self.host = BenchHost()
         self.leader = PartitionLeader(
-            self.host,  # type: ignore[arg-type]
-            0,
-            self.clock,  # type: ignore[arg-type]
-            self.timers,  # type: ignore[arg-type]
-            5,
+            host=self.host,  # type: ignore[arg-type]
+            partition=0,
+            clock=self.clock,  # type: ignore[arg-type]
+            timers=self.timers,  # type: ignore[arg-type]
+            lease_ahead_ms=5,
             cluster_level=lambda: self.level,
             highest_level=NEXT.highest,
         )

@@ -20,7 +20,7 @@ class Bed:
         self.host = BenchHost()
         self.host.bench.open(at=0)
         timers = VirtualTimers(self.clock)
-        self.leader = PartitionLeader(self.host, 0, self.clock, timers, 5)  # type: ignore[arg-type]
+        self.leader = PartitionLeader(host=self.host, partition=0, clock=self.clock, timers=timers, lease_ahead_ms=5)  # type: ignore[arg-type]
 
     def touched(self) -> list[str]:
         """What was proposed; applied then."""

@@ -44,7 +44,17 @@ def partitions(node_log: NodeLog) -> list[RaftGroup]:
     """Two, of one topic, that this node is alone with."""
     settings = parse_settings({}).record()
     placed = tuple(Partition(group, ("n1#1",), ("n1#1",)) for group in GROUPS)
-    topic = Topic("t", 1, "timer", 2, 2, settings, 0, placed, settings)
+    topic = Topic(
+        name="t",
+        number=1,
+        kind="timer",
+        initial_partitions=2,
+        replicas=2,
+        settings=settings,
+        created_ms=0,
+        partitions=placed,
+        first_settings=settings,
+    )
     node_log.install([(group, "n1#1", Members(("n1#1",))) for group in GROUPS])
     return [node_log.open_partition(topic, number) for number in range(2)]
 

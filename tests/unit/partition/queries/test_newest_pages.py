@@ -29,7 +29,7 @@ def listed(bench: Bench, state: str | None, limit: int, order: str | None, windo
     found: Listed = []
     after: bytes | None = None
     while True:
-        page, after = queries.page(state, *window, None, limit, after, True, None, order)
+        page, after = queries.page(state, *window, None, limit, after, True, order=order)
         assert len(page) <= limit
         found += [(row["offset"], row["value"]) for row in page]
         if after is None:
@@ -116,10 +116,10 @@ def test_newest_page_begins_within_a_batch_and_ends_at_the_trimmed_part() -> Non
     rising = [offset for offset, _ in listed(bench, None, 100, None, ALL_TIMES)]
     bench.lease(limit=2)
     queries = PartitionQueries(bench.machine, bench.view)
-    page, after = queries.page(None, *ALL_TIMES, None, 100, rising[3], False, None, NEWEST)
+    page, after = queries.page(None, *ALL_TIMES, None, 100, rising[3], False, order=NEWEST)
     assert [row["offset"] for row in page] == rising[2::-1] and after is None
     bench.machine.log.state.trimmed = rising[1]
-    page, after = queries.page(None, *ALL_TIMES, None, 100, None, False, None, NEWEST)
+    page, after = queries.page(None, *ALL_TIMES, None, 100, None, False, order=NEWEST)
     assert [row["offset"] for row in page] == rising[:1:-1] and after is None
 
 
@@ -140,9 +140,9 @@ def test_values_of_a_page_are_cut_to_the_bytes_asked_for() -> None:
     bench.put("a long value")
     queries = PartitionQueries(bench.machine, bench.view)
     for order in (None, NEWEST):
-        ((row,), _) = queries.page(None, *ALL_TIMES, None, 10, None, True, None, order, 6)
+        ((row,), _) = queries.page(None, *ALL_TIMES, None, 10, None, True, order=order, value_bytes=6)
         assert (row["value"], row["size"]) == (b"a long", 12)
-        ((row,), _) = queries.page(None, *ALL_TIMES, None, 10, None, False, None, order, 6)
+        ((row,), _) = queries.page(None, *ALL_TIMES, None, 10, None, False, order=order, value_bytes=6)
         assert row["value"] is None
 
 
@@ -159,7 +159,7 @@ def test_newest_dead_letters_are_those_of_rising_pages_reversed() -> None:
         found: list[bytes] = []
         after: bytes | None = None
         while True:
-            page, after = queries.dead_page("g", None, limit, after, True, 0, 1 << 47, error, None, order)
+            page, after = queries.dead_page("g", None, limit, after, True, until_ms=1 << 47, error=error, order=order)
             found += [row["value"] for row in page]
             if after is None:
                 return found
@@ -175,5 +175,5 @@ def test_move_of_a_message_is_seen_by_a_newest_page() -> None:
     first, second = bench.put("a", due=1_000), bench.put("b", due=2_000)
     bench.apply(0, c.Move([[[0, first], offsets.deliver_ms(second) + 1_000, False]]))
     queries = PartitionQueries(bench.machine, bench.view)
-    page, _ = queries.page(None, *ALL_TIMES, None, 10, None, True, None, NEWEST)
+    page, _ = queries.page(None, *ALL_TIMES, None, 10, None, True, order=NEWEST)
     assert [row["value"] for row in page] == [b"a", b"b"]

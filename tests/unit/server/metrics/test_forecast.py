@@ -41,7 +41,15 @@ async def test_all_are_asked_and_those_without_anything_to_come_are_not() -> Non
         ask=ask,
     )
     nobody: Any = None
-    metrics = Metrics(broker, nobody, nobody, nobody, nobody, About("1", "n", "c", Path()), nobody)
+    metrics = Metrics(
+        broker=broker,
+        health=nobody,
+        scrubber=nobody,
+        digests=nobody,
+        clients=nobody,
+        about=About("1", "n", "c", Path()),
+        members=nobody,
+    )
     await metrics.forecast()
     assert metrics._soon == {at: SOON_S for at in led if at % 2}
     assert sum(questions) == len(metrics._soon) and max(questions) <= REFRESH_FORECASTS

@@ -59,7 +59,15 @@ async def test_what_came_due_is_looked_for_in_turns() -> None:
         topics=lambda: [SimpleNamespace(led=lambda: led, record=SimpleNamespace(kind=TIMER))],
     )
     nobody: Any = None
-    metrics = Metrics(broker, nobody, nobody, nobody, nobody, About("1", "n", "c", Path()), nobody)
+    metrics = Metrics(
+        broker=broker,
+        health=nobody,
+        scrubber=nobody,
+        digests=nobody,
+        clients=nobody,
+        about=About("1", "n", "c", Path()),
+        members=nobody,
+    )
     trio.lowlevel.add_instrument(looked)
     try:
         await metrics.refresh()
