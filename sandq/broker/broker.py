@@ -214,22 +214,22 @@ class Broker:
                 f"producer id {request.producer_id} is that of a partition: those of clients are below "
                 f"{RESERVED_PRODUCERS}"
             )
-        delivery = self.partition(request.topic, request.partition)
-        messages, split = checked if checked is not None else self._checks(request, delivery)()
+        leader = self.partition(request.topic, request.partition)
+        messages, split = checked if checked is not None else self._checks(request, leader)()
         if request.producer_id and number_of(request.sequence) == 1:
             self._check_producers()
         command = c.Append(batch, request.producer_id, request.epoch, request.sequence, request.on_conflict, split)
         size = stored_bytes_of(batch) + REQUEST_BYTES * requests
         # A message that has a row of its own costs as much as so many bytes, even if it is empty.
         work = size + (ROW_WORK * messages if split else 0)
-        delivery.host.submit(command, done, size=size, work=work, messages=messages, line=caller.line)
+        leader.host.submit(command, done, size=size, work=work, messages=messages, line=caller.line)
 
     async def check_large(self, request: Produce) -> Checked:
         """Check a batch that takes long to check, one at a time, in a thread. Raises InvalidRequest, TooLarge."""
-        delivery = self.partition(request.topic, request.partition)
-        return await trio.to_thread.run_sync(self._checks(request, delivery), limiter=self._checking)
+        leader = self.partition(request.topic, request.partition)
+        return await trio.to_thread.run_sync(self._checks(request, leader), limiter=self._checking)
 
-    def _checks(self, request: Produce, delivery: PartitionLeader) -> Callable[[], Checked]:
+    def _checks(self, request: Produce, leader: PartitionLeader) -> Callable[[], Checked]:
         """What checks a batch, on any thread."""
         topic = self.catalog.topics[request.topic]
         where, own = topic.places[request.partition], limits_of(request.topic, topic.record.settings)
@@ -268,11 +268,11 @@ class Broker:
     def ack_then(self, request: AckThen, caller: Caller, done: Done) -> None:
         """Ack messages and send others. `done` gets what was lost, as of an ack of one item. Raises what refuses one of
         the others: then nothing is acked."""
-        delivery = self.catalog.of_group(request.group_number, request.partition)
-        delivery.host.check_ready()
+        leader = self.catalog.of_group(request.group_number, request.partition)
+        leader.host.check_ready()
         command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)
         messages = len(command.messages)
-        delivery.host.submit(command, done, size=size, work=SETTLED_WORK * size, messages=messages, line=caller.line)
+        leader.host.submit(command, done, size=size, work=SETTLED_WORK * size, messages=messages, line=caller.line)
 
     async def groups_of_leases(self, group: int, partition: int, tokens: Sequence[int]) -> dict[int, str]:
         """The consumer groups that leases of a partition are of, by token; of those that are not there nothing. Raises
@@ -317,7 +317,7 @@ class Broker:
         check_name("group", request.group)
         if request.epoch is not None:
             check_epoch(request.epoch, self.clock.now_ms())
-        deliveries = self._led_of(request)
+        leaders = self._led_of(request)
         lease_ms = self._lease_ms(topic, request.lease_ms)
         epoch = request.epoch or 0
         subscription = Subscription(
@@ -333,35 +333,35 @@ class Broker:
             address=caller.address,
             since_ms=self.clock.now_ms(),
         )
-        await self._openings.open(request.topic, deliveries, request.group, request.start)
+        await self._openings.open(request.topic, leaders, request.group, request.start)
         known = await known_to(request)
-        await read_all([delivery.host for delivery in deliveries])
-        self._fence(deliveries, request)
+        await read_all([leader.host for leader in leaders])
+        self._fence(leaders, request)
         if epoch:
-            look = partial(reclaimable, deliveries, request, epoch)
-            stale = await self._runner.ask(look, group=deliveries[0].host.number, patient=False)
+            look = partial(reclaimable, leaders, request, epoch)
+            stale = await self._runner.ask(look, group=leaders[0].host.number, patient=False)
             await reclaim(stale, c.Reclaim(request.group, request.consumer_id, epoch, lease_ms))
-        lost_pushes = await self._lost_pushes(deliveries, request, known)
-        if any(delivery.closed for delivery in deliveries):
+        lost_pushes = await self._lost_pushes(leaders, request, known)
+        if any(leader.closed for leader in leaders):
             raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
-        if deliveries != self._led_of(request):
+        if leaders != self._led_of(request):
             # Who subscribes to what is led here now gets what was leased to it there, too.
             raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; subscribe again")
-        if self._fence(deliveries, request):
+        if self._fence(leaders, request):
             raise Unavailable(f"consumer {request.consumer_id!r} subscribed twice at a time; subscribe again")
-        for delivery, lost_push in lost_pushes:
+        for leader, lost_push in lost_pushes:
             subscription.credit -= lost_push.count
-            delivery.push(subscription, lost_push)
-        for delivery in deliveries:
-            delivery.attach(subscription)
-        return subscription, sorted(delivery.partition for delivery in deliveries)
+            leader.push(subscription, lost_push)
+        for leader in leaders:
+            leader.attach(subscription)
+        return subscription, sorted(leader.partition for leader in leaders)
 
-    def _fence(self, deliveries: Sequence[PartitionLeader], request: Subscribe) -> bool:
+    def _fence(self, leaders: Sequence[PartitionLeader], request: Subscribe) -> bool:
         """End the subscription of an earlier process of this consumer, wherever it takes part here. Whether there was
         one. Raises ConsumerFenced when there is one of a later process."""
         epoch, found = request.epoch or 0, False
-        for delivery in deliveries:
-            other = delivery.subscription_of(request.group, request.consumer_id)
+        for leader in leaders:
+            other = leader.subscription_of(request.group, request.consumer_id)
             if other is None or other.closed:
                 continue
             check_newest(request.group, request.consumer_id, epoch, other.epoch)
@@ -372,15 +372,15 @@ class Broker:
         return found
 
     async def _lost_pushes(
-        self, deliveries: Sequence[PartitionLeader], request: Subscribe, known: Known
+        self, leaders: Sequence[PartitionLeader], request: Subscribe, known: Known
     ) -> list[tuple[PartitionLeader, Delivery]]:
         """What a consumer was leased and does not know of, in these partitions, whose state is known by now."""
         found: list[tuple[PartitionLeader, Delivery]] = []
         left = self.limits.in_flight_bytes_per_connection
-        while deliveries and left > 0:
+        while leaders and left > 0:
             # In the lane of the first: that one at least is not half way through an entry.
-            look = partial(held_by, deliveries, request, known, left)
-            more, deliveries = await self._runner.ask(look, group=deliveries[0].host.number, patient=False)
+            look = partial(held_by, leaders, request, known, left)
+            more, leaders = await self._runner.ask(look, group=leaders[0].host.number, patient=False)
             found += more
             left -= sum(size_of(held) for _, held in more)
         return found
@@ -394,14 +394,14 @@ class Broker:
         topic = self.topic(request.topic)
         check_name("group", request.group)
         lease_ms, room_ms = self._lease_ms(topic, request.lease_ms), self.clock.now_ms()
-        deliveries = self._led_of(request)
+        leaders = self._led_of(request)
         takers = self._takers_of(request)
-        lease_once = LeaseOnce(request, caller, deliveries, takers, lease_ms, self.clock, self._timers, congested)
+        lease_once = LeaseOnce(request, caller, leaders, takers, lease_ms, self.clock, self._timers, congested)
         opens = partial(self._openings.open, request.topic, group=request.group, start=request.start)
         try:
             with takers.joined():
-                await takers.know(deliveries, opens)
-                if deliveries != self._led_of(request):
+                await takers.know(leaders, opens)
+                if leaders != self._led_of(request):
                     raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; ask again")
                 taken = await lease_once.run()
             # Cancelled when the answer had just come: nobody takes it.
@@ -453,7 +453,7 @@ class Broker:
     async def unsubscribe(self, topic: str, subscription: Subscription) -> None:
         """The consumer leaves cleanly: its leases are given back at once."""
         release = c.Release(subscription.group, subscription.consumer, subscription.epoch)
-        await call_all([(delivery.host, release) for delivery in self.detach(topic, subscription)])
+        await call_all([(leader.host, release) for leader in self.detach(topic, subscription)])
 
     # -- looking --------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class OpenTopic(NamedTuple):
 
     def led(self) -> dict[int, PartitionLeader]:
         """The partitions that this node leads, and may answer for."""
-        return {partition: delivery for partition, delivery in self.partitions.items() if delivery.host.ready}
+        return {partition: leader for partition, leader in self.partitions.items() if leader.host.ready}
 
 
 class Catalog:
@@ -194,68 +194,68 @@ class Catalog:
 
     # -- replicas that come and go -------------------------------------------------------------------------------
 
-    def opened(self, name: str, delivery: PartitionLeader) -> None:
+    def opened(self, name: str, leader: PartitionLeader) -> None:
         """A replica runs here from now on."""
-        self.by_group[delivery.host.number] = delivery
+        self.by_group[leader.host.number] = leader
         self._led.pop(name, None)
-        host = delivery.host
+        host = leader.host
         host.listen(
-            on_ready=partial(self._on_ready, name, delivery),
+            on_ready=partial(self._on_ready, name, leader),
             on_route=lambda here: self._routes.led(host.number, host.group.term, here),
         )
-        delivery.host.look()
+        leader.host.look()
 
-    def closed(self, delivery: PartitionLeader) -> None:
+    def closed(self, leader: PartitionLeader) -> None:
         """A replica runs here no more."""
-        number = delivery.host.number
+        number = leader.host.number
         self.by_group.pop(number, None)
         self._led.clear()  # its topic may be gone already
         for opened in self.topics.values():
-            if opened.partitions.get(delivery.partition) is delivery:
-                del opened.partitions[delivery.partition], opened.places[delivery.partition]
+            if opened.partitions.get(leader.partition) is leader:
+                del opened.partitions[leader.partition], opened.places[leader.partition]
         self._routes.led(number, 0, False)
 
     def changed(self, before: Topic, opened: OpenTopic) -> None:
         """Metadata says something else of a topic now."""
         name = opened.record.name
-        for delivery in opened.partitions.values():
-            self._configure(name, delivery)
+        for leader in opened.partitions.values():
+            self._configure(name, leader)
         if len(before.partitions) < len(opened.record.partitions):
             more = NotLeader(f"topic {name!r} has more partitions now")
-            for delivery in opened.partitions.values():
-                delivery.end_subscriptions(more)
+            for leader in opened.partitions.values():
+                leader.end_subscriptions(more)
 
     # -- leading --------------------------------------------------------------------------------------------------
 
-    def _on_ready(self, name: str, delivery: PartitionLeader, ready: bool) -> None:
+    def _on_ready(self, name: str, leader: PartitionLeader, ready: bool) -> None:
         """This node begins, or ceases, to lead a partition."""
         self._led.pop(name, None)
         opened = self.topics.get(name)
-        if opened is None or opened.partitions.get(delivery.partition) is not delivery:
+        if opened is None or opened.partitions.get(leader.partition) is not leader:
             return
         # Consumers ask again, and say what they hold: so they get what was leased to them and never reached them.
-        moved = NotLeader(f"partition {delivery.partition} of topic {name!r} is led by another node now")
+        moved = NotLeader(f"partition {leader.partition} of topic {name!r} is led by another node now")
         # Of thousands that begin to be led one after the other most are nobody's: they are not gone through each time.
         for other in list(opened.attended):
             other.end_subscriptions(moved)
         if ready:
-            self._configure(name, delivery)
-            delivery.lead()
+            self._configure(name, leader)
+            leader.lead()
 
-    def _configure(self, name: str, delivery: PartitionLeader) -> None:
+    def _configure(self, name: str, leader: PartitionLeader) -> None:
         """Give a partition that is led here the topic's settings where it has others."""
-        host, settings = delivery.host, self.topics[name].record.settings
-        delivery.limits_wanted = next_epoch(settings)
+        host, settings = leader.host, self.topics[name].record.settings
+        leader.limits_wanted = next_epoch(settings)
         if host.ready and host.status.settings != settings:
             try:
-                host.submit(c.Configure(settings), partial(self._configured, name, delivery))
+                host.submit(c.Configure(settings), partial(self._configured, name, leader))
             except SandqError as error:
-                self._configured(name, delivery, error)
+                self._configured(name, leader, error)
 
-    def _configured(self, name: str, delivery: PartitionLeader, result: object) -> None:
-        if isinstance(result, SandqError) and name in self.topics and not delivery.closed:
-            self._timers.at(self._clock.now_ms() + 100, partial(self._configure_again, name, delivery))
+    def _configured(self, name: str, leader: PartitionLeader, result: object) -> None:
+        if isinstance(result, SandqError) and name in self.topics and not leader.closed:
+            self._timers.at(self._clock.now_ms() + 100, partial(self._configure_again, name, leader))
 
-    def _configure_again(self, name: str, delivery: PartitionLeader) -> None:
-        if name in self.topics and not delivery.closed:
-            self._configure(name, delivery)
+    def _configure_again(self, name: str, leader: PartitionLeader) -> None:
+        if name in self.topics and not leader.closed:
+            self._configure(name, leader)

@@ -216,8 +216,8 @@ class EmbeddedNode:
         leased = sum(
             group.leased
             for topic in self.broker.topics()
-            for delivery in topic.partitions.values()
-            for group in delivery.host.status.groups
+            for leader in topic.partitions.values()
+            for group in leader.host.status.groups
         )
         self._given_up = min(self._given_up, leased)
         return State(clients.received_bytes, clients.sent_bytes, leased)
@@ -250,10 +250,10 @@ class EmbeddedNode:
     async def _tell_time(self) -> None:
         """To partitions in which nothing happened: what is due there is shown as ready from now on."""
         late = [
-            delivery.host
+            leader.host
             for topic in self.broker.topics()
-            for delivery in topic.partitions.values()
-            if delivery.host.status.now_ms < self.clock.ms
+            for leader in topic.partitions.values()
+            if leader.host.status.now_ms < self.clock.ms
         ]
         await call_all([(host, c.Clock()) for host in late])
         await self._idle()

@@ -110,8 +110,8 @@ class Reconciler:
             await self._do(view, changed)
         if view.feature_level != self._level:
             self._level = view.feature_level
-            for delivery in self._catalog.by_group.values():
-                delivery.raise_level()
+            for leader in self._catalog.by_group.values():
+                leader.raise_level()
         self._progress.advance(view.applied_index)
 
     async def _do(self, view: MetadataView, changed: Sequence[Topic]) -> None:
@@ -141,9 +141,9 @@ class Reconciler:
                 gone.append(pointer.group)
         moved = NotLeader("the partition has moved to other nodes")
         for group in gone:
-            delivery = self._catalog.by_group.get(group)
-            if delivery is not None:
-                self._close(delivery, moved)
+            leader = self._catalog.by_group.get(group)
+            if leader is not None:
+                self._close(leader, moved)
             else:
                 self._close_group(group, moved)  # what its log held must not come back with it
         await self._remove(gone, view.applied_index)
@@ -169,10 +169,10 @@ class Reconciler:
         fresh = []
         for at, partition in enumerate(topic.partitions):
             if at not in opened.partitions and self._node_log.pointers.get(partition.group) is not None:
-                delivery = opened.partitions[at] = self._deliver(topic, at, opened)
+                leader = opened.partitions[at] = self._deliver(topic, at, opened)
                 opened.places[at] = place_of(topic, at)
-                self._catalog.opened(topic.name, delivery)
-                fresh.append(delivery)
+                self._catalog.opened(topic.name, leader)
+                fresh.append(leader)
                 if len(fresh) % OPENED_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
                     await self._runner.until_short()
@@ -180,7 +180,7 @@ class Reconciler:
             count = len(topic.partitions)
             log.info("topic opened", topic=topic.name, partitions=count, replicas_here=len(opened.partitions))
         elif fresh:
-            log.info("replicas opened", topic=topic.name, partitions=[delivery.partition for delivery in fresh])
+            log.info("replicas opened", topic=topic.name, partitions=[leader.partition for leader in fresh])
         if before is not topic:
             self._catalog.changed(before, opened)
 
@@ -215,14 +215,14 @@ class Reconciler:
         name = opened.record.name
         gone = UnknownTopic(f"topic {name!r} was deleted", topic=name)
         del self._catalog.topics[name]
-        for delivery in list(opened.partitions.values()):
-            self._close(delivery, gone)
+        for leader in list(opened.partitions.values()):
+            self._close(leader, gone)
         log.info("topic closed", topic=name)
 
-    def _close(self, delivery: PartitionLeader, error: SandqError) -> None:
-        self._catalog.closed(delivery)
-        delivery.close(error)
-        self._close_group(delivery.host.number, error)
+    def _close(self, leader: PartitionLeader, error: SandqError) -> None:
+        self._catalog.closed(leader)
+        leader.close(error)
+        self._close_group(leader.host.number, error)
 
     def _close_group(self, number: int, error: SandqError) -> None:
         self._node_log.close_group(number, error)

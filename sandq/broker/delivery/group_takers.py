@@ -80,30 +80,30 @@ class GroupTakers:
     def in_use(self) -> bool:
         return self._requests > 0
 
-    async def know(self, deliveries: Sequence[PartitionLeader], opens: Opens) -> None:
+    async def know(self, leaders: Sequence[PartitionLeader], opens: Opens) -> None:
         """Be told of these partitions from now on. Raises what `opens` does, and what `check` does."""
-        if not self._unknown(deliveries):
+        if not self._unknown(leaders):
             self.check()
             return
         async with self._lock:
-            new = self._unknown(deliveries)
+            new = self._unknown(leaders)
             if new:
                 await opens(new)
                 turn = Turn()
-                for delivery in new:
-                    self._known[delivery] = None
-                    delivery.watch(self._group, self._told)
-                    self.look_at(delivery)
+                for leader in new:
+                    self._known[leader] = None
+                    leader.watch(self._group, self._told)
+                    self.look_at(leader)
                     await turn.spend(1)
                 self._touch_ms = None
         self.check()
 
-    def _unknown(self, deliveries: Sequence[PartitionLeader]) -> list[PartitionLeader]:
-        return [delivery for delivery in deliveries if delivery not in self._known]
+    def _unknown(self, leaders: Sequence[PartitionLeader]) -> list[PartitionLeader]:
+        return [leader for leader in leaders if leader not in self._known]
 
     def _leave(self) -> None:
-        for delivery in self._known:
-            delivery.unwatch(self._group, self._told)
+        for leader in self._known:
+            leader.unwatch(self._group, self._told)
         self._known.clear()
         self._due.clear()
         self._later_ms.clear()
@@ -124,8 +124,8 @@ class GroupTakers:
             if not self._is_untouched():
                 return
             turn, again_ms = Turn(), []
-            for delivery in list(self._known):
-                again_ms.append(delivery.touch(self._group))
+            for leader in list(self._known):
+                again_ms.append(leader.touch(self._group))
                 await turn.spend(1)
             self._touch_ms = min(again_ms)
             self._arm(self._touch_ms)
@@ -139,51 +139,51 @@ class GroupTakers:
         """Where to look now."""
         return list(self._due)
 
-    def is_due(self, delivery: PartitionLeader) -> bool:
+    def is_due(self, leader: PartitionLeader) -> bool:
         """Whether something may be due there."""
-        return delivery in self._due
+        return leader in self._due
 
-    def looked_at(self, delivery: PartitionLeader) -> None:
+    def looked_at(self, leader: PartitionLeader) -> None:
         """Something was asked for there: others come before it now."""
-        if delivery in self._due:
-            self._due.move_to_end(delivery)
+        if leader in self._due:
+            self._due.move_to_end(leader)
 
-    def look_again(self, delivery: PartitionLeader, at_ms: int) -> None:
+    def look_again(self, leader: PartitionLeader, at_ms: int) -> None:
         """Nothing is to be had there until then, unless something changes."""
-        self._due.pop(delivery, None)
-        self._later_ms[delivery] = at_ms
+        self._due.pop(leader, None)
+        self._later_ms[leader] = at_ms
         self._arm(at_ms)
 
-    def _told(self, delivery: PartitionLeader, error: SandqError | None) -> None:
+    def _told(self, leader: PartitionLeader, error: SandqError | None) -> None:
         if error is None:
-            self.look_at(delivery)
-            if delivery in self._due:
+            self.look_at(leader)
+            if leader in self._due:
                 self.wake(1)
         else:
             self._end(error)
 
-    def look_at(self, delivery: PartitionLeader) -> None:
+    def look_at(self, leader: PartitionLeader) -> None:
         """Something happened there, or may have."""
-        group = delivery.groups.get(self._group)
-        if delivery.closed:
+        group = leader.groups.get(self._group)
+        if leader.closed:
             self._end(UnknownTopic(f"topic {self._topic!r} was deleted", topic=self._topic))
-        elif not delivery.host.ready:
+        elif not leader.host.ready:
             try:
-                delivery.host.check_ready()
+                leader.host.check_ready()
             except SandqError as error:
                 self._end(error)
         elif group is None:
             self._end(Unavailable(f"group {self._group!r} was deleted; ask again", group=self._group))
-        elif not delivery.knows_limits:
-            self.look_again(delivery, self._clock.now_ms() + RETRY_MS)
+        elif not leader.knows_limits:
+            self.look_again(leader, self._clock.now_ms() + RETRY_MS)
         elif group.due_ms is None:
-            self._due.pop(delivery, None)
-            self._later_ms.pop(delivery, None)
+            self._due.pop(leader, None)
+            self._later_ms.pop(leader, None)
         elif group.due_ms > self._clock.now_ms():
-            self.look_again(delivery, group.due_ms)
+            self.look_again(leader, group.due_ms)
         else:
-            self._later_ms.pop(delivery, None)
-            self._due.setdefault(delivery)
+            self._later_ms.pop(leader, None)
+            self._due.setdefault(leader)
 
     def _end(self, error: SandqError) -> None:
         self.error = error
@@ -198,9 +198,9 @@ class GroupTakers:
     def _look_later(self) -> None:
         self._armed_ms = self._armed = None
         now_ms = self._clock.now_ms()
-        for delivery in [at for at, due_ms in self._later_ms.items() if due_ms <= now_ms]:
-            del self._later_ms[delivery]
-            self._due.setdefault(delivery)
+        for leader in [at for at, due_ms in self._later_ms.items() if due_ms <= now_ms]:
+            del self._later_ms[leader]
+            self._due.setdefault(leader)
         left_ms = list(self._later_ms.values())
         if self._touch_ms is not None and self._touch_ms > now_ms:
             left_ms.append(self._touch_ms)

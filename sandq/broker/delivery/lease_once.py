@@ -25,18 +25,18 @@ TAKE_BYTES = 8 << 20
 Taken = tuple[PartitionLeader, Delivery]
 
 
-def release(deliveries: Iterable[PartitionLeader], request: Lease) -> None:
+def release(leaders: Iterable[PartitionLeader], request: Lease) -> None:
     """Nobody is there any more to get what was leased, or is being leased."""
-    for delivery in deliveries:
-        give_back = partial(_release, delivery, request)
+    for leader in leaders:
+        give_back = partial(_release, leader, request)
         give_back()
-        if delivery.host.stalled is not None:
-            delivery.host.after_stall(give_back)  # what is on its way to the log may be applied all the same
+        if leader.host.stalled is not None:
+            leader.host.after_stall(give_back)  # what is on its way to the log may be applied all the same
 
 
-def _release(delivery: PartitionLeader, request: Lease) -> None:
+def _release(leader: PartitionLeader, request: Lease) -> None:
     with suppress(SandqError):  # it runs out then
-        delivery.host.submit(c.Release(request.group, request.consumer_id), lambda result: None)
+        leader.host.submit(c.Release(request.group, request.consumer_id), lambda result: None)
 
 
 class LeaseOnce:
@@ -46,17 +46,17 @@ class LeaseOnce:
         self,
         request: Lease,
         caller: Caller,
-        deliveries: Sequence[PartitionLeader],
+        leaders: Sequence[PartitionLeader],
         takers: GroupTakers,
         lease_ms: int,
         clock: GuardedClock,
         timers: Timers,
         congested: Callable[[], bool],
     ) -> None:
-        """`takers` knows the `deliveries`. `congested()`: the connection takes nothing now."""
+        """`takers` knows the `leaders`. `congested()`: the connection takes nothing now."""
         self._request = request
         self._line = caller.line
-        self._deliveries = deliveries
+        self._deliveries = leaders
         self._takers = takers
         self._lease_ms = lease_ms
         self._clock = clock
@@ -69,9 +69,9 @@ class LeaseOnce:
 
     async def run(self) -> list[Taken]:
         """Lease what is due; when that is nothing, what is first due within `wait_ms`."""
-        for delivery in self._deliveries:
-            if delivery.limits_wanted:
-                delivery.note_asked(self._request.group)
+        for leader in self._deliveries:
+            if leader.limits_wanted:
+                leader.note_asked(self._request.group)
                 await self._turn.spend(1)
         taken = await self._lease_due()
         if not taken and self._request.wait_ms:
@@ -105,10 +105,10 @@ class LeaseOnce:
         """Raises Unavailable: nothing is there only because a seek, or a clock reset, is under way."""
         name = self._request.group
         halted: dict[str, list[int]] = {SEEKING: [], RESETTING: []}
-        for delivery in self._deliveries:
-            group = delivery.groups.get(name)
+        for leader in self._deliveries:
+            group = leader.groups.get(name)
             if group is not None and group.paused in halted:
-                halted[group.paused].append(delivery.partition)
+                halted[group.paused].append(leader.partition)
         for why, partitions in halted.items():
             if partitions:
                 where = ", ".join(map(str, sorted(partitions)))
@@ -120,43 +120,43 @@ class LeaseOnce:
         self._takers.check()
         left, left_bytes = self._request.max, TAKE_BYTES
         taken: list[Taken] = []
-        for delivery in self._takers.due():
+        for leader in self._takers.due():
             if left <= 0 or left_bytes <= 0 or self._congested():
                 break
             await self._turn.spend(1)
-            for lease in await self._lease(delivery, left):
-                taken.append((delivery, lease))
+            for lease in await self._lease(leader, left):
+                taken.append((leader, lease))
                 left -= lease.count
                 left_bytes -= sum(len(piece.batch) for piece in lease.pieces)
         return taken
 
-    async def _lease(self, delivery: PartitionLeader, limit: int) -> list[Delivery]:
+    async def _lease(self, leader: PartitionLeader, limit: int) -> list[Delivery]:
         request = self._request
-        self._takers.look_at(delivery)
+        self._takers.look_at(leader)
         self._takers.check()
-        if not self._takers.is_due(delivery):
+        if not self._takers.is_due(leader):
             return []
-        self.asked[delivery] = None
+        self.asked[leader] = None
         now_ms = self._clock.now_ms()
         grant = c.Grant(request.consumer_id, limit, self._lease_ms)
         found: list[Delivery] = []
         while not found:
             command = c.Lease(request.group, now_ms, (grant,))
-            found = await delivery.host.call(command, self._line, work=lease_work((grant,)))
-            if not delivery.is_promoting(request.group):
+            found = await leader.host.call(command, self._line, work=lease_work((grant,)))
+            if not leader.is_promoting(request.group):
                 break
             now_ms = self._clock.now_ms()
         if found:
-            self._takers.looked_at(delivery)
+            self._takers.looked_at(leader)
         else:
             # Due and not granted: it is another's, or the group is paused.
-            self._takers.look_again(delivery, now_ms + RETRY_MS)
+            self._takers.look_again(leader, now_ms + RETRY_MS)
         return found
 
     async def _acked(self, taken: list[Taken]) -> list[Taken]:
         """Those of which the ack is done; what could not be acked is given back, what a seek revoked comes again.
         Raises when that is all of them, and not because of seeks."""
-        acks = [(delivery.host, c.Ack([(lease.token, None)])) for delivery, lease in taken]
+        acks = [(leader.host, c.Ack([(lease.token, None)])) for leader, lease in taken]
         answers = await answers_of(acks, self._line)
         if any(answer != [None] for answer in answers):
             release(self.asked, self._request)

@@ -46,21 +46,21 @@ class GroupOpenings:
         self._locks: dict[tuple[str, str], trio.Lock] = {}
         self._room = trio.Semaphore(GROUPS_AT_ONCE)
 
-    async def open(self, topic: str, deliveries: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
+    async def open(self, topic: str, leaders: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
         """Make the group in those of these partitions where it is new. Raises NotLeader, InvalidRequest, TooLarge,
         StorageFailed."""
-        if not _without(group, deliveries):
+        if not _without(group, leaders):
             return
         lock = self._locks.setdefault((topic, group), trio.Lock())
         try:
             async with lock:
-                opening = _without(group, deliveries)
+                opening = _without(group, leaders)
                 self._check_room(len(opening))
                 self._opening += (left := len(opening))
                 try:
                     for first in range(0, len(opening), PARTITIONS_AT_ONCE):
                         some = opening[first : first + PARTITIONS_AT_ONCE]
-                        await self._open(some, group, start, deliveries)
+                        await self._open(some, group, start, leaders)
                         self._opening -= len(some)
                         left -= len(some)
                 finally:
@@ -93,12 +93,12 @@ class GroupOpenings:
             there = [status for each in among if (status := each.host.status.groups.get(group)) is not None]
             is_paused = any(status.is_paused for status in there)
             await call_all([(d.host, c.OpenGroup(group, start_in(start, d.partition), is_paused)) for d in opening])
-        for delivery in opening:
-            delivery.touched_with(group)
+        for leader in opening:
+            leader.touched_with(group)
 
 
-def _without(group: str, deliveries: Sequence[PartitionLeader]) -> list[PartitionLeader]:
-    return [delivery for delivery in deliveries if delivery.host.status.groups.get(group) is None]
+def _without(group: str, leaders: Sequence[PartitionLeader]) -> list[PartitionLeader]:
+    return [leader for leader in leaders if leader.host.status.groups.get(group) is None]
 
 
 def start_in(start: c.Position, partition: int) -> c.Position:
@@ -122,7 +122,7 @@ async def known_to(request: Subscribe) -> Known:
 
 
 def held_by(
-    deliveries: Sequence[PartitionLeader], request: Subscribe, known: Known, most_bytes: int
+    leaders: Sequence[PartitionLeader], request: Subscribe, known: Known, most_bytes: int
 ) -> tuple[list[tuple[PartitionLeader, Delivery]], list[PartitionLeader]]:
     """Live leases of a consumer that it does not know of, as many as its connection may hold, and the partitions that
     are to be looked at later: an entry of theirs is half done, and the loop has not been told yet what it leased (apply
@@ -133,18 +133,18 @@ def held_by(
     found: list[tuple[PartitionLeader, Delivery]] = []
     later: list[PartitionLeader] = []
     left = most_bytes
-    for delivery in deliveries:
-        replica = delivery.host.replica
+    for leader in leaders:
+        replica = leader.host.replica
         assert isinstance(replica, PartitionReplica)
         if replica.is_half_way:
-            later.append(delivery)
+            later.append(leader)
             continue
-        tokens = known.get((delivery.host.number, delivery.partition), set())
+        tokens = known.get((leader.host.number, leader.partition), set())
         for held in replica.held_by(request.group, request.consumer_id, tokens, request.epoch or 0):
             if left <= 0:
                 return found, []
             left -= size_of(held)
-            found.append((delivery, held))
+            found.append((leader, held))
     return found, later
 
 
@@ -159,25 +159,25 @@ def check_epoch(epoch: int, now_ms: int) -> None:
         )
 
 
-def reclaimable(deliveries: Sequence[PartitionLeader], request: Subscribe, epoch: int) -> list[PartitionLeader]:
+def reclaimable(leaders: Sequence[PartitionLeader], request: Subscribe, epoch: int) -> list[PartitionLeader]:
     """Those of the partitions in which the consumer may have leases of another epoch (apply thread)."""
     found = []
-    for delivery in deliveries:
-        replica = delivery.host.replica
+    for leader in leaders:
+        replica = leader.host.replica
         assert isinstance(replica, PartitionReplica)
         if replica.is_half_way or replica.holds_otherwise(request.group, request.consumer_id, epoch):
-            found.append(delivery)
+            found.append(leader)
     return found
 
 
-async def reclaim(deliveries: Sequence[PartitionLeader], command: c.Reclaim) -> None:
+async def reclaim(leaders: Sequence[PartitionLeader], command: c.Reclaim) -> None:
     """Have a consumer's leases of lower epochs leased to it anew, in these partitions. Raises ConsumerFenced, and what
     refuses a command."""
-    left = list(deliveries)
+    left = list(leaders)
     while left:
         some, left = left[:PARTITIONS_AT_ONCE], left[PARTITIONS_AT_ONCE:]
-        results = await call_all([(delivery.host, command) for delivery in some])
-        left = [delivery for delivery, (_, more) in zip(some, results, strict=True) if more] + left
+        results = await call_all([(leader.host, command) for leader in some])
+        left = [leader for leader, (_, more) in zip(some, results, strict=True) if more] + left
 
 
 def size_of(held: Delivery) -> int:

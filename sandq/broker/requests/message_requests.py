@@ -209,9 +209,9 @@ class MessageRequests:
         await self._time.advance_for_states(self._host(request))
         shown = await self._ask(request, lambda queries: queries.why(request.target), no_bytes, WHY_WORK)
         told = self._found(request, shown)
-        delivery = self._broker.partition(request.topic, request.partition)
+        leader = self._broker.partition(request.topic, request.partition)
         for group in told["groups"]:
-            group["consumers"] = delivery.consumers(group["group"])
+            group["consumers"] = leader.consumers(group["group"])
             if group["state"] == "ready":
                 is_pushed = (request.topic, group["group"]) in self._broker.metadata.pushes
                 group["reason"] += health.why_ready(group["consumers"], is_pushed=is_pushed)
@@ -315,18 +315,18 @@ class MessageRequests:
         unit_ms = unit_s * 1000
         first_ms = now_ms // unit_ms * unit_ms
         outlooks = self._broker.schedule_outlooks
-        for delivery in self._broker.led(request.topic):
-            await self._time.advance_for_states(delivery.host)
+        for leader in self._broker.led(request.topic):
+            await self._time.advance_for_states(leader.host)
             buckets, more = await self._ask_partition(
                 request.topic,
-                delivery.partition,
+                leader.partition,
                 lambda queries: queries.forecast(unit_s, request.count, now_ms),
                 no_bytes,
                 FORECAST_WORK,
             )
             later += more
             total.update(dict(buckets))
-            outlook = await outlooks.ask(delivery.host, self._room, first_ms, unit_ms, request.count)
+            outlook = await outlooks.ask(leader.host, self._room, first_ms, unit_ms, request.count)
             scheduled.update(outlook.messages)
             is_complete = is_complete and outlook.is_complete
         return now_ms, sorted(total.items()), later, sorted(scheduled.items()), is_complete
@@ -364,17 +364,17 @@ class MessageRequests:
         await self._room.until_room()
         async with self._listing, self._broker.listing:
             packed, count, turn = list[bytes](), 0, Turn()
-            for delivery in self._broker.led(request.topic):
-                await self._time.advance_for_states(delivery.host)
+            for leader in self._broker.led(request.topic):
+                await self._time.advance_for_states(leader.host)
                 rows = await self._broker.reads.ask(
-                    self._broker.partition(request.topic, delivery.partition).host,
+                    self._broker.partition(request.topic, leader.partition).host,
                     lambda replica: replica.queries.group_rows(),
                     work=PAGE_WORK,
                 )
                 count += len(rows)
                 for start in range(0, len(rows), ROWS_AT_ONCE):
                     some = rows[start : start + ROWS_AT_ONCE]
-                    packed.append(_packed_groups(some, delivery))
+                    packed.append(_packed_groups(some, leader))
                     await turn.spend(ROW_WORK * len(some))
             return count, packed
 
@@ -386,11 +386,11 @@ class MessageRequests:
         group, table = request.group, ConsumerTable()
         await self._room.until_room()
         async with self._listing, self._broker.listing:
-            for delivery in await self._with_group(request.topic, group):
+            for leader in await self._with_group(request.topic, group):
                 held = await self._broker.reads.ask(
-                    delivery.host, lambda replica: replica.queries.held_by_consumer(group), work=PAGE_WORK
+                    leader.host, lambda replica: replica.queries.held_by_consumer(group), work=PAGE_WORK
                 )
-                table.add(delivery.subscriptions(group), held)
+                table.add(leader.subscriptions(group), held)
         return table.rows()
 
     async def seek(self, request: GroupSeek, caller: Caller) -> list[tuple[int, bytes]]:
@@ -402,9 +402,9 @@ class MessageRequests:
             count = len(self._broker.topic(topic).record.partitions)
             if partition >= count:
                 raise UnknownPartition(f"topic {topic!r} has no partition {partition}; it has {count}", topic=topic)
-            chosen = [delivery for delivery in chosen if delivery.partition == partition]
-        cursors = await call_all([(delivery.host, c.Seek(group, to)) for delivery in chosen])
-        return [(delivery.partition, cursor) for delivery, cursor in zip(chosen, cursors, strict=True)]
+            chosen = [leader for leader in chosen if leader.partition == partition]
+        cursors = await call_all([(leader.host, c.Seek(group, to)) for leader in chosen])
+        return [(leader.partition, cursor) for leader, cursor in zip(chosen, cursors, strict=True)]
 
     async def delete_group(self, request: GroupDelete, caller: Caller) -> int | None:
         """Return the number of unfinished messages if that is all that is asked for (CHECK).
@@ -413,10 +413,10 @@ class MessageRequests:
         """
         group, mode = request.group, request.mode
         chosen = await self._with_group(request.topic, group)
-        consumers = max(delivery.consumers(group) for delivery in chosen)
+        consumers = max(leader.consumers(group) for leader in chosen)
         if consumers:
             raise Conflict(f"group {group!r} has {consumers} consumers: end them first", group=group)
-        statuses = [delivery.host.status for delivery in chosen]
+        statuses = [leader.host.status for leader in chosen]
         unfinished: int = sum([found.unfinished for status in statuses if (found := status.groups.get(group))])
         if mode == CHECK:
             return unfinished
@@ -424,20 +424,20 @@ class MessageRequests:
             raise unfinished_conflict(group, unfinished)
         # Each partition checks again: its group may have leased something since.
         commands = [c.DropGroup(group, mode != FORCE)] * len(chosen)
-        await call_all([(delivery.host, command) for delivery, command in zip(chosen, commands, strict=True)])
+        await call_all([(leader.host, command) for leader, command in zip(chosen, commands, strict=True)])
         return None
 
     async def update_group(self, request: GroupUpdate, caller: Caller) -> None:
         record = parse_group_settings(request.settings, self._broker.topic(request.topic).record.settings)
         chosen = await self._with_group(request.topic, request.group)
-        await call_all([(delivery.host, c.ConfigureGroup(request.group, record)) for delivery in chosen])
+        await call_all([(leader.host, c.ConfigureGroup(request.group, record)) for leader in chosen])
 
     async def pause_group(self, request: GroupPause, caller: Caller) -> None:
         """Have a group get nothing, or get again what there is."""
         group, done = request.group, set[PartitionLeader]()
         # It may be made in further partitions meanwhile.
         while more := [each for each in await self._with_group(request.topic, group) if each not in done]:
-            await call_all([(delivery.host, c.PauseGroup(group, request.paused)) for delivery in more])
+            await call_all([(leader.host, c.PauseGroup(group, request.paused)) for leader in more])
             done.update(more)
 
     async def _with_group(self, topic: str, group: str) -> list[PartitionLeader]:
@@ -445,10 +445,10 @@ class MessageRequests:
         check_name("group", group)
         found = []
         led = self._broker.led(topic)
-        await read_all([delivery.host for delivery in led])
-        for delivery in led:
-            if delivery.host.status.groups.get(group) is not None:
-                found.append(delivery)
+        await read_all([leader.host for leader in led])
+        for leader in led:
+            if leader.host.status.groups.get(group) is not None:
+                found.append(leader)
         if not found:
             raise UnknownGroup(f"topic {topic!r} has no group {group!r}", topic=topic, group=group)
         return found
@@ -476,12 +476,12 @@ class MessageRequests:
 
     async def topic_stats(self, request: TopicStats, caller: Caller) -> list[dict[str, Any]]:
         led, guarded_ms = self._broker.led(request.topic), self._broker.clock.now_ms()
-        await read_all([delivery.host for delivery in led])
-        return [_stats(delivery, guarded_ms) | self._outbox(delivery) for delivery in led]
+        await read_all([leader.host for leader in led])
+        return [_stats(leader, guarded_ms) | self._outbox(leader) for leader in led]
 
-    def _outbox(self, delivery: PartitionLeader) -> dict[str, Any]:
+    def _outbox(self, leader: PartitionLeader) -> dict[str, Any]:
         """What a partition that is led here has to send to others; nothing where it sends none."""
-        status = delivery.host.status.outbox
+        status = leader.host.status.outbox
         if status is None:
             return {}
         topics = {topic.number: topic.name for topic in self._broker.metadata.topics.values()}
@@ -492,7 +492,7 @@ class MessageRequests:
                 "tries": found.tries,
                 "error": found.error,
             }
-            for target, found in self._broker.outbox.stuck(delivery).items()
+            for target, found in self._broker.outbox.stuck(leader).items()
         ]
         return {"outbox": status.messages, "outbox_stuck": stuck}
 
@@ -525,12 +525,12 @@ def _bytes_of_keys(targets: Sequence[Target]) -> int:
     return sum([len(target[3]) for target in targets if len(target) > 3])
 
 
-def _packed_groups(rows: Sequence[dict[str, Any]], delivery: PartitionLeader) -> bytes:
+def _packed_groups(rows: Sequence[dict[str, Any]], leader: PartitionLeader) -> bytes:
     """Rows of groups, in MessagePack, one behind the other."""
     packer = msgpack.Packer(autoreset=False)
     for row in rows:
         lag = row["ready"] + row["leased"] + row["waiting"]
-        packer.pack(row | {"lag": lag, "consumers": delivery.consumers(row["group"])})
+        packer.pack(row | {"lag": lag, "consumers": leader.consumers(row["group"])})
     packed: bytes = packer.bytes()
     return packed
 
@@ -548,11 +548,11 @@ def _bytes_of_message(row: dict[str, Any] | None) -> int:
     return ROW_BYTES + sum([len(value) for value in values if isinstance(value, (bytes, str))])
 
 
-def _stats(delivery: PartitionLeader, guarded_ms: int) -> dict[str, Any]:
+def _stats(leader: PartitionLeader, guarded_ms: int) -> dict[str, Any]:
     """What a partition that is led here holds."""
-    status = delivery.host.status
+    status = leader.host.status
     return {
-        "partition": delivery.partition,
+        "partition": leader.partition,
         "messages": status.messages,
         "delayed": status.later,
         "dead": status.dead,
@@ -566,7 +566,7 @@ def _stats(delivery: PartitionLeader, guarded_ms: int) -> dict[str, Any]:
         "applied_index": status.applied_index,
         "groups": len(status.groups),
         "holds": [hold._asdict() for hold in status.holds],
-        "members": _members(delivery.host),
+        "members": _members(leader.host),
     }
 
 

@@ -190,8 +190,8 @@ class Metrics:
         asked: list[tuple[int, PartitionReplica, Any, int, int]] = []
         turn = Turn()
         for topic in self._broker.topics():
-            for delivery in list(topic.led().values()):
-                host, status = delivery.host, delivery.host.status
+            for leader in list(topic.led().values()):
+                host, status = leader.host, leader.host.status
                 await turn.spend(1 + len(status.groups) // GROUPS_OF_WORK)
                 last, until_s, count = self._came_due.get(host.number, (None, 0, 0))
                 if last is not status:
@@ -212,11 +212,11 @@ class Metrics:
         hosts = []
         turn = Turn()
         for topic in self._broker.topics():
-            for delivery in list(topic.led().values()):
+            for leader in list(topic.led().values()):
                 await turn.spend(1)
-                status = delivery.host.status
+                status = leader.host.status
                 if status.later and len(status.groups):
-                    hosts.append(delivery.host)
+                    hosts.append(leader.host)
         soon: dict[int, tuple[int, ...]] = {}
         for start in range(0, len(hosts), REFRESH_FORECASTS):
             part = hosts[start : start + REFRESH_FORECASTS]
@@ -227,7 +227,7 @@ class Metrics:
     async def _refresh_tenants(self) -> None:
         """Learn what tenants wait for in partitions of fair topics in which something happened since."""
         fair = [topic for topic in self._broker.topics() if topic.record.kind == FAIR]
-        hosts = [delivery.host for topic in fair for delivery in topic.led().values()]
+        hosts = [leader.host for topic in fair for leader in topic.led().values()]
         known = self._tenants
         self._tenants = {host.number: known[host.number] for host in hosts if host.number in known}
         asked = [host for host in hosts if self._tenants.get(host.number, (None,))[0] is not host.status]
@@ -248,7 +248,7 @@ class Metrics:
     async def _refresh_often(self) -> None:
         while True:
             await trio.sleep(REFRESH_S)
-            numbers = {delivery.host.number for t in self._broker.topics() for delivery in t.partitions.values()}
+            numbers = {leader.host.number for t in self._broker.topics() for leader in t.partitions.values()}
             self._came_due = {number: found for number, found in self._came_due.items() if number in numbers}
             with suppress(StorageFailed, Unavailable):
                 await self.refresh()
@@ -301,17 +301,17 @@ class Metrics:
     def topic_seen(self, topic: OpenTopic) -> TopicSeen:
         """What partitions of a topic that are led here published, and what came due in them since."""
         partitions = []
-        for delivery in topic.led().values():
-            status = delivery.host.status
-            known_for, _, count = self._came_due.get(delivery.host.number, (None, 0, 0))
+        for leader in topic.led().values():
+            status = leader.host.status
+            known_for, _, count = self._came_due.get(leader.host.number, (None, 0, 0))
             came_due = count if known_for is status else 0
-            soon = self._soon.get(delivery.host.number, ())
-            partitions.append(PartitionSeen(status, came_due, delivery.consumers_by_group(), soon))
+            soon = self._soon.get(leader.host.number, ())
+            partitions.append(PartitionSeen(status, came_due, leader.consumers_by_group(), soon))
         return TopicSeen(topic.record.number, topic.record.name, partitions, topic.stats)
 
     def _tenants_seen(self, seen: _Seen) -> Iterable[tuple[str, TenantRows]]:
         for topic in seen.topics:
-            known = [self._tenants.get(delivery.host.number) for delivery in topic.led().values()]
+            known = [self._tenants.get(leader.host.number) for leader in topic.led().values()]
             rows = [row for found in known if found is not None for row in found[1]]
             if rows:
                 yield topic.record.name, rows
@@ -354,7 +354,7 @@ class Metrics:
             told.value("sandq_memory_share_bytes", share_bytes, told.labels("sandq_memory_share_bytes", account))
             told.value("sandq_memory_bytes", held_bytes, told.labels("sandq_memory_bytes", account))
         told.value("sandq_look_aheads_evicted_total", memory.look_aheads.evicted)
-        hosts = [delivery.host for topic in seen.topics for delivery in topic.partitions.values()]
+        hosts = [leader.host for topic in seen.topics for leader in topic.partitions.values()]
         told.value("sandq_topics", len(seen.topics))
         told.value("sandq_topics_auto_created_total", self._broker.administration.auto_created)
         told.value("sandq_partitions", len(hosts))
