@@ -174,7 +174,7 @@ class Broker:
         led = self.catalog.led(topic)
         if not led:
             opened = self.topic(topic)
-            shut = [leader.host.shut for leader in opened.partitions.values() if leader.host.is_shut_leader]
+            shut = [leader.raft_group.shut for leader in opened.partitions.values() if leader.raft_group.is_shut_leader]
             if shut and shut[0] is not None:
                 raise Unavailable(f"topic {topic!r}: {shut[0].reason}")
             hints = (self.catalog.leader(opened, partition) for partition in range(len(opened.record.partitions)))
@@ -222,7 +222,7 @@ class Broker:
         size = stored_bytes_of(batch) + REQUEST_BYTES * requests
         # A message that has a row of its own costs as much as so many bytes, even if it is empty.
         work = size + (ROW_WORK * messages if split else 0)
-        leader.host.submit(command, done, size=size, work=work, messages=messages, line=caller.line)
+        leader.raft_group.submit(command, done, size=size, work=work, messages=messages, line=caller.line)
 
     async def check_large(self, request: Produce) -> Checked:
         """Check a batch that takes long to check, one at a time, in a thread. Raises InvalidRequest, TooLarge."""
@@ -249,7 +249,7 @@ class Broker:
 
     def settle(self, request: Ack | Nack | Extend, caller: Caller, done: Done) -> None:
         """Ack, nack or extend leases. A lease of a topic that is no more is lost."""
-        host = self.catalog.of_group(request.group_number, request.partition).host
+        host = self.catalog.of_group(request.group_number, request.partition).raft_group
         topic = self.catalog.view.places.get(request.group_number, ("", 0))[0]
         items: Any = request.items
         if isinstance(request, Extend):
@@ -269,15 +269,17 @@ class Broker:
         """Ack messages and send others. `done` gets what was lost, as of an ack of one item. Raises what refuses one of
         the others: then nothing is acked."""
         leader = self.catalog.of_group(request.group_number, request.partition)
-        leader.host.check_ready()
+        leader.raft_group.check_ready()
         command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)
         messages = len(command.messages)
-        leader.host.submit(command, done, size=size, work=SETTLED_WORK * size, messages=messages, line=caller.line)
+        leader.raft_group.submit(
+            command, done, size=size, work=SETTLED_WORK * size, messages=messages, line=caller.line
+        )
 
     async def groups_of_leases(self, group: int, partition: int, tokens: Sequence[int]) -> dict[int, str]:
         """The consumer groups that leases of a partition are of, by token; of those that are not there nothing. Raises
         NotLeader, Unavailable."""
-        host = self.catalog.of_group(group, partition).host
+        host = self.catalog.of_group(group, partition).raft_group
         host.check_ready()
         replica = host.replica
         assert isinstance(replica, PartitionReplica)
@@ -335,11 +337,11 @@ class Broker:
         )
         await self._openings.open(request.topic, leaders, request.group, request.start)
         known = await known_to(request)
-        await read_all([leader.host for leader in leaders])
+        await read_all([leader.raft_group for leader in leaders])
         self._fence(leaders, request)
         if epoch:
             look = partial(reclaimable, leaders, request, epoch)
-            stale = await self._runner.ask(look, group=leaders[0].host.number, patient=False)
+            stale = await self._runner.ask(look, group=leaders[0].raft_group.number, patient=False)
             await reclaim(stale, c.Reclaim(request.group, request.consumer_id, epoch, lease_ms))
         lost_pushes = await self._lost_pushes(leaders, request, known)
         if any(leader.closed for leader in leaders):
@@ -380,7 +382,7 @@ class Broker:
         while leaders and left > 0:
             # In the lane of the first: that one at least is not half way through an entry.
             look = partial(held_by, leaders, request, known, left)
-            more, leaders = await self._runner.ask(look, group=leaders[0].host.number, patient=False)
+            more, leaders = await self._runner.ask(look, group=leaders[0].raft_group.number, patient=False)
             found += more
             left -= sum(size_of(held) for _, held in more)
         return found
@@ -453,7 +455,7 @@ class Broker:
     async def unsubscribe(self, topic: str, subscription: Subscription) -> None:
         """The consumer leaves cleanly: its leases are given back at once."""
         release = c.Release(subscription.group, subscription.consumer, subscription.epoch)
-        await call_all([(leader.host, release) for leader in self.detach(topic, subscription)])
+        await call_all([(leader.raft_group, release) for leader in self.detach(topic, subscription)])
 
     # -- looking --------------------------------------------------------------------------------------------------
 

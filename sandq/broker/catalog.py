@@ -48,7 +48,7 @@ class OpenTopic(NamedTuple):
 
     def led(self) -> dict[int, PartitionLeader]:
         """The partitions that this node leads, and may answer for."""
-        return {partition: leader for partition, leader in self.partitions.items() if leader.host.ready}
+        return {partition: leader for partition, leader in self.partitions.items() if leader.raft_group.ready}
 
 
 class Catalog:
@@ -196,18 +196,18 @@ class Catalog:
 
     def opened(self, name: str, leader: PartitionLeader) -> None:
         """A replica runs here from now on."""
-        self.by_group[leader.host.number] = leader
+        self.by_group[leader.raft_group.number] = leader
         self._led.pop(name, None)
-        host = leader.host
+        host = leader.raft_group
         host.listen(
             on_ready=partial(self._on_ready, name, leader),
             on_route=lambda here: self._routes.led(host.number, host.group.term, here),
         )
-        leader.host.look()
+        leader.raft_group.look()
 
     def closed(self, leader: PartitionLeader) -> None:
         """A replica runs here no more."""
-        number = leader.host.number
+        number = leader.raft_group.number
         self.by_group.pop(number, None)
         self._led.clear()  # its topic may be gone already
         for opened in self.topics.values():
@@ -244,7 +244,7 @@ class Catalog:
 
     def _configure(self, name: str, leader: PartitionLeader) -> None:
         """Give a partition that is led here the topic's settings where it has others."""
-        host, settings = leader.host, self.topics[name].record.settings
+        host, settings = leader.raft_group, self.topics[name].record.settings
         leader.limits_wanted = next_epoch(settings)
         if host.ready and host.status.settings != settings:
             try:

@@ -121,7 +121,7 @@ class OwnerUsage:
         for topic in topics:
             owner = str(topic.record.owner)
             for leader in list(topic.led().values()):
-                own[owner] = own.get(owner, NOTHING).plus(self._held_by(leader.host))
+                own[owner] = own.get(owner, NOTHING).plus(self._held_by(leader.raft_group))
                 await turn.spend(1)
         self._own = own
         self._add_up()
@@ -141,7 +141,7 @@ class OwnerUsage:
         seen: dict[int, tuple[Any, int, int]] = {}
         for topic in topics:
             for leader in list(topic.led().values()):
-                host = leader.host
+                host = leader.raft_group
                 status = host.status
                 last, until_s, count = self._came_due.get(host.number, (None, 0, 0))
                 if last is not status:

@@ -201,7 +201,7 @@ class ServerInfo:
         ahead = 0
         for topic in self.broker.topics():
             for leader in topic.led().values():
-                ahead += leader.host.status.floor_ms >= latest_ms
+                ahead += leader.raft_group.status.floor_ms >= latest_ms
                 await turn.spend(1)
         return ahead
 

@@ -74,9 +74,9 @@ class TopicTrack:
         stored = acked = died = 0
         seen = {}
         for leader in topic.led().values():
-            counted = leader.host.status.counted
-            before = self._counted.get(leader.host.number)
-            seen[leader.host.number] = counted
+            counted = leader.raft_group.status.counted
+            before = self._counted.get(leader.raft_group.number)
+            seen[leader.raft_group.number] = counted
             if before is None or before is counted:
                 continue
             stored += max(counted.stored - before.stored, 0)

@@ -198,13 +198,13 @@ class EmbeddedNode:
     def _fires(self) -> bool:
         """Whether a schedule is about to fire: what comes next is planned in a thread."""
         now_ms = self.clock.now_ms()
-        statuses = [one.host.status for topic in self.broker.topics() for one in topic.led().values()]
+        statuses = [one.raft_group.status for topic in self.broker.topics() for one in topic.led().values()]
         return any([status.schedule_ms is not None and status.schedule_ms <= now_ms for status in statuses])
 
     def _sends(self) -> bool:
         """Whether something is on its way from one partition to another."""
         leaders = [one for topic in self.broker.topics() for one in topic.led().values()]
-        return any([leader.host.status.outbox is not None for leader in leaders])
+        return any([leader.raft_group.status.outbox is not None for leader in leaders])
 
     def _applied(self) -> int:
         return sum([host.status.applied_index for host in self.broker.node_log.hosts.values()])
@@ -217,7 +217,7 @@ class EmbeddedNode:
             group.leased
             for topic in self.broker.topics()
             for leader in topic.partitions.values()
-            for group in leader.host.status.groups
+            for group in leader.raft_group.status.groups
         )
         self._given_up = min(self._given_up, leased)
         return State(clients.received_bytes, clients.sent_bytes, leased)
@@ -250,10 +250,10 @@ class EmbeddedNode:
     async def _tell_time(self) -> None:
         """To partitions in which nothing happened: what is due there is shown as ready from now on."""
         late = [
-            leader.host
+            leader.raft_group
             for topic in self.broker.topics()
             for leader in topic.partitions.values()
-            if leader.host.status.now_ms < self.clock.ms
+            if leader.raft_group.status.now_ms < self.clock.ms
         ]
         await call_all([(host, c.Clock()) for host in late])
         await self._idle()

@@ -94,7 +94,7 @@ def rows_of_groups(node: Serving) -> int:
     have ended are kept for a while (ADR 2)."""
     count = 0
     for delivery in node.broker.topic("t").partitions.values():
-        replica = delivery.host.replica
+        replica = delivery.raft_group.replica
         assert isinstance(replica, PartitionReplica)
         for tag in (rows.GROUP, rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED):
             count += len(replica.queries._view.scan(*rows.tag_bounds(tag), limit=10_000, max_bytes=1 << 30))

@@ -41,7 +41,7 @@ class Backups:
         self._checking = trio.CapacityLimiter(CHECKS_AT_ONCE)
 
     def _host(self, request: PartitionRequest) -> RaftGroup:
-        return self._catalog.partition(request.topic, request.partition).host
+        return self._catalog.partition(request.topic, request.partition).raft_group
 
     # -- backing up -----------------------------------------------------------------------------------------------
 

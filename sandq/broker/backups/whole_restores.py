@@ -100,7 +100,7 @@ class WholeRestores:
         found = []
         for group in groups:
             leader = self._catalog.by_group.get(group)
-            restore = None if leader is None else leader.host.status.restore
+            restore = None if leader is None else leader.raft_group.status.restore
             if restore is not None and restore.is_whole and restore.restore_id == restore_id:
                 found.append(group)
         return found

@@ -325,7 +325,7 @@ class Administration(TopicRestores):
 
     async def _configure(self, name: str, record: dict[str, Any]) -> None:
         """Have the partitions of a topic that this node leads go by these settings."""
-        hosts = [leader.host for leader in self._catalog.topic(name).led().values()]
+        hosts = [leader.raft_group for leader in self._catalog.topic(name).led().values()]
         await call_all([(host, c.Configure(record)) for host in hosts if host.status.settings != record])
 
     async def delete_topic(self, request: TopicDelete, caller: Caller) -> None:

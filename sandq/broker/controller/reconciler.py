@@ -86,7 +86,7 @@ class Reconciler:
         """Do what metadata says, now and whenever it changes."""
         metadata.listen(on_status=lambda: self._changed.set())
         await self._follow()
-        alone = [d.host for d in self._catalog.by_group.values() if d.host.group.is_only_voter]
+        alone = [d.raft_group for d in self._catalog.by_group.values() if d.raft_group.group.is_only_voter]
         await self._catalog.until_ready(alone)
         self._nursery.start_soon(self._keep_following)
 
@@ -194,7 +194,7 @@ class Reconciler:
             firing.look(status)
 
         return PartitionLeader(
-            host=host,
+            raft_group=host,
             partition=partition,
             clock=self._clock,
             timers=self._timers,
@@ -222,7 +222,7 @@ class Reconciler:
     def _close(self, leader: PartitionLeader, error: SandqError) -> None:
         self._catalog.closed(leader)
         leader.close(error)
-        self._close_group(leader.host.number, error)
+        self._close_group(leader.raft_group.number, error)
 
     def _close_group(self, number: int, error: SandqError) -> None:
         self._node_log.close_group(number, error)

@@ -167,9 +167,9 @@ class GroupTakers:
         group = leader.groups.get(self._group)
         if leader.closed:
             self._end(UnknownTopic(f"topic {self._topic!r} was deleted", topic=self._topic))
-        elif not leader.host.ready:
+        elif not leader.raft_group.ready:
             try:
-                leader.host.check_ready()
+                leader.raft_group.check_ready()
             except SandqError as error:
                 self._end(error)
         elif group is None:

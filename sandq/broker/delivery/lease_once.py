@@ -30,13 +30,13 @@ def release(leaders: Iterable[PartitionLeader], request: Lease) -> None:
     for leader in leaders:
         give_back = partial(_release, leader, request)
         give_back()
-        if leader.host.stalled is not None:
-            leader.host.after_stall(give_back)  # what is on its way to the log may be applied all the same
+        if leader.raft_group.stalled is not None:
+            leader.raft_group.after_stall(give_back)  # what is on its way to the log may be applied all the same
 
 
 def _release(leader: PartitionLeader, request: Lease) -> None:
     with suppress(SandqError):  # it runs out then
-        leader.host.submit(c.Release(request.group, request.consumer_id), lambda result: None)
+        leader.raft_group.submit(c.Release(request.group, request.consumer_id), lambda result: None)
 
 
 class LeaseOnce:
@@ -142,7 +142,7 @@ class LeaseOnce:
         found: list[Delivery] = []
         while not found:
             command = c.Lease(request.group, now_ms, (grant,))
-            found = await leader.host.call(command, self._line, work=lease_work((grant,)))
+            found = await leader.raft_group.call(command, self._line, work=lease_work((grant,)))
             if not leader.is_promoting(request.group):
                 break
             now_ms = self._clock.now_ms()
@@ -156,7 +156,7 @@ class LeaseOnce:
     async def _acked(self, taken: list[Taken]) -> list[Taken]:
         """Those of which the ack is done; what could not be acked is given back, what a seek revoked comes again.
         Raises when that is all of them, and not because of seeks."""
-        acks = [(leader.host, c.Ack([(lease.token, None)])) for leader, lease in taken]
+        acks = [(leader.raft_group, c.Ack([(lease.token, None)])) for leader, lease in taken]
         answers = await answers_of(acks, self._line)
         if any(answer != [None] for answer in answers):
             release(self.asked, self._request)

@@ -75,25 +75,25 @@ class LimitShares:
     def _look(self, leader: PartitionLeader, known: _Known) -> None:
         known.is_due = False
         topic = self._topic_of(leader)
-        if topic is None or leader.host.status.limits is None or len(topic.record.partitions) == 1:
+        if topic is None or leader.raft_group.status.limits is None or len(topic.record.partitions) == 1:
             return
         if leader.partition == HOME:
             self._decide(topic, leader, known)
         else:
-            self._tell(topic, leader, known, leader.host.status.limits.allowances, is_asked=False)
+            self._tell(topic, leader, known, leader.raft_group.status.limits.allowances, is_asked=False)
 
     def _topic_of(self, leader: PartitionLeader) -> OpenTopic | None:
         """The topic of a partition that this node leads."""
-        if leader.closed or not leader.host.ready:
+        if leader.closed or not leader.raft_group.ready:
             return None
-        name, partition = self._catalog.view.places.get(leader.host.number, ("", -1))
+        name, partition = self._catalog.view.places.get(leader.raft_group.number, ("", -1))
         topic = self._catalog.topics.get(name)
         return topic if topic is not None and topic.partitions.get(partition) is leader else None
 
     # -- the home partition ---------------------------------------------------------------------------------------
 
     def _decide(self, topic: OpenTopic, leader: PartitionLeader, known: _Known) -> None:
-        status, now_ms = leader.host.status, self._clock.now_ms()
+        status, now_ms = leader.raft_group.status, self._clock.now_ms()
         asks: dict[int, list[Asked]] = defaultdict(list)
         is_restless = False
         for name, ledger in status.limits.ledgers.items():
@@ -122,7 +122,7 @@ class LimitShares:
                 self.look(leader)
 
         try:
-            leader.host.submit(command, done, line=BEHIND)
+            leader.raft_group.submit(command, done, line=BEHIND)
         except SandqError:
             known.busy.discard(command.group)
         # Refused, or lost: it is thought over again.
@@ -158,18 +158,18 @@ class LimitShares:
             return
         known = self._known.setdefault(leader, _Known())
         tell = partial(self._tell, topic, leader, known, [item[0] for item in items], is_asked=True)
-        news = newer(leader.host.status, items)
+        news = newer(leader.raft_group.status, items)
         if not news:
             tell()
             return
         with suppress(SandqError):  # it is asked again
-            leader.host.submit(c.AllowLimit(news), lambda result: tell(), line=BEHIND)
+            leader.raft_group.submit(c.AllowLimit(news), lambda result: tell(), line=BEHIND)
 
     def _tell(
         self, topic: OpenTopic, leader: PartitionLeader, known: _Known, groups: Iterable[str], *, is_asked: bool
     ) -> None:
         """Tell the home partition how this one stands, if it has asked or has to know."""
-        status, now_ms = leader.host.status, self._clock.now_ms()
+        status, now_ms = leader.raft_group.status, self._clock.now_ms()
         rows = []
         for name in list(groups):
             told = told_of(status, name, leader.is_hungry(name), now_ms)

@@ -114,7 +114,7 @@ class OutboxSender:
 
     def look(self, leader: PartitionLeader) -> None:
         """Something has changed in a partition that is led here, and has something to be sent."""
-        status: OutboxStatus | None = leader.host.status.outbox
+        status: OutboxStatus | None = leader.raft_group.status.outbox
         if status is None or self._nursery.cancel_scope.cancel_called:
             return  # the last entries of a node that ends are applied after its tasks: the next leader sends
         busy = self._busy.setdefault(leader, set())
@@ -130,7 +130,7 @@ class OutboxSender:
         """Send batch after batch, until there is none."""
         pause_s, stuck = FIRST_PAUSE_S, Stuck(0, "")
         try:
-            while not leader.closed and leader.host.works:
+            while not leader.closed and leader.raft_group.works:
                 epoch = self._epoch(leader, target)
                 if epoch is None:
                     return
@@ -148,12 +148,12 @@ class OutboxSender:
         finally:
             self._busy[leader].discard(target)
             self._stuck.get(leader, {}).pop(target, None)
-        if self._epoch(leader, target) is not None and leader.host.works and not leader.closed:
+        if self._epoch(leader, target) is not None and leader.raft_group.works and not leader.closed:
             self.look(leader)
 
     @staticmethod
     def _epoch(leader: PartitionLeader, target: Target) -> int | None:
-        status: OutboxStatus | None = leader.host.status.outbox
+        status: OutboxStatus | None = leader.raft_group.status.outbox
         return None if status is None else status.batches.get(target)
 
     async def _try(self, leader: PartitionLeader, target: Target, epoch: int) -> SandqError | None:
@@ -165,7 +165,7 @@ class OutboxSender:
             if refusal is not None:
                 command = c.OutboxRefused(*target, epoch, refusal or None)
                 log.warning("a batch of the outbox is refused", to=list(target), epoch=epoch, error=refusal)
-            await leader.host.call(command, BEHIND)
+            await leader.raft_group.call(command, BEHIND)
         except SandqError as error:
             return error
         except Exception as error:
@@ -180,15 +180,15 @@ class OutboxSender:
         Raises what passes."""
         try:
             topic = await self._topic(target)
-            replica = leader.host.replica
+            replica = leader.raft_group.replica
             assert isinstance(replica, PartitionReplica)
             read = partial(_read, replica, target, epoch)
-            batch = await self._runner.ask(read, group=leader.host.number, patient=False)
+            batch = await self._runner.ask(read, group=leader.raft_group.number, patient=False)
             if batch is None:
                 raise Unavailable("the batch is over")  # the status is about to say so
             if not batch:
                 return None  # its letters were withdrawn: those behind them are next
-            await self._deliver(topic, target.partition, reserved_producer(leader.host.number), epoch, batch)
+            await self._deliver(topic, target.partition, reserved_producer(leader.raft_group.number), epoch, batch)
         except AlreadyStored:
             return None
         except OutOfSequence:
@@ -255,13 +255,15 @@ class OutboxSender:
             leader = self._catalog.by_group.get(group)
             if leader is None:
                 raise NotLeader("the partition is not on this node")
-            leader.host.check_ready()
+            leader.raft_group.check_ready()
             name, partition = self._catalog.view.places[group]
             place = self._catalog.topics[name].places[partition]
             # A refusal here loses acked messages, and those of a restored backup may have headers of any form.
             checked = check_batch(batch, self._clock.now_ms(), _LIMITS, place, is_checked=True)
             command = c.Append(batch, producer_id, epoch, NUMBER, c.REJECT, checked.split)
-            leader.host.submit(command, partial(_stored, done), size=len(batch), messages=checked.messages, line=BEHIND)
+            leader.raft_group.submit(
+                command, partial(_stored, done), size=len(batch), messages=checked.messages, line=BEHIND
+            )
         except KeyError:
             done(NotLeader("the partition is being opened, or has gone"))
         except SandqError as error:

@@ -90,15 +90,17 @@ class GroupOpenings:
         self, opening: Sequence[PartitionLeader], group: str, start: c.Position, among: Sequence[PartitionLeader]
     ) -> None:
         async with self._room:
-            there = [status for each in among if (status := each.host.status.groups.get(group)) is not None]
+            there = [status for each in among if (status := each.raft_group.status.groups.get(group)) is not None]
             is_paused = any(status.is_paused for status in there)
-            await call_all([(d.host, c.OpenGroup(group, start_in(start, d.partition), is_paused)) for d in opening])
+            await call_all(
+                [(d.raft_group, c.OpenGroup(group, start_in(start, d.partition), is_paused)) for d in opening]
+            )
         for leader in opening:
             leader.touched_with(group)
 
 
 def _without(group: str, leaders: Sequence[PartitionLeader]) -> list[PartitionLeader]:
-    return [leader for leader in leaders if leader.host.status.groups.get(group) is None]
+    return [leader for leader in leaders if leader.raft_group.status.groups.get(group) is None]
 
 
 def start_in(start: c.Position, partition: int) -> c.Position:
@@ -134,12 +136,12 @@ def held_by(
     later: list[PartitionLeader] = []
     left = most_bytes
     for leader in leaders:
-        replica = leader.host.replica
+        replica = leader.raft_group.replica
         assert isinstance(replica, PartitionReplica)
         if replica.is_half_way:
             later.append(leader)
             continue
-        tokens = known.get((leader.host.number, leader.partition), set())
+        tokens = known.get((leader.raft_group.number, leader.partition), set())
         for held in replica.held_by(request.group, request.consumer_id, tokens, request.epoch or 0):
             if left <= 0:
                 return found, []
@@ -163,7 +165,7 @@ def reclaimable(leaders: Sequence[PartitionLeader], request: Subscribe, epoch: i
     """Those of the partitions in which the consumer may have leases of another epoch (apply thread)."""
     found = []
     for leader in leaders:
-        replica = leader.host.replica
+        replica = leader.raft_group.replica
         assert isinstance(replica, PartitionReplica)
         if replica.is_half_way or replica.holds_otherwise(request.group, request.consumer_id, epoch):
             found.append(leader)
@@ -176,7 +178,7 @@ async def reclaim(leaders: Sequence[PartitionLeader], command: c.Reclaim) -> Non
     left = list(leaders)
     while left:
         some, left = left[:PARTITIONS_AT_ONCE], left[PARTITIONS_AT_ONCE:]
-        results = await call_all([(leader.host, command) for leader in some])
+        results = await call_all([(leader.raft_group, command) for leader in some])
         left = [leader for leader, (_, more) in zip(some, results, strict=True) if more] + left
 
 

@@ -97,7 +97,7 @@ class EntrySkips:
         view = self._catalog.view
         topic = view.topics.get(request.topic)
         if topic is None:
-            return self._catalog.partition(request.topic, request.partition).host  # raises the right error
+            return self._catalog.partition(request.topic, request.partition).raft_group  # raises the right error
         if request.partition >= len(topic.partitions):
             raise UnknownPartition(
                 f"topic {request.topic!r} has no partition {request.partition}; it has {len(topic.partitions)}"

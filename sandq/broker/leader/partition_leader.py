@@ -104,7 +104,7 @@ class PartitionLeader:
     def __init__(
         self,
         *,
-        host: RaftGroup,
+        raft_group: RaftGroup,
         partition: int,
         clock: GuardedClock,
         timers: Timers,
@@ -122,7 +122,7 @@ class PartitionLeader:
         takes part in or watches; this one is put there while it is one of them. `on_limits`: called with this when
         limits of groups may have to be shared otherwise, `on_outbox` when there is something to be sent to others.
         `highest_level`: the highest feature level that this node's version knows."""
-        self.host = host
+        self.raft_group = raft_group
         self._look = look
         self.partition = partition
         self.stats = stats or TopicStats(NodeStats())
@@ -167,7 +167,7 @@ class PartitionLeader:
         self.closed = False
         self.watchers: dict[str, dict[Watcher, None]] = {}
         """By group."""
-        host.listen(on_status=self.status_changed, on_flush=self._lease_along)
+        raft_group.listen(on_status=self.status_changed, on_flush=self._lease_along)
 
     def attach(self, subscription: Subscription) -> None:
         """From now on the subscription takes part; one of the same consumer is replaced."""
@@ -264,10 +264,10 @@ class PartitionLeader:
     def status_changed(self) -> None:
         if self.closed:
             return
-        status: Status = self.host.status
+        status: Status = self.raft_group.status
         self.groups = status.groups
         self._look(status)
-        if not self.host.works:
+        if not self.raft_group.works:
             self._seen_version = None
             return
         changed = self._changed_groups()
@@ -300,31 +300,31 @@ class PartitionLeader:
 
     def raise_level(self) -> None:
         """Have the partition go by the rules of the cluster's feature level, unless it does."""
-        if self._raising or self.closed or not self.host.works:
+        if self._raising or self.closed or not self.raft_group.works:
             return
         level = min(self._cluster_level(), self._highest_level)
-        if self.host.status.level >= level:
+        if self.raft_group.status.level >= level:
             return
         self._raising = True
         try:
-            self.host.submit(c.RaiseLevel(level), self._raised, line=BEHIND)
+            self.raft_group.submit(c.RaiseLevel(level), self._raised, line=BEHIND)
         except SandqError as error:
             self._raised(error)
 
     def _raised(self, result: Any) -> None:
         self._raising = False
-        if isinstance(result, SandqError) and not self.closed and self.host.works:
+        if isinstance(result, SandqError) and not self.closed and self.raft_group.works:
             self._timers.at(self._clock.now_ms() + RETRY_MS, self.raise_level)
 
     def touch(self, name: str) -> int:
         """Somebody takes from the group, who has no subscription. Returns when (ms) to say so again, if still."""
         now_ms, taken_ms = self._clock.now_ms(), self._taken_ms.get(name, 0)
-        again_ms = taken_ms + self._touch_interval_ms(self.host.status)
+        again_ms = taken_ms + self._touch_interval_ms(self.raft_group.status)
         if taken_ms <= now_ms < again_ms:
             return again_ms
         self._taken_ms[name] = now_ms
         self._touch([name])
-        return now_ms + self._touch_interval_ms(self.host.status)
+        return now_ms + self._touch_interval_ms(self.raft_group.status)
 
     def touched_with(self, name: str) -> None:
         """The group was made just now: it need not be said that it is in use."""
@@ -364,7 +364,7 @@ class PartitionLeader:
         if group.next_ms is None:
             return
         ahead_ms, pause_ms = self._lease_ahead_ms, PAUSE_MS
-        if self.host.status.settings.get("rank") is not None:
+        if self.raft_group.status.settings.get("rank") is not None:
             ahead_ms = 0  # what goes before it may come until then
         elif pump.is_dense:
             ahead_ms, pause_ms = min(2 * ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
@@ -393,14 +393,14 @@ class PartitionLeader:
         try:
             # Behind acks that came before it: they may set free what it is to give.
             done, work = partial(self._leased, name, pump, reserved), lease_work(grants)
-            self.host.submit(command, done, work=work, line=pump)
+            self.raft_group.submit(command, done, work=work, line=pump)
         except SandqError:
             self._refused(name, pump, reserved)
 
     @property
     def knows_limits(self) -> bool:
         """Whether the partition goes by the limits of groups that the topic has; before that nothing is leased."""
-        return not self.limits_wanted or next_epoch(self.host.status.settings) >= self.limits_wanted
+        return not self.limits_wanted or next_epoch(self.raft_group.status.settings) >= self.limits_wanted
 
     def is_hungry(self, name: str) -> bool:
         """Whether somebody would take more messages of a group."""
@@ -411,7 +411,7 @@ class PartitionLeader:
 
     def note_asked(self, name: str) -> None:
         """Somebody asks a group for messages, who has no subscription."""
-        if self.host.status.limits is not None and name in self.host.status.limits.allowances:
+        if self.raft_group.status.limits is not None and name in self.raft_group.status.limits.allowances:
             self._asked_ms[name] = self._clock.now_ms()
             self._on_limits(self)
 
@@ -522,7 +522,7 @@ class PartitionLeader:
         pump.busy = False
         for subscription, limit in reserved.items():
             subscription.credit += limit
-        if self.host.works:
+        if self.raft_group.works:
             self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
         for subscription in reserved:
             subscription.notify_room()
@@ -530,7 +530,7 @@ class PartitionLeader:
     @property
     def has_turns(self) -> bool:
         """Whether messages wait for others to be settled: those of their keys, or of their tenants."""
-        settings = self.host.status.settings
+        settings = self.raft_group.status.settings
         return key_limit(settings) is not None or bool(settings.get("tenants"))
 
     def is_held(self, name: str) -> bool:
@@ -561,7 +561,7 @@ class PartitionLeader:
             if self._is_replaced(subscription):
                 # Refused: it runs out. What the later process has reclaimed is its own under another token.
                 with suppress(SandqError):
-                    self.host.submit(c.Nack([(delivery.token, None, None, None, False)]), lambda result: None)
+                    self.raft_group.submit(c.Nack([(delivery.token, None, None, None, False)]), lambda result: None)
             return
         if to is not subscription:
             to.credit -= delivery.count  # it was taken off the one that is gone
@@ -595,7 +595,7 @@ class PartitionLeader:
 
     def _expire(self, status: Status) -> None:
         at_ms = status.next_expiry_ms
-        if at_ms is None or self._expiring or self.closed or not self.host.works:
+        if at_ms is None or self._expiring or self.closed or not self.raft_group.works:
             return
         now_ms = self._clock.now_ms()
         if at_ms > now_ms:
@@ -606,26 +606,26 @@ class PartitionLeader:
             return
         self._expiring = True
         try:
-            self.host.submit(c.Expire(), self._expired, line=BEHIND)
+            self.raft_group.submit(c.Expire(), self._expired, line=BEHIND)
         except SandqError:
             self._expired(None)
 
     def _expiry_due(self) -> None:
         self._expiry_timer_ms = None
-        self._expire(self.host.status)
+        self._expire(self.raft_group.status)
 
     def _expired(self, result: Any) -> None:
         self._expiring = False
         if self.closed:
             return
         if isinstance(result, int):
-            self._expire(self.host.status)
-        elif self.host.works:
+            self._expire(self.raft_group.status)
+        elif self.raft_group.works:
             self._timers.at(self._clock.now_ms() + RETRY_MS, self._expiry_due)
 
     def _set_upkeep(self, status: Status) -> None:
         """Have the partition's bounded housekeeping done when some is due, and not more often than needed."""
-        if self._keeping or not self.host.works:
+        if self._keeping or not self.raft_group.works:
             return
         now_ms = self._clock.now_ms()
         if self._touched_ms is None or self._touched_ms > now_ms:  # the clock was ahead then
@@ -651,29 +651,29 @@ class PartitionLeader:
             self._touched(None)
             return
         try:
-            self.host.submit(c.Touch(names), self._touched, line=BEHIND)
+            self.raft_group.submit(c.Touch(names), self._touched, line=BEHIND)
         except SandqError as error:
             self._touched(error)
 
     def _touched(self, result: Any) -> None:
         self._keeping = False
-        if self.closed or not self.host.works:
+        if self.closed or not self.raft_group.works:
             return
         if isinstance(result, SandqError):
-            self._timers.at(self._clock.now_ms() + RETRY_MS, lambda: self._set_upkeep(self.host.status))
+            self._timers.at(self._clock.now_ms() + RETRY_MS, lambda: self._set_upkeep(self.raft_group.status))
         else:
             self._touched_ms = self._clock.now_ms()
-            self._set_upkeep(self.host.status)
+            self._set_upkeep(self.raft_group.status)
 
     def _touch_interval_ms(self, status: Status) -> int:
         group_ttl_ms = status.settings["group_ttl_ms"]
         return TOUCH_MS if group_ttl_ms is None else min(TOUCH_MS, group_ttl_ms // 4)
 
     def _upkeep_due(self, at_ms: int) -> None:
-        if self.closed or self._keeping or self._upkeep_timer_ms != at_ms or not self.host.works:
+        if self.closed or self._keeping or self._upkeep_timer_ms != at_ms or not self.raft_group.works:
             return
         self._upkeep_timer_ms = None
-        status: Status = self.host.status
+        status: Status = self.raft_group.status
         now_ms = self._clock.now_ms()
         if self._touched_ms is None or self._touched_ms + self._touch_interval_ms(status) <= now_ms:
             self._touched_ms = now_ms
@@ -687,22 +687,22 @@ class PartitionLeader:
         if names:
             # Refused: the next one comes long before a group goes.
             with suppress(SandqError):
-                self.host.submit(c.Touch(names), lambda result: None, line=BEHIND)
+                self.raft_group.submit(c.Touch(names), lambda result: None, line=BEHIND)
 
     def _upkeep(self) -> None:
         self._keeping = True
         try:
-            self.host.submit(c.Upkeep(), self._upkept, messages=STEP_MESSAGES, line=BEHIND)
+            self.raft_group.submit(c.Upkeep(), self._upkept, messages=STEP_MESSAGES, line=BEHIND)
         except SandqError as error:
             self._upkept(error)
 
     def _upkept(self, result: Any) -> None:
         self._keeping = False
-        if self.closed or not self.host.works:
+        if self.closed or not self.raft_group.works:
             return
         if result is True:
             self._upkeep()
         elif isinstance(result, SandqError):
-            self._timers.at(self._clock.now_ms() + RETRY_MS, lambda: self._set_upkeep(self.host.status))
+            self._timers.at(self._clock.now_ms() + RETRY_MS, lambda: self._set_upkeep(self.raft_group.status))
         else:
-            self._set_upkeep(self.host.status)
+            self._set_upkeep(self.raft_group.status)

@@ -116,7 +116,7 @@ class KvRequests:
         kind = self._broker.topic(topic).record.kind
         if kind != COMPACTED:
             raise InvalidRequest(f"topic {topic!r} is a {kind} topic: only compacted ones have keys", topic=topic)
-        return self._broker.partition(topic, request.partition).host
+        return self._broker.partition(topic, request.partition).raft_group
 
 
 def _page(replica: PartitionReplica, request: KvScan, now_ms: int) -> KeyPage:

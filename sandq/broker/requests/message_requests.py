@@ -301,7 +301,7 @@ class MessageRequests:
 
     def _host(self, request: PartitionRequest) -> RaftGroup:
         """The group of the partition that a request is about."""
-        return self._broker.partition(request.topic, request.partition).host
+        return self._broker.partition(request.topic, request.partition).raft_group
 
     async def forecast(
         self, request: Forecast, caller: Caller
@@ -316,7 +316,7 @@ class MessageRequests:
         first_ms = now_ms // unit_ms * unit_ms
         outlooks = self._broker.schedule_outlooks
         for leader in self._broker.led(request.topic):
-            await self._time.advance_for_states(leader.host)
+            await self._time.advance_for_states(leader.raft_group)
             buckets, more = await self._ask_partition(
                 request.topic,
                 leader.partition,
@@ -326,7 +326,7 @@ class MessageRequests:
             )
             later += more
             total.update(dict(buckets))
-            outlook = await outlooks.ask(leader.host, self._room, first_ms, unit_ms, request.count)
+            outlook = await outlooks.ask(leader.raft_group, self._room, first_ms, unit_ms, request.count)
             scheduled.update(outlook.messages)
             is_complete = is_complete and outlook.is_complete
         return now_ms, sorted(total.items()), later, sorted(scheduled.items()), is_complete
@@ -365,9 +365,9 @@ class MessageRequests:
         async with self._listing, self._broker.listing:
             packed, count, turn = list[bytes](), 0, Turn()
             for leader in self._broker.led(request.topic):
-                await self._time.advance_for_states(leader.host)
+                await self._time.advance_for_states(leader.raft_group)
                 rows = await self._broker.reads.ask(
-                    self._broker.partition(request.topic, leader.partition).host,
+                    self._broker.partition(request.topic, leader.partition).raft_group,
                     lambda replica: replica.queries.group_rows(),
                     work=PAGE_WORK,
                 )
@@ -388,7 +388,7 @@ class MessageRequests:
         async with self._listing, self._broker.listing:
             for leader in await self._with_group(request.topic, group):
                 held = await self._broker.reads.ask(
-                    leader.host, lambda replica: replica.queries.held_by_consumer(group), work=PAGE_WORK
+                    leader.raft_group, lambda replica: replica.queries.held_by_consumer(group), work=PAGE_WORK
                 )
                 table.add(leader.subscriptions(group), held)
         return table.rows()
@@ -403,7 +403,7 @@ class MessageRequests:
             if partition >= count:
                 raise UnknownPartition(f"topic {topic!r} has no partition {partition}; it has {count}", topic=topic)
             chosen = [leader for leader in chosen if leader.partition == partition]
-        cursors = await call_all([(leader.host, c.Seek(group, to)) for leader in chosen])
+        cursors = await call_all([(leader.raft_group, c.Seek(group, to)) for leader in chosen])
         return [(leader.partition, cursor) for leader, cursor in zip(chosen, cursors, strict=True)]
 
     async def delete_group(self, request: GroupDelete, caller: Caller) -> int | None:
@@ -416,7 +416,7 @@ class MessageRequests:
         consumers = max(leader.consumers(group) for leader in chosen)
         if consumers:
             raise Conflict(f"group {group!r} has {consumers} consumers: end them first", group=group)
-        statuses = [leader.host.status for leader in chosen]
+        statuses = [leader.raft_group.status for leader in chosen]
         unfinished: int = sum([found.unfinished for status in statuses if (found := status.groups.get(group))])
         if mode == CHECK:
             return unfinished
@@ -424,20 +424,20 @@ class MessageRequests:
             raise unfinished_conflict(group, unfinished)
         # Each partition checks again: its group may have leased something since.
         commands = [c.DropGroup(group, mode != FORCE)] * len(chosen)
-        await call_all([(leader.host, command) for leader, command in zip(chosen, commands, strict=True)])
+        await call_all([(leader.raft_group, command) for leader, command in zip(chosen, commands, strict=True)])
         return None
 
     async def update_group(self, request: GroupUpdate, caller: Caller) -> None:
         record = parse_group_settings(request.settings, self._broker.topic(request.topic).record.settings)
         chosen = await self._with_group(request.topic, request.group)
-        await call_all([(leader.host, c.ConfigureGroup(request.group, record)) for leader in chosen])
+        await call_all([(leader.raft_group, c.ConfigureGroup(request.group, record)) for leader in chosen])
 
     async def pause_group(self, request: GroupPause, caller: Caller) -> None:
         """Have a group get nothing, or get again what there is."""
         group, done = request.group, set[PartitionLeader]()
         # It may be made in further partitions meanwhile.
         while more := [each for each in await self._with_group(request.topic, group) if each not in done]:
-            await call_all([(leader.host, c.PauseGroup(group, request.paused)) for leader in more])
+            await call_all([(leader.raft_group, c.PauseGroup(group, request.paused)) for leader in more])
             done.update(more)
 
     async def _with_group(self, topic: str, group: str) -> list[PartitionLeader]:
@@ -445,9 +445,9 @@ class MessageRequests:
         check_name("group", group)
         found = []
         led = self._broker.led(topic)
-        await read_all([leader.host for leader in led])
+        await read_all([leader.raft_group for leader in led])
         for leader in led:
-            if leader.host.status.groups.get(group) is not None:
+            if leader.raft_group.status.groups.get(group) is not None:
                 found.append(leader)
         if not found:
             raise UnknownGroup(f"topic {topic!r} has no group {group!r}", topic=topic, group=group)
@@ -476,12 +476,12 @@ class MessageRequests:
 
     async def topic_stats(self, request: TopicStats, caller: Caller) -> list[dict[str, Any]]:
         led, guarded_ms = self._broker.led(request.topic), self._broker.clock.now_ms()
-        await read_all([leader.host for leader in led])
+        await read_all([leader.raft_group for leader in led])
         return [_stats(leader, guarded_ms) | self._outbox(leader) for leader in led]
 
     def _outbox(self, leader: PartitionLeader) -> dict[str, Any]:
         """What a partition that is led here has to send to others; nothing where it sends none."""
-        status = leader.host.status.outbox
+        status = leader.raft_group.status.outbox
         if status is None:
             return {}
         topics = {topic.number: topic.name for topic in self._broker.metadata.topics.values()}
@@ -516,7 +516,7 @@ class MessageRequests:
     ) -> T:
         """Ask a partition that is led here, on the thread that owns its state: what it answers is at least as late as
         everything that was acknowledged before. `size(answer)`: its bytes, if they may be many; `work`: of a visit."""
-        host = self._broker.partition(topic, partition).host
+        host = self._broker.partition(topic, partition).raft_group
         return await self._broker.reads.ask(host, lambda replica: question(replica.queries), 1, self._room, size, work)
 
 
@@ -550,7 +550,7 @@ def _bytes_of_message(row: dict[str, Any] | None) -> int:
 
 def _stats(leader: PartitionLeader, guarded_ms: int) -> dict[str, Any]:
     """What a partition that is led here holds."""
-    status = leader.host.status
+    status = leader.raft_group.status
     return {
         "partition": leader.partition,
         "messages": status.messages,
@@ -566,7 +566,7 @@ def _stats(leader: PartitionLeader, guarded_ms: int) -> dict[str, Any]:
         "applied_index": status.applied_index,
         "groups": len(status.groups),
         "holds": [hold._asdict() for hold in status.holds],
-        "members": _members(leader.host),
+        "members": _members(leader.raft_group),
     }
 
 

@@ -199,7 +199,7 @@ class ScheduleRequests:
                 f"topic {topic!r} is a compacted topic, which has no schedules: a timer, priority or fair topic has",
                 topic=topic,
             )
-        host = self._broker.partition(topic, partition).host
+        host = self._broker.partition(topic, partition).raft_group
         return host, opened.places[partition]
 
     def _check_count(self, host: RaftGroup, more: int) -> None:

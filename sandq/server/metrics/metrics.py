@@ -191,7 +191,7 @@ class Metrics:
         turn = Turn()
         for topic in self._broker.topics():
             for leader in list(topic.led().values()):
-                host, status = leader.host, leader.host.status
+                host, status = leader.raft_group, leader.raft_group.status
                 await turn.spend(1 + len(status.groups) // GROUPS_OF_WORK)
                 last, until_s, count = self._came_due.get(host.number, (None, 0, 0))
                 if last is not status:
@@ -214,9 +214,9 @@ class Metrics:
         for topic in self._broker.topics():
             for leader in list(topic.led().values()):
                 await turn.spend(1)
-                status = leader.host.status
+                status = leader.raft_group.status
                 if status.later and len(status.groups):
-                    hosts.append(leader.host)
+                    hosts.append(leader.raft_group)
         soon: dict[int, tuple[int, ...]] = {}
         for start in range(0, len(hosts), REFRESH_FORECASTS):
             part = hosts[start : start + REFRESH_FORECASTS]
@@ -227,7 +227,7 @@ class Metrics:
     async def _refresh_tenants(self) -> None:
         """Learn what tenants wait for in partitions of fair topics in which something happened since."""
         fair = [topic for topic in self._broker.topics() if topic.record.kind == FAIR]
-        hosts = [leader.host for topic in fair for leader in topic.led().values()]
+        hosts = [leader.raft_group for topic in fair for leader in topic.led().values()]
         known = self._tenants
         self._tenants = {host.number: known[host.number] for host in hosts if host.number in known}
         asked = [host for host in hosts if self._tenants.get(host.number, (None,))[0] is not host.status]
@@ -248,7 +248,7 @@ class Metrics:
     async def _refresh_often(self) -> None:
         while True:
             await trio.sleep(REFRESH_S)
-            numbers = {leader.host.number for t in self._broker.topics() for leader in t.partitions.values()}
+            numbers = {leader.raft_group.number for t in self._broker.topics() for leader in t.partitions.values()}
             self._came_due = {number: found for number, found in self._came_due.items() if number in numbers}
             with suppress(StorageFailed, Unavailable):
                 await self.refresh()
@@ -302,16 +302,16 @@ class Metrics:
         """What partitions of a topic that are led here published, and what came due in them since."""
         partitions = []
         for leader in topic.led().values():
-            status = leader.host.status
-            known_for, _, count = self._came_due.get(leader.host.number, (None, 0, 0))
+            status = leader.raft_group.status
+            known_for, _, count = self._came_due.get(leader.raft_group.number, (None, 0, 0))
             came_due = count if known_for is status else 0
-            soon = self._soon.get(leader.host.number, ())
+            soon = self._soon.get(leader.raft_group.number, ())
             partitions.append(PartitionSeen(status, came_due, leader.consumers_by_group(), soon))
         return TopicSeen(topic.record.number, topic.record.name, partitions, topic.stats)
 
     def _tenants_seen(self, seen: _Seen) -> Iterable[tuple[str, TenantRows]]:
         for topic in seen.topics:
-            known = [self._tenants.get(leader.host.number) for leader in topic.led().values()]
+            known = [self._tenants.get(leader.raft_group.number) for leader in topic.led().values()]
             rows = [row for found in known if found is not None for row in found[1]]
             if rows:
                 yield topic.record.name, rows
@@ -354,7 +354,7 @@ class Metrics:
             told.value("sandq_memory_share_bytes", share_bytes, told.labels("sandq_memory_share_bytes", account))
             told.value("sandq_memory_bytes", held_bytes, told.labels("sandq_memory_bytes", account))
         told.value("sandq_look_aheads_evicted_total", memory.look_aheads.evicted)
-        hosts = [leader.host for topic in seen.topics for leader in topic.partitions.values()]
+        hosts = [leader.raft_group for topic in seen.topics for leader in topic.partitions.values()]
         told.value("sandq_topics", len(seen.topics))
         told.value("sandq_topics_auto_created_total", self._broker.administration.auto_created)
         told.value("sandq_partitions", len(hosts))

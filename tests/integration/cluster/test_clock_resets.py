@@ -63,7 +63,7 @@ class Steps:
         upkeep = PartitionLeader._upkeep
 
         def limited(leader: PartitionLeader) -> None:
-            if leader.host.status.reset is None or self.left is None:
+            if leader.raft_group.status.reset is None or self.left is None:
                 upkeep(leader)
             elif self.left:
                 self.left -= 1
@@ -78,7 +78,7 @@ class Steps:
         self.left, self.stopped = steps, trio.Event()
         waiting, self._waiting = self._waiting, []
         for leader in waiting:
-            if not leader.closed and leader.host.works:
+            if not leader.closed and leader.raft_group.works:
                 leader._upkeep()
 
 
@@ -130,7 +130,7 @@ async def test_reset_goes_on_under_other_leaders_from_a_snapshot_and_after_a_res
 def is_resetting(nodes: ThreeNodes, name: str) -> bool:
     """Whether a node, which may have just come, is known to be in the midst of it."""
     known = nodes.running[name].broker.catalog.topics
-    return "t" in known and known["t"].partitions[0].host.status.reset is not None
+    return "t" in known and known["t"].partitions[0].raft_group.status.reset is not None
 
 
 NOW, SOON, LATER = (range(first, first + 10) for first in (0, 100, 200))

@@ -91,13 +91,13 @@ class ThreeNodes:
         return patient_client(*[f"127.0.0.1:{self.client_ports[name]}" for name in names or NAMES])
 
     def host(self, name: str, topic: str = "t", partition: int = 0) -> RaftGroup:
-        return self.running[name].broker.partition(topic, partition).host
+        return self.running[name].broker.partition(topic, partition).raft_group
 
     def leader(self, topic: str = "t", partition: int = 0) -> str | None:
         """Who of them leads a partition, and is ready."""
         for name, serving in self.running.items():
             opened = serving.broker.catalog.topics.get(topic)
-            if opened is not None and opened.partitions[partition].host.ready:
+            if opened is not None and opened.partitions[partition].raft_group.ready:
                 return name
         return None
 
@@ -121,7 +121,7 @@ class ThreeNodes:
         for serving in self.running.values():
             for opened in serving.broker.catalog.topics.values():
                 for delivery in opened.partitions.values():
-                    delivery.host.stay()
+                    delivery.raft_group.stay()
 
     async def until_even(self, topic: str = "t", partition: int = 0) -> None:
         """Until all that run have applied the same."""
@@ -130,7 +130,7 @@ class ThreeNodes:
         def even() -> bool:
             if any(topic not in known for known in topics):
                 return False
-            hosts = [known[topic].partitions[partition].host for known in topics]
+            hosts = [known[topic].partitions[partition].raft_group for known in topics]
             ends = {(host.status.applied_index, host.group.journal.last_index) for host in hosts}
             return len(ends) == 1 and all(applied == last for applied, last in ends)
 

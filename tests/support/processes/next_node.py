@@ -38,9 +38,9 @@ async def _mark(serving: Serving, name: str, task_status: trio.TaskStatus[None] 
         async for _ in signals:
             for topic in serving.broker.catalog.topics.values():
                 for partition, leader in topic.partitions.items():
-                    if leader.host.ready:
+                    if leader.raft_group.ready:
                         try:
-                            told = {"result": await leader.host.call(Mark(name))}
+                            told = {"result": await leader.raft_group.call(Mark(name))}
                         except SandqError as error:
                             told = {"code": error.code, "error": error.message}
                         log.info("mark", partition=partition, **told)

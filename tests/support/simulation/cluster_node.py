@@ -106,7 +106,7 @@ class ClusterNode(Stepped):
         self.node_log.install([(GROUP, own, members)])
         self.host = self.node_log.open_partition(world.topic, 0)
         self.delivery = PartitionLeader(
-            host=self.host,
+            raft_group=self.host,
             partition=0,
             clock=self.clock,  # type: ignore[arg-type]
             timers=self.timers,  # type: ignore[arg-type]

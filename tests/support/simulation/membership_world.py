@@ -375,7 +375,7 @@ class MembershipWorld:
         for broker in self._brokers():
             opened = broker.catalog.topics.get(topic)
             if opened is not None and partition in opened.partitions:
-                found.append((broker, opened.partitions[partition].host))
+                found.append((broker, opened.partitions[partition].raft_group))
         return found
 
     # -- clients --------------------------------------------------------------------------------------------------

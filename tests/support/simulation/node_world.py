@@ -65,7 +65,7 @@ class Node(Stepped):
         self.metadata = self.node_log.open_metadata()
         self.host = self._open_topic()
         self.delivery = PartitionLeader(
-            host=self.host,
+            raft_group=self.host,
             partition=0,
             clock=world.clock,  # type: ignore[arg-type]
             timers=self.timers,  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ class Bed:
         for number, (size, later) in enumerate(held):
             status = SimpleNamespace(bytes=size, later=later, now_ms=10_500)
             host = SimpleNamespace(status=status, number=len(self.catalog.topics) * 10 + number, replica=None)
-            led[number] = SimpleNamespace(host=host)
+            led[number] = SimpleNamespace(raft_group=host)
         self.catalog.topics[name] = SimpleNamespace(record=SimpleNamespace(owner=owner), led=lambda: led)
 
 

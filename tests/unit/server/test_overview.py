@@ -23,7 +23,7 @@ class Topic:
 
     def led(self) -> dict[int, Any]:
         return {
-            number: SimpleNamespace(host=SimpleNamespace(number=number, status=SimpleNamespace(counted=counted)))
+            number: SimpleNamespace(raft_group=SimpleNamespace(number=number, status=SimpleNamespace(counted=counted)))
             for number, counted in self.counted.items()
         }
 

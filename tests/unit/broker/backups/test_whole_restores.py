@@ -34,7 +34,7 @@ class Bed:
     def get(self, group: int) -> Any:
         if group not in self.led:
             return None
-        return SimpleNamespace(host=SimpleNamespace(status=SimpleNamespace(restore=self.led[group])))
+        return SimpleNamespace(raft_group=SimpleNamespace(status=SimpleNamespace(restore=self.led[group])))
 
     def send(self, node: str, kind: int, body: Any) -> bool:
         self.sent.append((node, kind, body))

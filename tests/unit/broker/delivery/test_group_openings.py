@@ -24,7 +24,7 @@ class Led:
 
     def __init__(self, partition: int, nursery: trio.Nursery) -> None:
         self.partition = partition
-        self.host = self
+        self.raft_group = self
         self.status = SimpleNamespace(groups={})
         self.asked: list[str] = []
         self.touched: list[str] = []

@@ -39,7 +39,7 @@ class Led:
         self.promoting = 0
         """So many leases it takes to rank what is due."""
         self.lost: SandqError | None = None
-        self.host = self
+        self.raft_group = self
         self.stalled = None
         self.watchers: list[Callable[[Any, SandqError | None], None]] = []
         self.groups: dict[str, Any] = {"g": SimpleNamespace(due_ms=None, paused=paused)}

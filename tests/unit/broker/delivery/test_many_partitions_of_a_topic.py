@@ -80,13 +80,13 @@ async def test_what_a_consumer_holds_is_gone_through_once() -> None:
     held = Held([[1, 0, 5], [1, 0, 6], [2, 1, 7], [9, 9, 8]])
     request = Subscribe(1, "t", "g", "c", 1, None, "earliest", held)
     leaders: Any = [
-        SimpleNamespace(host=SimpleNamespace(number=number + 1, replica=Replica()), partition=number)
+        SimpleNamespace(raft_group=SimpleNamespace(number=number + 1, replica=Replica()), partition=number)
         for number in range(3)
     ]
     known = await known_to(request)
-    leaders[1].host.replica.is_half_way = True
+    leaders[1].raft_group.replica.is_half_way = True
     assert held_by(leaders, request, known, 1) == ([], leaders[1:2]), "its lease is told when its entry is done"
     assert looked == [{5, 6}, set()]
-    leaders[1].host.replica.is_half_way = False
+    leaders[1].raft_group.replica.is_half_way = False
     assert held_by(leaders[1:2], request, known, 1) == ([], [])
     assert looked[2:] == [{7}] and times == 1

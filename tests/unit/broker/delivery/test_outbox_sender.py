@@ -39,7 +39,7 @@ class Bed:
             submit=lambda command, done, **options: self.proposed.append((command, done)),
         )
         catalog: Any = SimpleNamespace(
-            by_group={7: SimpleNamespace(host=host)},
+            by_group={7: SimpleNamespace(raft_group=host)},
             view=SimpleNamespace(places={7: ("t", 0)}),
             topics={"t": SimpleNamespace(places={0: Place(0, 1, ordered=True)})},
         )
@@ -147,7 +147,7 @@ async def test_an_unexpected_error_ends_no_sending(autojump_clock: trio.testing.
         closed = False
 
         def __init__(self) -> None:
-            self.host = host
+            self.raft_group = host
 
     leader: Any = Leader()
     sender: Any = bed.sender
@@ -164,7 +164,7 @@ async def test_an_unexpected_error_ends_no_sending(autojump_clock: trio.testing.
 async def test_look_once_the_node_has_ended_starts_nothing() -> None:
     """The apply thread ends after the tasks of the node, and says what it has applied last."""
     status = SimpleNamespace(outbox=OutboxStatus({Target(9, 0): 5}, 1))
-    leader: Any = type("Leader", (), {"closed": False, "host": SimpleNamespace(works=True, status=status)})()
+    leader: Any = type("Leader", (), {"closed": False, "raft_group": SimpleNamespace(works=True, status=status)})()
     sender: Any = Bed().sender
     async with trio.open_nursery() as nursery:
         sender._nursery = nursery

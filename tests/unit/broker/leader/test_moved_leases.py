@@ -61,7 +61,7 @@ class Bed(Stepped):
         self.node_log.install([(GROUP, "n1#1", Members(("n1#1",)))])
         self.host = self.node_log.open_partition(topic, 0)
         self.delivery = PartitionLeader(
-            host=self.host, partition=0, clock=self.clock, timers=self.timers, lease_ahead_ms=lease_ahead_ms
+            raft_group=self.host, partition=0, clock=self.clock, timers=self.timers, lease_ahead_ms=lease_ahead_ms
         )  # type: ignore[arg-type]
         self.pushed: list[tuple[str, int]] = []
         self.counts: list[int] = []

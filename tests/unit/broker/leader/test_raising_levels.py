@@ -21,7 +21,7 @@ class Bed:
         self.timers = VirtualTimers(self.clock)
         self.host = BenchHost()
         self.leader = PartitionLeader(
-            host=self.host,  # type: ignore[arg-type]
+            raft_group=self.host,  # type: ignore[arg-type]
             partition=0,
             clock=self.clock,  # type: ignore[arg-type]
             timers=self.timers,  # type: ignore[arg-type]

@@ -20,7 +20,9 @@ class Bed:
         self.host = BenchHost()
         self.host.bench.open(at=0)
         timers = VirtualTimers(self.clock)
-        self.leader = PartitionLeader(host=self.host, partition=0, clock=self.clock, timers=timers, lease_ahead_ms=5)  # type: ignore[arg-type]
+        self.leader = PartitionLeader(
+            raft_group=self.host, partition=0, clock=self.clock, timers=timers, lease_ahead_ms=5
+        )  # type: ignore[arg-type]
 
     def touched(self) -> list[str]:
         """What was proposed; applied then."""

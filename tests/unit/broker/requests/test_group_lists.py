@@ -36,7 +36,7 @@ class Broker:
         replica = SimpleNamespace(queries=SimpleNamespace(group_rows=lambda: self._rows))
         self._led = [
             SimpleNamespace(
-                partition=at, host=SimpleNamespace(status=status, replica=replica), consumers=lambda name: 4
+                partition=at, raft_group=SimpleNamespace(status=status, replica=replica), consumers=lambda name: 4
             )
             for at in range(partitions)
         ]

@@ -26,7 +26,7 @@ async def test_all_are_asked_and_those_without_anything_to_come_are_not() -> Non
     led = {}
     for at in range(2 * REFRESH_FORECASTS + 1):
         status = SimpleNamespace(later=at, groups=[1] * (at % 2))
-        led[at] = SimpleNamespace(host=SimpleNamespace(number=at, status=status, replica=Replica()))
+        led[at] = SimpleNamespace(raft_group=SimpleNamespace(number=at, status=status, replica=Replica()))
     questions: list[int] = []
 
     async def ask(question: Any) -> Any:

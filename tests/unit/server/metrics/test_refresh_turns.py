@@ -51,7 +51,7 @@ async def test_what_came_due_is_looked_for_in_turns() -> None:
     led = {}
     for at in range(PARTITIONS):
         status = SimpleNamespace(later=1, now_ms=0, groups=Groups(looked))
-        led[at] = SimpleNamespace(host=SimpleNamespace(number=at, status=status))
+        led[at] = SimpleNamespace(raft_group=SimpleNamespace(number=at, status=status))
     broker: Any = SimpleNamespace(
         limits=DEFAULT,
         stats=None,
