@@ -203,13 +203,6 @@ def token(index: int, place: int) -> int:
     return index << 16 | place
 
 
-def token_parts(token: int) -> tuple[int, int]:
-    """`(index, place)` of a lease token."""
-    if not 0 <= token <= U64_MAX:
-        raise InvalidRequest(f"lease token {token} is not an unsigned 64-bit number")
-    return token >> 16, token & TOKEN_PLACE_MAX
-
-
 def lease_text(group_number: int, partition: int, token: int) -> str:
     """A lease as HTTP, JSON and logs write it."""
     return f"{group_number}.{partition}.{token}"

@@ -5,9 +5,8 @@ PySyncObj 0.3.17 is pinned: these names are private to it. docs/architecture.md 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 import pysyncobj.syncobj as syncobj
@@ -77,22 +76,6 @@ def install() -> None:
 def now_s() -> float:
     """The library's clock, in seconds: one for all of the process."""
     return float(syncobj.monotonicTime())
-
-
-class Random(Protocol):
-    def random(self) -> float: ...
-
-
-def replace_time(clock: Callable[[], float], random: Random) -> Callable[[], None]:
-    """For a simulation: let the library count another time, and draw its time-outs elsewhere. Undone by what it
-    returns."""
-    before = syncobj.monotonicTime, syncobj.random
-
-    def undo() -> None:
-        syncobj.monotonicTime, syncobj.random = before
-
-    syncobj.monotonicTime, syncobj.random = clock, random
-    return undo
 
 
 class Member(Node):  # type: ignore[misc]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import struct
 
-from sandq.model.errors import Corruption
-
 STORE_PREFIX_BYTES = 4
 NODE_STORE = 0
 
@@ -64,16 +62,3 @@ def string(content: bytes) -> bytes:
     """Bytes of any length that sort like themselves and end by themselves: 0x00 becomes 0x00 0xff, the end is
     0x00 0x01. So "a" sorts before "a\\0" and before "ab", whatever follows in the key."""
     return content.replace(b"\x00", _ESCAPE) + _END
-
-
-def take_string(key: bytes, at: int) -> tuple[bytes, int]:
-    """The content of the string at `at` of a key, and the position behind it."""
-    position = at
-    while True:
-        zero = key.find(b"\x00", position)
-        mark = key[zero : zero + 2] if zero >= 0 else b""
-        if mark == _END:
-            return key[at:zero].replace(_ESCAPE, b"\x00"), zero + 2
-        if mark != _ESCAPE:
-            raise Corruption(f"a key holds no whole string at byte {at}: {key.hex()}", key=key, offset=at)
-        position = zero + 2

@@ -13,12 +13,12 @@ import trio
 from sandq.model.errors import Corruption, DiskFull, SandqError, TimedOut
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
 from tests.integration.conftest import Dial
 from tests.support.nodes.raw_client import RawClient, values_of
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 from tests.support.waiting import PATIENCE_S
 
 

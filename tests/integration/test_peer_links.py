@@ -21,10 +21,10 @@ from sandq.model.config import Address
 from sandq.model.errors import ConnectionLost, NotFound, WrongPort
 from sandq.protocol.frames import FrameReader, decode_error
 from sandq.protocol.requests import Hello
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.known_peers import NAME, KnownPeers
 from sandq.storage.memory_files import MemoryFiles
 from tests.support.nodes.peer_bed import LONG_S, Network, PeerNode, by_hand, linked, new_node
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 from tests.support.waiting import until_holds
 
 Log = list[Any]

@@ -13,9 +13,9 @@ import trio.lowlevel
 
 import sandq
 from sandq.node import Serving, run_node
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
 from tests.support.nodes.small_node import small_config
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 from tests.support.waiting import until_answer, until_holds
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest
 from tests.support.examples import examples
+from tests.support.lease_tokens import token_parts
 
 U48 = st.integers(0, 2**48 - 1)
 PARTS = st.tuples(U48, U48, st.integers(0, 2**20 - 1), st.integers(0, 4095))
@@ -83,7 +84,7 @@ def test_a_shift_stays_in_its_places_or_is_refused(parts: tuple[int, ...], n: in
 @given(U48, st.integers(0, 2**16 - 1), st.integers(0, 2**64 - 1), st.integers(0, 4095))
 def test_tokens_and_leases(index: int, place: int, group: int, partition: int) -> None:
     token = offsets.token(index, place)
-    assert offsets.token_parts(token) == (index, place)
+    assert token_parts(token) == (index, place)
     assert offsets.parse_lease(offsets.lease_text(group, partition, token)) == (group, partition, token)
 
 

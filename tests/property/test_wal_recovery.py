@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandq.model.errors import Corruption, StorageFailed
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.wal import Kind, Record, RecoveredGroup, Wal
 from sandq.storage.wal_format import scan, segment_number
 from tests.support.examples import examples
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 SEGMENT_BYTES = 4096
 SEEDS = st.integers(0, 2**32)

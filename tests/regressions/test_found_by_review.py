@@ -11,11 +11,11 @@ from sandq.node import run_node
 from sandq.partition import commands as c
 from sandq.partition.leasing.lease_grants import LEASE_BYTES
 from sandq.protocol.frames import Type
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
 from tests.support.nodes.raw_client import RawClient, values_of
 from tests.support.nodes.small_node import small_config
 from tests.support.partition.bench import Bench, T
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 from tests.support.waiting import PATIENCE_S
 
 

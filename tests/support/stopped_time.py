@@ -22,7 +22,7 @@ import pytest
 import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.raft import hooks
+from tests.support.raft.library_time import replace_time
 
 STEP_S = 0.005
 
@@ -116,6 +116,6 @@ def node_time(loop_clock: StoppedClock | None, monkeypatch: pytest.MonkeyPatch) 
     stopped = loop_clock.time if loop_clock is not None else StoppedTime()
     monkeypatch.setattr(f"{__name__}._this_test", stopped)
     monkeypatch.setattr("sandq.node.node.GuardedClock", partial(GuardedClock, wall=stopped.wall, monotonic=stopped.now))
-    undo = hooks.replace_time(stopped.now, random.Random())
+    undo = replace_time(stopped.now, random.Random())
     yield
     undo()

@@ -11,13 +11,13 @@ import trio
 
 from sandq.model.errors import SandqError, StorageFailed
 from sandq.protocol.frames import Type
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
 from sandq.storage.stores import LevelStores
 from tests.integration.cluster.test_three_nodes import created
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.three import NAMES, three_nodes
 from tests.support.nodes.working import take, values
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 from tests.support.waiting import until_holds
 
 

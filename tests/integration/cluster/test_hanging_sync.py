@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from sandq.raft import group_commit
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
 from tests.integration.cluster.test_three_nodes import created
 from tests.support.nodes.three import three_nodes
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 from tests.support.waiting import until_holds
 
 LIMIT = 200_000

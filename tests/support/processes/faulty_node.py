@@ -14,8 +14,8 @@ import trio
 from sandq.model.config import NodeConfig, load_config
 from sandq.node import run_node
 from sandq.server import logs
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 
 async def serve(config: NodeConfig, data_dir: Path) -> None:

@@ -16,9 +16,9 @@ import trio
 from sandq.model.config import NodeConfig, load_config
 from sandq.node import run_node
 from sandq.server import logs
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
 from sandq.storage.level_stores import LevelStores
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 syncs, writes = threading.Event(), threading.Event()
 """Set while they may go on."""

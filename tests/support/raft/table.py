@@ -9,8 +9,9 @@ from typing import Any
 import msgpack
 
 from sandq.model.members import member_id
-from sandq.raft import Group, GroupJournal, Members, hooks, wire
+from sandq.raft import Group, GroupJournal, Members, wire
 from sandq.raft.journal import LogEntry
+from tests.support.raft.library_time import replace_time
 
 NO_OP = bytes([wire.NO_OP])
 GROUP = 7
@@ -34,7 +35,7 @@ class Table:
         self.takes: dict[str, bool] = dict.fromkeys(self.names, True)
 
     def __enter__(self) -> Table:
-        self._undo = hooks.replace_time(lambda: self.now_s, random.Random(1))
+        self._undo = replace_time(lambda: self.now_s, random.Random(1))
         for name in self.names:
             self.start(name)
         return self

@@ -19,9 +19,9 @@ from sandq.model.names import TIMER
 from sandq.partition import commands as c
 from sandq.partition.base.digest import comparable
 from sandq.raft import Members
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from tests.support.nodes.next_level import NEXT
 from tests.support.simulation.stepped import Stepped, VirtualClock
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 if TYPE_CHECKING:
     from tests.support.simulation.cluster_world import ClusterWorld

@@ -23,10 +23,10 @@ from sandq.model.settings import parse_settings
 from sandq.partition import clock_reset
 from sandq.partition import commands as c
 from sandq.partition.log import message_log, trim
-from sandq.raft import Group, core, hooks
-from sandq.storage.faulty_files import Plan
+from sandq.raft import Group, core
 from sandq.storage.memory_files import Crashed
 from tests.support.nodes.next_level import NEXT
+from tests.support.raft.library_time import replace_time
 from tests.support.simulation import cluster_snapshots
 from tests.support.simulation.cluster_clients import Clients
 from tests.support.simulation.cluster_node import ClusterNode, topic_of
@@ -35,6 +35,7 @@ from tests.support.simulation.fake_links import Network
 from tests.support.simulation.moments import WHOLE_MESSAGES, Moments
 from tests.support.simulation.raft_node import Disk, check_matches
 from tests.support.simulation.stepped import VirtualClock
+from tests.support.storage.faulty_files import Plan
 
 NAMES = ("n1", "n2", "n3")
 DRIFT_MS = 100
@@ -67,7 +68,7 @@ class ClusterWorld:
         self.wrong_ms = 0
         """How far the clocks of all nodes are ahead."""
         self.resets = 0
-        undo_time = hooks.replace_time(lambda: self.clock.ms / 1000, rng)
+        undo_time = replace_time(lambda: self.clock.ms / 1000, rng)
         self._undo = [undo_time]
         self.set(core, "MAX_APPEND_BYTES", rng.choice((100, 1000, 1 << 20)))
         self.set(node_log, "KEPT_BYTES", rng.choice((100, 2000)))

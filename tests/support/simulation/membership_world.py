@@ -47,6 +47,7 @@ from sandq.protocol.requests import Subscribe
 from sandq.raft import core, hooks
 from sandq.storage import identity
 from tests.support.nodes.administrator import Administrator
+from tests.support.raft.library_time import replace_time
 from tests.support.simulation.oracle import messages_of
 from tests.support.simulation.virtual_net import HOST, VirtualNet
 from tests.support.simulation.whole_node import (
@@ -210,7 +211,7 @@ class MembershipWorld:
 
     async def _main(self, story: Callable[[], Awaitable[None]]) -> None:
         self._began_s = trio.current_time()
-        undo = hooks.replace_time(trio.current_time, self.rng)
+        undo = replace_time(trio.current_time, self.rng)
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery

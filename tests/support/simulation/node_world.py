@@ -25,7 +25,6 @@ from sandq.model.limits import Limits
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.raft import Members
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.stores import MemoryStores
@@ -36,6 +35,7 @@ from tests.support.simulation.oracle import GROUPS, Held, Oracle, Sent
 from tests.support.simulation.owner import Owner
 from tests.support.simulation.repeats import Repeater
 from tests.support.simulation.stepped import Stepped, VirtualClock
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 CONSUMERS = ("c1", "c2")
 LEASE_MS = 1000

@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 from sandq.model.members import member_id, node_of
-from sandq.raft import Committed, Group, Members, core, hooks
+from sandq.raft import Committed, Group, Members, core
 from sandq.storage.memory_files import Crashed
+from tests.support.raft.library_time import replace_time
 from tests.support.simulation.fake_links import Network
 from tests.support.simulation.raft_node import Disk, RaftNode, WorldClock, check_matches
 
@@ -24,7 +25,7 @@ class RaftWorld:
     def __init__(self, seed: int, names: tuple[str, ...] = ("n1", "n2", "n3")) -> None:
         self.rng = rng = random.Random(seed)
         self.clock = WorldClock()
-        self._undo = hooks.replace_time(self.clock, rng)
+        self._undo = replace_time(self.clock, rng)
         # Small batches: a follower that is behind gets many of them.
         core.MAX_APPEND_BYTES, self._append_bytes = rng.choice((10, 30, 1 << 20)), core.MAX_APPEND_BYTES
         self._pace = rng.choice((0.2, 0.5, 0.9))

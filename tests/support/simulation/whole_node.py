@@ -19,9 +19,9 @@ import trio
 
 from sandq.broker.replication.lanes import Lanes
 from sandq.broker.replication.worker import REST_S
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 if TYPE_CHECKING:
     from sandq.node import Serving

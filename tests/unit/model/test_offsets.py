@@ -143,12 +143,6 @@ def test_token_parts_that_do_not_fit(index: int, place: int) -> None:
         offsets.token(index, place)
 
 
-def test_a_token_is_unsigned_64_bits() -> None:
-    for wrong in (-1, 2**64):
-        with pytest.raises(InvalidRequest):
-            offsets.token_parts(wrong)
-
-
 @pytest.mark.parametrize("partition", [0, 1, 7, 4095])
 def test_the_least_of_a_partition_that_is_not_below(partition: int) -> None:
     own = offsets.pack(5, 6, 7, partition)

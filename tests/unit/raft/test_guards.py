@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from sandq.model.errors import Corruption
-from sandq.raft import Group, Members, ProposalFailed, guards, hooks, wire
+from sandq.raft import Group, Members, ProposalFailed, guards, wire
 from sandq.raft import transport as transport_module
 from sandq.raft.core import LEADER_FALLBACK_S, MAX_APPEND_BYTES
+from tests.support.raft.library_time import replace_time
 from tests.support.raft.table import GROUP, NO_OP, Table, entry
 
 ABC = ("a", "b", "c")
@@ -460,7 +461,7 @@ def test_l5_a_deadline_that_passes_within_a_tick_is_no_election_without_the_vote
         now_s[0] += 1.0
         return now_s[0]
 
-    undo = hooks.replace_time(later, random.Random(1))
+    undo = replace_time(later, random.Random(1))
     try:
         for within_s in range(20):
             group._core._SyncObj__raftElectionDeadline = now_s[0] + within_s + 0.5

@@ -9,9 +9,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from sandq.raft import Group, GroupCommit, GroupJournal, Members, hooks, wire
+from sandq.raft import Group, GroupCommit, GroupJournal, Members, wire
 from sandq.raft.core import HEARTBEAT_S, LEADER_FALLBACK_S
 from sandq.raft.transport import Flight
+from tests.support.raft.library_time import replace_time
 
 NAMES = ("a", "b", "c")
 GROUPS = range(1, 31)
@@ -31,7 +32,7 @@ class Nodes:
         self.ticked = 0
 
     def __enter__(self) -> Nodes:
-        self._undo = hooks.replace_time(lambda: self.now_s, random.Random(1))
+        self._undo = replace_time(lambda: self.now_s, random.Random(1))
         for name in NAMES:
             for number in GROUPS:
                 self.open(name, number)

@@ -7,9 +7,9 @@ import errno
 import pytest
 
 from sandq.model.errors import StorageFailed
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import may_have_happened
 from sandq.storage.memory_files import MemoryFiles
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 
 def test_a_full_disk_takes_what_fits_and_then_nothing() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sandq.model.errors import DataDirInUse
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import Files, RealFiles
 from sandq.storage.memory_files import MemoryFiles
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 TWINS: dict[str, Callable[[Path], Files]] = {
     "real": RealFiles,

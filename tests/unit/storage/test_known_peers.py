@@ -10,10 +10,10 @@ import pytest
 
 from sandq.model.errors import Conflict, Corruption, SandqError, StorageFailed
 from sandq.storage import small_file
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import RealFiles
 from sandq.storage.known_peers import MAGIC, NAME, VERSION, KnownPeers
 from sandq.storage.memory_files import Crashed, MemoryFiles
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 
 def test_what_is_pinned_is_found_again() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from sandq.model.errors import Corruption
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.level_stores import LevelStores
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.scrub import QUIET_S, scrub_tables, scrub_wal
 from sandq.storage.wal import Kind, Record, Wal
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 SEGMENT = 4096
 OLD_S = 1_000_000_000.0

@@ -8,9 +8,9 @@ import pytest
 
 from sandq.model.errors import Corruption, StartupError, StorageFailed
 from sandq.storage import identity, small_file
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.pointers import Pointers, StorePointer
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 
 def test_pointers_are_found_again() -> None:

@@ -16,6 +16,7 @@ from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.pointers import Pointers, StorePointer
 from sandq.storage.wal import Kind, Wal
 from tests.support.paths import ROOT
+from tests.support.storage.key_strings import take_string
 
 PAGE = ROOT / "docs" / "storage-format.md"
 MEMBERS = (("n1#1", "n2#4"), ("n3#9",))
@@ -122,6 +123,6 @@ def test_the_mark_decodes(tmp_path: Path) -> None:
 def test_the_key_decodes_and_encodes() -> None:
     key = example("key")
     assert keys.store_of(key) == 2
-    assert keys.take_string(key, 8) == (b"a\0b", 14)
+    assert take_string(key, 8) == (b"a\0b", 14)
     fields = keys.u32(5) + keys.string(b"a\0b") + keys.u48(1_700_000_000_000) + keys.u64(9)
     assert key == keys.store_prefix(2) + fields

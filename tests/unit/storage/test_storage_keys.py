@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sandq.model.errors import Corruption
 from sandq.storage import keys
+from tests.support.storage.key_strings import take_string
 
 ROWS = st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=6), st.integers(0, 2**64 - 1))
 
@@ -26,13 +27,13 @@ def test_keys_sort_like_their_rows(one: tuple[int, bytes, int], two: tuple[int, 
 def test_a_string_ends_by_itself(text: str, behind: bytes) -> None:
     content = text.encode("latin-1")
     key = b"head" + keys.string(content) + behind
-    assert keys.take_string(key, 4) == (content, len(key) - len(behind))
+    assert take_string(key, 4) == (content, len(key) - len(behind))
 
 
 @pytest.mark.parametrize("key", [b"", b"abc", b"a\0", b"a\0\2", b"a\0\xff"])
 def test_half_a_string(key: bytes) -> None:
     with pytest.raises(Corruption):
-        keys.take_string(key, 0)
+        take_string(key, 0)
 
 
 @given(st.binary(min_size=1, max_size=5), st.binary(max_size=5))

@@ -10,7 +10,6 @@ import pytest
 from google_crc32c import value
 
 from sandq.model.errors import Corruption, StorageFailed
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.wal import Kind, Record, RecoveredGroup, Wal, WalFull
@@ -23,6 +22,7 @@ from sandq.storage.wal_format import (
     encode_pass,
     segment_number,
 )
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 SEGMENT = 4096
 MEMBERS: bytes = msgpack.packb([["n1#1"], []])

@@ -8,9 +8,9 @@ import trio
 import trio.testing
 
 from sandq.broker.health.scrubber import Scrubber
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.wal import Kind, Wal
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 
 async def test_a_round_takes_its_time_and_names_what_is_damaged(

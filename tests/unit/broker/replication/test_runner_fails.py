@@ -19,11 +19,11 @@ from sandq.broker.replication.runner import Runner
 from sandq.model.errors import StorageFailed
 from sandq.model.limits import Limits
 from sandq.raft import Members
-from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
 from sandq.storage.wal import Record, WalFull
 from tests.support.registered import register_node
+from tests.support.storage.faulty_files import FaultyFiles, Plan
 from tests.support.waiting import PATIENCE_S, until_holds
 
 

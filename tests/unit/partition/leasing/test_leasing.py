@@ -11,6 +11,7 @@ from sandq.partition import commands as c
 from sandq.partition.base.rows import Range
 from sandq.partition.groups.lease_table import ENDED_LEASES
 from sandq.partition.log import trim
+from tests.support.lease_tokens import token_parts
 from tests.support.partition.bench import Bench, T
 
 
@@ -42,7 +43,7 @@ def test_grants_of_one_command_get_tokens_that_rise(bench: Bench) -> None:
         ("y", ["b", "c"]),
         ("x", ["d"]),
     ]
-    assert [offsets.token_parts(lease.token) for lease in leases] == [(bench.index, place) for place in range(3)]
+    assert [token_parts(lease.token) for lease in leases] == [(bench.index, place) for place in range(3)]
 
 
 def test_places_run_across_the_batches_of_one_entry(bench: Bench) -> None:

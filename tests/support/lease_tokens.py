@@ -1,0 +1,10 @@
+"""Takes lease tokens apart."""
+
+from __future__ import annotations
+
+from sandq.model.offsets import TOKEN_PLACE_MAX
+
+
+def token_parts(token: int) -> tuple[int, int]:
+    """Return `(index, place)` of a lease token."""
+    return token >> 16, token & TOKEN_PLACE_MAX
