@@ -24,7 +24,7 @@ from sandctl.pacing import Pacer
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-    from sandq.client import Client, Producer, Receipt
+    from sandq.client import Client, Producer, Receipt, SendOptions
 
 _UNCONFIRMED = 10_000  # receipts that wait for being printed
 
@@ -120,7 +120,7 @@ def produce(
         _check_many(is_json=is_json, unique_key=unique_key, count=count)
     else:
         _check_one(unique_key=unique_key, count=count, rate=rate)
-    given: dict[str, Any] = {
+    given: SendOptions = {
         "key": raw(key),
         "headers": headers_of(headers),
         "deliver_at": at,
@@ -131,7 +131,8 @@ def produce(
         "tenant": tenant,
         "partition": partition,
     }
-    common = {name: value for name, value in given.items() if value is not None} | {"on_conflict": on_conflict}
+    common: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    common["on_conflict"] = on_conflict
     with open_source(path, needed=payload is None) as source:
         if is_many:
             run(lambda client: _send_lines(client, topic, source, jsonl, common, rate), waits=True)

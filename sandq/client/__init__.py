@@ -43,6 +43,7 @@ from sandq.client.messages.stored_message import (
 )
 from sandq.client.producer.batches import Receipt, Receipts, SendOutcome
 from sandq.client.producer.producer import Producer
+from sandq.client.producer.send_options import SendOptions
 from sandq.client.schedules.schedule import Occurrence, Schedule
 from sandq.client.schedules.schedules import Fire, Schedules, SchedulesStored
 from sandq.client.transport.on_behalf import on_behalf_of
@@ -101,6 +102,7 @@ __all__ = [
     "Schedule",
     "Schedules",
     "SchedulesStored",
+    "SendOptions",
     "SendOutcome",
     "Settlement",
     "SloReport",

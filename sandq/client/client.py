@@ -7,7 +7,7 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Unpack
 
 import anyio
 import anyio.abc
@@ -28,7 +28,8 @@ from sandq.client.options import DEFAULTS, Options, Token, parse_server
 from sandq.client.positions import Point, Start
 from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.producer import Producer
-from sandq.client.producer.validation import Headers, Value
+from sandq.client.producer.send_options import SendOptions, takes_send_options
+from sandq.client.producer.validation import Value
 from sandq.client.schedules.schedules import Schedules
 from sandq.client.timeouts import seconds_of, timed_read
 from sandq.client.tls import tls_of
@@ -41,7 +42,7 @@ from sandq.model.errors import ClosedError, InvalidRequest, TimedOut
 from sandq.model.json_values import MISSING
 from sandq.model.names import check_name
 from sandq.model.ports import DEFAULT_SERVER
-from sandq.model.times import Duration, Instant, duration_ms
+from sandq.model.times import Duration, duration_ms
 from sandq.protocol.requests_log import FetchReply, MeasureReply
 
 CLIENT_NAME: Final = "sandq-python"
@@ -78,6 +79,7 @@ class Client:
         found = {one.hello.node_id: one.certificate_ends_s for one in self._cluster.connections()}
         return {node: ends_s for node, ends_s in found.items() if ends_s is not None}
 
+    @takes_send_options
     async def produce(
         self,
         /,
@@ -85,23 +87,13 @@ class Client:
         value: Value | None = MISSING,
         *,
         json: Any = MISSING,
-        key: Value | None = None,
-        headers: Headers | None = None,
-        deliver_at: Instant | None = None,
-        delay: Duration | None = None,
-        delay_ms: int | None = None,
-        partition: int | None = None,
-        ttl: Duration | None = None,
-        unique_key: Value | None = None,
-        on_conflict: str = "reject",
-        priority: int | None = None,
-        tenant: str | None = None,
         timeout: Duration | None = None,
+        **options: Unpack[SendOptions],
     ) -> str:
         """Store one message; its offset (26 characters), which is its id, once it is safe. Calls at the same time
         share batches.
 
-        The arguments are those of `Producer.send`; for many messages use `producer`. Retriable errors are raised
+        `sandq.SendOptions` describes the options; for many messages use `producer`. Retriable errors are raised
         after `delivery_timeout`; the message then says whether the outcome is unknown. However often it is sent again
         after lost answers, it is stored once. DuplicateKey: a message has the `unique_key`.
 
@@ -110,22 +102,7 @@ class Client:
         """
         timeout_s = None if timeout is None else seconds_of("timeout", timeout)
         with anyio.move_on_after(math.inf if timeout_s is None else timeout_s):
-            receipt = await self.send(
-                topic,
-                value,
-                json=json,
-                key=key,
-                headers=headers,
-                deliver_at=deliver_at,
-                delay=delay,
-                delay_ms=delay_ms,
-                partition=partition,
-                ttl=ttl,
-                unique_key=unique_key,
-                on_conflict=on_conflict,
-                priority=priority,
-                tenant=tenant,
-            )
+            receipt = await self.send(topic, value, json=json, **options)
             return await receipt
         raise TimedOut(
             f"topic {topic!r}: not confirmed in {timeout_s:g} s; the outcome is unknown: the message may be stored, "
@@ -133,6 +110,7 @@ class Client:
             topic=topic,
         )
 
+    @takes_send_options
     async def send(
         self,
         /,
@@ -140,36 +118,12 @@ class Client:
         value: Value | None = MISSING,
         *,
         json: Any = MISSING,
-        key: Value | None = None,
-        headers: Headers | None = None,
-        deliver_at: Instant | None = None,
-        delay: Duration | None = None,
-        delay_ms: int | None = None,
-        partition: int | None = None,
-        ttl: Duration | None = None,
-        unique_key: Value | None = None,
-        on_conflict: str = "reject",
-        priority: int | None = None,
-        tenant: str | None = None,
+        **options: Unpack[SendOptions],
     ) -> Receipt:
         """Have one message stored as `produce` does, and do not wait for it: `await receipt` gives its offset, or
-        raises; `receipt.outcome` then says what `on_conflict` did. The arguments are those of `Producer.send`."""
+        raises; `receipt.outcome` then says what `on_conflict` did. The arguments are those of `produce`."""
         producer = await self._producer_of(topic)
-        return await producer.send(
-            value,
-            json=json,
-            key=key,
-            headers=headers,
-            deliver_at=deliver_at,
-            delay=delay,
-            delay_ms=delay_ms,
-            partition=partition,
-            ttl=ttl,
-            unique_key=unique_key,
-            on_conflict=on_conflict,
-            priority=priority,
-            tenant=tenant,
-        )
+        return await producer.send(value, json=json, **options)
 
     async def produce_many(self, topic: str, messages: Iterable[Value | Mapping[str, Any]]) -> Receipts:
         """Store several messages, as `produce` stores one: each is a value, or a mapping of its arguments ("value"

@@ -68,6 +68,4 @@ def _timed(method: Callable[P, Awaitable[T]], outcome: str) -> Callable[P, Corou
             return await method(*args, **kwargs)
         raise TimedOut(f"{method.__name__}: no answer in {timeout_s:g} s{outcome}")
 
-    timed: Any = call
-    timed.timed_again = functools.partial(_timed, outcome=outcome)  # for who wraps what is within (`arguments`)
     return call

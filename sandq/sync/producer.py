@@ -6,7 +6,7 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, Unpack
 
 from sandq.client.arguments import suggesting
 from sandq.client.portal import Portal, bounded
@@ -14,9 +14,10 @@ from sandq.client.producer.batches import Batch, SendOutcome
 from sandq.client.producer.batches import Receipt as AsyncReceipt
 from sandq.client.producer.batches import Receipts as AsyncReceipts
 from sandq.client.producer.producer import Producer as AsyncProducer
-from sandq.client.producer.validation import Headers, Ready, Value, delay_of
+from sandq.client.producer.send_options import SendOptions, takes_send_options
+from sandq.client.producer.validation import Headers, Ready, Value
 from sandq.model.errors import SandqError
-from sandq.model.json_values import MISSING, content_of
+from sandq.model.json_values import MISSING
 from sandq.model.times import Duration, Instant
 from sandq.sync.wrappers import Blocks, BlockWrapper, Wrapper, blocking
 
@@ -178,13 +179,10 @@ class Producer(BlockWrapper[AsyncProducer]):
         What is wrong with the message itself is raised at once; what does not fit the topic (UnknownPartition, a tenant
         where it takes none) by the receipt.
         """
-        if delay_ms is not None:
-            delay = delay_of(delay, delay_ms)
-        if json is not MISSING or value is MISSING:
-            value, headers = content_of(value, json, headers)
         inner, portal = self._inner, self._portal
         message = inner.checks.message(
-            value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict, priority, tenant
+            value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, priority,
+            tenant,
         )  # fmt: skip
         inner.check_open()
         receipt = Receipt(portal)
@@ -196,22 +194,8 @@ class Producer(BlockWrapper[AsyncProducer]):
             portal.call(inner.wait_for_room)
         return receipt
 
-    def send_many(
-        self,
-        messages: Iterable[Value | Mapping[str, Any]],
-        *,
-        key: Value | None = None,
-        headers: Headers | None = None,
-        deliver_at: Instant | None = None,
-        delay: Duration | None = None,
-        delay_ms: int | None = None,
-        partition: int | None = None,
-        ttl: Duration | None = None,
-        unique_key: Value | None = None,
-        on_conflict: str = "reject",
-        priority: int | None = None,
-        tenant: str | None = None,
-    ) -> Receipts:
+    @takes_send_options
+    def send_many(self, messages: Iterable[Value | Mapping[str, Any]], **options: Unpack[SendOptions]) -> Receipts:
         """Send many: each is a value, or a mapping of `send`'s arguments ("value" or "json", "key", ...).
 
         The options given here hold for values and for what a mapping does not name. A mistake in one
@@ -223,12 +207,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         while part := _Part(islice(rest, _AHEAD_MESSAGES)):
             part.first_place = place
             place += len(part)
-            send = partial(
-                self._inner.send_many, part, key=key, headers=headers, deliver_at=deliver_at, delay=delay,
-                delay_ms=delay_ms, partition=partition, ttl=ttl, unique_key=unique_key, on_conflict=on_conflict,
-                priority=priority, tenant=tenant,
-            )  # fmt: skip
-            parts.append(self._portal.call(send))
+            parts.append(self._portal.call(partial(self._inner.send_many, part, **options)))
         return Receipts(self._portal, parts)
 
     flush = blocking(AsyncProducer.flush)

@@ -10,7 +10,7 @@ from sandq.client.arguments import suggesting
 from sandq.client.producer.validation import AT, DELAY, TIME_BITS, Headers, MessageValidation, Value
 from sandq.client.transport.cluster import Cluster
 from sandq.model.errors import InvalidRequest, TooLarge
-from sandq.model.json_values import MISSING, content_of
+from sandq.model.json_values import MISSING
 from sandq.model.limits import FIXED
 from sandq.model.names import check_name
 from sandq.model.times import Duration, Instant
@@ -37,10 +37,16 @@ class Outgoing:
         """As ACK_THEN has it. Raises InvalidRequest, InvalidTime, TooLarge."""
         if self.topic is not None:
             check_name("topic", self.topic)
-        given, named_headers = content_of(self.value, self.json, self.headers)
         value, key, headers, lot, at_ms, _, ttl_ms, _, rank = checks.message(
-            *(given, self.key, named_headers, self.deliver_at, self.delay, None, self.ttl, None, "reject"),
-            *(self.priority, self.tenant),
+            self.value,
+            self.json,
+            key=self.key,
+            headers=self.headers,
+            deliver_at=self.deliver_at,
+            delay=self.delay,
+            ttl=self.ttl,
+            priority=self.priority,
+            tenant=self.tenant,
         )
         priority, tenant = rank or (None, None)
         named: dict[str, Any] = {"value": value, "key": key, "headers": headers, "ttl_ms": ttl_ms}

@@ -104,9 +104,7 @@ class Keys:
         try:
             for place, item in enumerate(items.items() if isinstance(items, Mapping) else items):  # noqa: B007
                 key, value = _pair(item)
-                message = producer.checks.message(
-                    value, self._key(key), None, None, None, None, None, None, "reject"
-                )  # fmt: skip
+                message = producer.checks.message(value, key=self._key(key))
                 await producer.wait_for_room()
                 batch, position, sealed = producer.add(*message)
                 receipts.add(batch, position)
@@ -298,8 +296,8 @@ class Keys:
         expected: bytes | None = None,
     ) -> str:
         data, key_bytes, packed, lot, time, partition, ttl_ms, unique, _ = self._checks.message(
-            value, self._key(key), headers, None, None, None, ttl, None, "reject"
-        )  # fmt: skip
+            value, key=self._key(key), headers=headers, ttl=ttl
+        )
         if expected is not None:
             lot |= EXPECTED_BIT
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import anyio
 import anyio.abc
@@ -15,6 +15,7 @@ from sandq.client.arguments import did_you_mean, suggesting
 from sandq.client.options import again
 from sandq.client.producer.batch_accumulator import BatchAccumulator
 from sandq.client.producer.batches import Batch, Receipt, Receipts, failure_of
+from sandq.client.producer.send_options import SendOptions, takes_send_options
 from sandq.client.producer.validation import (
     RANK_BIT,
     Headers,
@@ -29,15 +30,12 @@ from sandq.client.tracing import creating
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import fresh_topic, used_topic
 from sandq.model.errors import ClosedError, InvalidRequest, SandqError, UnknownPartition
-from sandq.model.json_values import MISSING, content_of
+from sandq.model.json_values import MISSING
 from sandq.model.times import Duration, Instant
 
 log = logging.getLogger("sandq.client")
 
-_ARGUMENTS = (
-    *("value", "json", "key", "headers", "deliver_at", "delay", "delay_ms", "partition"),
-    *("ttl", "unique_key", "on_conflict", "priority", "tenant"),
-)
+_ARGUMENTS = ("value", "json", *SendOptions.__annotations__)
 """Of `send`: what a message given as a mapping may name."""
 _CONTENT = ("value", "json")
 _NO_TIME: Final = {"deliver_at": None, "delay": None, "delay_ms": None}
@@ -151,31 +149,13 @@ class Producer:
         `json` is sent in place of a value, as its compact text, with the header `content-type: application/json` unless
         the headers have a content type; consumers get it by `message.json()`. InvalidRequest for what is no JSON.
 
-        `deliver_at` is an instant, `delay` (seconds or text) is counted from the moment the broker stores the message,
-        and so is `delay_ms`, whole milliseconds; without any it is delivered at once. InvalidTime for more than ten
-        years (the node's `limits.delay_days`, unless the topic has a `max_delay`), which are a mistake about units as a
-        rule. `ttl`: so long after its delivery time a message that nobody holds is dead. Messages of one key go to one
-        partition (unless partitions were added, and some of them have unique keys); without key and partition, to any.
-
-        `unique_key` (1 to 1,024 bytes) is unique until every group has leased the message, and for the topic's
-        `dedup_window` after. When it is taken, `on_conflict` decides: "reject" (the receipt raises DuplicateKey),
-        "replace" (the other message is cancelled; DuplicateKey when a group holds it already; when all are done with
-        it, this one is stored beside it), "replace_pending" (the other message is cancelled; DuplicateKey once any
-        group has leased it), or "ignore" (nothing is stored, the receipt gives the id of the
-        message that has the key). `receipt.outcome` says which it was. With a `key` it is unique within that key, which
-        routes the message; without one it routes the message itself.
-
-        Topics of the kinds priority and fair take a `priority` (lower goes first; 0), and fair ones a `tenant`
-        ("default"), which then chooses the partition alone.
+        `sandq.SendOptions` describes the options.
         """
-        if delay_ms is not None:
-            delay = delay_of(delay, delay_ms)
-        if json is not MISSING or value is MISSING:
-            value, headers = content_of(value, json, headers)
         if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
             await self.wait_for_room()
         message = self.checks.message(
-            value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict, priority, tenant
+            value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, priority,
+            tenant,
         )  # fmt: skip
         if message[-1] is not None:
             await self._look_for_kind(message[-1])
@@ -188,63 +168,42 @@ class Producer:
             await anyio.lowlevel.checkpoint()  # so that a loop of sends lets the batches leave
         return Receipt(batch, position)
 
+    @takes_send_options
     async def send_many(
-        self,
-        messages: Iterable[Value | Mapping[str, Any]],
-        *,
-        key: Value | None = None,
-        headers: Headers | None = None,
-        deliver_at: Instant | None = None,
-        delay: Duration | None = None,
-        delay_ms: int | None = None,
-        partition: int | None = None,
-        ttl: Duration | None = None,
-        unique_key: Value | None = None,
-        on_conflict: str = "reject",
-        priority: int | None = None,
-        tenant: str | None = None,
+        self, messages: Iterable[Value | Mapping[str, Any]], **options: Unpack[SendOptions]
     ) -> Receipts:
         """Send many: each is a value, or a mapping of `send`'s arguments ("value" or "json", "key", ...).
 
         The options given here hold for values and for what a mapping does not name. A mistake in one
         raises at once, naming its place; those before it are sent all the same.
         """
-        common = {
-            "key": key,
-            "headers": headers,
-            "deliver_at": deliver_at,
-            "delay": delay,
-            "delay_ms": delay_ms,
-            "partition": partition,
-            "ttl": ttl,
-            "unique_key": unique_key,
-            "on_conflict": on_conflict,
-            "priority": priority,
-            "tenant": tenant,
-        }
         checks = self.checks
+        key, partition, delay = options.get("key"), options.get("partition"), options.get("delay")
         if partition is not None and type(partition) is int and partition >= self._partitioner.partitions:
             await self._look_for_more()
-        if delay_ms is not None:
+        if (delay_ms := options.get("delay_ms")) is not None:
             delay = delay_of(delay, delay_ms)
-        lot, time = checks.time(deliver_at, delay)
-        key_bytes, packed = checks.key(key), checks.headers(headers)
+        lot, time = checks.time(options.get("deliver_at"), delay)
+        key_bytes, packed = checks.key(key), checks.headers(options.get("headers"))
         extras: tuple[int | None, bytes | None, Rank | None] | None = None  # of what is no mapping
         receipts = Receipts()
         place = 0
         try:
             for place, message in enumerate(messages, getattr(messages, "first_place", 0)):  # noqa: B007 - named below
                 if isinstance(message, Mapping):
-                    receipt = await self._send_mapping(message, common)
+                    receipt = await self._send_mapping(message, options)
                     receipts.append(receipt)
                     continue
                 if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
                     await self.wait_for_room()
                 data = checks.value(message)
                 if extras is None:
-                    more, ttl_ms, unique = checks.extras(ttl, unique_key, on_conflict, key_bytes)
+                    on_conflict = options.get("on_conflict", "reject")
+                    more, ttl_ms, unique = checks.extras(
+                        options.get("ttl"), options.get("unique_key"), on_conflict, key_bytes
+                    )
                     lot |= more
-                    rank = None
+                    priority, tenant, rank = options.get("priority"), options.get("tenant"), None
                     if priority is not None or tenant is not None:
                         rank = rank_of(priority, tenant)
                         lot |= RANK_BIT

@@ -10,6 +10,7 @@ from typing import Any
 from sandq.model.batch import headers_pack
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.headers import HeaderValue
+from sandq.model.json_values import MISSING, content_of
 from sandq.model.key_limits import NO_SETTINGS
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.names import check_tenant
@@ -110,18 +111,27 @@ class MessageValidation:
     def message(
         self,
         value: Value | None,
-        key: Value | None,
-        headers: Headers | None,
-        deliver_at: Instant | None,
-        delay: Duration | None,
-        partition: int | None,
-        ttl: Duration | None,
-        unique_key: Value | None,
-        on_conflict: str,
+        json: Any = MISSING,
+        key: Value | None = None,
+        headers: Headers | None = None,
+        deliver_at: Instant | None = None,
+        delay: Duration | None = None,
+        delay_ms: int | None = None,
+        partition: int | None = None,
+        ttl: Duration | None = None,
+        unique_key: Value | None = None,
+        on_conflict: str = "reject",
         priority: int | None = None,
         tenant: str | None = None,
     ) -> Ready:
-        """All of it. In any thread: nothing is looked up."""
+        """Check a message whose value is given as a value or as JSON. May be called from any thread.
+
+        The options are those of `SendOptions`.
+        """
+        if delay_ms is not None:
+            delay = delay_of(delay, delay_ms)
+        if json is not MISSING or value is MISSING:
+            value, headers = content_of(value, json, headers)
         lot, at = self.time(deliver_at, delay) if deliver_at is not None or delay is not None else (NOW, 0)
         data = self.value(value) if value is not None else None
         key_bytes = self.key(key) if key is not None else None

@@ -35,6 +35,9 @@ async def asynchronous() -> None:
         await client.produce("orders", 17)  # wrong: arg-type
         await client.produce("orders", b"", deliver_at=1.5)  # wrong: arg-type
         await client.produce("orders", b"", deley="5s")  # wrong: call-arg
+        options: sandq.SendOptions = {"delay": "5s", "unique_key": b"k"}
+        await client.produce("orders", b"", **options)
+        mistaken: sandq.SendOptions = {"deley": "5s"}  # wrong: typeddict-unknown-key
         async with client.producer("orders") as producer:
             receipt = await producer.send(b"x")
             await producer.send(b"x", deley="5s")  # wrong: call-arg
@@ -67,10 +70,13 @@ def blocking() -> None:
     with sandq.sync.connect("localhost:7170") as client:
         offset: str = client.produce("orders", "paid", delay="2h", headers={"a": 1})
         client.produce("orders", 17)  # wrong: arg-type
+        client.produce("orders", b"", deley="5s")  # wrong: call-arg
+        client.send("orders", b"", deley="5s")  # wrong: call-arg
         client.produce("orders", json={"order": 7})
         client.produce("orders", b"", partition="one")  # wrong: arg-type
         with client.producer("orders") as producer:
             text: str = producer.send(b"x").wait()
+            producer.send(b"x", deley="5s")  # wrong: call-arg
             texts: list[str] = producer.send_many([b"a"]).wait(5)
             producer.flush()
         with client.subscribe("orders", group="g", credit=5) as subscription:

@@ -1,0 +1,69 @@
+"""The options of one message that is sent: the same for `produce`, `send` and `send_many`, async and blocking.
+
+`SendOptions` is their definition. Methods that pass the options on declare `**options: Unpack[SendOptions]` and are
+decorated with `takes_send_options`. `Producer.send`, async and blocking, and `MessageValidation.message` run once per
+message and spell the options out, because a dictionary per message costs 12 to 20 % more CPU. A test compares them with
+`SendOptions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypedDict, TypeVar
+
+from sandq.client.arguments import list_options
+from sandq.client.producer.validation import Headers, Value
+from sandq.model.times import Duration, Instant
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SEND_DEFAULTS: Final[Mapping[str, Any]] = {"on_conflict": "reject"}
+"""Defaults of the options that are not None by default."""
+
+
+class SendOptions(TypedDict, total=False):
+    """Options of one message to send. All of them may be left out.
+
+    `key`: messages with the same key go to the same partition (unless partitions were added, and some of the messages
+    have unique keys). A message without key and partition goes to any partition.
+    `headers`: names and values that consumers get with the message.
+
+    `deliver_at`: the instant of delivery. `delay`: seconds or text ("90s"), counted from the moment the broker stores
+    the message. `delay_ms`: the same in whole milliseconds. At most one of the three; without any the message is
+    delivered at once. A time more than ten years ahead raises InvalidTime, because it is usually a wrong unit; the
+    limit is the topic's `max_delay`, or else the node's `limits.delay_days`.
+    `ttl`: a message that no consumer holds is dead this long after its delivery time.
+
+    `partition`: the number of the partition to store the message in.
+
+    `unique_key`: 1 to 1,024 bytes, unique until every group has leased the message, and for the topic's `dedup_window`
+    after that. With a `key` it is unique within that key, which chooses the partition; without one it chooses the
+    partition itself.
+    `on_conflict`: what to do if the unique key is taken. `receipt.outcome` says what was done.
+
+    - "reject" (the default): the receipt raises DuplicateKey.
+    - "replace": cancel the other message. The receipt raises DuplicateKey if a group holds that message. If all groups
+      are done with it, store this message beside it.
+    - "replace_pending": cancel the other message. The receipt raises DuplicateKey if any group has leased that message.
+    - "ignore": store nothing. The receipt gives the id of the message that has the key.
+
+    `priority`: for topics of the kinds priority and fair; lower numbers are delivered first, 0 is the default.
+    `tenant`: for topics of the kind fair; "default" if left out. There the tenant alone chooses the partition.
+    """
+
+    key: Value | None
+    headers: Headers | None
+    deliver_at: Instant | None
+    delay: Duration | None
+    delay_ms: int | None
+    partition: int | None
+    ttl: Duration | None
+    unique_key: Value | None
+    on_conflict: str
+    priority: int | None
+    tenant: str | None
+
+
+def takes_send_options(method: F) -> F:
+    """Decorate a method with `**options: Unpack[SendOptions]`: its signature, and so `help()`, shows each option."""
+    return list_options(method, SendOptions, SEND_DEFAULTS)
