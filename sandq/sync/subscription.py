@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from sandq.client.arguments import suggesting
-from sandq.client.consumer.lease import Arrival
+from sandq.client.consumer.deliveries import Arrival
 from sandq.client.consumer.subscription import Subscription as AsyncSubscription
 from sandq.client.consumer.threaded import Message, MessageBatch
 from sandq.client.portal import Portal

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import anyio
 
+from sandq.client.consumer.held_messages import HeldMessages
 from sandq.client.consumer.lease import (
     ACKED,
     LOST,
@@ -20,22 +21,20 @@ from sandq.client.consumer.lease import (
     REJECTED,
     Chunk,
     Lease,
-    LeaseOwner,
     Part,
     count_of,
     frames_of,
     what_of,
 )
 from sandq.client.consumer.nack_change import NackTerms
+from sandq.client.consumer.partition_sender import PartitionSender, RequestQueue
 from sandq.client.messages.log_page import Span, positions_of
-from sandq.client.options import Options
 from sandq.client.transport.connection import Connection
 from sandq.model.errors import (
     Conflict,
     DiskFull,
     Forbidden,
     InvalidRequest,
-    LeaseLost,
     NotFound,
     NotLeader,
     Overloaded,
@@ -81,45 +80,18 @@ class Sent(NamedTuple):
         return REJECTED if self.nack.terms.end == DEAD else NACKED
 
 
-class RequestOwner(LeaseOwner, Protocol):
-    """What requests about leases ask and tell their partition consumer, which owns the messages' states."""
-
-    options: Options
-
-    @property
-    def is_closed(self) -> bool: ...
-
-    def settled(self, chunk: Chunk, count: int) -> None: ...
-
-    def hold_again(self, chunk: Chunk, spans: list[Span]) -> None: ...
-
-    def lose(self, lease: Lease) -> None: ...
-
-    def lost_error(self, lease: Lease) -> LeaseLost: ...
-
-    def poke(self) -> None: ...
-
-    def pause(self, error: SandqError) -> None: ...
-
-    def went_well(self) -> None: ...
-
-    def tell_quiet(self) -> None: ...
-
-    def wake(self) -> None: ...
-
-
-class AckQueue:
+class AckQueue(RequestQueue):
     """See the module's docstring."""
 
-    def __init__(self, owner: RequestOwner) -> None:
-        self.in_flight = 0
-        self._owner = owner
+    def __init__(self, held: HeldMessages, sender: PartitionSender) -> None:
+        super().__init__(sender)
+        self._held = held
         self._dirty: dict[Chunk, float] = {}  # chunks with queued acks, and since when
         self._nacks: dict[NackKey, tuple[float, dict[Chunk, list[Span]]]] = {}  # since when, and what
         self._sending: list[tuple[float, Sent]] = []  # acks that send messages, and since when
 
     @property
-    def queued(self) -> bool:
+    def is_queued(self) -> bool:
         return bool(self._dirty or self._nacks or self._sending)
 
     def ack_one(self, chunk: Chunk, position: int) -> None:
@@ -131,36 +103,36 @@ class AckQueue:
             queued.append((position, position + 1))
         if chunk not in self._dirty:
             self._dirty[chunk] = anyio.current_time()
-            self._owner.poke()
+            self._sender.poke()
 
     def ack(self, chunk: Chunk, spans: list[Span]) -> None:
         """Queue an ack of these messages."""
         chunk.queued += spans
         if chunk not in self._dirty:
             self._dirty[chunk] = anyio.current_time()
-            self._owner.poke()
+            self._sender.poke()
 
     def ack_then(self, chunk: Chunk, spans: list[Span], then: list[list[Any]]) -> None:
         """Queue an ack of these messages that sends others."""
         self._sending.append((anyio.current_time(), Sent(None, [(chunk, spans)], then)))
-        self._owner.poke()
+        self._sender.poke()
 
     def nack(self, chunk: Chunk, spans: list[Span], terms: NackTerms) -> None:
         """Queue a nack of these messages."""
         key = NackKey(chunk.lease, terms)
         _, chunks = self._nacks.setdefault(key, (anyio.current_time(), {}))
         chunks.setdefault(chunk, []).extend(spans)
-        self._owner.poke()
+        self._sender.poke()
 
     def flush(self, connection: Connection) -> None:
         """Send what is queued."""
         self._flush_acks(connection)
         self._flush_nacks(connection)
         sending, self._sending = self._sending, []
-        owner = self._owner
+        held = self._held
         for since, sent in sending:
             ((chunk, spans),) = sent.parts
-            lease = owner.group_number, owner.partition, chunk.lease.token
+            lease = held.group_number, held.partition, chunk.lease.token
             request = AckThen(*lease, chunk.ranges(spans), sent.then or [])
             self._request(connection, request.frame, [sent], since)
 
@@ -171,15 +143,15 @@ class AckQueue:
             by_lease.setdefault(chunk.lease, []).append((chunk, chunk.queued))
             chunk.queued = []
         since = min(dirty.values(), default=0.0)
-        owner = self._owner
+        held = self._held
         rows = [([lease.token, what_of(lease, parts)], Sent(None, parts)) for lease, parts in by_lease.items()]
         for items, sent in frames_of(rows):
-            self._request(connection, Ack(owner.group_number, owner.partition, items).frame, sent, since)
+            self._request(connection, Ack(held.group_number, held.partition, items).frame, sent, since)
 
     def _flush_nacks(self, connection: Connection) -> None:
         nacks, self._nacks = self._nacks, {}
         since = min((since for since, _ in nacks.values()), default=0.0)
-        owner = self._owner
+        held = self._held
         by_feature: dict[int, list[tuple[list[Any], Sent]]] = {}
         for key, (_, chunks) in nacks.items():
             parts = list(chunks.items())
@@ -188,7 +160,7 @@ class AckQueue:
         # A broker that cannot do what an item asks for refuses all of a frame: not that of others.
         for rows in by_feature.values():
             for items, sent in frames_of(rows):
-                self._request(connection, Nack(owner.group_number, owner.partition, items).frame, sent, since)
+                self._request(connection, Nack(held.group_number, held.partition, items).frame, sent, since)
 
     def _request(self, connection: Connection, frame: Callable[[int], bytes], sent: list[Sent], since: float) -> None:
         self.in_flight += 1
@@ -200,7 +172,7 @@ class AckQueue:
             if isinstance(reply, SandqError):
                 self._failed(sent, since, reply)
                 return
-            self._owner.went_well()
+            self._sender.went_well()
             for one, result in zip(sent, results(reply, len(sent)), strict=True):
                 lost = lost_ranges(result)
                 self._settle(self._without_refused(one, lost) if lost and one.then is not None else one, lost)
@@ -208,23 +180,23 @@ class AckQueue:
             self._give_up(sent, error)
             raise
         finally:
-            self._owner.tell_quiet()
+            self._sender.answered()
 
     def _settle(self, sent: Sent, lost: list[tuple[bytes, int]] | None) -> None:
         """One item was answered: `lost` as `lost_ranges` gives it."""
-        owner = self._owner
+        held = self._held
         unseen = 0
         for chunk, spans in sent.parts:
             chunk.fill(spans, sent.settled)
             if lost is not None:
                 unseen += self._mark_lost(chunk, spans, lost)
-            owner.settled(chunk, count_of([(chunk, spans)]))
+            held.settled(chunk, count_of([(chunk, spans)]))
             chunk.tell(spans)
         if lost == []:
-            owner.lose(sent.parts[0][0].lease)
+            held.lose(sent.parts[0][0].lease)
         if unseen:
             what = "acks" if sent.nack is None else "nacks"
-            where = (owner.topic, owner.partition)
+            where = (held.topic, held.partition)
             log.warning("topic %s partition %d: %d %s came too late: the lease was lost", *where, unseen, what)
 
     def _without_refused(self, sent: Sent, lost: list[tuple[bytes, int]]) -> Sent:
@@ -232,7 +204,7 @@ class AckQueue:
         ((chunk, spans),) = sent.parts
         gone = chunk.within(lost)
         positions = positions_of(spans)
-        self._refuse(chunk, [(at, at + 1) for at in positions if at not in gone], self._owner.lost_error(chunk.lease))
+        self._refuse(chunk, [(at, at + 1) for at in positions if at not in gone], self._held.lost_error(chunk.lease))
         return sent._replace(parts=[(chunk, [(at, at + 1) for at in positions if at in gone])])
 
     def _refuse(self, chunk: Chunk, spans: list[Span], error: SandqError) -> None:
@@ -241,7 +213,7 @@ class AckQueue:
         for position in positions_of(spans):
             unseen += not chunk.is_awaited(position)
             chunk.errors[position] = error
-        self._owner.hold_again(chunk, spans)
+        self._held.hold_again(chunk, spans)
         chunk.tell(spans)
         self._warn(unseen, error)
 
@@ -254,23 +226,23 @@ class AckQueue:
                 continue
             chunk.state[position] = LOST
             if chunk.is_awaited(position):
-                chunk.errors[position] = self._owner.lost_error(chunk.lease)
+                chunk.errors[position] = self._held.lost_error(chunk.lease)
             else:
                 unseen += 1
         return unseen
 
     def _failed(self, sent: list[Sent], since: float, error: SandqError) -> None:
         """A whole request failed: queue it again, or give it up."""
-        owner = self._owner
+        held = self._held
         now = anyio.current_time()
         lease = sent[0].parts[0][0].lease
-        late = now - since > owner.options.delivery_timeout_s and now > lease.expires_at
+        late = now - since > self._sender.options.delivery_timeout_s and now > lease.expires_at
         is_refused = isinstance(error, _REFUSALS) and not error.retriable and not sent[0].may_be_done
-        if is_refused and sent[0].then is not None and not owner.is_closed:
+        if is_refused and sent[0].then is not None and not held.is_closed:
             ((chunk, spans),) = sent[0].parts
             self._refuse(chunk, spans, error)
             return
-        if not error.retriable or late or owner.is_closed:
+        if not error.retriable or late or held.is_closed:
             self._give_up(sent, error)
             return
         for one in sent:
@@ -285,10 +257,10 @@ class AckQueue:
                 else:
                     _, chunks = self._nacks.setdefault(one.nack, (since, {}))
                     chunks.setdefault(chunk, []).extend(spans)
-        owner.pause(error)
+        self._sender.pause(error)
 
     def _give_up(self, sent: list[Sent], error: SandqError) -> None:
-        owner = self._owner
+        held = self._held
         unseen = 0
         for chunk, spans in (part for one in sent for part in one.parts):
             for position in positions_of(spans):
@@ -296,13 +268,13 @@ class AckQueue:
                 chunk.errors[position] = error
             chunk.fill(spans, LOST)
             chunk.lease.abandoned = True
-            owner.settled(chunk, count_of([(chunk, spans)]))
+            held.settled(chunk, count_of([(chunk, spans)]))
             chunk.tell(spans)
         self._warn(unseen, error)
 
     def _warn(self, unseen: int, error: SandqError) -> None:
         if unseen:
-            where = (self._owner.topic, self._owner.partition)
+            where = (self._held.topic, self._held.partition)
             log.warning("topic %s partition %d: %d acks or nacks failed: %s", *where, unseen, error)
 
     def give_up(self, error: SandqError) -> None:

@@ -8,7 +8,7 @@ A `Chunk` is what one DELIVER frame brought, and what has become of each of its 
       +--deadline passed, as far as we know--> LAPSED --ack--> ACKING (the broker has the last word)
 
 One byte a message is its state, so that what happens to many at once costs no work for each of them: a *span* is
-`(first position, stop)`. These are values; `PartitionConsumer` owns them and decides what happens.
+`(first position, stop)`. These are values: `HeldMessages` changes the states, `PartitionConsumer` decides when.
 """
 
 from __future__ import annotations
@@ -16,28 +16,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 
 from sandq.client.consumer.ack_ranges import PLACE, Run, ranges_of
-from sandq.client.consumer.nack_change import NackChange, NackTerms
-from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.messages.log_page import BYTES, LogPiece, Span, each_offset, positions_of
-from sandq.client.producer.validation import Headers
 from sandq.model import offsets as offset_model
 from sandq.model.errors import ProtocolError, SandqError
 from sandq.protocol.replies import Deliver
 
-M = TypeVar("M")
 T = TypeVar("T")
 
 FRAME_RANGES: Final = 16_384
 """Ranges in one ACK or NACK frame, about; what is more goes into a further frame."""
-
-REPORT_S: Final = 5.0
-"""How long a message waits until the broker knows that it is begun, at most."""
 
 ABSENT: Final = 0  # not live, or pushed before
 HELD: Final = 1
@@ -60,44 +52,6 @@ OF_OPEN: Final = re.compile(b"[\x01\x07]+")  # held or lapsed: may be settled
 OF_SETTLING: Final = re.compile(b"[\x02\x04\x08]+")
 
 
-class LeaseOwner(Protocol):
-    """What a message or a batch asks of the partition consumer that holds it."""
-
-    topic: str
-    partition: int
-    group_number: int
-
-    def ack(self, chunk: Chunk, position: int) -> None: ...
-
-    def then_rows(self, then: Sequence[Outgoing]) -> list[list[Any]]: ...
-
-    def ack_then(self, chunk: Chunk, position: int, then: list[list[Any]]) -> None: ...
-
-    def ack_then_from(self, chunk: Chunk, start: int, then: list[list[Any]]) -> None: ...
-
-    def nack(self, chunk: Chunk, position: int, terms: NackTerms) -> None: ...
-
-    def ack_from(self, chunk: Chunk, start: int) -> None: ...
-
-    def nack_from(self, chunk: Chunk, start: int, terms: NackTerms) -> None: ...
-
-    def nack_change(self, priority: int | None, headers: Headers | None) -> NackChange | None: ...
-
-    def give_back_from(self, chunk: Chunk, start: int) -> None: ...
-
-    def extend(self, lease: Lease, lease_ms: int) -> Extension: ...
-
-    def report_begun(self, lease: Lease) -> Extension: ...
-
-    def check(self, chunk: Chunk, position: int, settling: int) -> None: ...
-
-    def check_open(self) -> None: ...
-
-    async def confirmed(self, chunk: Chunk, position: int) -> None: ...
-
-    async def confirmed_from(self, chunk: Chunk, start: int) -> None: ...
-
-
 class Lease:
     """One token of one partition: its deadline and its chunks."""
 
@@ -112,10 +66,11 @@ class Lease:
         "expires_at",
         "extending",
         "extents",
+        "group_number",
         "held",
         "lapsed",
         "lost",
-        "owner",
+        "partition",
         "recheck",
         "seen",
         "superseded",
@@ -123,8 +78,9 @@ class Lease:
         "unsettled",
     )
 
-    def __init__(self, owner: LeaseOwner, token: int, attempt: int, expires_at: float) -> None:
-        self.owner = owner
+    def __init__(self, group_number: int, partition: int, token: int, attempt: int, expires_at: float) -> None:
+        self.group_number = group_number
+        self.partition = partition
         self.token = token
         self.attempt = attempt
         self.expires_at = expires_at  # on anyio's clock
@@ -146,7 +102,7 @@ class Lease:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        return self.owner.group_number, self.owner.partition, self.token
+        return self.group_number, self.partition, self.token
 
     @property
     def text(self) -> str:
@@ -257,54 +213,6 @@ class Chunk(LogPiece):
     def _numbers(self, spans: Iterable[Span]) -> Iterable[Run]:
         for position in positions_of(spans):
             yield int.from_bytes(self.offset(position), "big"), 1
-
-
-class Arrival:
-    """A chunk that waits to be taken by who iterates, since when, and how far it was."""
-
-    __slots__ = ("_values", "begin_first", "chunk", "position", "since")
-
-    def __init__(self, chunk: Chunk, since: float) -> None:
-        self.chunk = chunk
-        self.since = since
-        self.position = 0
-        self.begin_first = chunk.lease.begin_first
-        self._values: Sequence[bytes | None] | None = None  # not cut before one message is taken
-
-    def take(self, make: Callable[[Chunk, int, bytes], M]) -> M | None:
-        """The next message that is held, as `make` makes it; None at the end."""
-        chunk = self.chunk
-        position = chunk.state.find(HELD, self.position)
-        if position < 0:
-            return None
-        if self._values is None:
-            self._values = chunk.values()
-        self.position = chunk.taken = position + 1
-        return make(chunk, position, self._values[position] or b"")
-
-    def take_rest(self) -> bool:
-        """Take all messages that are held; whether there are any. They begin at `position`."""
-        self.chunk.taken = self.chunk.count
-        return self.chunk.state.find(HELD, self.position) >= 0
-
-    @property
-    def is_to_be_reported(self) -> bool:
-        """Whether the broker is to be told that the next message is begun, before it is taken."""
-        return self.begin_first and self.chunk.state.find(HELD, self.position) >= self.chunk.begun
-
-    async def report(self, *, whole: bool) -> None:
-        """Report the next message as begun, or (`whole`) all of them, and wait until the broker has stored that.
-
-        A message whose lease is lost is held no more afterwards. If the report fails otherwise, or is not answered in
-        `REPORT_S`, the message is begun all the same: what the report is for is a fair count of attempts, and messages
-        of other partitions wait behind it."""
-        chunk = self.chunk
-        stop = chunk.count if whole else chunk.state.find(HELD, self.position) + 1
-        chunk.taken = max(chunk.taken, stop)
-        with suppress(SandqError), anyio.move_on_after(REPORT_S) as scope:
-            await chunk.lease.owner.report_begun(chunk.lease)
-        # The partition may have no leader: do not wait for each of its messages.
-        chunk.begun = chunk.count if scope.cancelled_caught else max(chunk.begun, stop)
 
 
 class Extension:

@@ -7,8 +7,9 @@ from typing import Any
 
 import anyio
 
-from sandq.client.consumer.ack_queue import RequestOwner
+from sandq.client.consumer.held_messages import HeldMessages
 from sandq.client.consumer.lease import Extension, Lease, frames_of
+from sandq.client.consumer.partition_sender import PartitionSender, RequestQueue
 from sandq.client.options import again
 from sandq.client.transport.connection import Connection
 from sandq.model.errors import SandqError
@@ -21,23 +22,23 @@ log = logging.getLogger("sandq.client")
 Waiting = dict[Lease, list[Extension]]
 
 
-class LeaseExtensions:
+class LeaseExtensions(RequestQueue):
     """Extensions of one partition's leases, queued or unanswered."""
 
-    def __init__(self, owner: RequestOwner) -> None:
-        self.in_flight = 0
-        self._owner = owner
+    def __init__(self, held: HeldMessages, sender: PartitionSender) -> None:
+        super().__init__(sender)
+        self._held = held
         self._queued: Waiting = {}
 
     @property
-    def queued(self) -> bool:
+    def is_queued(self) -> bool:
         return bool(self._queued)
 
     def add(self, lease: Lease, lease_ms: int) -> Extension:
         """Queue one; done at once when the lease is known to be lost."""
         extension = Extension(lease_ms)
         if lease.lost:
-            extension.finish(None, self._owner.lost_error(lease))
+            extension.finish(None, self._held.lost_error(lease))
         else:
             lease.extending = True
             self._queued.setdefault(lease, []).append(extension)
@@ -51,7 +52,7 @@ class LeaseExtensions:
             self._send(connection, items, {lease: queued[lease] for lease in leases})
 
     def _send(self, connection: Connection, items: list[list[Any]], waiting: Waiting) -> None:
-        request = Extend(self._owner.group_number, self._owner.partition, items)
+        request = Extend(self._held.group_number, self._held.partition, items)
         self.in_flight += 1
         connection.request(request.frame, lambda reply: self._answered(connection, waiting, reply))
 
@@ -74,24 +75,24 @@ class LeaseExtensions:
                     self._finish(lease, extensions, deadline_ms, None)
                 else:
                     held = lease.held  # 0: it ended because everything in it was settled meanwhile
-                    self._owner.lose(lease)
-                    failed += self._finish(lease, extensions, None, self._owner.lost_error(lease)) and held > 0
+                    self._held.lose(lease)
+                    failed += self._finish(lease, extensions, None, self._held.lost_error(lease)) and held > 0
             self._warn(failed, "they are not held any more")
-        self._owner.tell_quiet()
-        self._owner.wake()
+        self._sender.answered()
+        self._sender.wake()
 
     def _failed(self, waiting: Waiting, error: SandqError) -> None:
         """Ask again while there is time, if that may help."""
         now = anyio.current_time()
         failed = 0
         for lease, extensions in waiting.items():
-            if error.retriable and now < lease.expires_at and not self._owner.is_closed:
+            if error.retriable and now < lease.expires_at and not self._held.is_closed:
                 self._queued.setdefault(lease, [])[:0] = extensions
             else:
                 failed += self._finish(lease, extensions, None, error)
         self._warn(failed, str(error))
         if error.retriable:
-            self._owner.pause(error)
+            self._sender.pause(error)
 
     def _finish(
         self, lease: Lease, extensions: list[Extension], deadline_ms: int | None, error: SandqError | None
@@ -104,11 +105,11 @@ class LeaseExtensions:
 
     def _warn(self, count: int, why: str) -> None:
         if count:
-            owner = self._owner
+            held = self._held
             log.warning(
                 "topic %s partition %d: %d leases were not extended: %s",
-                owner.topic,
-                owner.partition,
+                held.topic,
+                held.partition,
                 count,
                 why,
             )

@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from sandq.client.arguments import suggesting
-from sandq.client.consumer.lease import HELD, LOST, SETTLED, Chunk, Extension
+from sandq.client.consumer.deliveries import DeliveredChunk
+from sandq.client.consumer.lease import HELD, LOST, SETTLED, Extension
 from sandq.client.consumer.nack_change import dead_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.messages.log_page import LogMessage
@@ -16,7 +17,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, duration_ms
 
 
-class HeldMessage(LogMessage[Chunk]):
+class HeldMessage(LogMessage[DeliveredChunk]):
     """What every delivered message tells, whatever the face of the client that it came through."""
 
     __slots__ = ()
@@ -24,12 +25,12 @@ class HeldMessage(LogMessage[Chunk]):
     @property
     def topic(self) -> str:
         """The topic's name."""
-        return self._piece.lease.owner.topic
+        return self._piece.consumer.topic
 
     @property
     def partition(self) -> int:
         """Where in the topic it lies."""
-        return self._piece.lease.owner.partition
+        return self._piece.consumer.partition
 
     @property
     def attempt(self) -> int:
@@ -82,11 +83,11 @@ class Message(HeldMessage):
         them arrives exactly once, whatever fails; when the lease was lost, or one is refused, none is sent and nothing
         is acked. Raises InvalidRequest for a message that could not be produced.
         """
-        owner = self._piece.lease.owner
+        consumer = self._piece.consumer
         if then:
-            owner.ack_then(self._piece, self._position, owner.then_rows(then))
+            consumer.ack_then(self._piece, self._position, consumer.then_rows(then))
         else:
-            owner.ack(self._piece, self._position)
+            consumer.ack(self._piece, self._position)
         return Settlement(self._piece, self._position)
 
     def nack(
@@ -106,20 +107,20 @@ class Message(HeldMessage):
         For this group it has from then on another `priority` (in a topic of the kind priority or fair), or other
         `headers` in place of those it had ({}: none), where they are given.
         """
-        owner = self._piece.lease.owner
-        terms = retry_terms(delay, delay_ms, error, count, owner.nack_change(priority, headers))
-        owner.nack(self._piece, self._position, terms)
+        consumer = self._piece.consumer
+        terms = retry_terms(delay, delay_ms, error, count, consumer.nack_change(priority, headers))
+        consumer.nack(self._piece, self._position, terms)
         return Settlement(self._piece, self._position)
 
     def dead(self, error: str | BaseException | None = None) -> Settlement:
         """It cannot be done: for this group it is dead at once, whatever attempts are left; its dead letter says
         `error`, with the reason "rejected"."""
-        self._piece.lease.owner.nack(self._piece, self._position, dead_terms(error))
+        self._piece.consumer.nack(self._piece, self._position, dead_terms(error))
         return Settlement(self._piece, self._position)
 
     def extend(self, lease: Duration) -> Extension:
         """Hold it until `lease` from now. The lease may cover other messages: they are extended with it."""
-        return self._piece.lease.owner.extend(self._piece.lease, extension_ms(lease))
+        return self._piece.consumer.extend(self._piece.lease, extension_ms(lease))
 
 
 class Settlement:
@@ -127,12 +128,12 @@ class Settlement:
 
     __slots__ = ("_chunk", "_position")
 
-    def __init__(self, chunk: Chunk, position: int) -> None:
+    def __init__(self, chunk: DeliveredChunk, position: int) -> None:
         self._chunk = chunk
         self._position = position
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return self._chunk.lease.owner.confirmed(self._chunk, self._position).__await__()
+        return self._chunk.consumer.held.confirmed(self._chunk, self._position).__await__()
 
 
 def extension_ms(lease: Duration) -> int:

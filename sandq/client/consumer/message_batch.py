@@ -6,7 +6,8 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from sandq.client.arguments import suggesting
-from sandq.client.consumer.lease import OF_HELD, Chunk, Extension
+from sandq.client.consumer.deliveries import DeliveredChunk
+from sandq.client.consumer.lease import OF_HELD, Extension
 from sandq.client.consumer.message import Message, extension_ms
 from sandq.client.consumer.nack_change import dead_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing
@@ -20,7 +21,7 @@ class HeldBatch:
 
     __slots__ = ("_chunk", "_positions", "_start", "_values")
 
-    def __init__(self, chunk: Chunk, start: int) -> None:
+    def __init__(self, chunk: DeliveredChunk, start: int) -> None:
         self._chunk = chunk
         self._start = start
         spans = chunk.spans(OF_HELD, start)
@@ -66,12 +67,12 @@ class HeldBatch:
     @property
     def topic(self) -> str:
         """The topic's name."""
-        return self._chunk.lease.owner.topic
+        return self._chunk.consumer.topic
 
     @property
     def partition(self) -> int:
         """The one partition that all of it is from."""
-        return self._chunk.lease.owner.partition
+        return self._chunk.consumer.partition
 
     @property
     def attempt(self) -> int:
@@ -120,11 +121,11 @@ class MessageBatch(HeldBatch):
         settled yet is acked and each of these arrives exactly once, or, when one of it was lost, or one of these is
         refused, nothing is acked and none is sent.
         """
-        owner = self._chunk.lease.owner
+        consumer = self._chunk.consumer
         if then:
-            owner.ack_then_from(self._chunk, self._start, owner.then_rows(then))
+            consumer.ack_then_from(self._chunk, self._start, consumer.then_rows(then))
         else:
-            owner.ack_from(self._chunk, self._start)
+            consumer.ack_from(self._chunk, self._start)
         return BatchSettlement(self._chunk, self._start)
 
     def nack(
@@ -142,19 +143,19 @@ class MessageBatch(HeldBatch):
 
         `priority`, `headers` and `count` as with a message: they are about all of it.
         """
-        owner = self._chunk.lease.owner
-        terms = retry_terms(delay, delay_ms, error, count, owner.nack_change(priority, headers))
-        owner.nack_from(self._chunk, self._start, terms)
+        consumer = self._chunk.consumer
+        terms = retry_terms(delay, delay_ms, error, count, consumer.nack_change(priority, headers))
+        consumer.nack_from(self._chunk, self._start, terms)
         return BatchSettlement(self._chunk, self._start)
 
     def dead(self, error: str | BaseException | None = None) -> BatchSettlement:
         """It cannot be done: all of it is dead for this group at once, as with a message."""
-        self._chunk.lease.owner.nack_from(self._chunk, self._start, dead_terms(error))
+        self._chunk.consumer.nack_from(self._chunk, self._start, dead_terms(error))
         return BatchSettlement(self._chunk, self._start)
 
     def extend(self, lease: Duration) -> Extension:
         """Hold it until `lease` from now, and what else came under the same lease."""
-        return self._chunk.lease.owner.extend(self._chunk.lease, extension_ms(lease))
+        return self._chunk.consumer.extend(self._chunk.lease, extension_ms(lease))
 
 
 class BatchSettlement:
@@ -163,9 +164,9 @@ class BatchSettlement:
 
     __slots__ = ("_chunk", "_start")
 
-    def __init__(self, chunk: Chunk, start: int) -> None:
+    def __init__(self, chunk: DeliveredChunk, start: int) -> None:
         self._chunk = chunk
         self._start = start
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return self._chunk.lease.owner.confirmed_from(self._chunk, self._start).__await__()
+        return self._chunk.consumer.held.confirmed_from(self._chunk, self._start).__await__()

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -17,17 +14,14 @@ import anyio.abc
 from sandq.client.consumer.chosen_partitions import Partitions, partitions_of
 from sandq.client.consumer.chosen_topics import TOPICS_MAX, ChosenTopics, Topics, too_many
 from sandq.client.consumer.consumer_identity import ConsumerIdentity
-from sandq.client.consumer.credit_shares import BUSY_S, equal_share, is_crowded, shares
-from sandq.client.consumer.lease import OF_HELD, Arrival, Chunk
+from sandq.client.consumer.deliveries import Arrival
+from sandq.client.consumer.intake import Intake, Wakeups
 from sandq.client.consumer.message import Message, lease_ms_of
 from sandq.client.consumer.message_batch import MessageBatch
-from sandq.client.consumer.node_session import Session, closed
-from sandq.client.consumer.prefetch import STALE_S, Prefetch
-from sandq.client.consumer.topic_consumer import TopicConsumer
-from sandq.client.messages.log_page import positions_of
+from sandq.client.consumer.prefetch import Prefetch
+from sandq.client.consumer.topic_consumer import Terms, TopicConsumer
 from sandq.client.options import Options, again
 from sandq.client.positions import Start, start_of
-from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
 from sandq.model.errors import (
     ClosedError,
@@ -94,34 +88,34 @@ class Subscription:
         self._chosen = ChosenTopics.of(topics)
         self.group = check_name("group", group)
         self.cluster = cluster
-        self.identity = ConsumerIdentity(client_name, consumer_id)
-        self.lease_ms = lease_ms_of(lease)
-        self.start = start_of(start)
-        self.partitions = partitions_of(partitions)
-        if self.partitions is not None and not self._chosen.is_one:
+        self._terms = Terms(
+            group=self.group,
+            identity=ConsumerIdentity(client_name, consumer_id),
+            lease_ms=lease_ms_of(lease),
+            start=start_of(start),
+            partitions=partitions_of(partitions),
+            auto_extend=auto_extend,
+            handlers=handlers,
+        )
+        if self._terms.partitions is not None and not self._chosen.is_one:
             raise InvalidRequest("partitions: they are of one topic, and this is about several")
-        self.auto_extend = auto_extend
-        self.handlers = handlers
-        self.quiet = Signal()
-        self.due_at = -math.inf
-        self._prefetch = Prefetch() if credit is None else None
-        self._credit = worked_on if credit is None else credit
-        self._is_crowded = False
+        self._wakeups = Wakeups()
+        self._intake = Intake(
+            worked_on if credit is None else credit,
+            Prefetch() if credit is None else None,
+            self._chosen.is_one,
+            self._wakeups,
+        )
+        self._arrivals = self._intake.arrivals
         self._tasks = tasks
         self._consumers: dict[str, TopicConsumer] = {}
         self._refused: dict[str, SandqError] = {}
         """Topics of a pattern that refused the subscription, and why, until it is known that they take it."""
-        self._arrivals: deque[Arrival] = deque()
-        self._arrived = Signal()
-        self._changed = Signal()
-        self._wake = Signal()
         self._scope = anyio.CancelScope()
         self._follower = anyio.CancelScope()
         self._error: SandqError | None = None
         self._is_open = False
-        self._is_stopped = False
         self._entered = False
-        self._waiting = 0
         self._yielded_at = 0.0
 
     async def __aenter__(self) -> Subscription:
@@ -132,7 +126,7 @@ class Subscription:
         names = await self._chosen.names(self.cluster)
         if len(names) > TOPICS_MAX:
             raise too_many(self.topic, len(names))
-        consumers = [TopicConsumer(self, name) for name in names]
+        consumers = [self._consumer_of(name) for name in names]
         for name in names:
             if self.cluster.record(name) is None:
                 self.cluster.refresh(name)  # all of them are asked for together
@@ -145,7 +139,7 @@ class Subscription:
             else:
                 self._consumers[consumer.topic] = consumer
         self._is_open = True
-        self.cluster.on_change[self.wake] = None
+        self.cluster.on_change[self._wakeups.wake] = None
         self._tasks.start_soon(self._run)
         if self._chosen.pattern is not None:
             self._tasks.start_soon(self._follow)
@@ -154,8 +148,19 @@ class Subscription:
         except BaseException:
             await self._leave(0.0)
             raise
-        self.identity.has_come = True
+        self._terms.identity.has_come = True
         return self
+
+    def _consumer_of(self, topic: str) -> TopicConsumer:
+        return TopicConsumer(
+            self.cluster,
+            topic,
+            self._terms,
+            self._intake,
+            self._wakeups,
+            on_failed=self._topic_failed,
+            on_fenced=self._outrank,
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -216,7 +221,7 @@ class Subscription:
     @property
     def consumer_id(self) -> str:
         """What the broker knows this consumer by."""
-        return self.identity.id
+        return self._terms.identity.id
 
     @property
     def options(self) -> Options:
@@ -228,9 +233,8 @@ class Subscription:
 
         Unless `credit` was given, up to 10,000 messages are held from now on.
         """
-        if self._prefetch is not None:
-            self._prefetch, self._credit = None, max(self._credit, BATCH_CREDIT)
-            self._give_credit()
+        if self._intake.prefetch is not None:
+            self._intake.hold_by_batch(BATCH_CREDIT)
         return Batches(self)
 
     async def next_batch(self) -> MessageBatch:
@@ -239,26 +243,17 @@ class Subscription:
 
     async def next_arrivals(self) -> list[Arrival]:
         """All that has come, for who reads it elsewhere: another thread. What waits there cannot be given back."""
-        self._prefetch = None
+        self._intake.hold_no_more()
         return await self._next(self._take_all, whole=None)
 
     async def flush(self) -> None:
         """Until every ack, nack and extension that is queued was answered, or cannot be any more."""
         while self._error is None and not all(consumer.is_quiet for consumer in self._consumers.values()):
-            await self.quiet.wait()
+            await self._wakeups.quiet.wait()
 
     def stop(self) -> None:
         """Take nothing more: what has come and was not taken, and what still comes, is given back at once."""
-        self._is_stopped, self._prefetch = True, None
-        self._credit = 0
-        self._give_credit()
-        while self._arrivals:
-            arrival = self._arrivals.popleft()
-            self._give_back(arrival.chunk, arrival.position)
-
-    def _give_back(self, chunk: Chunk, start: int) -> None:
-        with suppress(ClosedError):  # it was left: then all is given back
-            chunk.lease.owner.give_back_from(chunk, start)
+        self._intake.stop()
 
     def check_open(self) -> None:
         """Raise what the iterator would: that it was left, or why it cannot go on. Of any thread."""
@@ -283,17 +278,8 @@ class Subscription:
                 if found is not None:
                     return found
                 continue
-            await self._wait_for_more()
+            await self._intake.wait_for_more()
             self._yielded_at = time.monotonic()
-
-    async def _wait_for_more(self) -> None:
-        self._waiting += 1
-        try:
-            for session in self._sessions():
-                session.top_up()
-            await self._arrived.wait()
-        finally:
-            self._waiting -= 1
 
     def _take_message(self) -> Message | None:
         message = self._arrivals[0].take(Message)
@@ -310,58 +296,24 @@ class Subscription:
         self._arrivals.clear()
         return arrivals
 
-    # For topics and their sessions.
+    # What topics and their sessions report.
 
-    @property
-    def is_starved(self) -> bool:
-        """Whether somebody waits for a message."""
-        return self._waiting > 0 and not self._arrivals
-
-    def receive(self, chunk: Chunk, crossed: int) -> None:
-        """Messages came: for the iterator. `crossed`: for so many of them the credit had been taken back."""
-        if self._is_stopped:
-            self._give_back(chunk, 0)
-            return
-        now = anyio.current_time()
-        if crossed and not self._give_back_beyond(chunk, crossed):
-            return
-        self._arrivals.append(Arrival(chunk, now))
-        self._arrived.set()
-        if self._prefetch is not None and now + STALE_S < self.due_at:
-            self._wake.set()
-
-    def freed(self, count: int) -> None:
-        """So many messages are not held any more."""
-        is_other = self._prefetch is not None and self._prefetch.settled(count, anyio.current_time())
-        if is_other or self._is_crowded:
-            self._give_credit()
-
-    def sessions_changed(self) -> None:
-        """There are others than before, or others of them have something to give."""
-        self._give_credit()
-        if not self._chosen.is_one:
-            self._wake.set()  # it is to be seen when they have nothing any more
-
-    def hold_no_more(self) -> None:
-        """Hold nothing that nobody works on."""
-        self._prefetch = None
-
-    def outrank(self, error: ConsumerFenced) -> bool:
+    def _outrank(self, error: ConsumerFenced) -> bool:
         """Have this process be the last that came, if it has only just come. Whether it is."""
-        if not self._is_open or self.identity.is_outrun_by(error):
+        if not self._is_open or self._terms.identity.is_outrun_by(error):
             return False
-        if self.identity.outrank(error):
+        if self._terms.identity.outrank(error):
             self._arrivals.clear()
             for consumer in self._consumers.values():
                 consumer.restart()
         return True
 
-    def topic_failed(self, topic: str, error: SandqError) -> None:
+    def _topic_failed(self, topic: str, error: SandqError) -> None:
         """A topic cannot go on: nor can the iterator, unless the topic was one of a pattern, and is gone, or refuses
         what others take."""
         self.cluster.gone(topic, error)
         if not self._goes_on_without(topic, error):
-            self.fail(error)
+            self._fail(error)
         elif (consumer := self._consumers.pop(topic, None)) is not None:
             if isinstance(error, UnknownTopic):
                 log.info("subscription to %s: topic %s is gone", self.topic, topic)
@@ -374,8 +326,8 @@ class Subscription:
                     )  # fmt: skip
                 self._refused[topic] = error
             consumer.drop(error)
-            self._give_credit()
-            self.wake()
+            self._intake.give_credit()
+            self._wakeups.wake()
 
     def _goes_on_without(self, topic: str, error: SandqError) -> bool:
         if self._chosen.pattern is None:
@@ -385,91 +337,13 @@ class Subscription:
         is_refusal = isinstance(error, _REFUSALS) and not isinstance(error, ConsumerFenced)
         return is_refusal and (topic in self._refused or len(self._consumers) > 1)
 
-    def tend_soon(self) -> None:
-        """Look after leases before that was due."""
-        self._wake.set()
-
-    def wake(self) -> None:
-        """Something changed that the subscription's task looks after."""
-        self._wake.set()
-        self._changed.set()
-
-    def fail(self, error: SandqError) -> None:
+    def _fail(self, error: SandqError) -> None:
         """It cannot go on: the iterator raises this."""
         if self._error is None:
             self._error = error
-        self._arrived.set()
-        self._changed.set()
-        self.quiet.set()
-
-    # Credit.
-
-    def _sessions(self) -> list[Session]:
-        """Those that get some."""
-        found = [session for consumer in self._consumers.values() for session in consumer.sessions.values()]
-        return [session for session in found if not session.is_retired]
-
-    def _give_credit(self) -> None:
-        """Let each session have its share of what may be held now."""
-        sessions = self._sessions()
-        credit = self._credit + (self._prefetch.extra if self._prefetch is not None else 0)
-        if self._chosen.is_one:
-            share = min(equal_share(credit, len(sessions)), DEFAULT.credit_max)
-            for session in sessions:
-                session.aim(share)
-            return
-        held = [session.held if session.is_busy else None for session in sessions]
-        targets = shares(min(credit, DEFAULT.credit_max), held)
-        self._is_crowded = is_crowded(held, targets)
-        for session, target in zip(sessions, targets, strict=True):
-            session.aim(target, takes_back=True)
-
-    def _tend_busy(self, now: float) -> float:
-        """Take credit from sessions of several topics that have nothing to give any more; when to look again."""
-        if self._chosen.is_one:
-            return math.inf
-        busy = [session for session in self._sessions() if session.is_busy]
-        over = [session for session in busy if not session.held and now >= session.came_at + BUSY_S]
-        for session in over:
-            session.is_busy = False
-        if over:
-            self._give_credit()
-        return now + BUSY_S if len(over) < len(busy) else math.inf
-
-    def _return_stale(self, now: float) -> float:
-        """Give back what waits although work has become slow; when to look again."""
-        if self._prefetch is None or not self._arrivals:
-            return math.inf
-        stale_at = self._arrivals[0].since + STALE_S
-        if now < stale_at:
-            return stale_at
-        prefetch, self._prefetch = self._prefetch, None  # what is given back was not settled
-        self._give_credit()
-        held = sum(session.held for consumer in self._consumers.values() for session in consumer.sessions.values())
-        beyond = held - self._credit
-        while self._arrivals and beyond > 0:
-            arrival = self._arrivals.pop()
-            waiting = positions_of(arrival.chunk.spans(OF_HELD, arrival.position))
-            if len(waiting) > beyond:
-                self._arrivals.append(arrival)
-            if waiting:
-                self._give_back(arrival.chunk, waiting[-min(beyond, len(waiting))])
-            beyond -= len(waiting)
-        prefetch.stop()
-        self._prefetch = prefetch
-        return now + STALE_S if self._arrivals else math.inf
-
-    def _give_back_beyond(self, chunk: Chunk, crossed: int) -> bool:
-        """Credit of one topic is another one's as soon as it is taken back, and what was on its way by then comes all
-        the same: give back what of it is more than may be held, the last first. Whether something is left of it."""
-        sessions = [session for consumer in self._consumers.values() for session in consumer.sessions.values()]
-        most = self._credit + (self._prefetch.extra if self._prefetch is not None else 0) + len(sessions)
-        beyond = min(crossed, sum([session.held for session in sessions]) - most)
-        if beyond <= 0:
-            return True
-        waiting = positions_of(chunk.spans(OF_HELD))
-        self._give_back(chunk, waiting[-min(beyond, len(waiting))])
-        return beyond < len(waiting)
+        self._intake.arrived.set()
+        self._wakeups.changed.set()
+        self._wakeups.quiet.set()
 
     # The subscription's tasks: sessions where leaders are, leases kept alive, topics that come.
 
@@ -481,17 +355,17 @@ class Subscription:
                     if self._error is None:
                         for consumer in list(self._consumers.values()):
                             consumer.place_sessions(self._tasks)
-                    self.due_at = self._tend(now)
-                    await self._wake.wait(self.due_at - now)
+                    self._wakeups.due_at = self._tend(now)
+                    await self._wakeups.task.wait(self._wakeups.due_at - now)
         finally:
             if self._is_open:  # the client was closed first
-                self.fail(closed(self.topic))
+                self._fail(closed(self.topic))
                 self._give_up()
 
     def _tend(self, now: float) -> float:
         """Extend leases, let go of those that are over, send what had to wait, give back what waits too long; when to
         look again."""
-        due_at = min(self._return_stale(now), self._tend_busy(now))
+        due_at = self._intake.tend(now)
         return min([due_at, *[consumer.tend(now) for consumer in self._consumers.values()]])
 
     async def _follow(self) -> None:
@@ -532,8 +406,8 @@ class Subscription:
             return
         if name not in self._refused:  # it is only asked again
             log.info("subscription to %s: topic %s has come", self.topic, name)
-        self._consumers[name] = TopicConsumer(self, name)
-        self.wake()
+        self._consumers[name] = self._consumer_of(name)
+        self._wakeups.wake()
 
     # Entering and leaving.
 
@@ -543,24 +417,24 @@ class Subscription:
             while self._error is None:
                 if all(consumer.is_ready for consumer in self._consumers.values()):
                     return
-                await self._changed.wait()
+                await self._wakeups.changed.wait()
         if self._error is not None:
             raise again(self._error)
         for name, consumer in self._consumers.items():
-            if not any(session.ready for session in consumer.sessions.values()):
+            if not any(session.credit.is_accepted for session in consumer.sessions.values()):
                 raise Unavailable(f"no node accepted a subscription to topic {name!r} in {timeout_s:g} s")
 
     async def _leave(self, timeout_s: float) -> None:
         """Confirm what is queued, give back the rest, end the tasks."""
         self._is_open = False
-        self._arrived.set()
+        self._intake.arrived.set()
         with anyio.CancelScope(shield=True), anyio.move_on_after(timeout_s):
             await self.flush()
             async with anyio.create_task_group() as leaving:
                 for consumer in self._consumers.values():
                     consumer.leave(leaving)
         self._scope.cancel()
-        self.cluster.on_change.pop(self.wake, None)
+        self.cluster.on_change.pop(self._wakeups.wake, None)
         self._give_up()
 
     def _give_up(self) -> None:
@@ -569,7 +443,7 @@ class Subscription:
         for consumer in self._consumers.values():
             consumer.close(error)
         self._arrivals.clear()
-        self.quiet.set()
+        self._wakeups.quiet.set()
 
 
 class Batches:
@@ -583,3 +457,8 @@ class Batches:
 
     async def __anext__(self) -> MessageBatch:
         return await self._subscription.next_batch()
+
+
+def closed(topic: str) -> ClosedError:
+    """The error of using a subscription that was left."""
+    return ClosedError(f"the subscription to topic {topic!r} is closed")

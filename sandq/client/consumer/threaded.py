@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from sandq.client.arguments import suggesting
-from sandq.client.consumer.lease import ACKING, NACKING, REJECTING, Chunk, Extension
+from sandq.client.consumer.deliveries import DeliveredChunk
+from sandq.client.consumer.held_messages import acked_before, settled_otherwise
+from sandq.client.consumer.lease import ACKING, NACKING, REJECTING, Extension
 from sandq.client.consumer.message import HeldMessage, Settlement, extension_ms
 from sandq.client.consumer.message_batch import BatchSettlement, HeldBatch
 from sandq.client.consumer.nack_change import NackTerms, dead_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing
-from sandq.client.consumer.partition_consumer import acked_before, settled_otherwise
 from sandq.client.portal import Confirmation, Portal
 from sandq.client.producer.validation import Headers
 from sandq.model.times import Duration
@@ -30,7 +31,7 @@ class Message(HeldMessage):
 
     __slots__ = ("_asked", "_portal")
 
-    def __init__(self, portal: Portal, piece: Chunk, position: int, value: bytes) -> None:
+    def __init__(self, portal: Portal, piece: DeliveredChunk, position: int, value: bytes) -> None:
         super().__init__(piece, position, value)
         self._portal = portal
         self._asked = _OPEN  # what was queued through this object: the state of the chunk may not show it yet
@@ -46,13 +47,13 @@ class Message(HeldMessage):
             self._ask(ACKING)
             return Confirmation(self._portal, self._ack)
         chunk, position = self._piece, self._position
-        rows = chunk.lease.owner.then_rows(then)
+        rows = chunk.consumer.then_rows(then)
         if self._asked == ACKING and not chunk.was_refused(position):
             raise acked_before()
         self._ask(ACKING)
 
         def begin() -> Settlement:
-            chunk.lease.owner.ack_then(chunk, position, rows)
+            chunk.consumer.ack_then(chunk, position, rows)
             return Settlement(chunk, position)
 
         return Confirmation(self._portal, begin)
@@ -74,7 +75,7 @@ class Message(HeldMessage):
         For this group it has from then on another `priority` (in a topic of the kind priority or fair), or other
         `headers` in place of those it had ({}: none), where they are given.
         """
-        change = self._piece.lease.owner.nack_change(priority, headers)
+        change = self._piece.consumer.nack_change(priority, headers)
         return self._nack(NACKING, retry_terms(delay, delay_ms, error, count, change))
 
     def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
@@ -91,7 +92,7 @@ class Message(HeldMessage):
 
     def _ack(self) -> Settlement:
         chunk, position = self._piece, self._position
-        chunk.lease.owner.ack(chunk, position)
+        chunk.consumer.ack(chunk, position)
         return Settlement(chunk, position)
 
     def _nack(self, settling: int, terms: NackTerms) -> Confirmation[None]:
@@ -99,7 +100,7 @@ class Message(HeldMessage):
         self._ask(settling)
 
         def begin() -> Settlement:
-            chunk.lease.owner.nack(chunk, position, terms)
+            chunk.consumer.nack(chunk, position, terms)
             return Settlement(chunk, position)
 
         return Confirmation(self._portal, begin)
@@ -109,7 +110,7 @@ class Message(HeldMessage):
         if self._portal.is_foreign:
             self._portal.check()
         if self._asked == _OPEN or self._piece.was_refused(self._position):
-            self._piece.lease.owner.check(self._piece, self._position, settling)
+            self._piece.consumer.held.check(self._piece, self._position, settling)
             self._asked = settling
         elif self._asked != settling:
             raise settled_otherwise(self._asked, settling)
@@ -126,7 +127,7 @@ class MessageBatch(HeldBatch):
 
     __slots__ = ("_portal",)
 
-    def __init__(self, portal: Portal, chunk: Chunk, start: int) -> None:
+    def __init__(self, portal: Portal, chunk: DeliveredChunk, start: int) -> None:
         super().__init__(chunk, start)
         self._portal = portal
 
@@ -143,15 +144,15 @@ class MessageBatch(HeldBatch):
         refused, nothing is acked and none is sent.
         """
         chunk, start = self._chunk, self._start
-        owner = chunk.lease.owner
-        owner.check_open()
-        rows = owner.then_rows(then) if then else None
+        consumer = chunk.consumer
+        consumer.held.check_open()
+        rows = consumer.then_rows(then) if then else None
 
         def begin() -> BatchSettlement:
             if rows is None:
-                owner.ack_from(chunk, start)
+                consumer.ack_from(chunk, start)
             else:
-                owner.ack_then_from(chunk, start, rows)
+                consumer.ack_then_from(chunk, start, rows)
             return BatchSettlement(chunk, start)
 
         return Confirmation(self._portal, begin)
@@ -171,7 +172,7 @@ class MessageBatch(HeldBatch):
 
         `priority`, `headers` and `count` as with a message: they are about all of it.
         """
-        change = self._chunk.lease.owner.nack_change(priority, headers)
+        change = self._chunk.consumer.nack_change(priority, headers)
         return self._nack(retry_terms(delay, delay_ms, error, count, change))
 
     def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
@@ -180,10 +181,10 @@ class MessageBatch(HeldBatch):
 
     def _nack(self, terms: NackTerms) -> Confirmation[None]:
         chunk, start = self._chunk, self._start
-        chunk.lease.owner.check_open()
+        chunk.consumer.held.check_open()
 
         def begin() -> BatchSettlement:
-            chunk.lease.owner.nack_from(chunk, start, terms)
+            chunk.consumer.nack_from(chunk, start, terms)
             return BatchSettlement(chunk, start)
 
         return Confirmation(self._portal, begin)
@@ -193,11 +194,11 @@ class MessageBatch(HeldBatch):
         return extension_of(self._portal, self._chunk, lease)
 
 
-def extension_of(portal: Portal, chunk: Chunk, lease: Duration) -> Confirmation[int]:
+def extension_of(portal: Portal, chunk: DeliveredChunk, lease: Duration) -> Confirmation[int]:
     """Extend the lease of a chunk."""
     lease_ms = extension_ms(lease)
-    partition_consumer = chunk.lease.owner
-    partition_consumer.check_open()
+    partition_consumer = chunk.consumer
+    partition_consumer.held.check_open()
 
     def begin() -> Extension:
         return partition_consumer.extend(chunk.lease, lease_ms)

@@ -6,20 +6,34 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Final
 
+import anyio
 import anyio.abc
 
 from sandq.client.consumer.chosen_partitions import chosen_of
 from sandq.client.consumer.consumer_identity import ConsumerIdentity
-from sandq.client.consumer.lease import Chunk, Lease
-from sandq.client.consumer.node_session import Session
+from sandq.client.consumer.deliveries import DeliveredChunk
+from sandq.client.consumer.held_messages import HeldMessages
+from sandq.client.consumer.intake import Intake, NodeCredit, Wakeups
+from sandq.client.consumer.lease import HELD, Lease
 from sandq.client.consumer.partition_consumer import PartitionConsumer
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
 from sandq.client.transport.requests import used_topic
-from sandq.model.errors import ConsumerFenced, SandqError, UnknownPartition
+from sandq.model.errors import (
+    ConsumerFenced,
+    InvalidRequest,
+    ProtocolError,
+    SandqError,
+    Unavailable,
+    UnknownPartition,
+)
+from sandq.protocol.frames import ITEMS_MAX, Frame
+from sandq.protocol.replies import Deliver
+from sandq.protocol.requests import Subscribe, Unsubscribe
 
 log = logging.getLogger("sandq.client")
 
@@ -27,128 +41,92 @@ _LEASE_DEFAULT_MS: Final = 30_000  # a topic record always tells; this is for on
 _EXTEND_PART: Final = 3  # extended when a third of the lease is left
 
 
-class ConsumerOwner(Protocol):
-    """What the topics of one subscription ask and tell it."""
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a subscription asks of the nodes, for all of its topics."""
 
-    cluster: Cluster
     group: str
     identity: ConsumerIdentity
     lease_ms: int | None
+    """How long messages are held; None: the setting of the topic."""
     start: str | int | bytes
+    partitions: Sequence[int] | None
+    """Numbers of the partitions to take messages of; None: all."""
     auto_extend: bool
     handlers: int
-    due_at: float
-    quiet: Signal
-
-    @property
-    def partitions(self) -> Sequence[int] | None: ...
-
-    @property
-    def is_starved(self) -> bool: ...
-
-    def receive(self, chunk: Chunk, crossed: int) -> None: ...
-
-    def freed(self, count: int) -> None: ...
-
-    def sessions_changed(self) -> None: ...
-
-    def hold_no_more(self) -> None: ...
-
-    def outrank(self, error: ConsumerFenced) -> bool: ...
-
-    def topic_failed(self, topic: str, error: SandqError) -> None: ...
-
-    def tend_soon(self) -> None: ...
-
-    def wake(self) -> None: ...
+    """Messages that are worked on at the same time, as a rule."""
 
 
 class TopicConsumer:
-    """See the module's docstring. The sessions' owner."""
+    """The sessions of one topic, and the consumers of its partitions."""
 
-    def __init__(self, owner: ConsumerOwner, topic: str) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        terms: Terms,
+        intake: Intake,
+        wakeups: Wakeups,
+        *,
+        on_failed: Callable[[str, SandqError], None],
+        on_fenced: Callable[[ConsumerFenced], bool],
+    ) -> None:
+        """`on_failed(topic, error)`: the topic cannot go on. `on_fenced(error)`: a node knows a later process of this
+        consumer; returns whether to subscribe again, as a later one still."""
         self.topic = topic
+        self.cluster = cluster
+        self.terms = terms
+        self.intake = intake
+        self.wakeups = wakeups
         self.sessions: dict[str, Session] = {}
-        self._owner = owner
+        self.on_fenced = on_fenced
+        self._on_failed = on_failed
         self._partition_consumers: dict[tuple[int, int], PartitionConsumer] = {}
-        self._is_over = False
-        # For sessions.
-        self.cluster = owner.cluster
-        self.group = owner.group
-        self.lease_ms = owner.lease_ms
-        self.start = owner.start
-        self.partitions = owner.partitions
-        self.wake: Callable[[], None] = owner.wake
-        self.receive: Callable[[Chunk, int], None] = owner.receive
-        self.freed: Callable[[int], None] = owner.freed
-        self.outrank: Callable[[ConsumerFenced], bool] = owner.outrank
-        self.sessions_changed: Callable[[], None] = owner.sessions_changed
 
     async def check(self, *, makes: bool) -> None:
         """Raises UnknownTopic, UnknownPartition, or what kept the cluster from answering. `makes`: a topic that is not
         there is made, if the nodes make such."""
         try:
             known = await (used_topic(self.cluster, self.topic) if makes else self.cluster.topic(self.topic))
-            chosen_of(known, self.partitions)
+            chosen_of(known, self.terms.partitions)
         except UnknownPartition:
-            chosen_of(await self.cluster.asked(self.topic), self.partitions)  # it may be new
+            chosen_of(await self.cluster.asked(self.topic), self.terms.partitions)  # it may be new
 
     @property
     def is_ready(self) -> bool:
         """Whether all nodes that lead partitions have accepted the subscription."""
-        return bool(self.sessions) and all(session.ready for session in self.sessions.values())
+        return bool(self.sessions) and all(session.credit.is_accepted for session in self.sessions.values())
 
     @property
     def is_quiet(self) -> bool:
         """Whether no ack, nack or extension is queued or unanswered."""
-        return all(consumer.is_quiet for consumer in self._partition_consumers.values())
+        return all(consumer.sender.is_quiet for consumer in self._partition_consumers.values())
 
     # What its sessions ask and tell.
 
-    @property
-    def consumer_id(self) -> str:
-        """What the broker knows the consumer by."""
-        return self._owner.identity.id
-
-    @property
-    def is_starved(self) -> bool:
-        """Whether somebody waits for a message."""
-        return self._owner.is_starved
-
-    @property
-    def handlers(self) -> int:
-        """Messages that are worked on at the same time."""
-        return self._owner.handlers
-
-    def epoch_on(self, connection: Connection) -> int | None:
-        """See `ConsumerIdentity.epoch_on`."""
-        return self._owner.identity.epoch_on(connection)
-
     def partition_consumer(self, group_number: int, partition: int) -> PartitionConsumer:
         """Return the consumer of a partition, made when its first message comes."""
-        place = (group_number, partition)
-        found = self._partition_consumers.get(place)
+        found = self._partition_consumers.get((group_number, partition))
         if found is None:
-            found = PartitionConsumer(
+            found = self._partition_consumers[group_number, partition] = PartitionConsumer(
                 self.cluster,
                 self.topic,
                 partition,
                 group_number,
-                self._owner.quiet,
-                self.wake,
+                self.wakeups.quiet,
+                self.wakeups.wake,
                 self._effective_lease_ms,
             )
-            self._partition_consumers[place] = found
         return found
 
     def watch(self, lease: Lease) -> None:
         """Something was delivered under this lease: be there when it has to be extended, or ends."""
-        if self._extend_at(lease) < self._owner.due_at:
-            self._owner.tend_soon()
+        if self._extend_at(lease) < self.wakeups.due_at:
+            self.wakeups.task.set()
 
     def fail(self, error: SandqError) -> None:
         """It cannot go on."""
-        self._owner.topic_failed(self.topic, error)
+        self._on_failed(self.topic, error)
 
     def held_tokens(self) -> list[list[int]]:
         """The leases that need not be pushed again: everything of them has come."""
@@ -157,7 +135,7 @@ class TopicConsumer:
     def leases(self) -> Iterator[tuple[PartitionConsumer, Lease]]:
         """All that is held, by partition."""
         for partition_consumer in self._partition_consumers.values():
-            for lease in list(partition_consumer.leases.values()):
+            for lease in list(partition_consumer.held.leases.values()):
                 yield partition_consumer, lease
 
     # What the subscription's task has it do.
@@ -172,9 +150,9 @@ class TopicConsumer:
         if record is None:
             return
         if record.settings.get("max_attempts") == 1:
-            self._owner.hold_no_more()  # should this process die, what it holds is dead
+            self.intake.hold_no_more()  # should this process die, what it holds is dead
         try:
-            wanted = chosen_of(record, self.partitions)
+            wanted = chosen_of(record, self.terms.partitions)
         except UnknownPartition as error:
             self.fail(error)
             return
@@ -184,7 +162,7 @@ class TopicConsumer:
         has_changed = False
         for node_id in [node_id for node_id in self.sessions if node_id not in leaders]:
             if leaders:
-                has_changed = has_changed or not self.sessions[node_id].is_retired
+                has_changed = has_changed or not self.sessions[node_id].credit.is_retired
                 if self.sessions[node_id].retire():
                     del self.sessions[node_id]
         for node_id in sorted(leaders):
@@ -192,19 +170,19 @@ class TopicConsumer:
             if session is None:
                 session = self.sessions[node_id] = Session(self, node_id)
                 tasks.start_soon(session.run)
-            elif not session.is_retired:
+            elif not session.credit.is_retired:
                 continue
-            session.is_retired = False
+            session.credit.is_retired = False
             has_changed = True
         if has_changed:
-            self.sessions_changed()
+            self.intake.nodes_changed()
 
     def tend(self, now: float) -> float:
         """Extend leases, let go of those that are over, send what had to wait; when to look again."""
         due_at = math.inf
         for partition_consumer in self._partition_consumers.values():
-            partition_consumer.poke()
-            due_at = min(due_at, partition_consumer.next_time(now))
+            partition_consumer.sender.poke()
+            due_at = min(due_at, partition_consumer.sender.next_time(now))
         for partition_consumer, lease in self.leases():
             if lease.held and not lease.lost:  # also one that had lapsed, and was pushed again
                 due_at = min(due_at, self._tend_lease(partition_consumer, lease, now))
@@ -216,9 +194,9 @@ class TopicConsumer:
                 "topic %s partition %d: a lease of %d messages ended before they were settled",
                 self.topic, partition_consumer.partition, lease.held,
             )  # fmt: skip
-            partition_consumer.lapse(lease)
+            partition_consumer.held.lapse(lease)
             return math.inf
-        if not self._owner.auto_extend or lease.extending:
+        if not self.terms.auto_extend or lease.extending:
             return lease.expires_at
         extend_at = self._extend_at(lease)
         if now < extend_at:
@@ -228,13 +206,13 @@ class TopicConsumer:
 
     def _extend_at(self, lease: Lease) -> float:
         """When something has to be done about a lease."""
-        if not self._owner.auto_extend:
+        if not self.terms.auto_extend:
             return lease.expires_at
         return lease.expires_at - self._effective_lease_ms() / 1000 / _EXTEND_PART
 
     def _effective_lease_ms(self) -> int:
-        if self.lease_ms is not None:
-            return self.lease_ms
+        if self.terms.lease_ms is not None:
+            return self.terms.lease_ms
         record = self.cluster.record(self.topic)
         lease_ms = record.settings.get("lease_ms") if record else None
         return lease_ms if type(lease_ms) is int and lease_ms > 0 else _LEASE_DEFAULT_MS
@@ -261,10 +239,178 @@ class TopicConsumer:
 
     def drop(self, error: SandqError) -> None:
         """The topic is gone, and the subscription goes on without it: what was held of it is lost."""
+        for session in self.sessions.values():
+            session.credit.drop()
         self._lose_all()
         self.close(error)
 
     def _lose_all(self) -> None:
         for partition_consumer, lease in self.leases():
             with suppress(SandqError):
-                partition_consumer.lose(lease)
+                partition_consumer.held.lose(lease)
+
+
+class Session:
+    """The subscription to the topic on one node: SUBSCRIBE, and what the node pushes. `run` is its task."""
+
+    def __init__(self, consumer: TopicConsumer, node_id: str) -> None:
+        self.node_id = node_id
+        self.credit = NodeCredit(consumer.intake)
+        self.scope = anyio.CancelScope()
+        self._consumer = consumer
+        self._connection: Connection | None = None
+        self._id = 0
+        self._ended: SandqError | None = None
+        self._left = False
+        self._wake = Signal()
+        self._last_tokens: dict[tuple[int, int], int] = {}
+
+    async def run(self) -> None:
+        """Be subscribed on the node whenever it can be reached; returns when the subscription has failed."""
+        cluster, options = self._consumer.cluster, self._consumer.cluster.options
+        attempt = 0
+        cluster.on_change[self._wake.set] = None
+        try:
+            with self.scope:
+                while True:
+                    connection = cluster.connection(self.node_id)
+                    if connection is None:
+                        # Whoever named this node may not have noticed yet that it is gone.
+                        cluster.refresh(self._consumer.topic)
+                        await self._wake.wait()
+                        continue
+                    started_at = anyio.current_time()
+                    error = await self._serve(connection)
+                    if isinstance(error, ConsumerFenced) and self._consumer.on_fenced(error):
+                        # Of two that come at the same time each may outrank the other: not at the speed of the network.
+                        await anyio.sleep(options.back_off_s(attempt))
+                        attempt += 1
+                        continue
+                    if not error.retriable:
+                        self._consumer.fail(error)
+                        return
+                    log.info("subscription to %s on %s: %s", self._consumer.topic, self.node_id, error)
+                    cluster.refresh(self._consumer.topic, self.node_id)
+                    self._consumer.wakeups.wake()  # it may have nothing to do there any more
+                    if anyio.current_time() - started_at > options.back_off_max_s:
+                        attempt = 0
+                    await anyio.sleep(options.back_off_s(attempt))
+                    attempt += 1
+        finally:
+            cluster.on_change.pop(self._wake.set, None)
+
+    async def _serve(self, connection: Connection) -> SandqError:
+        """Subscribe on this connection and stay until it ends; why it ended."""
+        consumer, terms = self._consumer, self._consumer.terms
+        self._ended = None
+        self._id = connection.new_id()
+        self._connection = connection
+        connection.listeners[self._id] = self
+        request = Subscribe(
+            self._id,
+            consumer.topic,
+            terms.group,
+            terms.identity.id,
+            self.credit.begin(connection, self._id),
+            terms.lease_ms,
+            terms.start,
+            consumer.held_tokens()[:ITEMS_MAX],
+            terms.identity.epoch_on(connection),
+            terms.partitions,
+            terms.handlers,
+        )
+        try:
+            await connection.call(request.frame, timeout_s=consumer.cluster.options.timeout_s)
+            self.credit.accepted()
+            consumer.wakeups.wake()
+            self.credit.aim(self.credit.target)
+            while self._ended is None:
+                await self._wake.wait()
+            return self._ended
+        except SandqError as error:
+            # The next SUBSCRIBE takes the place of one without an answer; UNSUBSCRIBE would give back what is held.
+            self._ended = error if self.credit.held or error.code != "TIMED_OUT" else None
+            return error
+        finally:
+            connection.listeners.pop(self._id, None)
+            if self._ended is None and not self._left:  # the node may still think that somebody listens
+                connection.post(Unsubscribe(self._id).frame(connection.new_id()))
+            self._connection = None
+            self.credit.end()
+            for group_number, partition in self._last_tokens:
+                consumer.partition_consumer(group_number, partition).held.cut()
+            self._last_tokens.clear()
+
+    def retire(self) -> bool:
+        """Give the node no more credit, as it seems to lead nothing of the topic; end the session, if there is no
+        subscription on the node. Returns whether it has ended.
+
+        To unsubscribe would give back what is held of the node, and what seems so may be wrong: its leaders may only
+        not be known for a moment. A node that ceases to lead ends the subscription itself.
+        """
+        self.credit.target, self.credit.is_retired = 0, True
+        if self._connection is not None:
+            return False
+        self.credit.drop()
+        self.scope.cancel()
+        return True
+
+    async def leave(self) -> None:
+        """Give back what is leased here; returns when the node has done it (or cannot be reached)."""
+        connection = self._connection
+        if connection is not None and connection.is_open:
+            self._left = True
+            connection.listeners.pop(self._id, None)
+            try:
+                await connection.call(Unsubscribe(self._id).frame)
+            except SandqError as error:
+                log.debug("unsubscribing from %s: %s", self.node_id, error)
+
+    # What the connection tells.
+
+    def on_deliver(self, frame: Frame) -> None:
+        """Messages: raises ProtocolError when the frame makes no sense, which closes the connection."""
+        consumer, connection = self._consumer, self._connection
+        assert connection is not None, "pushed to a session that listens to no connection"
+        deliver = Deliver.parse(frame)
+        expires_at = connection.local_time(deliver.deadline_ms)
+        partition_consumer = consumer.partition_consumer(deliver.group_number, deliver.partition)
+        held = partition_consumer.held
+        self._supersede(held, deliver.token)
+        lease = held.lease(deliver.token, deliver.attempt, expires_at)
+        try:
+            chunk = DeliveredChunk(partition_consumer, lease, deliver, self.credit.give_back)
+        except InvalidRequest as error:
+            raise ProtocolError(f"DELIVER: {error.message}") from None
+        pushed = chunk.state.count(HELD)
+        count = held.deliver(chunk)
+        lease.complete, lease.begin_first = lease.complete or deliver.last, deliver.begin_first
+        self.credit.pushed(pushed, count)
+        if count and anyio.current_time() >= lease.expires_at:
+            held.lapse(lease)  # long on its way: another consumer may have it by now
+        elif count:
+            consumer.intake.receive(chunk, self.credit.crossed(count))
+        if count < pushed:
+            self.credit.top_up()  # what had been pushed before is not held twice: the credit it cost goes back
+        consumer.watch(lease)
+        if not self.credit.is_busy and pushed:
+            self.credit.is_busy = True
+            consumer.intake.nodes_changed()
+
+    def on_end(self, error: SandqError) -> None:
+        """The connection is lost, or the node ended the subscription."""
+        self._ended = error
+        self._wake.set()
+
+    def restart(self) -> None:
+        """Subscribe anew, as the consumer has another epoch now."""
+        if self._connection is not None:
+            self.on_end(Unavailable("the consumer has a later epoch now"))
+
+    def _supersede(self, held: HeldMessages, token: int) -> None:
+        """A later lease of the partition: the frames of the one before have all come."""
+        partition = (held.group_number, held.partition)
+        last = self._last_tokens.get(partition)
+        if last is not None and last != token and (lease := held.leases.get(last)) is not None:
+            lease.superseded = True
+        self._last_tokens[partition] = token

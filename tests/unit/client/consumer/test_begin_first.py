@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from sandq.client.client import Client
-from sandq.client.consumer import lease
+from sandq.client.consumer import deliveries
 from sandq.client.consumer.message import Message
 from sandq.model import offsets
 from sandq.protocol.frames import Type, encode_reply
@@ -113,7 +113,7 @@ def test_two_tasks_report_a_message_each(with_client: Any) -> None:
 
 
 def test_report_that_is_not_answered_does_not_hold_up_others(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "REPORT_S", 0.2)
+    monkeypatch.setattr(deliveries, "REPORT_S", 0.2)
 
     async def main() -> None:
         async with two_nodes() as (one, two, client), client.subscribe("t", group="g", credit=4) as subscription:

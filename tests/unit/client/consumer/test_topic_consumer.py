@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandq.client.client import Client
-from sandq.client.consumer.node_session import Session
 from sandq.client.consumer.subscription import Subscription
+from sandq.client.consumer.topic_consumer import Session
 from sandq.model.errors import NotLeader
 from sandq.protocol.frames import Type, encode_error
 from tests.support.client.fake_server import SILENCE, FakeServer
@@ -100,14 +100,14 @@ def test_a_node_that_leads_nothing_is_given_nothing_of_what_quick_work_may_hold(
         async with two_nodes() as (one, two, client), client.subscribe("t", group="g") as subscription:
             await until_holds(lambda: one.subscribed and two.subscribed)
             await told(client, ["n2", "n2"], one, two)
-            await until_holds(lambda: sessions_of(subscription)["n1"].is_retired)
-            assert subscription._prefetch is not None
-            subscription._prefetch.extra = 100
-            subscription._give_credit()
-            assert [sessions_of(subscription)[name].target for name in ("n1", "n2")] == [0, 110]
+            await until_holds(lambda: sessions_of(subscription)["n1"].credit.is_retired)
+            assert subscription._intake.prefetch is not None
+            subscription._intake.prefetch.extra = 100
+            subscription._intake.give_credit()
+            assert [sessions_of(subscription)[name].credit.target for name in ("n1", "n2")] == [0, 110]
             await told(client, ["n1", "n2"], one, two)
-            await until_holds(lambda: not sessions_of(subscription)["n1"].is_retired)
-            assert [sessions_of(subscription)[name].target for name in ("n1", "n2")] == [55, 55]
+            await until_holds(lambda: not sessions_of(subscription)["n1"].credit.is_retired)
+            assert [sessions_of(subscription)[name].credit.target for name in ("n1", "n2")] == [55, 55]
 
     run(main)
 

@@ -1,0 +1,105 @@
+"""When the requests about leases of one partition are sent to its leader, and when again after a failure."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+import anyio
+
+from sandq.client.options import Options
+from sandq.client.signals import Signal
+from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.connection import Connection
+from sandq.model.errors import SandqError
+
+log = logging.getLogger("sandq.client")
+
+
+class RequestQueue:
+    """Requests of one kind that are queued or unanswered. Subclasses say what they are."""
+
+    def __init__(self, sender: PartitionSender) -> None:
+        self.in_flight = 0
+        """Number of requests without an answer."""
+        self._sender = sender
+        sender.queues.append(self)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether something is to be sent."""
+        raise NotImplementedError
+
+    def flush(self, connection: Connection) -> None:
+        """Send what is queued."""
+        raise NotImplementedError
+
+
+class PartitionSender:
+    """Sends what the queues of one partition hold, with the next send of the connection to its leader."""
+
+    def __init__(
+        self, cluster: Cluster, topic: str, partition: int, on_quiet: Signal, wake: Callable[[], None]
+    ) -> None:
+        """`on_quiet`: set when nothing is queued or unanswered any more. `wake`: run the subscription's task, which
+        calls `poke` when it is due."""
+        self.queues: list[RequestQueue] = []
+        self.topic = topic
+        self.partition = partition
+        self.wake = wake
+        self._cluster = cluster
+        self._on_quiet = on_quiet
+        self._failures = 0
+        self._resume_at = -math.inf
+
+    @property
+    def options(self) -> Options:
+        """The named times of the client."""
+        return self._cluster.options
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is queued or unanswered."""
+        return not any([queue.is_queued or queue.in_flight for queue in self.queues])
+
+    @property
+    def _is_queued(self) -> bool:
+        return any([queue.is_queued for queue in self.queues])
+
+    def poke(self) -> None:
+        """Send what is queued, if the partition has a leader and the last failure is long enough ago."""
+        if anyio.current_time() < self._resume_at:
+            self.wake()
+            return
+        connection = self._cluster.leader(self.topic, self.partition)
+        if connection is not None and self._is_queued:
+            connection.flush_soon(self._flush)
+
+    def next_time(self, now: float) -> float:
+        """Return when `poke` is due without any event."""
+        return self._resume_at if self._resume_at > now and self._is_queued else math.inf
+
+    def _flush(self) -> None:
+        connection = self._cluster.leader(self.topic, self.partition)
+        if connection is not None:
+            for queue in self.queues:
+                queue.flush(connection)
+
+    def answered(self) -> None:
+        """A request was answered and its answer is processed: tell whoever waits for the last one."""
+        if self.is_quiet:
+            self._on_quiet.set()
+
+    def pause(self, error: SandqError) -> None:
+        """Send nothing for a while, after a failure that may pass."""
+        log.debug("topic %s partition %d: %s; trying again", self.topic, self.partition, error)
+        self._resume_at = anyio.current_time() + self.options.back_off_s(self._failures)
+        self._failures += 1
+        if error.code not in ("OVERLOADED", "TIMED_OUT"):
+            self._cluster.refresh(self.topic)
+        self.wake()
+
+    def went_well(self) -> None:
+        """A request succeeded: the next failure is the first one again."""
+        self._failures = 0
