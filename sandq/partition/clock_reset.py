@@ -26,6 +26,7 @@ from sandq.model.batch import Batch, Column
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.base.rows import Fields, LogEntry, Range
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import Row, View
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
@@ -123,7 +124,7 @@ class ClockResets:
         self._trimmer = trimmer
         self._producers = producers
         self._expiring_rows = expiring_rows
-        self._phases: tuple[Callable[[int, int, View], bool], ...] = (
+        self._phases: tuple[Callable[[Step], bool], ...] = (
             self._end_own_jobs,
             self._place_log,
             self._place_kept,
@@ -132,9 +133,7 @@ class ClockResets:
             self._time_waiting,
             self._time_memories,
         )
-        """Each does a bounded part, and says whether that was all. It gets the entry's index, its next free place, and
-        the view; `_used` says how many places it took."""
-        self._used = 0
+        """Each does a bounded part, and returns whether that was all."""
         self._begun = 0
         """The entry that began it, while it is applied."""
 
@@ -150,29 +149,25 @@ class ClockResets:
             group.resetting = resetting
             group.note_change()
 
-    def begin(self, index: int, new_ms: int, old_ms: int, view: View) -> None:
-        """Begin to set the time back, with the entry of this index."""
-        counts = self._log.counts
-        total = counts.between(new_ms // 1000, old_ms // 1000 + 1, view)
-        counts.set_back(new_ms, old_ms, view)
-        self._jobs.set_back(new_ms, view)
+    def begin(self, step: Step, old_ms: int) -> None:
+        """Begin to set the time back from `old_ms`, the floor until now, to the time of this step."""
+        counts, new_ms = self._log.counts, step.now_ms
+        total = counts.between(new_ms // 1000, old_ms // 1000 + 1, step.view)
+        counts.set_back(step, old_ms)
+        self._jobs.set_back(step)
         self.state = ResetState(new_ms, old_ms, total)
-        self._begun = index
+        self._begun = step.index
         self._halt(True)
 
-    def step(self, index: int, place: int, view: View) -> int:
-        """A bounded part. The places it used."""
-        state = self.state
-        assert state is not None
-        self._used = 0
-        if index == self._begun:
-            return 0  # what the same entry stored before has its index, by which what is placed anew is known
-        if self._phases[state.phase](index, place, view):
+    def advance(self, step: Step) -> None:
+        """Do a bounded part of the reset."""
+        if step.index == self._begun:
+            return  # what the same entry stored before has its index, by which what is placed anew is known
+        if self._phases[self._now().phase](step):
             state = self._now()
             self.state = state._replace(phase=state.phase + 1, position=b"")
             if state.phase + 1 == len(self._phases):
-                self._end(view)
-        return self._used
+                self._end(step)
 
     def _now(self) -> ResetState:
         assert self.state is not None
@@ -184,7 +179,8 @@ class ClockResets:
         self.state = state._replace(position=position, done=state.done + done)
         return False
 
-    def _end(self, view: View) -> None:
+    def _end(self, step: Step) -> None:
+        view = step.view
         self.state = None
         if self._shared.is_ordered:
             for group in self._groups.by_id.values():
@@ -201,15 +197,16 @@ class ClockResets:
 
     # -- what has no place in the log ---------------------------------------------------------------------------------
 
-    def _end_own_jobs(self, index: int, place: int, view: View) -> bool:
+    def _end_own_jobs(self, step: Step) -> bool:
         """Seeks and the ends of groups go on to their end by the old places. Then everything else is set back that has
         no place in the log."""
         state = self._now()
-        if self._jobs.step_own(index, place, state.new_ms, view):
+        if self._jobs.run_own(step):
             return False
-        self._settlement.give_back_all(state.new_ms, view)
+        self._settlement.give_back_all(step)
         self.state = state._replace(
-            from_index=index, cursors=tuple((group.group_id, group.cursor) for group in self._groups.by_id.values())
+            from_index=step.index,
+            cursors=tuple((group.group_id, group.cursor) for group in self._groups.by_id.values()),
         )
         above = _last_of(state.new_ms)
         for group in self._groups.by_id.values():
@@ -218,25 +215,25 @@ class ClockResets:
             if group.ready is not None:
                 group.ready.limits.set_back()
             group.touched_ms = min(group.touched_ms, state.new_ms)
-            self._groups.store(group, view)
+            self._groups.store(step, group)
         trimmed = min(self._log.state.trimmed, _last_of(state.new_ms - 1))
         self._log.state.trimmed, self._log.state.gone = trimmed, (0, 0)
-        self._holds.set_back(state.new_ms, _last_of(state.new_ms - 1), view)
-        self._trimmer.set_back(state.new_ms)
-        self._producers.set_back(state.new_ms, view)
-        self._expiring_rows.set_back(state.new_ms)
+        self._holds.set_back(step, _last_of(state.new_ms - 1))
+        self._trimmer.set_back(step)
+        self._producers.set_back(step)
+        self._expiring_rows.set_back(step)
         return True
 
     # -- the log ------------------------------------------------------------------------------------------------------
 
-    def _place_log(self, index: int, place: int, view: View) -> bool:
+    def _place_log(self, step: Step) -> bool:
         """Place what stands in the log, in order."""
         state = self._now()
         start = state.position or rows.after(rows.log_key(_last_of(state.new_ms)))
         # To its end: what is delayed, counted from a wrong clock, stands beyond the floor.
         stop = rows.tag_bounds(rows.LOG)[1]
-        found = view.scan(start, stop, limit=STEP_ROWS, max_bytes=STEP_BYTES)
-        placing = _Placing(self, index, place, view)
+        found = step.view.scan(start, stop, limit=STEP_ROWS, max_bytes=STEP_BYTES)
+        placing = _Placing(step, self)
         for key, value in found:
             if offsets.unpack(key[1:]).index < state.from_index:
                 placing.place(key, value)
@@ -261,23 +258,22 @@ class ClockResets:
         parts = offsets.unpack(offset)
         return state.new_ms < parts.deliver_ms <= state.old_ms and parts.index < state.from_index
 
-    def next_place(self, ms: int, index: int, place: int) -> bytes:
+    def next_place(self, step: Step, ms: int) -> bytes:
         """The next place at an instant."""
-        offset = offsets.pack(min(ms, offsets.U48_MAX), index, place + self._used, self._log.partition)
-        self._used += 1
-        return offset
+        return offsets.pack(min(ms, offsets.U48_MAX), step.index, step.next_position(), self._log.partition)
 
-    def _own_place(self, message_id: bytes, index: int, place: int, view: View) -> bytes:
+    def _own_place(self, step: Step, message_id: bytes) -> bytes:
         """The place for a message that is only in rows of groups: the same for all of these."""
-        moved = view.get(rows.MOVED + message_id)
+        moved = step.view.get(rows.MOVED + message_id)
         if moved is not None and offsets.unpack(at := rows.unpack(moved)[0]).index >= self._now().from_index:
             return bytes(at)
-        return self.next_place(self._now().new_ms - 1, index, place)
+        return self.next_place(step, self._now().new_ms - 1)
 
-    def _place_kept(self, index: int, place: int, view: View) -> bool:
+    def _place_kept(self, step: Step) -> bool:
         """Place what groups keep, and the log has not any more."""
+        view = step.view
         found, position = self._rows_of_groups(rows.KEPT, view)
-        regrouped, placing = _Regrouped(self), _Placing(self, index, place, view)
+        regrouped, placing = _Regrouped(self), _Placing(step, self)
         for key, value in found:
             group, offset = self._groups.by_id.get(int.from_bytes(key[1:5], "big")), key[5:]
             if group is None or not self._is_astray(offset) or self._log.find(offset, view) is not None:
@@ -291,17 +287,17 @@ class ClockResets:
                 # It must not come before its time, whatever becomes of it until then; and its ttl counts from there.
                 placing.put_back(again)
                 continue
-            new = self._own_place(message.id, index, place, view)
-            regrouped.take(group, offset, new, wanted_ms, view)
+            new = self._own_place(step, message.id)
+            regrouped.take(step, group, offset, new, wanted_ms)
             view.delete(key)
             row = rows.unpack(value)
             view.put(rows.of_group(rows.KEPT, group.group_id, new), rows.pack(*row))
-            self._follow_move(message.id, new, view)
+            self._follow_move(step, message.id, new)
             blocked = rows.of_group(rows.BLOCKED, group.group_id, offset)
             if (turn := view.get(blocked)) is not None:
                 view.delete(blocked)
                 view.put(rows.of_group(rows.BLOCKED, group.group_id, new), turn)
-        regrouped.store(view)
+        regrouped.store(step)
         placing.store()
         return not found or self._go_on(position)
 
@@ -330,8 +326,9 @@ class ClockResets:
             view.get(rows.of_group(rows.BLOCKED, group_id, offset)) is not None for group_id in self._groups.by_id
         )
 
-    def _place_dead(self, index: int, place: int, view: View) -> bool:
+    def _place_dead(self, step: Step) -> bool:
         """Place what is dead, and the log has not any more; nothing died after now."""
+        view = step.view
         new_ms = self._now().new_ms
         found, position = self._rows_of_groups(rows.DEAD, view)
         for key, value in found:
@@ -339,25 +336,26 @@ class ClockResets:
             is_astray = self._is_astray(offset) and self._log.find(offset, view) is None
             if is_astray:
                 view.delete(key)
-                offset = self._own_place(message.id, index, place, view)
-                self._follow_move(message.id, offset, view)
-                self._dead.moved(message, offset, view)
+                offset = self._own_place(step, message.id)
+                self._follow_move(step, message.id, offset)
+                self._dead.moved(step, message, offset)
             if is_astray or message.dead_ms > new_ms:
                 attempts, reason, error, dead_ms, *rest = rows.unpack(value)
                 row = rows.pack(attempts, reason, error, min(dead_ms, new_ms), *rest)
                 view.put(key[:5] + offset, row)
         return not found or self._go_on(position)
 
-    def _follow_move(self, message_id: bytes, offset: bytes, view: View) -> None:
+    def _follow_move(self, step: Step, message_id: bytes, offset: bytes) -> None:
         """Remember where the message of an id is now."""
-        moved = view.get(rows.MOVED + message_id)
+        moved = step.view.get(rows.MOVED + message_id)
         _, moves, moved_ms, _ = rows.unpack(moved) if moved is not None else (offset, 0, None, None)
-        view.put(rows.MOVED + message_id, rows.pack(offset, moves, moved_ms, None))
+        step.view.put(rows.MOVED + message_id, rows.pack(offset, moves, moved_ms, None))
 
     # -- what is forgotten, and what waits ------------------------------------------------------------------------
 
-    def _forget_tombstones(self, index: int, place: int, view: View) -> bool:
+    def _forget_tombstones(self, step: Step) -> bool:
         """Tombstones stand for nothing any more; what was cancelled is remembered for as long as ever."""
+        view = step.view
         state = self._now()
         start = state.position or rows.after(rows.TOMBSTONE + _last_of(state.new_ms))
         stop = rows.after(rows.TOMBSTONE + _last_of(state.old_ms))
@@ -368,10 +366,10 @@ class ClockResets:
                 view.delete(key)
             elif forgotten_ms is None:
                 until_ms = state.new_ms + CANCEL_MEMORY_MS
-                self._expiring_rows.put(key, until_ms, view, why, min(at_ms, state.new_ms))
+                self._expiring_rows.put(step, key, until_ms, why, min(at_ms, state.new_ms))
         return not found or self._go_on(rows.after(found[-1][0]))
 
-    def _time_waiting(self, index: int, place: int, view: View) -> bool:
+    def _time_waiting(self, step: Step) -> bool:
         """Let what waits come when it was to come by the clock that is right."""
         new_ms = self._now().new_ms
         seen = 0
@@ -381,11 +379,11 @@ class ClockResets:
                     continue
                 seen += entry.ranges.messages
                 by_due: dict[int, list[Range]] = {}
-                for one in self._waiting.take(group, entry, entry.ranges.messages, view):
+                for one in self._waiting.take(step, group, entry, entry.ranges.messages):
                     due_ms = max(self.due_ms(entry), self._wanted_ms(one.base))
                     by_due.setdefault(min(due_ms, max(entry.due_ms, new_ms)), []).append(one)
                 for due_ms, ranges in by_due.items():
-                    self.wait(group, entry, due_ms, ranges, view)
+                    self.wait(step, group, entry, due_ms, ranges)
                 if seen >= STEP_MESSAGES:
                     return False
         return True
@@ -403,16 +401,17 @@ class ClockResets:
             return new_ms
         return max(min(entry.made.stamp_ms, new_ms) + entry.made.delay_ms, new_ms)
 
-    def wait(self, group: Group, entry: Waiting, due_ms: int, ranges: list[Range], view: View) -> None:
+    def wait(self, step: Step, group: Group, entry: Waiting, due_ms: int, ranges: list[Range]) -> None:
         """Let messages that waited in an entry wait until then."""
         since_ms = min(entry.since_ms, self._now().new_ms)
         places, made = PackedRanges(sorted(ranges)), Made(0, due_ms, _is_moved(entry))
         again = Waiting(due_ms, 0, entry.attempt, entry.error, places, since_ms, entry.kept, None, entry.history, made)
         again.queue, again.snoozes, again.crashes = entry.queue, entry.snoozes, entry.crashes
-        self._waiting.add(group, again, view)
+        self._waiting.add(step, group, again)
 
-    def _time_memories(self, index: int, place: int, view: View) -> bool:
+    def _time_memories(self, step: Step) -> bool:
         """Forget nothing sooner than is promised, counted from now, and nothing later."""
+        view = step.view
         state = self._now()
         start, stop = rows.FORGET + (state.new_ms + 1).to_bytes(6, "big"), rows.tag_bounds(rows.FORGET)[1]
         found = view.scan(state.position or start, stop, limit=STEP_ROWS, max_bytes=_NO_LIMIT)
@@ -425,7 +424,7 @@ class ClockResets:
             view.delete(index_key)
             row = view.get(key)
             if row is not None and (fields := rows.unpack(row))[-1] == due_ms:
-                self._expiring_rows.put(key, until_ms, view, *fields[:-1])
+                self._expiring_rows.put(step, key, until_ms, *fields[:-1])
         return not found or self._go_on(rows.after(found[-1][0]))
 
 
@@ -436,36 +435,36 @@ class _Regrouped:
         self._reset = reset
         self._found: dict[tuple[int, int, int], tuple[Group, Waiting, list[bytes]]] = {}
 
-    def take(self, group: Group, offset: bytes, new: bytes, wanted_ms: int, view: View) -> Waiting | None:
+    def take(self, step: Step, group: Group, offset: bytes, new: bytes, wanted_ms: int) -> Waiting | None:
         """Take a message out of the entry in which it waits, if it does: it is at another place now."""
         entry = group.holder_of(offset)
         if not isinstance(entry, Waiting):
             return None
-        self._reset._waiting.part(group, entry, offset, None, view)
+        self._reset._waiting.part(step, group, entry, offset, None)
         due_ms = self._reset.due_ms(entry)
         if not _is_moved(entry):
             due_ms = max(due_ms, wanted_ms)
         self._found.setdefault((group.group_id, entry.seq, due_ms), (group, entry, []))[2].append(new)
         return entry
 
-    def store(self, view: View) -> None:
+    def store(self, step: Step) -> None:
         """Let them wait, once they are where they are now."""
         for (_, _, due_ms), (group, entry, found) in self._found.items():
             # Of what is in one range all expires together.
             is_one = entry.kept and not self._reset._ttl.any_expires
             ranges = merged(sorted(found)) if is_one else [Range(offset, 1) for offset in found]
-            self._reset.wait(group, entry, due_ms, ranges, view)
+            self._reset.wait(step, group, entry, due_ms, ranges)
 
 
 class _Placing:
     """Places messages of the log, those of one step."""
 
-    def __init__(self, reset: ClockResets, index: int, place: int, view: View) -> None:
+    def __init__(self, step: Step, reset: ClockResets) -> None:
         self.messages = 0
         self._reset = reset
         self._state = state = reset._now()
-        self._index, self._place = index, place
-        self._view = view
+        self._step = step
+        self._view = step.view
         self._log = reset._log
         self._regrouped = _Regrouped(reset)
         self._gaps: dict[int, list[bytes]] = {}
@@ -484,7 +483,7 @@ class _Placing:
                 self._count(at_ms, at_ms)
                 self._note_gaps(passed, message.offset)
                 return
-            self._log.delete_row(key, len(value), self._view)
+            self._log.delete_row(self._step, key, len(value))
             self._log.state.bytes += self._move(message, passed).size - entry.size
             return
         at_ms = offsets.deliver_ms(entry.first)
@@ -497,7 +496,7 @@ class _Placing:
                 self._count(at_ms, at_ms)
             return
         passed_each = [self._passed(message) for message in messages]  # while the row is there
-        self._log.delete_row(key, len(value), self._view, entry.length)
+        self._log.delete_row(self._step, key, len(value), entry.length)
         self._log.state.bytes -= entry.size - entry.unit * (entry.length - len(messages))
         for message, passed in zip(messages, passed_each, strict=True):
             self._log.state.bytes += self._move(message, passed).size
@@ -568,14 +567,14 @@ class _Placing:
             if view.get(blocked) is not None:
                 view.delete(blocked)
                 return True
-        if group.unready(offset, view):
+        if group.unready(self._step, offset):
             return True
         entry = group.holder_of(offset)
         if offset in group.gaps:
             return False  # of an earlier reset, which named it for good
         if not isinstance(entry, Waiting) or max(reset.due_ms(entry), self._state.new_ms + 1) > message.wanted_ms:
             return False
-        reset._waiting.part(group, entry, offset, None, view)
+        reset._waiting.part(self._step, group, entry, offset, None)
         return True
 
     def _move(self, message: _Message, passed: list[Group]) -> LogEntry:
@@ -583,16 +582,16 @@ class _Placing:
         view, new_ms, old = self._view, self._state.new_ms, message.offset
         is_done = len(passed) == len(self._groups) > 0 and message.wanted_ms <= new_ms
         at_ms = new_ms if is_done else max(message.wanted_ms, new_ms + 1)
-        new = self._reset.next_place(at_ms, self._index, self._place)
+        new = self._reset.next_place(self._step, at_ms)
         for group in passed:
-            entry = self._regrouped.take(group, old, new, message.wanted_ms, view)
+            entry = self._regrouped.take(self._step, group, old, new, message.wanted_ms)
             if entry is not None and entry.kept:
                 self._rekey(rows.KEPT, group, old, new)
             if group.dead.total() and (dead := dead_letters.find(group, old, view)) is not None:
                 self._rekey(rows.DEAD, group, old, new)
-                self._reset._dead.moved(dead, new, view)
+                self._reset._dead.moved(self._step, dead, new)
         self._note_gaps(passed, new)
-        self._reset._follow_move(message.id, new, view)
+        self._reset._follow_move(self._step, message.id, new)
         self._count(offsets.deliver_ms(old), at_ms)
         return self._put(message, new)
 
@@ -634,9 +633,9 @@ class _Placing:
 
     def store(self) -> None:
         """Store what concerns several messages."""
-        self._regrouped.store(self._view)
+        self._regrouped.store(self._step)
         for group_id, found in self._gaps.items():
-            self._reset._groups.by_id[group_id].gaps.add(merged(sorted(found)), self._view)
+            self._reset._groups.by_id[group_id].gaps.add(self._step, merged(sorted(found)))
 
 
 def _is_moved(entry: Waiting) -> bool:

@@ -11,7 +11,7 @@ from sandq.model.unfinished import unfinished_conflict
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
-from sandq.partition.base.view import View
+from sandq.partition.base.step import Step
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.jobs.jobs import Jobs
@@ -33,7 +33,7 @@ class GroupAdmin:
         self._log = log
         self._jobs = jobs
 
-    def open_group(self, command: c.OpenGroup, latest: bytes, now_ms: int, view: View) -> int:
+    def open_group(self, step: Step, command: c.OpenGroup, latest: bytes) -> int:
         """Make a group unless it exists, and return its id. Raises InvalidRequest (limit, a foreign offset)."""
         group = self._groups.find(command.group)
         if group is None:
@@ -46,12 +46,13 @@ class GroupAdmin:
                 )
             group = self._groups.create(command.group, self._cursor(command.start, latest))
             group.paused = command.paused
-        group.use(now_ms)
-        self._groups.store(group, view)
+        group.use(step)
+        self._groups.store(step, group)
         return group.group_id
 
-    def seek(self, command: c.Seek, latest: bytes, index: int, now_ms: int, view: View) -> bytes:
+    def seek(self, step: Step, command: c.Seek, latest: bytes) -> bytes:
         """Revoke what the group has leased and what waits, and go on elsewhere. The new cursor."""
+        view = step.view
         group = self._groups.named(command.group)
         if group.seeking:
             raise InvalidRequest(f"group {group.name!r} is being put elsewhere already; wait until that is done")
@@ -59,74 +60,74 @@ class GroupAdmin:
         cursor = max(above, self._log.state.trimmed)
         gone: list[Range] = []
         for lease in list(group.leases.values()):
-            gone += self._take_kept(group, lease.select(lease.live), lease.kept, above, cursor, now_ms, view)
-            self._leases.revoke(lease, view)
+            gone += self._take_kept(step, group, lease.select(lease.live), lease.kept, above, cursor)
+            self._leases.revoke(step, lease)
         for entry in list(group.waiting.values()):
-            waiting = self._waiting.take(group, entry, entry.ranges.messages, view)
-            gone += self._take_kept(group, waiting, entry.kept, above, cursor, now_ms, view)
+            waiting = self._waiting.take(step, group, entry, entry.ranges.messages)
+            gone += self._take_kept(step, group, waiting, entry.kept, above, cursor)
         blocked, kept, still_blocked = dict(group.order.blocked), set(group.order.kept), []
         group.order.clear()
         for offset in blocked:
-            if self._take_kept(group, [Range(offset, 1)], offset in kept, above, cursor, now_ms, view):
+            if self._take_kept(step, group, [Range(offset, 1)], offset in kept, above, cursor):
                 still_blocked.append(offset)
             else:
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
-        group.gaps.clear(view)
+        group.gaps.clear(step)
         was_ready = 0
         if group.ready is not None:
             was_ready = group.ready.messages
-            group.ready.clear(view)
+            group.ready.clear(step)
         group.reader.seek(cursor)
         group.generation += 1
         if group.is_expired:
-            group.use(now_ms)
+            group.use(step)
         if gone:
             # Their log rows were trimmed or swept: the group has the only ones.
-            again = Waiting(now_ms, 0, 0, None, PackedRanges(sorted(gone)), now_ms, kept=True)
-            self._waiting.add(group, again, view)
+            again = Waiting(step.now_ms, 0, 0, None, PackedRanges(sorted(gone)), step.now_ms, kept=True)
+            self._waiting.add(step, group, again)
             swept = [one for one in sorted(gone) if one.base > cursor]
             if swept:
-                group.gaps.add(swept, view)
+                group.gaps.add(step, swept)
             if self._shared.is_ordered:
                 group.start_keys(gone, True, view)
         for offset in sorted(still_blocked):
             group.order.load(offset, blocked[offset], kept=True)
         if group.dead.total() or was_ready:
             group.seeking = True
-            self._jobs.start_own("seek", {"group_id": group.group_id, "above": above}, index, now_ms, view)
-        self._groups.store(group, view)
+            self._jobs.start_own(step, "seek", {"group_id": group.group_id, "above": above})
+        self._groups.store(step, group)
         return cursor
 
-    def drop(self, name: str, index: int, now_ms: int, view: View, *, unless_unfinished: bool = False) -> None:
+    def drop(self, step: Step, name: str, *, unless_unfinished: bool = False) -> None:
         """Delete a group with its leases, retries and dead letters. Raises Conflict if `unless_unfinished` is given
         and the group has yet to finish messages that it received."""
         group = self._groups.named(name)
         if unless_unfinished and group.unfinished:
             raise unfinished_conflict(name, group.unfinished)
         for lease in list(group.leases.values()):
-            self._leases.revoke(lease, view)
-        self._groups.remove(group, view)
-        self._jobs.start_own("drop", {"group_id": group.group_id}, index, now_ms, view)
+            self._leases.revoke(step, lease)
+        self._groups.remove(step, group)
+        self._jobs.start_own(step, "drop", {"group_id": group.group_id})
 
-    def configure(self, name: str, settings: dict[str, Any], view: View) -> None:
+    def configure(self, step: Step, name: str, settings: dict[str, Any]) -> None:
         group = self._groups.named(name)
         group.settings = settings
         self._groups.limit_keys(group)
-        self._groups.store(group, view)
+        self._groups.store(step, group)
 
-    def pause(self, name: str, paused: bool, now_ms: int, view: View) -> None:
+    def pause(self, step: Step, name: str, paused: bool) -> None:
         """Have the group get nothing more, or get again what there is. Who resumes it has use for it."""
         group = self._groups.named(name)
         group.paused = paused
-        group.use(now_ms)
-        self._groups.store(group, view)
+        group.use(step)
+        self._groups.store(step, group)
 
-    def touch(self, names: list[str], now_ms: int, view: View) -> None:
+    def touch(self, step: Step, names: list[str]) -> None:
         for name in names:
             group = self._groups.find(name)
             if group is not None:
-                group.use(now_ms)
-                self._groups.store(group, view)
+                group.use(step)
+                self._groups.store(step, group)
 
     def idle_ms(self) -> int | None:
         """When the first group goes because it has no consumers."""
@@ -136,10 +137,11 @@ class GroupAdmin:
         first = self._groups.longest_unused
         return None if first is None else first.touched_ms + ttl_ms
 
-    def drop_idle(self, index: int, now_ms: int, view: View) -> bool:
+    def drop_idle(self, step: Step) -> bool:
         """Drop one group that nobody used for `group_ttl`; one that is paused is kept for as long again, and so is one
         with dead letters while some of the partition have yet to be sent. A group with unfinished messages expires
         instead, `group_ttl` after the last of these was due. Whether there was one."""
+        now_ms = step.now_ms
         idle_ms = self.idle_ms()
         if idle_ms is None or idle_ms > now_ms:
             return False
@@ -147,7 +149,7 @@ class GroupAdmin:
         assert group is not None
         if group.paused or (self._outbox.messages and group.dead.total()):
             group.touched_ms = now_ms
-            self._groups.store(group, view)
+            self._groups.store(step, group)
             return True
         if group.unfinished:
             due_ms, ttl_ms = group.latest_due_ms, idle_ms - group.touched_ms
@@ -155,9 +157,9 @@ class GroupAdmin:
                 group.touched_ms = due_ms
             else:
                 group.touched_ms, group.is_expired = now_ms, True  # from then on the log may be trimmed
-            self._groups.store(group, view)
+            self._groups.store(step, group)
             return True
-        self.drop(group.name, index, now_ms, view)
+        self.drop(step, group.name)
         return True
 
     def _cursor(self, to: c.Position, latest: bytes, *, clamped: bool = True) -> bytes:
@@ -179,16 +181,10 @@ class GroupAdmin:
         return min(max(cursor, self._log.state.trimmed) if clamped else cursor, latest)
 
     def _take_kept(
-        self,
-        group: Group,
-        ranges: list[Range],
-        kept: bool,
-        above: bytes,
-        cursor: bytes,
-        now_ms: int,
-        view: View,
+        self, step: Step, group: Group, ranges: list[Range], kept: bool, above: bytes, cursor: bytes
     ) -> list[Range]:
         """Return what is only in rows of the group's own and comes again after a seek, and delete its other rows."""
+        view = step.view
         if not kept:
             return []
         again: list[Range] = []
@@ -197,5 +193,5 @@ class GroupAdmin:
                 if above < offset and (offset <= cursor or not self._kept.is_in_log(offset, view)):
                     again.append(Range(offset, 1))
                 else:
-                    self._kept.drop(group, offset, now_ms, view)
+                    self._kept.drop(step, group, offset)
         return again

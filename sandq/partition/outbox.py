@@ -18,6 +18,7 @@ from sandq.model.limits import FIXED
 from sandq.model.outbox import DeadLetterTopic, Target
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 
 DEAD, MESSAGE = 0, 1
@@ -110,17 +111,17 @@ class Outbox:
         for key, row in rows.all_rows(view, rows.OUTBOX_BATCH):
             self._lines[_target_of(key)] = Line(0, Batch(*rows.unpack(row)))
 
-    def put(self, target: Target, letter: Letter, view: View, topic: DeadLetterTopic | None = None) -> int:
+    def put(self, step: Step, target: Target, letter: Letter, topic: DeadLetterTopic | None = None) -> int:
         """Put a letter at the end of a line. Its number there. `topic`: of a dead letter, where it goes."""
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         row = rows.pack(*_packed(letter))
-        view.put(_key(target, seq), row)
+        step.view.put(_key(target, seq), row)
         self._count(letter, 1, len(row))
         line = self._lines.setdefault(target, Line(seq))
         if topic is not None and not line.source:
             line.kind, line.source = topic.kind, topic.source
             if line.batch is not None:
-                self._write(target, line, line.batch._replace(kind=topic.kind, source=topic.source), view)
+                self._write(step, target, line, line.batch._replace(kind=topic.kind, source=topic.source))
         if line.batch is None:
             self.restless.add(target)
         self._status = None
@@ -136,17 +137,17 @@ class Outbox:
         line = self._lines.get(target)
         return line is not None and line.batch is not None and seq <= line.batch.last_seq
 
-    def rewrite(self, target: Target, seq: int, letter: Letter, view: View) -> None:
+    def rewrite(self, step: Step, target: Target, seq: int, letter: Letter) -> None:
         """Write a letter that is there in another way."""
         assert letter.kind == DEAD, "what an ack sends stays as it is"
-        view.put(_key(target, seq), rows.pack(*_packed(letter)))
+        step.view.put(_key(target, seq), rows.pack(*_packed(letter)))
 
-    def remove(self, target: Target, seq: int, view: View) -> None:
+    def remove(self, step: Step, target: Target, seq: int) -> None:
         """Delete a letter, if it is there."""
         key = _key(target, seq)
-        row = view.get(key)
+        row = step.view.get(key)
         if row is not None:
-            view.delete(key)
+            step.view.delete(key)
             self._count(_letter(row), -1, -len(row))
             self._status = None
 
@@ -185,27 +186,27 @@ class Outbox:
         batch = self.batch_of(target)
         return [] if batch is None else self.letters(target, view, batch.last_seq)
 
-    def begin(self, target: Target, last_seq: int, size: int, now_ms: int, view: View) -> None:
+    def begin(self, step: Step, target: Target, last_seq: int, size: int) -> None:
         """Make a batch of the first letters of a line, whatever was one before."""
         # By the time, where that is greater: a partition that was set back to an older state by force, and has
         # forgotten how far its numbers had come, is beyond them even so.
-        self._epoch = max(self._epoch + 1, now_ms)
+        self._epoch = max(self._epoch + 1, step.now_ms)
         line = self._lines[target]
-        self._write(target, line, Batch(self._epoch, last_seq, size, line.kind, line.source), view)
+        self._write(step, target, line, Batch(self._epoch, last_seq, size, line.kind, line.source))
         self.restless.discard(target)
 
-    def _write(self, target: Target, line: Line, batch: Batch, view: View) -> None:
+    def _write(self, step: Step, target: Target, line: Line, batch: Batch) -> None:
         line.batch = batch
-        view.put(_batch_key(target), rows.pack(*batch))
+        step.view.put(_batch_key(target), rows.pack(*batch))
         self._status = None
 
-    def end(self, target: Target, view: View) -> None:
+    def end(self, step: Step, target: Target) -> None:
         """A batch is over: its letters were taken out."""
         line = self._lines[target]
         if line.batch is not None:
             line.first_seq = line.batch.last_seq + 1
             line.batch = None
-            view.delete(_batch_key(target))
+            step.view.delete(_batch_key(target))
         self.restless.add(target)
         self._status = None
 

@@ -45,10 +45,6 @@ class SharedState:
         self.level = FIRST_LEVEL
         """The feature level whose rules the partition goes by (ADR 19): replicated, so that all replicas change at the
         same entry, and raised by `RaiseLevel` alone."""
-        self.now_ms = 0
-        """The partition's time: the greatest stamp that was applied since its clock was set back last."""
-        self.stamp_ms = 0
-        """The stamp of the entry that is being applied: what a delay counts from."""
         self.settled = 0
         """Messages that groups were done with since it was last looked at how many those are: replicated."""
         self.copied_bytes = 0
@@ -88,11 +84,6 @@ class SharedState:
         """Whether the entry that is being applied has written so much again that the next ones are to go on. The first
         message of an entry is never too large."""
         return self.copied_bytes >= BUDGET_BYTES
-
-    @property
-    def ahead_ms(self) -> int:
-        """How far the partition's time is ahead of the entry that is being applied."""
-        return self.now_ms - self.stamp_ms
 
     @property
     def is_ordered(self) -> bool:

@@ -26,6 +26,7 @@ from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import ExpiringRows
 from sandq.partition.base.skips import Skips, refusal
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.clock_reset import ClockResets
 from sandq.partition.group_administration import GroupAdmin
@@ -40,7 +41,7 @@ from sandq.partition.in_memory import InMemory
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.leasing.lease_grants import LeaseGrants
 from sandq.partition.leasing.lease_reclaim import LeaseReclaim
-from sandq.partition.leasing.settlement import LeaseSettlement
+from sandq.partition.leasing.settlement import LeaseSettlement, Lost
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.message_log import MessageLog, Stored
 from sandq.partition.log.trim import Trimmer
@@ -248,12 +249,10 @@ class TimerPartition:
             self.restore = None if restore is None else RestoreState.load(restore)
             self.skips.load(skips)
             if self.is_filling:
-                self.shared.now_ms = self.shared.stamp_ms = self.now_ms
                 self.shared.configure(stored)
                 return self  # of the rest rows are there that are not its own yet
             self.schedules.load(schedules)
             self.outbox.load(outbox, view)
-            self.shared.now_ms = self.shared.stamp_ms = self.now_ms
             self.log.state.load(log)
             self.log.counts.load(counts)
             self.expiring_rows.load(expiring_rows)
@@ -354,7 +353,8 @@ class TimerPartition:
     @property
     def is_closed(self) -> bool:
         """It takes nothing, as its topic is being restored."""
-        return self.is_filling or RESTORING in self.shared.settings
+        restore = self.restore  # not by `is_filling`: this is asked several times per entry
+        return (restore is not None and not restore.is_whole) or RESTORING in self.shared.settings
 
     def check_open(self) -> None:
         """Raises Unavailable while the partition takes nothing, as its topic is being restored."""
@@ -393,125 +393,128 @@ class TimerPartition:
         """Apply a committed entry: one result for each of its commands. An index applied before changes nothing."""
         if index <= self.applied_index:
             return []
-        raft_index, index = index, index + self.index_base
         stamp_ms = min(entry.now_ms, offsets.U48_MAX)  # a broken clock: what is placed by it must have a place
         self.shared.copied_bytes = 0
         if self.is_closed:
-            return self._apply_closed(raft_index, entry, stamp_ms, view)
+            return self._apply_closed(index, entry, stamp_ms, view)
+        step = self._first_step(index, view)
         if self.resets.state is None:
-            self._advance(stamp_ms, view)
-        place = grants = 0
+            self._advance(step, stamp_ms)
         results: list[Result] = []
         self.results = results
         targets = c.targets_of(entry.commands)
         if targets:
-            self.pending.look_ahead(targets, view)
+            self.pending.look_ahead(step, targets)
         for command in entry.commands:
+            position, grants = step.position, step.grants
             try:
                 match command:
                     case c.ClockReset():
-                        results.append(self._reset_clock(index, command, view))
+                        result: Result = self._reset_clock(step, command)
                     case _ if self.resets.state is not None:
-                        result, places = self._while_reset(index, place, stamp_ms, command, view)
-                        place += places
-                        results.append(result)
+                        result = self._while_reset(step, stamp_ms, command)
                     case c.Append():
-                        result, places = self._append(index, place, command, view)
-                        place += places
-                        results.append(result)
+                        result = self._append(step, command)
                     case c.Lease():
-                        leases = self._lease(index, grants, command, view)
-                        grants += len(leases)
-                        results.append(leases)
+                        result = self._lease(step, command)
                     case c.Reclaim():
-                        renewed = self._lease_reclaim.reclaim(index, grants, command, self.now_ms, view)
-                        grants += renewed[0]
-                        if self._lease_reclaim.ended:
-                            self._trim_schedule.note_settled(self.now_ms)
-                        results.append(renewed)
+                        result = self._reclaim(step, command)
                     case c.Move():
-                        results.append(self._move(index, place, command, view))
-                        place += len(command.items)
+                        result = self._move(step, command)
                     case c.Upkeep():
-                        place += self._upkeep(index, place, view)
-                        results.append((self._upkeep_ms() or self.now_ms + 1) <= self.now_ms)
+                        self._upkeep(step)
+                        result = self._is_upkeep_due(step)
                     case c.AckThen():
-                        self._trim_schedule.note_settled(self.now_ms)
-                        results.append(self._acks.apply(command, index, place, self.now_ms, self.floor_ms, view))
-                        place += self._acks.used
-                        if self._acks.used:
-                            self._trim_schedule.note_appended(self.now_ms)
+                        result = self._ack_then(step, command)
                     case _ if isinstance(command, c.SCHEDULE_COMMANDS):
-                        results.append(self._schedule(index, place, command, view))
-                        place += self.schedules.used
+                        result = self._schedule(step, command)
                     case _:
-                        results.append(self._other(index, place, command, view))
+                        result = self._other(step, command)
+                results.append(result)
             except (NotFound, InvalidRequest, Conflict, OutOfSequence, Overloaded, Unavailable) as refusal:
+                # What a refused command took goes to the next one: it stored nothing, and granted nothing.
+                step.position, step.grants = position, grants
                 results.append(refusal)
         if self.outbox.restless:
-            self._forwarding.settle(self.now_ms, view)
-        self._group_state.waiting.store_parted(view)
-        self.applied_index = raft_index
-        self.results = []
+            self._forwarding.settle(step)
+        self._group_state.waiting.store_parted(step)
+        self._note_applied(step, index)
         return results
 
     def needs_no_disk(self, entry: c.Entry) -> bool:
         """Whether `apply` of this entry, the next one, and `status` after it, take a moment and read no stored rows."""
         return self.resets.state is None and not self.is_closed and self._in_memory.applies(entry)
 
-    def _advance(self, stamp_ms: int, view: View) -> None:
-        """Let the time come to that of an entry."""
-        self.now_ms = max(self.now_ms, stamp_ms)
-        self.floor_ms = max(self.floor_ms, self.now_ms)
-        self.shared.now_ms = self.now_ms
-        self.shared.stamp_ms = stamp_ms
-        self.log.counts.advance(self.now_ms, view)
+    def _first_step(self, index: int, view: View) -> Step:
+        """Return the step of an entry, at the time that the partition has already.
+
+        While the clock is being set back it stays so: only the end of the reset lets the time go on.
+        """
+        now_ms = self.now_ms
+        return Step(view, index=index + self.index_base, stamp_ms=now_ms, now_ms=now_ms, floor_ms=self.floor_ms)
+
+    def _advance(self, step: Step, stamp_ms: int) -> None:
+        """Let the partition's time come to the stamp of an entry."""
+        step.stamp_ms = stamp_ms
+        if stamp_ms > step.now_ms:
+            step.now_ms = stamp_ms
+        if step.now_ms > step.floor_ms:
+            step.floor_ms = step.now_ms
+        self.log.counts.advance(step)
+
+    def _note_applied(self, step: Step, index: int) -> None:
+        """Take over the times of an entry that was applied, and its index in the Raft log."""
+        self.now_ms, self.floor_ms = step.now_ms, step.floor_ms
+        self.applied_index = index
+        self.results = []
+
+    def _is_upkeep_due(self, step: Step) -> bool:
+        """Return whether another `Upkeep` has something to do at once."""
+        return (self._upkeep_ms() or step.now_ms + 1) <= step.now_ms
 
     # -- restoring ------------------------------------------------------------------------------------------------
 
-    def _apply_closed(self, raft_index: int, entry: c.Entry, stamp_ms: int, view: View) -> list[Result]:
+    def _apply_closed(self, index: int, entry: c.Entry, stamp_ms: int, view: View) -> list[Result]:
         """Apply an entry of a partition that takes nothing but what restores it."""
-        self.now_ms = self.shared.now_ms = max(self.now_ms, stamp_ms)
-        self.floor_ms = max(self.floor_ms, self.now_ms)
-        self.shared.stamp_ms = stamp_ms
+        now_ms = max(self.now_ms, stamp_ms)
+        step = Step(view, index=index, stamp_ms=stamp_ms, now_ms=now_ms, floor_ms=max(self.floor_ms, now_ms))
         results: list[Result] = []
         self.results = results
         for command in entry.commands:
             try:
-                results.append(self._while_closed(raft_index, command, view))
+                results.append(self._while_closed(step, command))
             except (NotFound, InvalidRequest, Conflict, Unavailable) as refusal:
                 results.append(refusal)
-        self.applied_index = raft_index
-        self.results = []
+        self._note_applied(step, index)
         return results
 
-    def _while_closed(self, raft_index: int, command: c.Command, view: View) -> Result:
+    def _while_closed(self, step: Step, command: c.Command) -> Result:
         match command:
             case c.RestoreBegin():
-                return self._restore_begin(command, view)
+                return self._restore_begin(command)
             case c.RestoreRows():
                 state = restoring.check_chunk(self.restore, command.restore_id)
-                self.restore = restoring.put_chunk(state, command.number, command.data, view, self.shared.give_way)
+                self.restore = restoring.put_chunk(step, state, command.number, command.data, self.shared.give_way)
                 return self.restore.shown()
             case c.RestoreEnd():
-                return self._restore_end(raft_index, command, view)
+                return self._restore_end(step, command)
             case c.TakeDigest() | c.RaiseLevel():
-                return self._other(raft_index, 0, command, view)
+                return self._other(step, command)
             case c.Configure():
                 self.shared.configure(with_newest_limits(self.shared.settings, command.settings))
                 if not self.is_closed:
                     self.restore = None
-                    self.limits.configure(view)
-                    self._trim_schedule.note_settled(self.now_ms)
+                    self.limits.configure(step)
+                    self._trim_schedule.note_settled(step)
                 return None
             case c.Skipped():
-                return self._skip(raft_index, 0, command, view)
+                return self._skip(step, command)
             case c.Clock() | c.Touch():
                 return None
         self.check_open()
         raise AssertionError("a partition is being restored")
 
-    def _restore_begin(self, command: c.RestoreBegin, view: View) -> dict[str, Any]:
+    def _restore_begin(self, command: c.RestoreBegin) -> dict[str, Any]:
         wanted = self.shared.settings.get(RESTORING)
         if wanted != command.restore_id:
             raise Conflict(f"the topic is being restored by {wanted}, not by {command.restore_id}")
@@ -520,8 +523,9 @@ class TimerPartition:
             self.restore = RestoreState(command.restore_id, targets=targets)
         return restoring.check_chunk(self.restore, command.restore_id).shown()
 
-    def _restore_end(self, raft_index: int, command: c.RestoreEnd, view: View) -> dict[str, Any]:
+    def _restore_end(self, step: Step, command: c.RestoreEnd) -> dict[str, Any]:
         """Let the rows be the state. Raises Conflict: they are not all there, or no rows of such a partition."""
+        view = step.view
         state = restoring.check_chunk(self.restore, command.restore_id)
         if state.is_whole or self.successor is not None:
             return state._replace(is_whole=True).shown()
@@ -535,10 +539,10 @@ class TimerPartition:
         try:
             restored = self._restored(view)
             restored.index_base += restored.applied_index
-            restored.applied_index = raft_index
+            restored.applied_index = step.index
             restored.restore = state._replace(is_whole=True)
             restored.skips = self.skips
-            restored.settle_restored(self, view)
+            restored.settle_restored(step, self)
         except restoring.NOT_OF_ROWS:
             raise  # another replica may go on, so this one must not answer as if the rows were at fault
         except Exception as error:
@@ -569,7 +573,7 @@ class TimerPartition:
         check_whole(restored, view, self.shared.give_way)
         return restored
 
-    def settle_restored(self, before: TimerPartition, view: View) -> None:
+    def settle_restored(self, step: Step, before: TimerPartition) -> None:
         """Go on as the partition that was shut until now: by its settings, level and time. What was leased is to be
         had again, the attempt under way not counted; groups are paused, and in use."""
         shared = self.shared
@@ -577,116 +581,127 @@ class TimerPartition:
         self.digests_asked = before.digests_asked
         shared.configure(before.shared.settings)
         shared.level = max(shared.level, before.shared.level)
-        self._advance(max(self.now_ms, before.shared.stamp_ms), view)
-        self._settlement.give_back_all(self.now_ms, view)
+        own = self._first_step(step.index, step.view)
+        self._advance(own, max(self.now_ms, step.stamp_ms))
+        self._settlement.give_back_all(own)
         for group in self.groups.by_id.values():
-            group.use(self.now_ms)
+            group.use(own)
             group.paused = True
-            self.groups.store(group, view)
+            self.groups.store(own, group)
             if shared.is_ordered:  # what was leased waits now, and so do those behind it
                 group.order.clear()
-                group.load_key_order(view)
-        self.limits.configure(view)
+                group.load_key_order(own.view)
+        self.limits.configure(own)
+        self._note_applied(own, step.index)
 
-    def _reset_clock(self, index: int, command: c.ClockReset, view: View) -> dict[str, Any]:
+    def _reset_clock(self, step: Step, command: c.ClockReset) -> dict[str, Any]:
         """Begin to set the clock back, if the floor is ahead and that is not under way."""
-        outcome, old_ms = clock_reset.NOTHING, self.floor_ms
+        outcome, old_ms = clock_reset.NOTHING, step.floor_ms
         # One that was long on its way sets nothing back that is right by now.
-        new_ms = max(command.new_ms, self.shared.stamp_ms)
+        new_ms = max(command.new_ms, step.stamp_ms)
         if self.resets.state is not None:
             outcome = clock_reset.UNDER_WAY
         elif old_ms - new_ms >= clock_reset.LEAST_MS:
             outcome = clock_reset.BEGUN
-            self.now_ms = self.shared.now_ms = self.shared.stamp_ms = new_ms
+            step.now_ms = step.stamp_ms = new_ms
             # What is placed from here on stands above the cursors, which are put at the end of the new time.
-            self.floor_ms = new_ms + 1
+            step.floor_ms = new_ms + 1
             self.clock_epoch += 1
-            self.resets.begin(index, new_ms, old_ms, view)
+            self.resets.begin(step, old_ms)
             self.schedules.set_back()
-        return {"outcome": outcome, "floor_ms": old_ms, "now_ms": self.now_ms, "clock_epoch": self.clock_epoch}
+        return {"outcome": outcome, "floor_ms": old_ms, "now_ms": step.now_ms, "clock_epoch": self.clock_epoch}
 
-    def _while_reset(self, index: int, place: int, stamp_ms: int, command: c.Command, view: View) -> tuple[Result, int]:
-        """The result of a command while the clock is being set back, and the places that it used."""
+    def _while_reset(self, step: Step, stamp_ms: int, command: c.Command) -> Result:
+        """Apply a command while the clock is being set back. `stamp_ms` is that of the entry."""
         match command:
             case c.Upkeep():
-                used = self.resets.step(index, place, view)
-                if self.resets.state is None:
-                    self._advance(stamp_ms, view)  # what follows in this entry goes by its own time again
-                return self.resets.state is not None or (self._upkeep_ms() or self.now_ms + 1) <= self.now_ms, used
+                self.resets.advance(step)
+                if self.resets.state is not None:
+                    return True
+                self._advance(step, stamp_ms)  # what follows in this entry goes by its own time again
+                return self._is_upkeep_due(step)
             case c.TakeDigest() | c.RaiseLevel() | c.Configure() | c.Skipped():
-                return self._other(index, place, command, view), 0
+                return self._other(step, command)
             case c.Clock() | c.Touch():
-                return None, 0
+                return None
         self.check_places()
         raise AssertionError("a clock reset is under way")
 
-    def _append(self, index: int, place: int, command: c.Append, view: View) -> tuple[Result, int]:
-        """The batch's answer, and the places that it used: none, when it was stored before."""
-        before = self.producers.answered(command, self.now_ms, view) if command.producer_id else None
+    def _append(self, step: Step, command: c.Append) -> Result:
+        """Store a batch, unless it was stored before, and return its answer."""
+        before = self.producers.answered(command, step.now_ms, step.view) if command.producer_id else None
         if before is not None:
-            return before, 0
-        stored = self._store(index, place, command, view)
+            return before
+        position = step.position
+        stored = self._store(step, command)
         if command.producer_id:
-            self.producers.stored(command, stored, index, place, self.now_ms, self.shared.stamp_ms, self.floor_ms, view)
-        self._trim_schedule.note_appended(self.now_ms)
-        return stored, stored.count if isinstance(stored, Stored) else stored[1]
+            self.producers.stored(step, command, stored, position)
+        self._trim_schedule.note_appended(step)
+        return stored
 
-    def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
-        return self.log.append(index, place, command, self.now_ms, self.floor_ms, view)
+    def _store(self, step: Step, command: c.Append) -> tuple[bytes, int] | Stored:
+        return self.log.append(step, command)
 
-    def _other(self, index: int, place: int, command: c.Command, view: View) -> Result:
-        settlement, admin, now_ms, in_turns = self._settlement, self._admin, self.now_ms, self.shared.in_turns
+    def _ack_then(self, step: Step, command: c.AckThen) -> list[Lost]:
+        """Ack a lease and store what the ack sends."""
+        self._trim_schedule.note_settled(step)
+        position = step.position
+        lost = self._acks.apply(step, command)
+        if step.position > position:
+            self._trim_schedule.note_appended(step)
+        return lost
+
+    def _other(self, step: Step, command: c.Command) -> Result:
+        settlement, admin, in_turns = self._settlement, self._admin, self.shared.in_turns
         match command:
             case c.Ack():
-                self._trim_schedule.note_settled(now_ms)
-                return settlement.ack(command.items, now_ms, view)
+                self._trim_schedule.note_settled(step)
+                return settlement.ack(step, command.items)
             case c.Nack():
-                self._trim_schedule.note_settled(now_ms)
-                return settlement.nack(command.items, now_ms, view)
+                self._trim_schedule.note_settled(step)
+                return settlement.nack(step, command.items)
             case c.Extend():
                 return [
-                    settlement.extend(token, lease_ms, begun[0] if begun else None, now_ms, view)
+                    settlement.extend(step, token, lease_ms, begun[0] if begun else None)
                     for token, lease_ms, *begun in in_turns(command.items)
                 ]
             case c.Expire():
-                self._trim_schedule.note_settled(now_ms)
-                return settlement.expire(now_ms, view)
+                self._trim_schedule.note_settled(step)
+                return settlement.expire(step)
             case c.Release():
-                return settlement.release(command, now_ms, view)
+                return settlement.release(step, command)
             case c.Cancel():
-                return [
-                    self.pending.cancel(target, self.applied_index + self.index_base, now_ms, self.floor_ms, view)
-                    for target in in_turns(command.targets)
-                ]
+                last = self.applied_index + self.index_base
+                return [self.pending.cancel(step, target, last) for target in in_turns(command.targets)]
             case c.OpenGroup():
-                return admin.open_group(command, self._latest(index, place), now_ms, view)
+                return admin.open_group(step, command, _latest(step))
             case c.Seek():
-                self._trim_schedule.note_settled(now_ms)
-                return admin.seek(command, self._latest(index, place), index, now_ms, view)
+                self._trim_schedule.note_settled(step)
+                return admin.seek(step, command, _latest(step))
             case c.DropGroup():
-                self._trim_schedule.note_settled(now_ms)
-                return admin.drop(command.group, index, now_ms, view, unless_unfinished=command.unless_unfinished)
+                self._trim_schedule.note_settled(step)
+                return admin.drop(step, command.group, unless_unfinished=command.unless_unfinished)
             case c.ConfigureGroup():
-                return admin.configure(command.group, command.settings, view)
+                return admin.configure(step, command.group, command.settings)
             case c.PauseGroup():
-                return admin.pause(command.group, command.paused, now_ms, view)
+                return admin.pause(step, command.group, command.paused)
             case c.ShareLimit():
-                return self.limits.share(command, index, view)
+                return self.limits.share(step, command)
             case c.AllowLimit():
-                return self.limits.allow(command, view)
+                return self.limits.allow(step, command)
             case c.Touch():
-                return admin.touch(list(command.groups), now_ms, view)
+                return admin.touch(step, list(command.groups))
             case c.StartJob():
-                return self.jobs.start(command.job_id, command.kind, command.arguments, index, now_ms, view).shown()
+                return self.jobs.start(step, command.job_id, command.kind, command.arguments).shown()
             case c.StopJob():
-                return self.jobs.stop(command.job_id, now_ms, view).shown()
+                return self.jobs.stop(step, command.job_id).shown()
             case c.RedriveDead() | c.PurgeDead():
-                return self.jobs.each_dead(command, now_ms, view)
+                return self.jobs.each_dead(step, command)
             case c.OutboxSent() | c.OutboxRefused():
-                self._trim_schedule.note_settled(now_ms)
-                return self._forwarding.apply(command, now_ms, view)
+                self._trim_schedule.note_settled(step)
+                return self._forwarding.apply(step, command)
             case c.Hold():
-                return self._hold(command, view)
+                return self._hold(step, command)
             case c.RestoreBegin() | c.RestoreRows() | c.RestoreEnd():
                 raise Conflict("the topic is not being restored: a restore makes its topics itself")
             case c.TakeDigest():
@@ -696,87 +711,90 @@ class TimerPartition:
                 return self.shared.level
             case c.Configure():
                 self.shared.configure(with_newest_limits(self.shared.settings, command.settings))
-                self.limits.configure(view)
+                self.limits.configure(step)
                 for group in self.groups.by_id.values() if self.shared.rank is not None else ():
                     group.note_change()  # what held its tenants up may not any more
-                self._trim_schedule.note_settled(now_ms)
+                self._trim_schedule.note_settled(step)
             case c.Skipped():
-                return self._skip(index, place, command, view)
+                return self._skip(step, command)
         return None
 
-    def _skip(self, index: int, place: int, command: c.Skipped, view: View) -> Result:
+    def _skip(self, step: Step, command: c.Skipped) -> Result:
         """Do nothing but remember what was skipped, and use up the number of a producer's batch."""
         self.skips.note(command)
         if command.producer_id and not self.is_closed:
-            answer = skipped(command, index, place, self.now_ms, self.floor_ms)
-            self.producers.skipped(command, answer, self.now_ms, view)
+            self.producers.skipped(step, command, skipped(step, command))
         return refusal()
 
-    def _schedule(self, index: int, place: int, command: c.ScheduleCommand, view: View) -> list[Result]:
-        results = self.schedules.apply(command, index, place, self.floor_ms, view)
-        if self.schedules.used:
-            self._trim_schedule.note_appended(self.now_ms)
+    def _schedule(self, step: Step, command: c.ScheduleCommand) -> list[Result]:
+        position = step.position
+        results = self.schedules.apply(step, command)
+        if step.position > position:
+            self._trim_schedule.note_appended(step)
         return results
 
-    def _latest(self, index: int, place: int) -> bytes:
-        """The greatest offset below all that is stored from here on: above everything whose time has come, below
-        everything that is still delayed; of this entry's own commands, those before below and those after above."""
-        # Not by `offsets.pack`: an entry may be full, and the next place one too many.
-        return ((self.floor_ms << 80) + (index << 32) + (place << 12) - 1).to_bytes(16, "big")
-
-    def _lease(self, index: int, place: int, command: c.Lease, view: View) -> list[Lease]:
+    def _lease(self, step: Step, command: c.Lease) -> list[Lease]:
         group = self.groups.named(command.group)
         dead = group.dead.total()
-        leases = self._lease_grants.grant(index, place, command, self.now_ms, view)
+        leases = self._lease_grants.grant(step, command)
         self.shared.totals.leases += len(leases)
-        self.floor_ms = max(self.floor_ms, offsets.deliver_ms(group.cursor))
+        step.floor_ms = max(step.floor_ms, offsets.deliver_ms(group.cursor))
         if group.dead.total() != dead:
-            self._trim_schedule.note_settled(self.now_ms)
+            self._trim_schedule.note_settled(step)
         return leases
 
-    def _move(self, index: int, place: int, command: c.Move, view: View) -> Result:
+    def _reclaim(self, step: Step, command: c.Reclaim) -> tuple[int, int]:
+        renewed, left, ended = self._lease_reclaim.reclaim(step, command)
+        if ended:
+            self._trim_schedule.note_settled(step)
+        return renewed, left
+
+    def _move(self, step: Step, command: c.Move) -> Result:
         outcomes = []
-        for at, (target, at_ms, relative, *others) in enumerate(self.shared.in_turns(command.items)):
+        for target, at_ms, relative, *others in self.shared.in_turns(command.items):
+            position = step.next_position()  # every item has one of its own, also if it is not moved
             if self.shared.is_budget_spent:
                 outcomes.append([NOT_YET, None])
                 continue
-            to_ms = self.shared.stamp_ms + at_ms if relative else at_ms
+            to_ms = step.stamp_ms + at_ms if relative else at_ms
             priority = others[0] if others else None
             change = Change.of(others[1]) if len(others) > 1 else None
-            now_ms, floor_ms = self.now_ms, self.floor_ms
             outcomes.append(
-                self.pending.move(
-                    target,
-                    to_ms,
-                    index,
-                    place + at,
-                    now_ms,
-                    floor_ms,
-                    view,
-                    is_delay=relative,
-                    priority=priority,
-                    change=change,
-                )
+                self.pending.move(step, target, to_ms, position, is_delay=relative, priority=priority, change=change)
             )
         return outcomes
 
-    def _hold(self, command: c.Hold, view: View) -> bytes:
+    def _hold(self, step: Step, command: c.Hold) -> bytes:
         before = self.holds.lowest
-        self.holds.change(command, self.now_ms, view)
+        self.holds.change(step, command)
         if self.holds.lowest > before:
-            self._trim_schedule.note_settled(self.now_ms)
+            self._trim_schedule.note_settled(step)
         return self.log.state.trimmed
 
-    def _upkeep(self, index: int, place: int, view: View) -> int:
-        """A bounded part of all that is to be done. The places it used."""
+    def _upkeep(self, step: Step) -> None:
+        """Do a bounded part of all that is due."""
         for _ in range(len(self.groups.by_id)):  # each at most once: what is kept is kept for as long again
-            if not self._admin.drop_idle(index, self.now_ms, view):
+            if not self._admin.drop_idle(step):
                 break
-            self._trim_schedule.note_settled(self.now_ms)
-        self.expiring_rows.sweep(self.now_ms, view)
-        self.producers.forget(self.now_ms, view)
-        if self.holds.next_ms is not None and self.holds.next_ms <= self.now_ms:
-            self.holds.drop(self.now_ms, view)
-            self._trim_schedule.note_settled(self.now_ms)
-        self._trimmer.step(self.now_ms, view)
-        return self.jobs.step(index, place, self.now_ms, self.floor_ms, view)
+            self._trim_schedule.note_settled(step)
+        self.expiring_rows.sweep(step)
+        self.producers.forget(step)
+        if self.holds.next_ms is not None and self.holds.next_ms <= step.now_ms:
+            self.holds.drop(step)
+            self._trim_schedule.note_settled(step)
+        self._trimmer.trim(step)
+        self.jobs.run(step)
+
+
+def latest_offset(floor_ms: int, index: int, position: int) -> bytes:
+    """Return the greatest offset below all messages that are stored from a position of an entry on.
+
+    It is above every message whose time has come, and below every delayed one.
+    """
+    # Not by `offsets.pack`, which rejects the position behind a full entry.
+    return ((floor_ms << 80) + (index << 32) + (position << 12) - 1).to_bytes(16, "big")
+
+
+def _latest(step: Step) -> bytes:
+    """Return the greatest offset below all messages that this entry stores from here on."""
+    return latest_offset(step.floor_ms, step.index, step.position)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sandq.model import offsets
 from sandq.partition.base import rows
-from sandq.partition.base.view import View
+from sandq.partition.base.step import Step
 
 CANCEL_MEMORY_MS = 600_000
 """How long a repeated cancel is answered as the first time."""
@@ -28,29 +28,30 @@ class ExpiringRows:
     def load(self, state: tuple[int | None, int]) -> None:
         self.next_ms, self._swept_ms = state
 
-    def put(self, key: bytes, due_ms: int, view: View, *fields: object) -> None:
+    def put(self, step: Step, key: bytes, due_ms: int, *fields: object) -> None:
         """Put a row of these fields, to be forgotten at `due_ms`."""
         due_ms = min(due_ms, offsets.U48_MAX)
-        view.put(key, rows.pack(*fields, due_ms))
-        view.put(rows.FORGET + due_ms.to_bytes(6, "big") + key, b"")
+        step.view.put(key, rows.pack(*fields, due_ms))
+        step.view.put(rows.FORGET + due_ms.to_bytes(6, "big") + key, b"")
         self.next_ms = due_ms if self.next_ms is None else min(self.next_ms, due_ms)
 
-    def expire_move(self, message_id: bytes, now_ms: int, view: View) -> None:
+    def expire_move(self, step: Step, message_id: bytes) -> None:
         """Remember only for a while where a message had been moved, for it is nowhere any more."""
         key = rows.MOVED + message_id
-        row = view.get(key)
+        row = step.view.get(key)
         if row is not None:
             *fields, forgotten_ms = rows.unpack(row)
             if forgotten_ms is None:
-                self.put(key, now_ms + CANCEL_MEMORY_MS, view, *fields)
+                self.put(step, key, step.now_ms + CANCEL_MEMORY_MS, *fields)
 
-    def set_back(self, now_ms: int) -> None:
+    def set_back(self, step: Step) -> None:
         """The partition's time goes back to this instant: rows may have to be forgotten from it on."""
-        self._swept_ms = min(self._swept_ms, now_ms)
-        self.next_ms = None if self.next_ms is None else min(self.next_ms, now_ms)
+        self._swept_ms = min(self._swept_ms, step.now_ms)
+        self.next_ms = None if self.next_ms is None else min(self.next_ms, step.now_ms)
 
-    def sweep(self, now_ms: int, view: View) -> None:
+    def sweep(self, step: Step) -> None:
         """Forget what is due, a bounded number."""
+        view, now_ms = step.view, step.now_ms
         if self.next_ms is None or self.next_ms > now_ms:
             return
         # From where the last sweep ended: a scan from the start would walk over every row deleted so far.

@@ -17,6 +17,7 @@ from sandq.model.batch import Column
 from sandq.model.outbox import Target
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields, Range
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
@@ -125,105 +126,90 @@ class DeadLetters:
         self._reader = reader
         self._outbox = outbox
 
-    def bury(self, group: Group, ranges: list[Range], kept: bool, death: Death, now_ms: int, view: View) -> None:
+    def bury(self, step: Step, group: Group, ranges: list[Range], kept: bool, death: Death) -> None:
         """Put messages into rows of dead messages. `kept`: they are in rows of the group's own until now."""
-        messages = self._reader.messages(view, ranges, group.group_id if kept else None)
-        count, size = put_rows(group.group_id, messages, death, now_ms, view, self._forward_of(group, view))
+        messages = self._reader.messages(step.view, ranges, group.group_id if kept else None)
+        count, size = put_rows(step, group.group_id, messages, death, self._forward_of(step, group))
         self._shared.note_copied(size, count)
-        self._buried(group, ranges, count, size, kept, death, now_ms, view)
+        self._buried(step, group, ranges, count, size, kept, death)
 
     def bury_some(
-        self,
-        group: Group,
-        ranges: list[Range],
-        kept: bool,
-        death: Death,
-        now_ms: int,
-        view: View,
-        change: Change | None = None,
+        self, step: Step, group: Group, ranges: list[Range], kept: bool, death: Death, change: Change | None = None
     ) -> list[Range]:
         """Bury as many of the messages, in their order, as the entry's budget allows, and return these. `change`: what
         they have otherwise when they die."""
-        forward = self._forward_of(group, view)
+        forward = self._forward_of(step, group)
         count = size = 0
-        for message in self._reader.messages(view, ranges, group.group_id if kept else None):
+        for message in self._reader.messages(step.view, ranges, group.group_id if kept else None):
             if self._shared.is_budget_spent:
                 break
             if change is not None:
                 message = message._replace(fields=change.apply(message.fields))
-            _, its_size = put_rows(group.group_id, [message], death, now_ms, view, forward)
+            _, its_size = put_rows(step, group.group_id, [message], death, forward)
             self._shared.note_copied(its_size)
             count += 1
             size += its_size
         done = rows.first_of(ranges, count)
         if done:
-            self._buried(group, done, count, size, kept, death, now_ms, view)
+            self._buried(step, group, done, count, size, kept, death)
         return done
 
     def _buried(
-        self,
-        group: Group,
-        ranges: list[Range],
-        count: int,
-        size: int,
-        kept: bool,
-        death: Death,
-        now_ms: int,
-        view: View,
+        self, step: Step, group: Group, ranges: list[Range], count: int, size: int, kept: bool, death: Death
     ) -> None:
         """So many messages were put into rows of dead messages."""
         group.dead[death.reason] += count
         self._count(death.reason, count)
         self.buried_bytes += size
-        self._kept.finish(group, ranges, kept, now_ms, view)
-        self._groups.store(group, view)
+        self._kept.finish(step, group, ranges, kept)
+        self._groups.store(step, group)
 
-    def _forward_of(self, group: Group, view: View) -> Callable[[Message], tuple[int, int, int]] | None:
-        return None if self._shared.dead_letter_topic is None else partial(self._forward, group, view)
+    def _forward_of(self, step: Step, group: Group) -> Callable[[Message], tuple[int, int, int]] | None:
+        return None if self._shared.dead_letter_topic is None else partial(self._forward, step, group)
 
-    def _forward(self, group: Group, view: View, message: Message) -> tuple[int, int, int]:
+    def _forward(self, step: Step, group: Group, message: Message) -> tuple[int, int, int]:
         """Have a message that dies sent to the dead letter topic. Where it stands in the outbox."""
         topic = self._shared.dead_letter_topic
         assert topic is not None
         target = topic.target(message.fields, self._outbox.partition)
-        return *target, self._outbox.put(target, Letter(DEAD, group.group_id, message.offset), view, topic)
+        return *target, self._outbox.put(step, target, Letter(DEAD, group.group_id, message.offset), topic)
 
     def is_leaving(self, message: DeadMessage) -> bool:
         """Whether a dead message may have been sent to the dead letter topic: it is no more to be had here."""
         return isinstance(message.forward, tuple) and self._outbox.is_leaving(*message.forward)
 
-    def withdraw(self, message: DeadMessage, view: View) -> None:
+    def withdraw(self, step: Step, message: DeadMessage) -> None:
         """A dead message goes another way, unless it may have been sent: its letter is taken back."""
         if isinstance(message.forward, tuple) and not self._outbox.is_leaving(*message.forward):
-            self._outbox.remove(*message.forward, view)
+            self._outbox.remove(step, *message.forward)
 
     def may_send_again(self, messages: int, size: int) -> bool:
         """Whether so many messages that acks have sent, of so many bytes, may be sent once more now."""
         return self._outbox.has_room(messages, size)
 
-    def send_again(self, group: Group, message: DeadMessage, view: View) -> None:
+    def send_again(self, step: Step, group: Group, message: DeadMessage) -> None:
         """Have a message that an ack has sent, and that was refused, sent once more."""
         assert message.sent_to is not None
         target, deliver_ms = message.sent_to
-        self._outbox.put(target, Letter(MESSAGE, group.group_id, message.offset, deliver_ms, message.fields), view)
+        self._outbox.put(step, target, Letter(MESSAGE, group.group_id, message.offset, deliver_ms, message.fields))
 
-    def moved(self, message: DeadMessage, offset: bytes, view: View) -> None:
+    def moved(self, step: Step, message: DeadMessage, offset: bytes) -> None:
         """A dead message has another place now: its letter says so."""
         if isinstance(message.forward, tuple):
-            letter = self._outbox.find(*message.forward, view)
+            letter = self._outbox.find(*message.forward, step.view)
             if letter is not None:
-                self._outbox.rewrite(*message.forward, letter._replace(offset=offset), view)
+                self._outbox.rewrite(step, *message.forward, letter._replace(offset=offset))
 
-    def bury_expired(self, group: Group, entry: Waiting, now_ms: int, view: View) -> bool:
+    def bury_expired(self, step: Step, group: Group, entry: Waiting) -> bool:
         """Bury what has expired of a waiting entry, as much as the entry's budget allows: what is left waits apart.
         Whether any had expired."""
-        expired = self._waiting.remove_expired(group, entry, now_ms, view)
+        expired = self._waiting.remove_expired(step, group, entry)
         if expired:
             death = Death(EXPIRED, entry.attempt, entry.error, entry.history)
-            done = self.bury_some(group, expired, entry.kept, death, now_ms, view)
+            done = self.bury_some(step, group, expired, entry.kept, death)
             left = rows.behind(expired, sum([one.length for one in done]))
             if left:
-                self._waiting.add(group, entry.apart(left), view)
+                self._waiting.add(step, group, entry.apart(left))
         return bool(expired)
 
     def _count(self, reason: str, count: int) -> None:
@@ -239,15 +225,15 @@ class DeadLetters:
 
 
 def put_rows(
+    step: Step,
     group_id: int,
     messages: Iterable[Message],
     death: Death,
-    now_ms: int,
-    view: View,
     forward: Callable[[Message], tuple[int, int, int]] | None = None,
 ) -> tuple[int, int]:
     """Put the rows of messages that died together. How many there were, and their bytes. `forward`: has a message sent
     to the dead letter topic, and returns where it stands in the outbox."""
+    view, now_ms = step.view, step.now_ms
     count = size = 0
     reason, attempts, error, history = death
     for message in messages:
@@ -281,13 +267,13 @@ def undeliverable_row(letter: Letter, target: Target, error: str, now_ms: int) -
     return rows.pack(*died, letter.fields, (), (), (*target, letter.deliver_ms, 0))
 
 
-def note_refused(group_id: int, offset: bytes, error: str, view: View) -> None:
+def note_refused(step: Step, group_id: int, offset: bytes, error: str) -> None:
     """Write into the row of a dead message why it was not taken where it was to go."""
     key = rows.of_group(rows.DEAD, group_id, offset)
-    row = view.get(key)
+    row = step.view.get(key)
     assert row is not None, "who was refused is there"
     *fields, _ = rows.unpack(row)
-    view.put(key, rows.pack(*fields, error))
+    step.view.put(key, rows.pack(*fields, error))
 
 
 def find(group: Group, offset: bytes, view: View) -> DeadMessage | None:

@@ -16,6 +16,7 @@ from sandq.model.limits import FIXED
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.base.stale_heaps import LeastOfRising, is_overgrown
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.key_order import KeyOrder
 from sandq.partition.limits.allowance import Allowance
@@ -103,9 +104,9 @@ class Group:
         group.paused, group.is_expired = later[:1] == [True], later[1:] == [True]
         return group
 
-    def use(self, now_ms: int) -> None:
+    def use(self, step: Step) -> None:
         """Note that the group has a consumer, or that an operator acts on it; the caller stores the group."""
-        self.touched_ms, self.is_expired = now_ms, False
+        self.touched_ms, self.is_expired = step.now_ms, False
 
     def setting(self, name: str, topic: Mapping[str, Any]) -> Any:
         """A setting of the topic, unless the group overrides it."""
@@ -316,10 +317,10 @@ class Group:
             return None
         return queue_keys.of_message(self.ready.rank, view, offset)
 
-    def unready(self, offset: bytes, view: View) -> bool:
+    def unready(self, step: Step, offset: bytes) -> bool:
         """Take a message of the log out of its ready queue. Whether it was in one."""
-        key = self.queue_of(offset, view)
-        return key is not None and self.ready is not None and self.ready.remove(key, offset, view)
+        key = self.queue_of(offset, step.view)
+        return key is not None and self.ready is not None and self.ready.remove(step, key, offset)
 
     def is_dead(self, offset: bytes, view: View) -> bool:
         """Whether a message is dead: looked up only where any is."""

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from sandq.model.group_limits import limits_of
 from sandq.partition import commands as c
 from sandq.partition.base import rows
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
@@ -80,11 +81,11 @@ class GroupLimits:
 
     # -- changing -------------------------------------------------------------------------------------------------
 
-    def configure(self, view: View) -> None:
+    def configure(self, step: Step) -> None:
         """Go by what the topic's settings say now."""
         limits = limits_of(self._shared.settings)
         for name in [name for name in self._allowances if name not in limits]:
-            self._drop(name, view)
+            self._drop(step, name)
             self._note(name)
         for name, limit in limits.items():
             old = self._allowances.get(name)
@@ -92,59 +93,57 @@ class GroupLimits:
                 continue
             allowance = fresh(limit, self._is_home)
             if old is not None:
-                self._drop(name, view)
+                self._drop(step, name)
                 if self._is_home:
-                    allowance.part = renewed(old.limit, old.part, limit, self._now_us)
+                    allowance.part = renewed(old.limit, old.part, limit, _now_us(step))
             self._put(name, allowance)
-            self._store(name, view)
+            self._store(step, name)
 
-    def allow(self, command: c.AllowLimit, view: View) -> None:
+    def allow(self, step: Step, command: c.AllowLimit) -> None:
         """Have, from now on, so much of the limits of groups; what is older than what this partition knows, or of
         limits that were before, changes nothing."""
         for name, epoch, version, in_flight, units, given_us in command.items:
             allowance = self._allowances.get(name)
             if self._is_home or allowance is None or allowance.limit.epoch != epoch or version <= allowance.version:
                 continue
-            allowance.allow(version, in_flight, units, given_us, self._now_us)
-            self._store(name, view)
+            allowance.allow(version, in_flight, units, given_us, _now_us(step))
+            self._store(step, name)
 
-    def share(self, command: c.ShareLimit, index: int, view: View) -> None:
+    def share(self, step: Step, command: c.ShareLimit) -> None:
         """Change the ledger of a group: first by what partitions say that they have, then to what they are to have."""
+        view = step.view
         ledger = self._ledgers.get(command.group)
         if ledger is None or ledger.limit.epoch != command.epoch:
             return
         group = self._groups.find(command.group)
         own_leased = 0 if group is None else group.in_flight
-        changed = ledger.confirm([Confirmed(*one) for one in command.told], self._now_us)
-        changed |= ledger.share_out(command.targets, own_leased, index, self._now_us)
+        changed = ledger.confirm([Confirmed(*one) for one in command.told], _now_us(step))
+        changed |= ledger.share_out(command.targets, own_leased, step.index, _now_us(step))
         for partition in sorted(changed):
             view.put(_share_key(command.group, partition), rows.pack(*ledger.shares[partition]))
-        self._store(command.group, view)
+        self._store(step, command.group)
 
-    def room(self, group: Group, most: int) -> int:
+    def room(self, step: Step, group: Group, most: int) -> int:
         """How many messages the group may be leased now: `most` at most."""
-        return most if group.allowance is None else group.allowance.room(group.in_flight, self._now_us, most)
+        return most if group.allowance is None else group.allowance.room(group.in_flight, _now_us(step), most)
 
-    def serve(self, group: Group, messages: int, view: View) -> None:
+    def serve(self, step: Step, group: Group, messages: int) -> None:
         """So many messages of a group were leased."""
         if group.allowance is not None and messages:
-            group.allowance.serve(messages, self._now_us)
-            self._store(group.name, view)
-
-    @property
-    def _now_us(self) -> int:
-        return self._shared.now_ms * 1000
+            group.allowance.serve(messages, _now_us(step))
+            self._store(step, group.name)
 
     def _put(self, name: str, allowance: Allowance) -> None:
         self._allowances[name] = allowance
         if self._is_home:
             self._ledgers[name] = Ledger(allowance)
 
-    def _store(self, name: str, view: View) -> None:
-        view.put(rows.LIMIT + name.encode(), rows.pack(*self._allowances[name].row()))
+    def _store(self, step: Step, name: str) -> None:
+        step.view.put(rows.LIMIT + name.encode(), rows.pack(*self._allowances[name].row()))
         self._note(name)
 
-    def _drop(self, name: str, view: View) -> None:
+    def _drop(self, step: Step, name: str) -> None:
+        view = step.view
         del self._allowances[name]
         view.delete(rows.LIMIT + name.encode())
         ledger = self._ledgers.pop(name, None)
@@ -158,6 +157,10 @@ class GroupLimits:
         if group is not None:
             group.allowance = self._allowances.get(name)
             group.note_change()
+
+
+def _now_us(step: Step) -> int:
+    return step.now_ms * 1000
 
 
 def _share_key(name: str, partition: int) -> bytes:

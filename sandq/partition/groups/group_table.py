@@ -6,6 +6,7 @@ from sandq.model.errors import UnknownGroup
 from sandq.model.key_limits import key_limit
 from sandq.partition.base import rows
 from sandq.partition.base.stale_heaps import LeastOf
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.limits.allowance import Allowance
@@ -98,9 +99,9 @@ class GroupTable:
         groups = self.by_id.values()
         return [*(group.reader for group in groups), *(group.ready for group in groups if group.ready is not None)]
 
-    def store(self, group: Group, view: View) -> None:
+    def store(self, step: Step, group: Group) -> None:
         """Put the row of a group that is new or has changed."""
-        view.put(rows.group_key(group.group_id), group.row())
+        step.view.put(rows.group_key(group.group_id), group.row())
         self._note_use(group)
         group.note_change()
 
@@ -111,14 +112,14 @@ class GroupTable:
         elif self.expired:
             self.expired.discard(group.group_id)
 
-    def remove(self, group: Group, view: View) -> None:
+    def remove(self, step: Step, group: Group) -> None:
         """Delete a group and its row; its leases have ended, and its other rows are for a job to delete."""
         del self.by_id[group.group_id]
         del self._by_name[group.name]
         self._touched_ms.put(group.group_id, None)
         self.expired.discard(group.group_id)
         group.note_change()
-        view.delete(rows.group_key(group.group_id))
+        step.view.delete(rows.group_key(group.group_id))
 
     @property
     def longest_unused(self) -> Group | None:

@@ -6,6 +6,7 @@ from sandq.model import offsets
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import ExpiringRows
 from sandq.partition.base.rows import LogEntry, Range
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
@@ -47,11 +48,11 @@ class KeptMessages:
         found = (view.get(rows.of_group(rows.KEPT, group_id, offset)) for group_id in self._groups.by_id)
         return next((row for row in found if row is not None), None)
 
-    def take(self, group: Group, offset: bytes, view: View) -> None:
+    def take(self, step: Step, group: Group, offset: bytes) -> None:
         """Delete a message's row, and leave it to the caller what is remembered of the message."""
-        view.delete(rows.of_group(rows.KEPT, group.group_id, offset))
+        step.view.delete(rows.of_group(rows.KEPT, group.group_id, offset))
 
-    def finish(self, group: Group, ranges: list[Range], kept: bool, now_ms: int, view: View) -> None:
+    def finish(self, step: Step, group: Group, ranges: list[Range], kept: bool) -> None:
         """Let go of messages that are acked or dead: the next of their keys may come, rows of the group's own go."""
         if not kept and not self._shared.is_ordered:
             return
@@ -59,31 +60,32 @@ class KeptMessages:
             for offset in offsets.run(base, length):
                 group.order.finish(offset)
                 if kept:
-                    self.drop(group, offset, now_ms, view)
+                    self.drop(step, group, offset)
 
-    def drop(self, group: Group, offset: bytes, now_ms: int, view: View) -> None:
+    def drop(self, step: Step, group: Group, offset: bytes) -> None:
         """Delete a message's row, if it has one."""
         key = rows.of_group(rows.KEPT, group.group_id, offset)
-        row = view.get(key)
+        row = step.view.get(key)
         if row is not None:
-            view.delete(key)
-            self.forget(offset, row, now_ms, view)
+            step.view.delete(key)
+            self.forget(step, offset, row)
 
-    def forget(self, offset: bytes, row: bytes, now_ms: int, view: View) -> None:
+    def forget(self, step: Step, offset: bytes, row: bytes) -> None:
         """A group keeps a message no longer: let go of what is remembered of it, unless somebody else has it."""
         message_id, _, fields, *_ = rows.unpack(row)
-        self.expire_move(offset, message_id, now_ms, view)
-        if not self.is_in_log(offset, view):
-            self._unique.release(rows.kept_extra(message_id, fields), offset, now_ms, view)
+        self.expire_move(step, offset, message_id)
+        if not self.is_in_log(offset, step.view):
+            self._unique.release(step, rows.kept_extra(message_id, fields), offset)
 
-    def expire_move(self, offset: bytes, message_id: bytes, now_ms: int, view: View) -> None:
+    def expire_move(self, step: Step, offset: bytes, message_id: bytes) -> None:
         """Remember only for a while where a message had been moved, once neither the log nor a group has it."""
+        view = step.view
         if message_id == offset or self.is_in_log(offset, view):
             return
         for group_id, group in self._groups.by_id.items():
             if view.get(rows.of_group(rows.KEPT, group_id, offset)) is not None or group.is_dead(offset, view):
                 return
-        self._expiring_rows.expire_move(message_id, now_ms, view)
+        self._expiring_rows.expire_move(step, message_id)
 
     def is_in_log(self, offset: bytes, view: View) -> bool:
         """Return whether the log still has a message."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from sandq.partition.base import rows
 from sandq.partition.base.stale_heaps import is_overgrown
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
@@ -92,10 +93,10 @@ class LeaseTable:
 
     # -- changing -------------------------------------------------------------------------------------------------
 
-    def add(self, group: Group, lease: Lease, view: View) -> None:
+    def add(self, step: Step, group: Group, lease: Lease) -> None:
         """Store a lease that was just granted."""
         self._add(group, lease)
-        view.put(rows.token_key(rows.LEASE, lease.token), lease.row())
+        step.view.put(rows.token_key(rows.LEASE, lease.token), lease.row())
 
     def _add(self, group: Group, lease: Lease) -> None:
         self.by_token[lease.token] = lease
@@ -111,29 +112,30 @@ class LeaseTable:
         else:
             heapq.heappush(self._deadlines, (lease.deadline_ms, lease.token))
 
-    def store(self, lease: Lease, view: View) -> None:
+    def store(self, step: Step, lease: Lease) -> None:
         """Put the row of a lease that has changed in more than its progress."""
-        view.put(rows.token_key(rows.LEASE, lease.token), lease.row())
+        step.view.put(rows.token_key(rows.LEASE, lease.token), lease.row())
 
-    def extend(self, lease: Lease, deadline_ms: int, view: View) -> None:
+    def extend(self, step: Step, lease: Lease, deadline_ms: int) -> None:
         """Give a live lease another deadline."""
         lease.deadline_ms = deadline_ms
         self.watch_deadline(lease)
-        self.store(lease, view)
+        self.store(step, lease)
 
-    def pop_overdue(self, now_ms: int) -> Lease | None:
+    def pop_overdue(self, step: Step) -> Lease | None:
         """Return a live lease whose deadline has come, once; the caller ends it."""
+        now_ms = step.now_ms
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             deadline_ms, token = heapq.heappop(self._deadlines)
             if not self._is_stale(deadline_ms, token):
                 return self.by_token[token]
         return None
 
-    def revoke(self, lease: Lease, view: View) -> None:
+    def revoke(self, step: Step, lease: Lease) -> None:
         """End a lease; the caller says what becomes of its messages."""
         lease.left |= lease.live
         lease.revoked = True
-        self.store_progress(lease, view)
+        self.store_progress(step, lease)
 
     def _drop_live(self, lease: Lease) -> None:
         held = self._live[lease.group_id, lease.consumer]
@@ -141,8 +143,9 @@ class LeaseTable:
         if not held:
             del self._live[lease.group_id, lease.consumer]
 
-    def store_progress(self, lease: Lease, view: View) -> None:
+    def store_progress(self, step: Step, lease: Lease) -> None:
         """Put what became of a lease's messages; when none of them is live it ends, and is kept for a while."""
+        view = step.view
         group = self._groups.by_id.get(lease.group_id)
         if group is not None:
             group.count_lease(lease)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
@@ -42,41 +43,42 @@ class Ownership:
                 found.add(ACKED)
         return Claim(pending, waiting, next((word for word in REFUSALS if word in found), None))
 
-    def take_back(self, offset: bytes, view: View) -> list[Group]:
+    def take_back(self, step: Step, offset: bytes) -> list[Group]:
         """Take a message that its producer can have out of all groups in which it waits, or is blocked by its key: of
         such a key the next one may come. Where it stands in the log, and what is remembered of it, is left as it is.
         These groups."""
+        view = step.view
         taken: list[Group] = []
         for group in self._groups.by_id.values():
             if offset in group.order.blocked:
                 if offset in group.order.kept:
-                    self._kept.take(group, offset, view)
+                    self._kept.take(step, group, offset)
                 group.order.remove(offset)
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
-            elif group.unready(offset, view):
+            elif group.unready(step, offset):
                 group.note_change()
             elif group.has_passed(offset) and isinstance(entry := group.holder_of(offset), Waiting):
-                self._waiting.part(group, entry, offset, None, view)
+                self._waiting.part(step, group, entry, offset, None)
                 group.order.finish(offset)
                 if entry.kept:
-                    self._kept.take(group, offset, view)
+                    self._kept.take(step, group, offset)
             else:
                 continue
             taken.append(group)
         return taken
 
-    def rank(self, offset: bytes, change: Change, reader: MessageReader, view: View) -> None:
+    def rank(self, step: Step, offset: bytes, change: Change, reader: MessageReader) -> None:
         """Give a message another priority in the groups in which it waits; when it comes, and its attempts, stay."""
         for group in self._groups.by_id.values():
             if isinstance(entry := group.holder_of(offset), Waiting):
                 if change.queue(entry.queue) == entry.queue:
                     continue  # it has that: repeated, after an answer that was lost, it costs nothing
-                self._shared.note_copied(renew(group, [Range(offset, 1)], entry.kept, change, reader, view))
-                self._waiting.part(group, entry, offset, entry.due_ms, view, entry.made, change)
+                self._shared.note_copied(renew(step, group, [Range(offset, 1)], entry.kept, change, reader))
+                self._waiting.part(step, group, entry, offset, entry.due_ms, entry.made, change)
 
-    def delay(self, offset: bytes, due_ms: int, made: Made, view: View) -> None:
+    def delay(self, step: Step, offset: bytes, due_ms: int, made: Made) -> None:
         """Have a message come at another time in the groups in which it waits; its attempts stay counted. `made`: as in
         `Waiting`."""
         for group in self._groups.by_id.values():
             if isinstance(entry := group.holder_of(offset), Waiting):
-                self._waiting.part(group, entry, offset, due_ms, view, made)
+                self._waiting.part(step, group, entry, offset, due_ms, made)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sandq.model.batch import Column
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields, Range
-from sandq.partition.base.view import View
+from sandq.partition.base.step import Step
 from sandq.partition.groups.group import Group
 from sandq.partition.reader.pieces import MessageReader
 from sandq.partition.ready import queue_keys
@@ -53,16 +53,17 @@ class Change(NamedTuple):
         return queue_keys.pack(queue_keys.tenant_of(queue), self.priority)
 
 
-def renew(group: Group, ranges: Sequence[Range], kept: bool, change: Change, reader: MessageReader, view: View) -> int:
+def renew(step: Step, group: Group, ranges: Sequence[Range], kept: bool, change: Change, reader: MessageReader) -> int:
     """Put messages into rows of the group's own, as they are from now on. `kept`: they are in such rows already. The
     bytes of these rows."""
-    return sum(renew_each(group, ranges, kept, change, reader, view))
+    return sum(renew_each(step, group, ranges, kept, change, reader))
 
 
 def renew_each(
-    group: Group, ranges: Sequence[Range], kept: bool, change: Change, reader: MessageReader, view: View
+    step: Step, group: Group, ranges: Sequence[Range], kept: bool, change: Change, reader: MessageReader
 ) -> Iterator[int]:
     """`renew`, one message after the other: yield the bytes of its row once it is put."""
+    view = step.view
     for message in reader.messages(view, ranges, group.group_id if kept else None, timed=True):
         key = rows.of_group(rows.KEPT, group.group_id, message.offset)
         before = view.get(key) if kept else None

@@ -26,6 +26,7 @@ from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.base.rows import Extra, LogEntry
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
@@ -113,45 +114,46 @@ class UniqueKeys:
 
     def hold(
         self,
+        step: Step,
         unique_key: bytes,
         tenant: bytes | None,
         message_id: bytes,
         sender: Sender | None,
-        view: View,
         *,
         key_digest: bytes | None = None,
     ) -> None:
         """Note that the message of this id is pending under the unique key. `key_digest` is as for `find`."""
         row_key = self._row_key(unique_key, tenant, key_digest)
-        view.put(row_key, rows.pack(HELD, message_id, sender, None))
+        step.view.put(row_key, rows.pack(HELD, message_id, sender, None))
 
-    def mark_delivered(self, group: Group, entry: LogEntry, now_ms: int, view: View) -> None:
+    def mark_delivered(self, step: Step, group: Group, entry: LogEntry) -> None:
         """A group leases the message of a log entry, or it dies there: once every group has passed it, the key refuses
         others for `dedup_window` still."""
+        view = step.view
         extra = entry.extra
         if extra is None or extra.unique_key is None:
             return
         row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)
         if not self._groups.is_pending_elsewhere(group, entry.first, view):
-            self._end(row_key, extra.id, (HELD, ATTEMPTED), DELIVERED, now_ms, self._window_ms, view)
-        elif (named := self._named(row_key, extra.id, (HELD,), now_ms, view)) is not None:
+            self._end(step, row_key, extra.id, (HELD, ATTEMPTED), DELIVERED, self._window_ms)
+        elif (named := self._named(row_key, extra.id, (HELD,), step.now_ms, view)) is not None:
             view.put(row_key, rows.pack(ATTEMPTED, extra.id, named.sender, None))
 
-    def end_attempted(self, named: Named, now_ms: int, view: View) -> bool:
+    def end_attempted(self, step: Step, named: Named) -> bool:
         """Refuse others for `dedup_window` still: every group has passed the message of an attempted key by now.
         Whether there is such a window."""
         window_ms = self._window_ms
-        self._end(named.row_key, named.id, (ATTEMPTED,), DELIVERED, now_ms, window_ms, view)
+        self._end(step, named.row_key, named.id, (ATTEMPTED,), DELIVERED, window_ms)
         return window_ms > 0
 
-    def mark_cancelled(self, extra: Extra, now_ms: int, view: View) -> None:
+    def mark_cancelled(self, step: Step, extra: Extra) -> None:
         """Free the key, and remember it so that a repeated cancel is answered likewise."""
         if extra.unique_key is not None:
             states = (HELD, ATTEMPTED, DELIVERED)
             row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)
-            self._end(row_key, extra.id, states, CANCELLED, now_ms, CANCEL_MEMORY_MS, view)
+            self._end(step, row_key, extra.id, states, CANCELLED, CANCEL_MEMORY_MS)
 
-    def release(self, extra: Extra, offset: bytes, now_ms: int, view: View) -> None:
+    def release(self, step: Step, extra: Extra, offset: bytes) -> None:
         """Let go of the key of a message that leaves the log, and no group keeps: free it, if no group ever leased it
         (a seek passed it)."""
         if extra.unique_key is None:
@@ -159,8 +161,8 @@ class UniqueKeys:
         row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)
         if self._shared.is_ordered and self._groups.is_blocked(offset):
             return  # a group has it yet to take, from a row of its own
-        self._end(row_key, extra.id, (ATTEMPTED,), DELIVERED, now_ms, self._window_ms, view)
-        self._end(row_key, extra.id, (HELD,), DELIVERED, now_ms, 0, view)
+        self._end(step, row_key, extra.id, (ATTEMPTED,), DELIVERED, self._window_ms)
+        self._end(step, row_key, extra.id, (HELD,), DELIVERED, 0)
 
     @property
     def _window_ms(self) -> int:
@@ -174,23 +176,16 @@ class UniqueKeys:
         return rows.UNIQUE + unique_key if key_digest is None else rows.keyed_unique_key(key_digest, unique_key)
 
     def _end(
-        self,
-        row_key: bytes,
-        message_id: bytes,
-        states: tuple[int, ...],
-        state: int,
-        now_ms: int,
-        window_ms: int,
-        view: View,
+        self, step: Step, row_key: bytes, message_id: bytes, states: tuple[int, ...], state: int, window_ms: int
     ) -> None:
         """Bring the key into another state for `window_ms`, and then forget it, if it is in one of `states`."""
-        named = self._named(row_key, message_id, states, now_ms, view)
+        named = self._named(row_key, message_id, states, step.now_ms, step.view)
         if named is None:
             return
         if window_ms:
-            self._expiring_rows.put(row_key, now_ms + window_ms, view, state, message_id, named.sender)
+            self._expiring_rows.put(step, row_key, step.now_ms + window_ms, state, message_id, named.sender)
         else:
-            view.delete(row_key)
+            step.view.delete(row_key)
 
     @staticmethod
     def _named(row_key: bytes, message_id: bytes, states: tuple[int, ...], now_ms: int, view: View) -> Named | None:

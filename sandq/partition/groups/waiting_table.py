@@ -12,6 +12,7 @@ from dataclasses import replace
 from sandq.model import offsets
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
@@ -72,21 +73,21 @@ class WaitingTable:
             if group is not None:  # else it is being dropped
                 group.add_waiting(Waiting.load(key, value))
 
-    def add(self, group: Group, entry: Waiting, view: View) -> None:
+    def add(self, step: Step, group: Group, entry: Waiting) -> None:
         """Store an entry; it gets its sequence number, and when the first of its messages expires. Where messages are
         ranked, one that names no ready queue becomes one for each queue that its messages belong to."""
         if self._shared.rank is not None and entry.queue is None:
-            for queue, ranges in self._by_queue(self._shared.rank, group, entry, view).items():
-                self.add(group, replace(entry, ranges=PackedRanges(ranges), queue=queue), view)
+            for queue, ranges in self._by_queue(self._shared.rank, group, entry, step.view).items():
+                self.add(step, group, replace(entry, ranges=PackedRanges(ranges), queue=queue))
             return
         if entry.made is None:
-            entry.made = Made(self._shared.stamp_ms, max(entry.due_ms - self._shared.now_ms, 0))
+            entry.made = Made(step.stamp_ms, max(entry.due_ms - step.now_ms, 0))
         if self._ttl.any_expires:
-            entry.expires_ms = self._expiries(group, entry, view).first_ms(entry)
+            entry.expires_ms = self._expiries(group, entry, step.view).first_ms(entry)
         entry.seq = self._shared.next_seq
         self._shared.next_seq += 1
         group.add_waiting(entry)
-        self.store(group, entry, view)
+        self.store(step, group, entry)
 
     def _by_queue(self, rank: str, group: Group, entry: Waiting, view: View) -> dict[bytes, list[Range]]:
         """The messages of an entry by their ready queues."""
@@ -104,37 +105,38 @@ class WaitingTable:
                 found.setdefault(queue, []).append(Range(offset, 1))
         return found
 
-    def store(self, group: Group, entry: Waiting, view: View) -> None:
+    def store(self, step: Step, group: Group, entry: Waiting) -> None:
         """Put the row of an entry that is new or has changed."""
-        view.put(_key(group, entry), entry.row())
+        step.view.put(_key(group, entry), entry.row())
 
-    def take(self, group: Group, entry: Waiting, count: int, view: View) -> list[Range]:
+    def take(self, step: Step, group: Group, entry: Waiting, count: int) -> list[Range]:
         """Take the first messages out of an entry; without any left it is deleted."""
         before = len(entry.ranges)
         taken = entry.ranges.take(count)
-        self._taken(group, entry, taken, before, view)
+        self._taken(step, group, entry, taken, before)
         return taken
 
-    def _taken(self, group: Group, entry: Waiting, taken: list[Range], ranges_before: int, view: View) -> None:
+    def _taken(self, step: Step, group: Group, entry: Waiting, taken: list[Range], ranges_before: int) -> None:
         group.take_waiting(entry, taken, ranges_before)
         if entry.ranges:
-            self.store(group, entry, view)
+            self.store(step, group, entry)
         else:
-            view.delete(_key(group, entry))
+            step.view.delete(_key(group, entry))
 
     def part(
         self,
+        step: Step,
         group: Group,
         entry: Waiting,
         offset: bytes,
         due_ms: int | None,
-        view: View,
         made: Made | None = None,
         change: Change | None = None,
     ) -> None:
         """Take one message out of an entry: from then on it waits until `due_ms` by itself, or (None) no longer. The
         row of the rest is put by `store_parted`: a producer may take many out of one entry, whose row is long.
         `made`: as in `Waiting`. `change`: what was changed of it, which is in a row of the group's own by now."""
+        view = step.view
         expires_ms = None
         if self._ttl.any_expires:
             expires_ms = self._ttl.range_expires_ms(group, offset, entry.kept, view)
@@ -150,7 +152,7 @@ class WaitingTable:
                 apart.kept, apart.queue = True, change.queue(entry.queue)
             apart.made = made
             group.add_waiting(apart)
-            self.store(group, apart, view)
+            self.store(step, group, apart)
         if not entry.ranges:
             view.delete(_key(group, entry))
             return
@@ -163,25 +165,25 @@ class WaitingTable:
             group.watch_expiry(entry)
         self._parted[entry.seq] = group, entry
 
-    def store_parted(self, view: View) -> None:
+    def store_parted(self, step: Step) -> None:
         """Put the rows of entries that `part` took messages out of: once all commands of an entry of the log are
         applied."""
         for seq, (group, entry) in self._parted.items():
             if group.waiting.get(seq) is entry and self._groups.by_id.get(group.group_id) is group:
-                self.store(group, entry, view)
+                self.store(step, group, entry)
         self._parted.clear()
 
-    def remove_expired(self, group: Group, entry: Waiting, now_ms: int, view: View) -> list[Range]:
+    def remove_expired(self, step: Step, group: Group, entry: Waiting) -> list[Range]:
         """Take what has expired out of an entry, and return it."""
         if not self._ttl.any_expires:
             return []
-        expiries = self._expiries(group, entry, view)
+        expiries = self._expiries(group, entry, step.view)
         before = len(entry.ranges)
-        expired = expiries.take(entry, now_ms)
+        expired = expiries.take(entry, step.now_ms)
         first_ms = expiries.first_ms(entry)
         if expired or first_ms != entry.expires_ms:
             entry.expires_ms = first_ms
-            self._taken(group, entry, expired, before, view)
+            self._taken(step, group, entry, expired, before)
             group.watch_expiry(entry)
         return expired
 

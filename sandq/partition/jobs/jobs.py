@@ -15,6 +15,7 @@ from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.partition.base import rows
 from sandq.partition.base.prefixes import Prefixes
 from sandq.partition.base.rows import Range
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.commands import DEAD_JOBS, UNIQUE_KEY_PREFIX, PurgeDead, RedriveDead
 from sandq.partition.groups import dead_letters
@@ -63,7 +64,7 @@ class Jobs:
         self._waiting_ranks = WaitingRanks(shared, group_state, log, ranking, ownership)
         self._jobs: dict[bytes, Job] = {}
         """In the order in which they began."""
-        self._steps: dict[str, Callable[[Job, int, int, View], bool]] = {
+        self._steps: dict[str, Callable[[Step, Job], bool]] = {
             "cancel": self._pending,
             "move": self._pending,
             "redrive": self._dead_letters,
@@ -71,12 +72,9 @@ class Jobs:
             "seek": self._seek,
             "drop": self._drop,
         }
-        """Each does a bounded part, and says whether that was all. It gets the job, the entry's index, the entry's next
-        free place, and the view; `used` says how many places it took."""
-        self.used = 0
+        """By kind: does a bounded part of a job, and returns whether that was all."""
         self._ready_from: dict[int, bytes] = {}
         """By group: no row of a ready queue that is no more is left below this key."""
-        self._now_ms = self._floor_ms = 0
 
     def load(self, view: View) -> None:
         found = [Job.load(value) for _, value in rows.all_rows(view, rows.JOB)]
@@ -90,7 +88,7 @@ class Jobs:
 
     # -- commands -------------------------------------------------------------------------------------------------
 
-    def start(self, job_id: bytes, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
+    def start(self, step: Step, job_id: bytes, kind: str, arguments: dict[str, Any]) -> Job:
         """Begin a job unless there is one of this id. Raises Conflict (too many run), InvalidRequest, UnknownGroup."""
         if job_id.startswith(OWN_IDS):
             raise InvalidRequest("job ids that begin so are the partition's own")
@@ -103,25 +101,25 @@ class Jobs:
             raise InvalidRequest(f"there are no jobs of kind {kind!r}")
         if sum(job.state == RUNNING for job in self._jobs.values()) >= RUNNING_JOBS:
             raise Conflict(f"{RUNNING_JOBS} jobs run in this partition, which is the limit; wait until one is done")
-        return self._begin(job_id, kind, arguments, index, now_ms, view)
+        return self._begin(step, job_id, kind, arguments)
 
-    def start_own(self, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
+    def start_own(self, step: Step, kind: str, arguments: dict[str, Any]) -> Job:
         """Begin a job of the partition itself."""
         job_id = OWN_IDS + self._shared.next_seq.to_bytes(8, "big")
-        return self._begin(job_id, kind, arguments, index, now_ms, view)
+        return self._begin(step, job_id, kind, arguments)
 
-    def _begin(self, job_id: bytes, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
+    def _begin(self, step: Step, job_id: bytes, kind: str, arguments: dict[str, Any]) -> Job:
         job = self._jobs[job_id] = Job(
             job_id=job_id,
             kind=kind,
             arguments=dict(arguments),
-            index=index,
+            index=step.index,
             seq=self._shared.next_seq,
-            started_ms=now_ms,
-            next_ms=now_ms,
+            started_ms=step.now_ms,
+            next_ms=step.now_ms,
         )
         self._shared.next_seq += 1
-        view.put(rows.JOB + job_id, job.row())
+        step.view.put(rows.JOB + job_id, job.row())
         return job
 
     def find(self, job_id: bytes) -> Job:
@@ -130,40 +128,40 @@ class Jobs:
             raise NotFound("there is no such job in this partition (any more)")
         return job
 
-    def stop(self, job_id: bytes, now_ms: int, view: View) -> Job:
+    def stop(self, step: Step, job_id: bytes) -> Job:
         job = self.find(job_id)
         if job.state == RUNNING and job.kind not in OWN_KINDS:
-            self._finish(job, STOPPED, now_ms, view)
+            self._finish(step, job, STOPPED)
         return job
 
-    def each_dead(self, command: RedriveDead | PurgeDead, now_ms: int, view: View) -> list[Outcome]:
+    def each_dead(self, step: Step, command: RedriveDead | PurgeDead) -> list[Outcome]:
         """Redrive or purge dead letters by their ids, as `Redrive.each`: at once, without a job."""
-        return self._redrive.each(command, now_ms, view)
+        return self._redrive.each(step, command)
 
     @property
     def next_ms(self) -> int | None:
         """When a step is due."""
         return min((job.next_ms for job in self._jobs.values() if job.state == RUNNING), default=None)
 
-    def step(self, index: int, place: int, now_ms: int, floor_ms: int, view: View) -> int:
-        """One step of the job that has waited longest. The places it used."""
+    def run(self, step: Step) -> None:
+        """Do a bounded part of the job that has waited longest, if one is due."""
+        now_ms = step.now_ms
         due = [job for job in self._jobs.values() if job.state == RUNNING and job.next_ms <= now_ms]
         if not due:
-            return 0
+            return
         job = min(due, key=lambda job: (job.next_ms, job.index, job.job_id))
-        self._now_ms, self._floor_ms, self.used = now_ms, floor_ms, 0
         job.next_ms = now_ms
-        if self._steps[job.kind](job, index, place, view):
-            self._finish(job, DONE, now_ms, view)
+        if self._steps[job.kind](step, job):
+            self._finish(step, job, DONE)
         else:
             # Behind the others that are due.
             job.next_ms = max(job.next_ms, max(other.next_ms for other in due))
-            view.put(rows.JOB + job.job_id, job.row())
-        return self.used
+            step.view.put(rows.JOB + job.job_id, job.row())
 
-    def set_back(self, now_ms: int, view: View) -> None:
+    def set_back(self, step: Step) -> None:
         """The partition's time goes back to this instant: no job is of a later one. Those that somebody began are
         stopped, for messages come to other places; the partition's own go on at once."""
+        view, now_ms = step.view, step.now_ms
         for job in list(self._jobs.values()):
             job.started_ms = min(job.started_ms, now_ms)
             job.next_ms = min(job.next_ms, now_ms)
@@ -172,15 +170,16 @@ class Jobs:
                 job.state, job.finished_ms = STOPPED, now_ms
             view.put(rows.JOB + job.job_id, job.row())
 
-    def step_own(self, index: int, place: int, now_ms: int, view: View) -> bool:
-        """One step of a job of the partition's own. Whether there was one."""
+    def run_own(self, step: Step) -> bool:
+        """Do a bounded part of a job that the partition itself began. Return whether there was one."""
         if not any(job.state == RUNNING for job in self._jobs.values()):
             return False
-        self.step(index, place, now_ms, now_ms, view)
+        self.run(step)
         return True
 
-    def _finish(self, job: Job, state: str, now_ms: int, view: View) -> None:
-        job.state, job.finished_ms = state, now_ms
+    def _finish(self, step: Step, job: Job, state: str) -> None:
+        view = step.view
+        job.state, job.finished_ms = state, step.now_ms
         view.put(rows.JOB + job.job_id, job.row())
         # The oldest ends go, and never this one: somebody waits for it.
         ends = [
@@ -194,11 +193,12 @@ class Jobs:
 
     # -- pending messages -----------------------------------------------------------------------------------------
 
-    def _pending(self, job: Job, index: int, place: int, view: View) -> bool:
+    def _pending(self, step: Step, job: Job) -> bool:
         """Cancel or move what is pending in a window of time, with prefixes of the keys."""
+        view = step.view
         arguments = job.arguments
         if "kept_of" in arguments:
-            return self._kept_by_groups(job, view)
+            return self._kept_by_groups(step, job)
         from_ms, until_ms, prefixes = arguments["from_ms"], arguments["until_ms"], _prefixes(arguments)
         start = offsets.pack(from_ms, 0, 0, 0) if from_ms else offsets.FIRST
         start = max(job.position, cursor_before(start), self._log.state.trimmed)
@@ -215,7 +215,7 @@ class Jobs:
         chosen = [offset for offset in chosen if offsets.unpack(offset).index < job.index]
         late: list[bytes] = []
         if chosen and self._only_ranks(arguments):
-            ranked = self._ranking.rank_each(chosen, arguments["priority"], view, dry_run=arguments["dry_run"])
+            ranked = self._ranking.rank_each(step, chosen, arguments["priority"], dry_run=arguments["dry_run"])
             job.matched += ranked.done
             job.done += 0 if arguments["dry_run"] else ranked.done
             late, chosen = ranked.too_late, ranked.left
@@ -225,10 +225,10 @@ class Jobs:
                 continue
             job.matched += 1
             if not arguments["dry_run"]:
-                self._change(job, offset, index, place, view)
+                self._change(step, job, offset)
                 job.done += 1
         if self._only_ranks(arguments):
-            self._count(job, self._waiting_ranks.rank(late, arguments["priority"], view, dry_run=arguments["dry_run"]))
+            self._count(job, self._waiting_ranks.rank(step, late, arguments["priority"], dry_run=arguments["dry_run"]))
         else:
             job.too_late += len(late)
         job.position = reader.cursor
@@ -236,33 +236,33 @@ class Jobs:
             return False
         return not self._only_ranks(arguments) or self._goes_on_with(job, self._waiting_ranks.first_group())
 
-    def _kept_by_groups(self, job: Job, view: View) -> bool:
+    def _kept_by_groups(self, step: Step, job: Job) -> bool:
         """The same with what only groups have in rows of their own: it waits there, if it is anybody's to change."""
         for _ in range(EMPTY_GROUPS):
-            if self._kept_by_one(job, view):
+            if self._kept_by_one(step, job):
                 return False
             if self._goes_on_with(job, self._waiting_ranks.first_group(above=job.arguments["kept_of"])):
                 return True
         return False
 
-    def _kept_by_one(self, job: Job, view: View) -> bool:
+    def _kept_by_one(self, step: Step, job: Job) -> bool:
         """The same with a bounded part of what one group keeps. Whether there was any."""
         arguments, prefixes = job.arguments, _prefixes(job.arguments)
-        step = self._waiting_ranks.step(
+        part = self._waiting_ranks.rank_kept(
+            step,
             arguments["kept_of"],
             job.position,
             arguments["until_ms"],
             lambda offset, fields: offsets.unpack(offset).index < job.index and prefixes.take(fields),
             arguments["priority"],
-            view,
             limit=self._waiting_ranks.most(STEP_MESSAGES),
             max_bytes=STEP_BYTES,
             dry_run=arguments["dry_run"],
         )
-        self._count(job, step.waited)
-        if step.position is not None:
-            job.position = step.position
-        return step.position is not None
+        self._count(job, part.waited)
+        if part.position is not None:
+            job.position = part.position
+        return part.position is not None
 
     def _goes_on_with(self, job: Job, group_id: int | None) -> bool:
         """Have a job go on with what a group keeps. Whether there is none."""
@@ -282,37 +282,36 @@ class Jobs:
         stays = arguments.get("to_ms") is None and not arguments.get("shift_ms")
         return stays and arguments.get("priority") is not None and self._ranking.is_in_place
 
-    def _change(self, job: Job, offset: bytes, index: int, place: int, view: View) -> None:
-        found = self._log.find(offset, view)
+    def _change(self, step: Step, job: Job, offset: bytes) -> None:
+        found = self._log.find(offset, step.view)
         assert found is not None, "a message that was just read is gone"
         if job.kind == "cancel":
-            self._log.cancel(found, self._now_ms, self._floor_ms, view, remember=False)
+            self._log.cancel(step, found, remember=False)
             return
         arguments = job.arguments
         to_ms, priority = arguments.get("to_ms"), arguments.get("priority")
         shift_ms = arguments.get("shift_ms", 0)
         if to_ms is None:
-            if priority is not None and not shift_ms and self._ranking.rank(found, priority, view):
+            if priority is not None and not shift_ms and self._ranking.rank(step, found, priority):
                 return
             to_ms = max(offsets.deliver_ms(offset) + shift_ms, 0)
-        place += self.used
-        self._log.move(found, to_ms, index, place, self._now_ms, self._floor_ms, view, priority=priority)
-        self.used += 1
+        self._log.move(step, found, to_ms, step.next_position(), priority=priority)
 
     # -- dead letters ---------------------------------------------------------------------------------------------
 
-    def _dead_letters(self, job: Job, index: int, place: int, view: View) -> bool:
-        return self._redrive.step(job, STEP_MESSAGES, STEP_BYTES, self._now_ms, view)
+    def _dead_letters(self, step: Step, job: Job) -> bool:
+        return self._redrive.run(step, job, STEP_MESSAGES, STEP_BYTES)
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
-    def _seek(self, job: Job, index: int, place: int, view: View) -> bool:
+    def _seek(self, step: Step, job: Job) -> bool:
         """What died above the new place of a group is ready again: from the log, or, where that was trimmed or swept,
         from its own row."""
+        view = step.view
         group = self._groups.by_id.get(job.arguments["group_id"])
         if group is None:
             return True
-        if group.ready is not None and self._drop_ready(group, view):
+        if group.ready is not None and self._drop_ready(step, group):
             return False
         found = dead_letters.scan(
             group.group_id, max(job.position, job.arguments["above"]), STEP_MESSAGES, STEP_BYTES, view
@@ -325,12 +324,12 @@ class Jobs:
         logged = {message.offset for message in in_log}
         gone = [message for message in own if message.offset not in logged]
         if in_log:
-            self._redrive.purge(group, in_log, self._now_ms, view)
+            self._redrive.purge(step, group, in_log)
         if gone:
             swept = [Range(message.offset, 1) for message in gone if message.offset > group.cursor]
             if swept:
-                group.gaps.add(swept, view)
-            self._redrive.redrive(group, gone, self._now_ms, view)
+                group.gaps.add(step, swept)
+            self._redrive.redrive(step, group, gone)
         if found:
             job.position = found[-1].offset
             return False
@@ -338,8 +337,9 @@ class Jobs:
         group.note_change()
         return True
 
-    def _drop_ready(self, group: Group, view: View) -> bool:
+    def _drop_ready(self, step: Step, group: Group) -> bool:
         """Delete rows of ready queues that are no more. Whether there were any."""
+        view = step.view
         start, stop = rows.group_bounds(rows.READY, group.group_id)
         # From where the last step ended: a scan from the first key would walk over every row deleted so far.
         start = self._ready_from.pop(group.group_id, start)
@@ -350,8 +350,9 @@ class Jobs:
             self._ready_from[group.group_id] = rows.after(found[-1][0])
         return bool(found)
 
-    def _drop(self, job: Job, index: int, place: int, view: View) -> bool:
+    def _drop(self, step: Step, job: Job) -> bool:
         """Delete the rows of a group that is no more."""
+        view = step.view
         for tag in sorted((*_OF_GROUP, rows.READY, rows.QUEUE, rows.TURNS, rows.PACE)):
             start, stop = rows.group_bounds(tag, job.arguments["group_id"])
             found = view.scan(max(start, job.position), stop, limit=STEP_MESSAGES, max_bytes=STEP_BYTES)
@@ -360,10 +361,10 @@ class Jobs:
             for key, value in found:
                 if tag == rows.DEAD:
                     message = dead_letters.load(key, value)
-                    self._dead.withdraw(message, view)
-                    self._kept.expire_move(key[5:], message.id, self._now_ms, view)
+                    self._dead.withdraw(step, message)
+                    self._kept.expire_move(step, key[5:], message.id)
                 elif tag == rows.KEPT:
-                    self._kept.forget(key[5:], value, self._now_ms, view)
+                    self._kept.forget(step, key[5:], value)
             if found:
                 # From there on: a scan from the group's first key would walk over every row deleted so far.
                 job.position = rows.after(found[-1][0])

@@ -17,6 +17,7 @@ from sandq.model import offsets
 from sandq.model.errors import Overloaded, Unavailable
 from sandq.model.limits import FIXED
 from sandq.partition.base import rows
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.commands import PurgeDead, RedriveDead
 from sandq.partition.groups import dead_letters
@@ -50,9 +51,10 @@ class Redrive:
         self._kept = group_state.kept
         self._dead = group_state.dead
 
-    def step(self, job: Job, most: int, most_bytes: int, now_ms: int, view: View) -> bool:
+    def run(self, step: Step, job: Job, most: int, most_bytes: int) -> bool:
         """Redrive or purge those dead messages of a group that a job is about: so many at most. Whether that was
         all."""
+        now_ms = step.now_ms
         arguments = job.arguments
         group = self._groups.by_id.get(arguments["group_id"])
         if group is None:
@@ -61,10 +63,10 @@ class Redrive:
             # What died above the new cursor comes from the log again: it must not be redriven as well.
             job.next_ms = now_ms + PAUSE_MS
             return False
-        allowed = self._allowed(job, group, most, now_ms)
+        allowed = self._allowed(step, job, group, most)
         if allowed <= 0:
             return False
-        found = dead_letters.scan(group.group_id, job.position or None, most, most_bytes, view)
+        found = dead_letters.scan(group.group_id, job.position or None, most, most_bytes, step.view)
         chosen: list[DeadMessage] = []
         sends = job.kind == "redrive" and not arguments["dry_run"]
         again = again_bytes = 0
@@ -86,30 +88,31 @@ class Redrive:
                     break
         job.matched += len(chosen)
         if chosen and not arguments["dry_run"]:
-            (self.redrive if job.kind == "redrive" else self.purge)(group, chosen, now_ms, view)
+            (self.redrive if job.kind == "redrive" else self.purge)(step, group, chosen)
             job.done += len(chosen)
         if found:
             job.position = found[-1].offset
         return not found and not is_cut
 
-    def _allowed(self, job: Job, group: Group, most: int, now_ms: int) -> int:
+    def _allowed(self, step: Step, job: Job, group: Group, most: int) -> int:
         """How many dead messages may be taken now; sets when to go on."""
         rate = job.arguments.get("rate")
         if job.kind != "redrive" or job.arguments["dry_run"]:
             return most
         if group.waiting_ranges >= WAITING_RANGES:
-            job.next_ms = now_ms + PAUSE_MS
+            job.next_ms = step.now_ms + PAUSE_MS
             return 0
         if rate is None:
             return most
-        allowed = rate * (now_ms - job.started_ms) // 1000 + 1 - job.done
+        allowed = rate * (step.now_ms - job.started_ms) // 1000 + 1 - job.done
         if allowed <= 0:
             job.next_ms = job.started_ms + -(-job.done * 1000 // rate)
         return min(int(allowed), most)
 
-    def each(self, command: RedriveDead | PurgeDead, now_ms: int, view: View) -> list[Outcome]:
+    def each(self, step: Step, command: RedriveDead | PurgeDead) -> list[Outcome]:
         """Redrive or purge dead messages by their ids: an outcome for each (the module's docstring). Raises
         Unavailable while the group cannot take them, UnknownGroup."""
+        view, now_ms = step.view, step.now_ms
         group = self._groups.named(command.group)
         if group.seeking:
             raise Unavailable(f"group {group.name!r}: {SEEKING}; ask again in a moment")
@@ -149,7 +152,7 @@ class Redrive:
             outcomes.append([REDRIVEN if is_redrive else PURGED, message.id])
         if chosen:
             messages = [chosen[offset] for offset in sorted(chosen)]
-            (self.redrive if is_redrive else self.purge)(group, messages, now_ms, view)
+            (self.redrive if is_redrive else self.purge)(step, group, messages)
         return outcomes
 
     def _find(self, group: Group, message_id: bytes, view: View) -> DeadMessage | None:
@@ -169,18 +172,19 @@ class Redrive:
             return [NOT_DEAD, WAITING if holder.due_ms > now_ms else READY]
         return [NOT_DEAD, LEASED]
 
-    def redrive(self, group: Group, messages: list[DeadMessage], now_ms: int, view: View) -> None:
+    def redrive(self, step: Step, group: Group, messages: list[DeadMessage]) -> None:
         """Make dead messages ready again, attempt 0, in rows that their group keeps: those that died too early, under a
         clock that was set back since, when their time comes."""
+        view, now_ms = step.view, step.now_ms
         by_due: dict[int, list[bytes]] = {}
         for message in messages:
             if message.sent_to is not None:
-                self._dead.send_again(group, message, view)
-                self._take(group, message, view)
+                self._dead.send_again(step, group, message)
+                self._take(step, group, message)
                 continue
             due_ms = max(offsets.deliver_ms(message.offset), now_ms)
             by_due.setdefault(due_ms, []).append(message.offset)
-            self._take(group, message, view)
+            self._take(step, group, message)
             kept = message.kept_row(now_ms)
             view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), kept)
             order = rows.order_of(message.fields) if self._shared.is_ordered else None
@@ -189,17 +193,17 @@ class Redrive:
         for due_ms, found in by_due.items():
             ranges = PackedRanges(merged(found))
             made = None if due_ms == now_ms else Made(0, due_ms)
-            self._waiting.add(group, Waiting(due_ms, 0, 0, None, ranges, now_ms, kept=True, made=made), view)
-        self._groups.store(group, view)
+            self._waiting.add(step, group, Waiting(due_ms, 0, 0, None, ranges, now_ms, kept=True, made=made))
+        self._groups.store(step, group)
 
-    def purge(self, group: Group, messages: list[DeadMessage], now_ms: int, view: View) -> None:
+    def purge(self, step: Step, group: Group, messages: list[DeadMessage]) -> None:
         """Delete dead messages."""
         for message in messages:
-            self._take(group, message, view)
-            self._kept.expire_move(message.offset, message.id, now_ms, view)
-        self._groups.store(group, view)
+            self._take(step, group, message)
+            self._kept.expire_move(step, message.offset, message.id)
+        self._groups.store(step, group)
 
-    def _take(self, group: Group, message: DeadMessage, view: View) -> None:
-        self._dead.withdraw(message, view)
-        view.delete(rows.of_group(rows.DEAD, group.group_id, message.offset))
+    def _take(self, step: Step, group: Group, message: DeadMessage) -> None:
+        self._dead.withdraw(step, message)
+        step.view.delete(rows.of_group(rows.DEAD, group.group_id, message.offset))
         group.dead[message.reason] -= 1

@@ -9,6 +9,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.ownership import Ownership
@@ -31,12 +32,12 @@ class Waited(NamedTuple):
     """Some group holds one, is done with it, or has yet to take it while it waits in another."""
 
 
-class Step(NamedTuple):
-    """What one step through a group's rows came to."""
+class RankedPart(NamedTuple):
+    """What became of a bounded part of the messages that a group keeps."""
 
     waited: Waited
     position: bytes | None
-    """The last offset that it saw; None: there is nothing more."""
+    """The last offset of the part; None if the group keeps nothing more."""
 
 
 class WaitingRanks:
@@ -57,23 +58,23 @@ class WaitingRanks:
         self._ranking = ranking
         self._ownership = ownership
 
-    def rank(self, chosen: Sequence[bytes], priority: int, view: View, *, dry_run: bool) -> Waited:
+    def rank(self, step: Step, chosen: Sequence[bytes], priority: int, *, dry_run: bool) -> Waited:
         """Give those of these messages which wait for another attempt another priority. `dry_run`: only count."""
         done = sum(
-            [self._rank_one(offset, priority, view, dry_run) for offset in self._shared.in_turns(chosen, AT_ONCE)]
+            [self._rank_one(step, offset, priority, dry_run) for offset in self._shared.in_turns(chosen, AT_ONCE)]
         )
         return Waited(done, len(chosen) - done)
 
-    def _rank_one(self, offset: bytes, priority: int, view: View, dry_run: bool) -> bool:
-        found = self._log.find_owned(offset, view)
+    def _rank_one(self, step: Step, offset: bytes, priority: int, dry_run: bool) -> bool:
+        found = self._log.find_owned(offset, step.view)
         if found is None:
             return False
-        claim = self._ownership.claim(found.offset, view)
+        claim = self._ownership.claim(found.offset, step.view)
         if claim.refusal is not None or claim.pending or not claim.waiting:
             return False
         if not dry_run:
-            self._log.rank_waiting(found, priority, view)
-            self._ranking.note(found, priority, view)
+            self._log.rank_waiting(step, found, priority)
+            self._ranking.note(step, found, priority)
         return True
 
     def most(self, limit: int) -> int:
@@ -86,21 +87,22 @@ class WaitingRanks:
         """Return the number of the first group above this one; None: there is none."""
         return min([group_id for group_id in self._groups.by_id if group_id > above], default=None)
 
-    def step(
+    def rank_kept(
         self,
+        step: Step,
         group_id: int,
         above: bytes,
         until_ms: int,
         is_chosen: Callable[[bytes, Fields], bool],
         priority: int,
-        view: View,
         *,
         limit: int,
         max_bytes: int,
         dry_run: bool,
-    ) -> Step:
+    ) -> RankedPart:
         """Do that with what a group keeps above an offset, of messages that neither the log has nor an earlier group
-        keeps, and that have another priority. `is_chosen`: by offset and fields."""
+        keeps, and that have another priority. `is_chosen` decides by offset and fields."""
+        view = step.view
         start = rows.after(rows.of_group(rows.KEPT, group_id, above))
         stop = rows.of_group(rows.KEPT, group_id, offsets.pack(min(until_ms, offsets.U48_MAX), 0, 0, 0))
         found = view.scan(start, stop, limit=limit, max_bytes=max_bytes) if start < stop else []
@@ -112,8 +114,8 @@ class WaitingRanks:
                 continue
             if not self._is_seen(group_id, offset, view):
                 chosen.append(offset)
-        waited = self.rank(chosen, priority, view, dry_run=dry_run)
-        return Step(waited, found[-1][0][-offsets.OFFSET_BYTES :] if found else None)
+        waited = self.rank(step, chosen, priority, dry_run=dry_run)
+        return RankedPart(waited, found[-1][0][-offsets.OFFSET_BYTES :] if found else None)
 
     def _is_seen(self, group_id: int, offset: bytes, view: View) -> bool:
         """Whether a message was met in the log, or at an earlier group."""

@@ -16,6 +16,7 @@ from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import InvalidRequest
 from sandq.partition import commands as c
 from sandq.partition.base import rows
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.kv.compaction import Compactor
 from sandq.partition.kv.key_table import KeyTable
@@ -24,7 +25,7 @@ from sandq.partition.log.message_log import Stored
 from sandq.partition.produce_validation import check_writes
 from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.reader.pieces import Message
-from sandq.partition.state_machine import TimerPartition
+from sandq.partition.state_machine import TimerPartition, latest_offset
 
 COMPACTION = b"c"
 RESTING_MS = 10_000
@@ -69,15 +70,15 @@ class CompactedPartition(TimerPartition):
 
     # -- apply ----------------------------------------------------------------------------------------------------
 
-    def _store(self, index: int, place: int, command: c.Append, view: View) -> tuple[bytes, int] | Stored:
+    def _store(self, step: Step, command: c.Append) -> tuple[bytes, int] | Stored:
         batch = Batch.parse(command.batch)
         check_writes(batch)
         self.shared.give_way()
         writes = Writes.of(batch)
         self.shared.give_way()
-        self.compactor.appended(self.now_ms, batch.count)
+        self.compactor.appended(step, batch.count)
         store = self._writer.compare_and_set if command.split else self._writer.store_all
-        return store(index, place, batch, writes, self.now_ms, self.floor_ms, view)
+        return store(step, batch, writes)
 
     def needs_no_disk(self, entry: c.Entry) -> bool:
         if not super().needs_no_disk(entry):
@@ -86,7 +87,7 @@ class CompactedPartition(TimerPartition):
         keys = [key for batch in batches for key in batch.bytes_column(Column.KEY) or ()]
         return self.keys.knows(keys) and not any([None in batch.values() for batch in batches])
 
-    def _other(self, index: int, place: int, command: c.Command, view: View) -> Any:
+    def _other(self, step: Step, command: c.Command) -> Any:
         if isinstance(command, c.Cancel) or (isinstance(command, c.StartJob) and command.kind in ("cancel", "move")):
             raise _not_here()
         if isinstance(command, c.Hold):
@@ -95,24 +96,24 @@ class CompactedPartition(TimerPartition):
                 "its `history` says how long every write stays"
             )
         if isinstance(command, c.Configure):
-            self.compactor.look_anew(self.now_ms)
-        return super()._other(index, place, command, view)
+            self.compactor.look_anew(step)
+        return super()._other(step, command)
 
-    def _schedule(self, index: int, place: int, command: c.ScheduleCommand, view: View) -> list[Any]:
+    def _schedule(self, step: Step, command: c.ScheduleCommand) -> list[Any]:
         raise InvalidRequest("a compacted topic has no schedules: a timer, priority or fair topic has")
 
-    def _reset_clock(self, index: int, command: c.ClockReset, view: View) -> dict[str, Any]:
+    def _reset_clock(self, step: Step, command: c.ClockReset) -> dict[str, Any]:
         raise InvalidRequest(
             "the clock of a compacted topic is not set back: the version of a value is its place in the log, which "
             "would fall; read its keys and put them into a new topic"
         )
 
-    def _move(self, index: int, place: int, command: c.Move, view: View) -> Any:
+    def _move(self, step: Step, command: c.Move) -> Any:
         raise _not_here()
 
     def end(self) -> bytes:
         """Below all that is stored from the next entry on, and not below what is stored by now."""
-        return self._latest(self.applied_index + self.index_base + 1, 0)
+        return latest_offset(self.floor_ms, self.applied_index + self.index_base + 1, 0)
 
     @property
     def _keys_status(self) -> tuple[int, int, int | None, bool]:
@@ -126,16 +127,14 @@ class CompactedPartition(TimerPartition):
         times = (super()._upkeep_ms(), self.keys.next_expiry_ms, self.compactor.due_ms)
         return min((at for at in times if at is not None), default=None)
 
-    def _upkeep(self, index: int, place: int, view: View) -> int:
-        used = super()._upkeep(index, place, view)
-        self.compactor.step(self.now_ms, view)
-        over = self.keys.expired(self.now_ms, view)
+    def _upkeep(self, step: Step) -> None:
+        super()._upkeep(step)
+        self.compactor.compact(step)
+        over = self.keys.expired(step.now_ms, step.view)
         if over:
             deletions = Batch.parse(encode({Column.VALUE: [None] * len(over), Column.KEY: over}))
-            writes = Writes.of(deletions)
-            self._writer.store_all(index, place + used, deletions, writes, self.now_ms, self.floor_ms, view)
-            self.compactor.appended(self.now_ms, len(over))
-        return used + len(over)
+            self._writer.store_all(step, deletions, Writes.of(deletions))
+            self.compactor.appended(step, len(over))
 
 
 def _not_here() -> InvalidRequest:

@@ -19,6 +19,7 @@ from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields, LogEntry
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import Row, View
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.kv.key_table import KeyTable
@@ -114,26 +115,28 @@ class Compactor:
         self._ended_ms, ripening, self._ripe_s, self._again_ms = rest  # type: ignore[assignment]
         self._ripening = None if ripening is None else (ripening[0], ripening[1])  # type: ignore[index]
 
-    def appended(self, now_ms: int, count: int) -> None:
+    def appended(self, step: Step, count: int) -> None:
         """There are so many messages more."""
+        now_ms = step.now_ms
         self._wrote_ms = now_ms
         self._fresh += count
         if self.due_ms is None or self.due_ms > now_ms + LOOK_MS:
             self.due_ms = now_ms + LOOK_MS
 
-    def look_anew(self, now_ms: int) -> None:
+    def look_anew(self, step: Step) -> None:
         """Other settings may have given it something to do."""
-        self.due_ms = self._again_ms = now_ms
+        self.due_ms = self._again_ms = step.now_ms
 
-    def step(self, now_ms: int, view: View) -> None:
+    def compact(self, step: Step) -> None:
         """A bounded part of a pass, when one is worth it."""
+        now_ms = step.now_ms
         if self.due_ms is None or self.due_ms > now_ms:
             return
-        if self._at is None and not self._begins(now_ms, view):
+        if self._at is None and not self._begins(step):
             self.due_ms = self._next_look_ms(now_ms)
             return
         self.due_ms = now_ms
-        self._pass_on(now_ms, view)
+        self._pass_on(step)
 
     # -- when -----------------------------------------------------------------------------------------------------
 
@@ -145,11 +148,12 @@ class Compactor:
     def _retention_ms(self) -> int:
         return int(self._shared.settings["tombstone_retention_ms"])
 
-    def _begins(self, now_ms: int, view: View) -> bool:
+    def _begins(self, step: Step) -> bool:
         """Whether a pass is worth it; then it begins."""
+        now_ms = step.now_ms
         until_s = max((now_ms - self._history_ms) // 1000, self._until_s)
         is_again = self._again_ms is not None and self._again_ms <= now_ms
-        if not is_again and not self._is_worth_it(now_ms, until_s, view):
+        if not is_again and not self._is_worth_it(now_ms, until_s, step.view):
             return False
         if self._ripening is not None and self._ripening[1] + self._retention_ms <= now_ms:
             self._ripe_s, self._ripening = self._ripening[0], None
@@ -192,8 +196,9 @@ class Compactor:
     def _is_quiet(self, now_ms: int) -> bool:
         return now_ms - self._wrote_ms >= IDLE_MS
 
-    def _ends(self, now_ms: int) -> None:
+    def _ends(self, step: Step) -> None:
         """A pass is through."""
+        now_ms = step.now_ms
         self._at, self._ended_ms, self._again_ms = None, now_ms, None
         if self._ripening is None:
             self._ripening = self._until_s if self._behind_s is None else self._behind_s, now_ms
@@ -204,7 +209,8 @@ class Compactor:
 
     # -- a pass ---------------------------------------------------------------------------------------------------
 
-    def _pass_on(self, now_ms: int, view: View) -> None:
+    def _pass_on(self, step: Step) -> None:
+        view = step.view
         assert self._at is not None
         stop = rows.log_key(offsets.pack(self._until_s * 1000, 0, 0, 0))
         held = _Held(self._groups)
@@ -214,17 +220,18 @@ class Compactor:
             found = view.scan(rows.after(rows.log_key(self._at)), stop, limit=STEP_ROWS, max_bytes=STEP_BYTES)
             for row in found:
                 entry = rows.log_entry(*row)
-                self._left += self._clean(row, entry, held, view)
+                self._left += self._clean(step, row, entry, held)
                 self._at = rows.last_of(entry)
                 seen += entry.length
                 if seen >= most:
                     return
             if len(found) < STEP_ROWS and sum([len(value) for _, value in found]) < STEP_BYTES:
-                self._ends(now_ms)
+                self._ends(step)
                 return
 
-    def _clean(self, row: Row, entry: LogEntry, held: _Held, view: View) -> int:
+    def _clean(self, step: Step, row: Row, entry: LogEntry, held: _Held) -> int:
         """Take out of a row what is not wanted any more. How many messages it has then."""
+        view = step.view
         count, run = entry.length, offsets.run(entry.first, entry.length)
         writes = _writes(row, entry, view)
         wanted = [self._is_wanted(offset, *write, view) for offset, write in zip(run, writes, strict=True)]
@@ -238,12 +245,12 @@ class Compactor:
         for at in gone:
             key, is_deletion = writes[at]
             if is_deletion and self._keys.is_latest(key, run[at], view):
-                self._keys.forget_deletion(key, view)
+                self._keys.forget_deletion(step, key)
                 self.forgotten = _risen(self.forgotten, run[at])
         self.removed = _risen(self.removed, run[gone[-1]])
         created_ms = rows.LOG_HEADER.unpack_from(row[1])[3]
         fields = _fields(row, entry, view) if len(gone) < count else [{}] * count
-        self._log.delete_row(row[0], len(row[1]), view)
+        self._log.delete_row(step, row[0], len(row[1]))
         view.delete(rows.PAYLOAD + entry.first)
         size = 0
         for offset, each, is_wanted in zip(run, fields, wanted, strict=True):
@@ -252,7 +259,7 @@ class Compactor:
                 size += left.size
                 for key, value in stored:
                     view.put(key, value)
-        self._count([run[at] for at in gone], entry, size, view)
+        self._count(step, [run[at] for at in gone], entry, size)
         return count - len(gone)
 
     def _is_wanted(self, offset: bytes, key: bytes, is_deletion: bool, view: View) -> bool:
@@ -263,7 +270,7 @@ class Compactor:
             return True
         return not is_deletion
 
-    def _count(self, gone: list[bytes], entry: LogEntry, size: int, view: View) -> None:
+    def _count(self, step: Step, gone: list[bytes], entry: LogEntry, size: int) -> None:
         """These messages of a row are no more, and what is left of it has another size."""
         state, made_ms = self._log.state, offsets.deliver_ms(entry.first)
         self._log.counts.add(made_ms, -len(gone))
@@ -278,7 +285,7 @@ class Compactor:
                 reader.passed -= passed
             if passed and reader.taken[0] == made_ms // 1000:
                 reader.taken = reader.taken[0], reader.taken[1] - passed
-                self._groups.store(group, view)
+                self._groups.store(step, group)
 
 
 def _risen(mark: bytes, offset: bytes) -> bytes:

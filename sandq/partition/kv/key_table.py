@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from sandq.partition.base import rows
 from sandq.partition.base.garbage import Garbage
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import Row, View
 
 VALUE, EXPIRY, DELETION, STATE = b"v", b"x", b"y", b"o"
@@ -97,13 +98,14 @@ class KeyTable:
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def put(self, key: bytes, value: Value, view: View) -> None:
+    def put(self, step: Step, key: bytes, value: Value) -> None:
         """Let a key have this value."""
+        view = step.view
         before = self._known(key, view)
         if before is not None:
-            self._forget(key, before, view)
+            self._forget(step, key, before)
         elif self.deletions:
-            self.forget_deletion(key, view)
+            self.forget_deletion(step, key)
         row = value.row()
         version, _, _, expires_ms = value
         size = len(key) + len(row)
@@ -115,11 +117,12 @@ class KeyTable:
             view.put(_expiry_key(expires_ms, key), b"")
             self.next_expiry_ms = min(self.next_expiry_ms or expires_ms, expires_ms)
 
-    def delete(self, key: bytes, version: bytes, view: View) -> None:
+    def delete(self, step: Step, key: bytes, version: bytes) -> None:
         """Let a key have none; `version`: of the write that says so."""
+        view = step.view
         before = self._known(key, view)
         if before is not None:
-            self._forget(key, before, view)
+            self._forget(step, key, before)
             view.delete(VALUE + key)
             self._young.pop(key, None)
             self._old.pop(key, None)
@@ -127,20 +130,20 @@ class KeyTable:
             self.deletions += 1
         view.put(DELETION + key, version)
 
-    def forget_deletion(self, key: bytes, view: View) -> None:
+    def forget_deletion(self, step: Step, key: bytes) -> None:
         """The log tells no more that a key has no value, if it did."""
-        if view.get(DELETION + key) is not None:
-            view.delete(DELETION + key)
+        if step.view.get(DELETION + key) is not None:
+            step.view.delete(DELETION + key)
             self.deletions -= 1
 
-    def _forget(self, key: bytes, value: Known, view: View) -> None:
+    def _forget(self, step: Step, key: bytes, value: Known) -> None:
         """A value is not counted any more."""
         size, expires_ms, _ = value
         self.live -= 1
         self.bytes -= size
         self._garbage.overwritten(VALUE, size)
         if expires_ms:
-            view.delete(_expiry_key(expires_ms, key))
+            step.view.delete(_expiry_key(expires_ms, key))
 
     def _known(self, key: bytes, view: View) -> Known | None:
         """The value that a key has, be its time over or not."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.partition import commands as c
-from sandq.partition.base.view import View
+from sandq.partition.base.step import Step
 from sandq.partition.kv.key_table import KeyTable, Value
 from sandq.partition.log.message_log import MessageLog, Stored
 from sandq.partition.reader.pieces import decode_fields
@@ -50,26 +50,25 @@ class KeyWriter:
         self._log = log
         self._keys = keys
 
-    def store_all(
-        self, index: int, place: int, batch: Batch, writes: Writes, now_ms: int, floor_ms: int, view: View
-    ) -> tuple[bytes, int]:
+    def store_all(self, step: Step, batch: Batch, writes: Writes) -> tuple[bytes, int]:
         """Store a batch of plain writes as one row; its first offset, and how many there are."""
-        stored = self._log.append(index, place, c.Append(batch.raw), now_ms, floor_ms, view)
+        stored = self._log.append(step, c.Append(batch.raw))
         assert not isinstance(stored, Stored), "nothing here comes later"
         # Of several writes of a key only the last is seen.
         versions = offsets.run(*stored)
         latest = {key: at for at, key in enumerate(writes.keys)}
         for key, at in self._shared.in_turns(list(latest.items())):
-            self._set(key, versions[at], writes, at, now_ms, view)
+            self._set(step, key, versions[at], writes, at)
         return stored
 
-    def compare_and_set(
-        self, index: int, place: int, batch: Batch, writes: Writes, now_ms: int, floor_ms: int, view: View
-    ) -> Stored:
+    def compare_and_set(self, step: Step, batch: Batch, writes: Writes) -> Stored:
         """Store of a batch the writes whose keys have the versions they name, and those that name none.
 
         One at a time, for the next may be conditioned on this one."""
-        column = offsets.run(offsets.pack(floor_ms, index, place, self._log.partition), batch.count)
+        view, now_ms = step.view, step.now_ms
+        column = offsets.run(
+            offsets.pack(step.floor_ms, step.index, step.take_positions(batch.count), self._log.partition), batch.count
+        )
         refused: list[tuple[int, str]] = []
         messages = decode_fields(batch)
         for at, fields in enumerate(self._shared.in_turns(messages)):
@@ -80,17 +79,17 @@ class KeyWriter:
                 column[at] = present or NO_VERSION
                 refused.append((at, CHANGED))
                 continue
-            self._log.append_one(column[at], fields, now_ms, view)
-            self._set(key, column[at], writes, at, now_ms, view)
+            self._log.append_one(step, column[at], fields)
+            self._set(step, key, column[at], writes, at)
         return Stored(b"".join(column), refused)
 
-    def _set(self, key: bytes, version: bytes, writes: Writes, at: int, now_ms: int, view: View) -> None:
+    def _set(self, step: Step, key: bytes, version: bytes, writes: Writes, at: int) -> None:
         value, headers, ttls = writes.values[at], writes.headers, writes.ttls_ms
         if value is None:
-            self._keys.delete(key, version, view)
+            self._keys.delete(step, key, version)
             return
         ttl_ms = ttls[at] if ttls is not None else None
         if ttl_ms is None:
             ttl_ms = self._shared.settings["key_ttl_ms"]
-        expires_ms = 0 if ttl_ms is None else min(now_ms + ttl_ms, offsets.U48_MAX)
-        self._keys.put(key, Value(version, value, headers[at] if headers is not None else None, expires_ms), view)
+        expires_ms = 0 if ttl_ms is None else min(step.now_ms + ttl_ms, offsets.U48_MAX)
+        self._keys.put(step, key, Value(version, value, headers[at] if headers is not None else None, expires_ms))

@@ -9,6 +9,7 @@ from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.rows import LogEntry, Range
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.dead_letters import EXPIRED_UNREAD
 from sandq.partition.groups.group import Group
@@ -41,28 +42,27 @@ class LeaseGrants:
         """Whether no later write of a message's key exists; None: the topic is not compacted."""
         self._ranked = RankedGrants(shared, group_state, unique)
 
-    def grant(self, index: int, place: int, command: c.Lease, now_ms: int, view: View) -> list[Lease]:
-        """Grant what is due, in order. `place` is the entry's next free place for a token. Raises UnknownGroup."""
+    def grant(self, step: Step, command: c.Lease) -> list[Lease]:
+        """Grant what is due, in order. Raises UnknownGroup."""
         group = self._groups.named(command.group)
-        group.use(now_ms)
-        self._groups.store(group, view)
+        group.use(step)
+        self._groups.store(step, group)
         if group.halts or group.paused:
             return []
-        room = self._limits.room(group, sum([grant.limit for grant in command.grants]))
+        room = self._limits.room(step, group, sum([grant.limit for grant in command.grants]))
         if group.allowance is not None and room <= 0:
             return []
         if group.ready is not None:
-            granted = self._ranked.grant(index, place, group, group.ready, command, room, now_ms, view)
+            granted = self._ranked.grant(step, group, group.ready, command, room)
         else:
-            granted = self._grant(index, place, group, command, room, now_ms, view)
-        self._limits.serve(group, sum([lease.total for lease in granted]), view)
-        self._groups.store(group, view)
+            granted = self._grant(step, group, command, room)
+        self._limits.serve(step, group, sum([lease.total for lease in granted]))
+        self._groups.store(step, group)
         return granted
 
-    def _grant(
-        self, index: int, place: int, group: Group, command: c.Lease, room: int, now_ms: int, view: View
-    ) -> list[Lease]:
+    def _grant(self, step: Step, group: Group, command: c.Lease, room: int) -> list[Lease]:
         """`room`: so many messages at most."""
+        view, now_ms = step.view, step.now_ms
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
         granted: list[Lease] = []
         left_bytes, is_empty = LEASE_BYTES, False
@@ -70,17 +70,17 @@ class LeaseGrants:
             if is_empty and not self._may_find_more(group, horizon_ms, view):
                 break
             limit = min(grant.limit, FIXED.grant_messages, room)
-            while limit > 0 and left_bytes > 0 and place + len(granted) < FIXED.entry_grants:
+            while limit > 0 and left_bytes > 0 and step.grants < FIXED.entry_grants:
                 if self._leases.live_count(group, grant.consumer) >= FIXED.leases_per_consumer:
                     break
-                token = offsets.token(index, place + len(granted))
+                token = offsets.token(step.index, step.grants)
                 lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
                 lease.epoch, lease.handlers = grant.epoch, grant.handlers
-                size = self._take_waiting(group, lease, horizon_ms, limit, left_bytes, view)
+                size = self._take_waiting(step, group, lease, horizon_ms, limit, left_bytes)
                 if not lease.ranges and group.pause_reason() is None:
-                    size = self._take_free(group, lease, horizon_ms, limit, left_bytes, view)
+                    size = self._take_free(step, group, lease, horizon_ms, limit, left_bytes)
                 if not lease.ranges and group.stall_reason() is None:
-                    size = self._take_log(group, lease, horizon_ms, limit, left_bytes, view)
+                    size = self._take_log(step, group, lease, horizon_ms, limit, left_bytes)
                 if not lease.ranges:
                     is_empty = True
                     break
@@ -89,8 +89,9 @@ class LeaseGrants:
                 limit -= lease.total
                 room -= lease.total
                 left_bytes -= size
-                self._leases.add(group, lease, view)
+                self._leases.add(step, group, lease)
                 granted.append(lease)
+                step.grants += 1
         return granted
 
     def _may_find_more(self, group: Group, horizon_ms: int, view: View) -> bool:
@@ -106,8 +107,9 @@ class LeaseGrants:
         """Whether nothing more is to be buried by this entry."""
         return self._shared.is_budget_spent
 
-    def _take_waiting(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
+    def _take_waiting(self, step: Step, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int) -> int:
         """Put ranges into the lease whose back-off has passed, all with the same number of attempts. Bytes taken."""
+        view = step.view
         left, taken_bytes, looked_at = limit, 0, 0
         while left > 0 and taken_bytes < max_bytes:
             entry = group.next_waiting()
@@ -119,13 +121,13 @@ class LeaseGrants:
                 break
             if self._is_spent and entry.expires_ms is not None and entry.expires_ms <= lease.leased_ms:
                 break
-            if self._dead.bury_expired(group, entry, lease.leased_ms, view):
+            if self._dead.bury_expired(step, group, entry):
                 continue
             count, size = fitting(self._kept, group, entry, left, max_bytes - taken_bytes, view)
-            ranges = self._waiting.take(group, entry, count, view)
+            ranges = self._waiting.take(step, group, entry, count)
             taken_bytes += size
             if self.is_latest is not None:
-                ranges = self._without_superseded(group, ranges, entry.kept, lease.leased_ms, view)
+                ranges = self._without_superseded(step, group, ranges, entry.kept)
                 looked_at += count
                 count = sum([length for _, length in ranges])
                 if not count and looked_at < FIXED.grant_messages:
@@ -142,25 +144,25 @@ class LeaseGrants:
         lease.ranges.sort()
         return taken_bytes
 
-    def _without_superseded(
-        self, group: Group, ranges: list[Range], kept: bool, now_ms: int, view: View
-    ) -> list[Range]:
+    def _without_superseded(self, step: Step, group: Group, ranges: list[Range], kept: bool) -> list[Range]:
         """Finish the messages that a later write of their key follows, and return the others.
 
         Delivered again they would come after that later write: a copy of the table would keep the older value.
         """
+        view = step.view
         assert self.is_latest is not None
         latest: list[Range] = []
         for message in self._reader.messages(view, ranges, group.group_id if kept else None):
             if self.is_latest(message, view):
                 latest.append(Range(message.offset, 1))
             else:
-                self._kept.finish(group, [Range(message.offset, 1)], kept, now_ms, view)
+                self._kept.finish(step, group, [Range(message.offset, 1)], kept)
                 self._shared.totals.superseded += 1
         return ranges if len(latest) == sum([length for _, length in ranges]) else latest
 
-    def _take_free(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
+    def _take_free(self, step: Step, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int) -> int:
         """Put messages into the lease that their keys blocked, and whose turn has come. Bytes taken."""
+        view = step.view
         taken: list[bytes] = []
         size = 0
         while len(taken) < limit and size < max_bytes and (offset := group.order.first_free()) is not None:
@@ -174,11 +176,11 @@ class LeaseGrants:
             if self._is_spent and expires_ms is not None and expires_ms <= lease.leased_ms:
                 break
             view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
-            self._unique.mark_delivered(group, entry, lease.leased_ms, view)
+            self._unique.mark_delivered(step, group, entry)
             size += entry.size
             if expires_ms is not None and expires_ms <= lease.leased_ms:
                 group.order.remove(offset)
-                self._dead.bury(group, [Range(offset, 1)], kept, EXPIRED_UNREAD, lease.leased_ms, view)
+                self._dead.bury(step, group, [Range(offset, 1)], kept, EXPIRED_UNREAD)
             else:
                 group.order.take(offset)
                 lease.kept = kept
@@ -188,8 +190,9 @@ class LeaseGrants:
             lease.due_ms = offsets.deliver_ms(taken[-1])
         return size
 
-    def _take_log(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
+    def _take_log(self, step: Step, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int) -> int:
         """Put into the lease what comes next in the log. Bytes taken."""
+        view = step.view
 
         def judge(entry: LogEntry) -> bool | None:
             if entry.first in group.gaps:
@@ -198,9 +201,9 @@ class LeaseGrants:
             if expires_ms is not None and expires_ms <= lease.leased_ms:
                 if self._is_spent:
                     return None
-                self._unique.mark_delivered(group, entry, lease.leased_ms, view)
+                self._unique.mark_delivered(step, group, entry)
                 messages = [Range(entry.first, entry.length)]
-                self._dead.bury(group, messages, False, EXPIRED_UNREAD, lease.leased_ms, view)
+                self._dead.bury(step, group, messages, False, EXPIRED_UNREAD)
                 return False
             key = entry.extra.order if entry.extra is not None else None
             if key is not None:
@@ -209,14 +212,14 @@ class LeaseGrants:
                     view.put(rows.of_group(rows.BLOCKED, group.group_id, entry.first), rows.pack(key))
                     return False
                 group.order.start(entry.first, key)
-            self._unique.mark_delivered(group, entry, lease.leased_ms, view)
+            self._unique.mark_delivered(step, group, entry)
             return True
 
         judge_all = self._shared.settings["ttl_ms"] is not None or bool(group.gaps)
         lease.ranges, size, lease.plain = group.reader.take(
             view, horizon_ms, limit, max_bytes, judge, judge_all=judge_all
         )
-        group.gaps.clear_passed(group.cursor, view)
+        group.gaps.clear_passed(step, group.cursor)
         if lease.ranges:
             lease.due_ms = offsets.deliver_ms(lease.ranges[-1].base)
         return size

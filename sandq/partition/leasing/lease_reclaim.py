@@ -6,13 +6,13 @@ counts it, and in the end goes the way of one that runs out: an attempt is used.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.errors import ConsumerFenced
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
-from sandq.partition.base.view import View
+from sandq.partition.base.step import Step
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.leasing.settlement import LeaseSettlement
@@ -29,51 +29,58 @@ RECLAIMS_MOST: Final = FIXED.lease_reclaims
 """So often a lease is renewed."""
 
 
+class Reclaimed(NamedTuple):
+    """Numbers of leases of a consumer that came back."""
+
+    renewed: int
+    left: int
+    """Leases that are left to be renewed by the next command."""
+    ended: int
+    """Leases that ended instead, because their consumer came back to them too often."""
+
+
 class LeaseReclaim:
     def __init__(self, shared: SharedState, group_state: GroupState, settlement: LeaseSettlement) -> None:
         self._shared = shared
         self._groups = group_state.groups
         self._leases = group_state.leases
         self._settlement = settlement
-        self.ended = 0
-        """Leases that the last command ended instead, because their consumer came back to them too often."""
 
-    def reclaim(self, index: int, place: int, command: c.Reclaim, now_ms: int, view: View) -> tuple[int, int]:
-        """Lease to the consumer anew what it holds under lower epochs, those granted first before the others. `place`:
-        the entry's next free place for a token. Returns how many leases were renewed, and how many are yet to be.
-        Raises UnknownGroup, ConsumerFenced."""
-        self.ended = 0
+    def reclaim(self, step: Step, command: c.Reclaim) -> Reclaimed:
+        """Renew the leases that the consumer holds under lower epochs, in the order in which they were granted. Raises
+        UnknownGroup, ConsumerFenced."""
         group = self._groups.named(command.group)
         held = self._leases.live_of(command.group, command.consumer)
         check_newest(command.group, command.consumer, command.epoch, max([lease.epoch for lease in held], default=0))
         stale = [lease for lease in held if lease.epoch < command.epoch]
-        renewed = ranges = 0
-        most = min(RECLAIMED_LEASES, FIXED.entry_grants - place)
+        renewed = ended = ranges = 0
+        most = min(RECLAIMED_LEASES, FIXED.entry_grants - step.grants)
         for lease in stale[: max(most, 0)]:
             if ranges >= RECLAIMED_RANGES or self._shared.is_budget_spent:
                 break
             if lease.reclaims >= RECLAIMS_MOST:
-                self._settlement.expire_lease(lease, given_up(lease), now_ms, view)
+                self._settlement.expire_lease(step, lease, given_up(lease))
                 if not lease.ended:
                     break  # the next entry ends the rest of it
-                self.ended += 1
+                ended += 1
             else:
-                self._renew(group, lease, offsets.token(index, place + renewed), command, now_ms, view)
+                self._renew(step, group, lease, offsets.token(step.index, step.grants), command)
+                step.grants += 1
                 renewed += 1
             ranges += len(lease.ranges)
-        return renewed, len(stale) - renewed - self.ended
+        return Reclaimed(renewed, len(stale) - renewed - ended, ended)
 
-    def _renew(self, group: Group, lease: Lease, token: int, command: c.Reclaim, now_ms: int, view: View) -> None:
+    def _renew(self, step: Step, group: Group, lease: Lease, token: int, command: c.Reclaim) -> None:
         live = lease.live
         renewed = Lease(
             token,
             lease.group_id,
             lease.consumer,
             lease.attempt,
-            now_ms + command.lease_ms,
+            step.now_ms + command.lease_ms,
             lease.due_ms,
             list(lease.select(live)),
-            now_ms,
+            step.now_ms,
             lease.since_ms,
             lease.kept,
             lease.past,
@@ -83,8 +90,8 @@ class LeaseReclaim:
         # One of them may have ended its consumer: the next one reports each before it begins it.
         renewed.crashes = max(lease.crashes, 1) if lease.handlers else 0
         renewed.reclaims = lease.reclaims + 1
-        self._leases.revoke(lease, view)
-        self._leases.add(group, renewed, view)
+        self._leases.revoke(step, lease)
+        self._leases.add(step, group, renewed)
 
 
 def given_up(lease: Lease) -> str:

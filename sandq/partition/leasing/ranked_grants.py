@@ -13,7 +13,7 @@ from sandq.model import offsets
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.base.rows import LogEntry, Range
-from sandq.partition.base.view import View
+from sandq.partition.base.step import Step
 from sandq.partition.groups.dead_letters import EXPIRED_UNREAD
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
@@ -44,21 +44,11 @@ class RankedGrants:
         self._unique = unique
         self._buried = 0
 
-    def grant(
-        self,
-        index: int,
-        place: int,
-        group: Group,
-        ready: ReadyQueues,
-        command: c.Lease,
-        room: int,
-        now_ms: int,
-        view: View,
-    ) -> list[Lease]:
-        """Grant what is ready, in order: `room` messages at most. `place`: the entry's next free place for a token."""
+    def grant(self, step: Step, group: Group, ready: ReadyQueues, command: c.Lease, room: int) -> list[Lease]:
+        """Grant what is ready, in order: `room` messages at most."""
         is_stopped = group.pause_reason() is not None
-        until_ms = min(command.horizon_ms, now_ms)  # the partition's time may be ahead, by a clock that was wrong
-        is_all = is_stopped or self._promote(group, ready, until_ms, view)
+        until_ms = min(command.horizon_ms, step.now_ms)  # the partition's time may be ahead, by a clock that was wrong
+        is_all = is_stopped or self._promote(step, group, ready, until_ms)
         ready.is_promoting = not is_all
         granted: list[Lease] = []
         if is_all:
@@ -70,16 +60,15 @@ class RankedGrants:
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
             most = group.most_waiting if ready.rank == queue_keys.FAIR else None
-            ready.begin(now_ms, most, group.in_flight + room, self._shared.in_turns)
-            granted = self._lease(
-                index, place, group, ready, command, room, is_stopped=is_stopped, now_ms=now_ms, view=view
-            )
+            ready.begin(step, most, group.in_flight + room, self._shared.in_turns)
+            granted = self._lease(step, group, ready, command, room, is_stopped=is_stopped)
             ready.is_promoting = self._buried >= BURIED  # there may be something behind them
-        ready.end(view)
+        ready.end(step)
         return granted
 
-    def _promote(self, group: Group, ready: ReadyQueues, until_ms: int, view: View) -> bool:
+    def _promote(self, step: Step, group: Group, ready: ReadyQueues, until_ms: int) -> bool:
         """Put what is due in the log into ready queues, a bounded number of messages. Whether that was all."""
+        view = step.view
         messages = 0
         while ready.takes_more:
             passed = group.reader.pass_due(view, until_ms, PART_ENTRIES)
@@ -87,9 +76,9 @@ class RankedGrants:
                 return True
             if group.gaps:
                 passed = [entry for entry in passed if entry.first not in group.gaps]
-                group.gaps.clear_passed(group.cursor, view)
+                group.gaps.clear_passed(step, group.cursor)
             for key, entry in queue_keys.split(ready.rank, passed, view):
-                ready.add(key, entry, view)
+                ready.add(step, key, entry)
                 messages += entry.length
             if messages >= PROMOTED:
                 head = group.reader.head(view)
@@ -98,30 +87,21 @@ class RankedGrants:
         return True
 
     def _lease(
-        self,
-        index: int,
-        place: int,
-        group: Group,
-        ready: ReadyQueues,
-        command: c.Lease,
-        room: int,
-        *,
-        is_stopped: bool,
-        now_ms: int,
-        view: View,
+        self, step: Step, group: Group, ready: ReadyQueues, command: c.Lease, room: int, *, is_stopped: bool
     ) -> list[Lease]:
         """`is_stopped`: nothing new is leased, only what was given back."""
+        now_ms = step.now_ms
         granted: list[Lease] = []
         left_bytes, self._buried = LEASE_BYTES, 0
         for grant in command.grants:
             limit = min(grant.limit, FIXED.grant_messages, room)
-            while limit > 0 and left_bytes > 0 and place + len(granted) < FIXED.entry_grants:
+            while limit > 0 and left_bytes > 0 and step.grants < FIXED.entry_grants:
                 if self._leases.live_count(group, grant.consumer) >= FIXED.leases_per_consumer:
                     break
-                token = offsets.token(index, place + len(granted))
+                token = offsets.token(step.index, step.grants)
                 lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
                 lease.epoch, lease.handlers = grant.epoch, grant.handlers
-                size = self._fill(group, ready, lease, limit, left_bytes, is_stopped, view)
+                size = self._fill(step, group, ready, lease, limit, left_bytes, is_stopped)
                 if not lease.ranges:
                     return granted
                 lease.reindex()
@@ -129,21 +109,23 @@ class RankedGrants:
                 limit -= lease.total
                 room -= lease.total
                 left_bytes -= size
-                self._leases.add(group, lease, view)
+                self._leases.add(step, group, lease)
                 ready.limits.granted()
                 granted.append(lease)
+                step.grants += 1
         return granted
 
     def _fill(
-        self, group: Group, ready: ReadyQueues, lease: Lease, limit: int, max_bytes: int, is_stopped: bool, view: View
+        self, step: Step, group: Group, ready: ReadyQueues, lease: Lease, limit: int, max_bytes: int, is_stopped: bool
     ) -> int:
         """Put what comes next into a lease, all of it with the same number of attempts. Bytes taken."""
+        view = step.view
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
             is_first = not lease.ranges or lease.alike == FRESH
             if is_first and not is_stopped and ageing_ms is None and not self._ttl.any_expires:
-                turns, size = ready.take_turns(left, max_bytes - taken_bytes, view)
+                turns, size = ready.take_turns(step, left, max_bytes - taken_bytes)
                 if turns:
                     _note_turns(lease, turns)
                     left -= len(turns)
@@ -168,14 +150,14 @@ class RankedGrants:
                     firsts = [head.first] if head is not None else []
                     firsts += [_first(following)] if (following := ready.next_returned(queue)) is not None else []
                     most = returned.ranges.count_below(min(firsts, default=offsets.LAST), most)
-                count, size = self._take_returned(group, lease, returned, most, max_bytes - taken_bytes, view)
+                count, size = self._take_returned(step, group, lease, returned, most, max_bytes - taken_bytes)
             else:
                 assert head is not None, "a queue that has a turn has something"
                 if not is_first:
                     break
                 most = most if room_for_new is None else min(most, room_for_new)
                 assert most > 0, "who gets nothing new is stopped"
-                count, size = self._take_head(group, ready, queue, lease, head, most, max_bytes - taken_bytes, view)
+                count, size = self._take_head(step, group, ready, queue, lease, head, most, max_bytes - taken_bytes)
             if count:
                 ready.serve(queue, count)
                 _note_queue(lease, queue.key, count)
@@ -185,14 +167,14 @@ class RankedGrants:
         return taken_bytes
 
     def _take_returned(
-        self, group: Group, lease: Lease, entry: Waiting, limit: int, max_bytes: int, view: View
+        self, step: Step, group: Group, lease: Lease, entry: Waiting, limit: int, max_bytes: int
     ) -> tuple[int, int]:
         """Put what was given back into the lease. How many messages, and their bytes: none, if it was buried."""
-        if self._dead.bury_expired(group, entry, lease.leased_ms, view):
+        if self._dead.bury_expired(step, group, entry):
             self._note_buried(1)
             return 0, 0
-        count, size = fitting(self._kept, group, entry, limit, max_bytes, view)
-        ranges = self._waiting.take(group, entry, count, view)
+        count, size = fitting(self._kept, group, entry, limit, max_bytes, step.view)
+        ranges = self._waiting.take(step, group, entry, count)
         lease.adopt(entry.alike)
         lease.due_ms = max(lease.due_ms, entry.due_ms)
         lease.since_ms = min(lease.since_ms, entry.since_ms)
@@ -209,6 +191,7 @@ class RankedGrants:
 
     def _take_head(
         self,
+        step: Step,
         group: Group,
         ready: ReadyQueues,
         queue: ReadyQueue,
@@ -216,25 +199,24 @@ class RankedGrants:
         head: LogEntry,
         limit: int,
         max_bytes: int,
-        view: View,
     ) -> tuple[int, int]:
         """Put the first entry of a queue into the lease, as much of it as fits, and perhaps others behind it. How many
         messages, and their bytes."""
         if head.length == 1 and head.extra is None and limit > 1 and not queue.returned and not self._ttl.any_expires:
-            singles, size = ready.take_singles(queue, limit, max_bytes, view)
+            singles, size = ready.take_singles(step, queue, limit, max_bytes)
             lease.ranges += singles
             lease.due_ms = max(lease.due_ms, offsets.deliver_ms(singles[-1].base))
             return len(singles), size
         expires_ms = self._ttl.entry_expires_ms(head)
-        self._unique.mark_delivered(group, head, lease.leased_ms, view)
+        self._unique.mark_delivered(step, group, head)
         if expires_ms is not None and expires_ms <= lease.leased_ms:
-            ready.take(queue, head.length, view)
-            self._dead.bury(group, [Range(head.first, head.length)], False, EXPIRED_UNREAD, lease.leased_ms, view)
+            ready.take(step, queue, head.length)
+            self._dead.bury(step, group, [Range(head.first, head.length)], False, EXPIRED_UNREAD)
             self._note_buried(head.length)
             return 0, 0
         unit = head.unit or head.size
         count = min(head.length, limit, 1 + (max_bytes - 1) // unit)
-        ready.take(queue, count, view)
+        ready.take(step, queue, count)
         lease.ranges.append(Range(head.first, count))
         lease.due_ms = max(lease.due_ms, offsets.deliver_ms(head.first))
         return count, unit * count

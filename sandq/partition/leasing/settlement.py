@@ -15,7 +15,7 @@ from sandq.model.nack_ends import DEAD, MAX_SNOOZES, RETRY, SNOOZE
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
-from sandq.partition.base.view import View
+from sandq.partition.base.step import Step
 from sandq.partition.groups.dead_letters import EXPIRED_UNREAD, LEASE_EXPIRED, NACKED, REJECTED, Death
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
@@ -65,12 +65,11 @@ class LeaseSettlement:
         self._unique = unique
         self._reader = group_state.reader
 
-    def ack(self, items: Sequence[tuple[int, c.What]], now_ms: int, view: View) -> list[Lost]:
+    def ack(self, step: Step, items: Sequence[tuple[int, c.What]]) -> list[Lost]:
         """`items`: those of an Ack."""
         found, in_turns = self._leases.by_token.get, self._shared.in_turns
         return [
-            [] if (lease := found(token)) is None else self._ack(lease, what, now_ms, view)
-            for token, what in in_turns(items)
+            [] if (lease := found(token)) is None else self._ack(step, lease, what) for token, what in in_turns(items)
         ]
 
     def outcome(self, token: int, what: c.What) -> tuple[Lost, bool]:
@@ -89,17 +88,17 @@ class LeaseSettlement:
         lease = self._leases.by_token[token]
         return bool(lease.mask_of(what)[0] & lease.sent)
 
-    def ack_sending(self, token: int, what: c.What, now_ms: int, view: View) -> list[Lost]:
+    def ack_sending(self, step: Step, token: int, what: c.What) -> list[Lost]:
         """`ack` of one item, of a lease that there is, and remember that it sent messages."""
         lease = self._leases.by_token[token]
         lease.sent |= lease.mask_of(what)[0] & lease.live
-        return self.ack([(token, what)], now_ms, view)
+        return self.ack(step, [(token, what)])
 
     def group_of(self, token: int) -> int:
         """The id of the group that a lease is of, which there is."""
         return self._leases.by_token[token].group_id
 
-    def _ack(self, lease: Lease, what: c.What, now_ms: int, view: View) -> Lost:
+    def _ack(self, step: Step, lease: Lease, what: c.What) -> Lost:
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
         if fresh:
@@ -107,14 +106,14 @@ class LeaseSettlement:
             self._shared.settled += fresh.bit_count()
             group = self._groups.by_id[lease.group_id]
             if lease.kept or group.order.blocked or self._shared.is_ordered:
-                self._kept.finish(group, lease.select(fresh), lease.kept, now_ms, view)
+                self._kept.finish(step, group, lease.select(fresh), lease.kept)
             lease.acked |= fresh
-            self._leases.store_progress(lease, view)
+            self._leases.store_progress(step, lease)
         if what is None and lease.acked and not lease.revoked:
             return None  # "the whole lease" leaves out what its holder nacked itself
         return _lost(lease, mask & lease.left, foreign, what)
 
-    def nack(self, items: Sequence[Sequence[Any]], now_ms: int, view: View) -> list[Lost | str | Part]:
+    def nack(self, step: Step, items: Sequence[Sequence[Any]]) -> list[Lost | str | Part]:
         """`items`: those of a Nack. Raises TooLarge when one of them gives more headers than an entry may write: then
         nothing is done."""
         self._check_headers(items)
@@ -122,7 +121,7 @@ class LeaseSettlement:
         put_off: set[int] = set()
         for item in self._shared.in_turns(items):
             # What comes behind of the same lease may be about the same messages: it comes behind still.
-            result = NOT_YET if item[0] in put_off else self._nack(item, now_ms, view)
+            result = NOT_YET if item[0] in put_off else self._nack(step, item)
             if result == NOT_YET or isinstance(result, Part):
                 put_off.add(item[0])
             results.append(result)
@@ -143,7 +142,7 @@ class LeaseSettlement:
                     "fewer at once"
                 )
 
-    def _nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost | str | Part:
+    def _nack(self, step: Step, item: Sequence[Any]) -> Lost | str | Part:
         """`item`: one of a Nack. Where it writes messages again it is done as far as the budget of the entry allows:
         NOT_YET, if there is none left."""
         token, what, delay_ms, error, *more = item
@@ -156,48 +155,47 @@ class LeaseSettlement:
         if fresh and begun and self._shared.is_budget_spent and self._copies(lease, changes, end):
             return NOT_YET
         if fresh and not begun:
-            self._requeue(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view, crashes=lease.crashes)
+            self._requeue(step, lease, fresh, step.now_ms, lease.attempt - 1, None, None, crashes=lease.crashes)
         elif fresh and end == DEAD:
-            done = self._bury(lease, fresh, REJECTED, error, now_ms, view)
+            done = self._bury(step, lease, fresh, REJECTED, error)
         elif fresh:
-            done = self._give_back(lease, fresh, Change.of(changes), end, delay_ms, error, now_ms, view)
+            done = self._give_back(step, lease, fresh, Change.of(changes), end, delay_ms, error)
         lost = _lost(lease, mask & ~fresh, foreign, what)
         return lost if done == fresh else Part([[r.base, r.length] for r in lease.select(fresh & ~done)], lost)
 
     def _give_back(
         self,
+        step: Step,
         lease: Lease,
         mask: int,
         change: Change | None,
         end: int,
         delay_ms: int | None,
         error: str | None,
-        now_ms: int,
-        view: View,
     ) -> int:
         """Let what a nack names wait for its next attempt, or bury it after its last. Which messages that was done
         to."""
         is_snooze = end == SNOOZE and self._may_snooze(lease)
         if not is_snooze and self._is_last(lease):
-            mask = self._bury(lease, mask, NACKED, error, now_ms, view, change)
+            mask = self._bury(step, lease, mask, NACKED, error, change)
             self._shared.totals.nacked += mask.bit_count()
             return mask
         if change is not None:
-            mask = self._renew(lease, mask, change, view)
+            mask = self._renew(step, lease, mask, change)
         if is_snooze:
             self._shared.totals.snoozed += mask.bit_count()
-            self._retry(lease, mask, delay_ms, SNOOZED, error, now_ms, view, change)
+            self._retry(step, lease, mask, delay_ms, SNOOZED, error, change)
         else:
             self._shared.totals.nacked += mask.bit_count()
-            self._retry_or_bury(lease, mask, delay_ms, NACKED, error, now_ms, view, change)
+            self._retry_or_bury(step, lease, mask, delay_ms, NACKED, error, change)
         return mask
 
-    def _renew(self, lease: Lease, mask: int, change: Change, view: View) -> int:
+    def _renew(self, step: Step, lease: Lease, mask: int, change: Change) -> int:
         """Put what a lease names in `mask` into rows of the group's own, as it is from now on. Of which messages: as
         many as the budget allows."""
         group, ranges = self._groups.by_id[lease.group_id], lease.select(mask)
         count = 0
-        for size in renew_each(group, ranges, lease.kept, change, self._reader, view):
+        for size in renew_each(step, group, ranges, lease.kept, change, self._reader):
             self._shared.note_copied(size)
             count += 1
             if self._shared.is_budget_spent:
@@ -215,23 +213,24 @@ class LeaseSettlement:
         last = self._groups.by_id[lease.group_id].setting("max_attempts", self._shared.settings)
         return last is not None and lease.attempt >= last
 
-    def extend(self, token: int, lease_ms: int, begun: c.What, now_ms: int, view: View) -> int | None:
+    def extend(self, step: Step, token: int, lease_ms: int, begun: c.What) -> int | None:
         """Give a lease another deadline, and return it (ms); None when the lease has ended. `begun`: messages that its
         consumer has begun; None: it reports none."""
         lease = self._leases.by_token.get(token)
         if lease is None or lease.ended or lease.revoked:
             return None
-        self._leases.extend(lease, now_ms + lease_ms, view)
+        self._leases.extend(step, lease, step.now_ms + lease_ms)
         if begun is not None:
             mask = lease.begun | (lease.mask_of(begun)[0] & lease.live)
             if mask != lease.begun:
                 lease.begun = mask
-                self._leases.store_progress(lease, view)
+                self._leases.store_progress(step, lease)
         return lease.deadline_ms
 
-    def expire(self, now_ms: int, view: View) -> int:
+    def expire(self, step: Step) -> int:
         """End leases whose deadline has come, and bury what died at the head of a group: up to about
         `EXPIRE_MESSAGES`. Messages given back or buried."""
+        view, now_ms = step.view, step.now_ms
         expired = passed = 0
         enough_bytes = self._dead.buried_bytes + EXPIRE_BYTES
 
@@ -239,8 +238,8 @@ class LeaseSettlement:
             is_spent = self._shared.is_budget_spent
             return is_spent or expired + passed >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
 
-        while not is_enough() and (lease := self._leases.pop_overdue(now_ms)) is not None:
-            expired += self.expire_lease(lease, None, now_ms, view)
+        while not is_enough() and (lease := self._leases.pop_overdue(step)) is not None:
+            expired += self.expire_lease(step, lease, None)
             if not lease.ended:
                 self._leases.watch_deadline(lease)
         for group in self._summaries.expired(now_ms, view):
@@ -248,12 +247,12 @@ class LeaseSettlement:
                 at_ms = self._ttl.next_expiry_ms(group, view)
                 if at_ms is None or at_ms > now_ms:
                     break
-                buried = self._bury_first_expired(group, now_ms, view)
+                buried = self._bury_first_expired(step, group)
                 expired += buried
                 passed += not buried  # a gap
         return expired
 
-    def expire_lease(self, lease: Lease, error: str | None, now_ms: int, view: View) -> int:
+    def expire_lease(self, step: Step, lease: Lease, error: str | None) -> int:
         """End a lease whose consumer did not settle it in time: messages that the consumer may have begun have used an
         attempt, and the others are ready at once. Return how many messages were given back or buried.
 
@@ -265,16 +264,17 @@ class LeaseSettlement:
         spared = lease.live & ~charged
         if spared:
             # Before the charged ones, so that they come first again: one of those may end the next consumer, too.
-            self._requeue(lease, spared, now_ms, lease.attempt - 1, None, None, now_ms, view, crashes=crashes)
+            self._requeue(step, lease, spared, step.now_ms, lease.attempt - 1, None, None, crashes=crashes)
         done = spared.bit_count()
         if charged:
-            ended = self._retry_or_bury(lease, charged, None, LEASE_EXPIRED, error, now_ms, view, crashes=crashes)
+            ended = self._retry_or_bury(step, lease, charged, None, LEASE_EXPIRED, error, crashes=crashes)
             done += ended.bit_count()
         self._shared.totals.lease_expired += done
         return done
 
-    def release(self, command: c.Release, now_ms: int, view: View) -> int:
+    def release(self, step: Step, command: c.Release) -> int:
         """Make ready at once what a consumer holds, the attempt not counted. Messages given back."""
+        now_ms = step.now_ms
         self._groups.named(command.group)
         released = 0
         for lease in self._leases.live_of(command.group, command.consumer):
@@ -282,34 +282,34 @@ class LeaseSettlement:
                 continue
             released += lease.live.bit_count()
             lease.revoked = True
-            self._requeue(lease, lease.live, now_ms, lease.attempt - 1, None, None, now_ms, view, crashes=lease.crashes)
+            self._requeue(step, lease, lease.live, now_ms, lease.attempt - 1, None, None, crashes=lease.crashes)
         self._shared.totals.released += released
         return released
 
-    def give_back_all(self, now_ms: int, view: View) -> None:
+    def give_back_all(self, step: Step) -> None:
         """Make ready at once what all consumers hold, the attempts not counted: the time that leases and messages have
         is no longer that of the partition."""
+        now_ms = step.now_ms
         for group in self._groups.by_id.values():
             for lease in list(group.leases.values()):
                 lease.revoked = True
-                for ranges, history, queue in self._with_history(lease, lease.live, None, None, now_ms):
+                for ranges, history, queue in self._with_history(step, lease, lease.live, None, None):
                     places, since_ms = PackedRanges(ranges), lease.since_ms
                     again = Waiting(now_ms, 0, lease.attempt - 1, None, places, since_ms, lease.kept, history=history)
                     again.queue, again.snoozes, again.crashes = queue, lease.snoozes, lease.crashes
-                    self._waiting.add(group, again, view)
+                    self._waiting.add(step, group, again)
                 lease.left |= lease.live
-                self._leases.store_progress(lease, view)
+                self._leases.store_progress(step, lease)
             group.generation += 1
 
     def _retry_or_bury(
         self,
+        step: Step,
         lease: Lease,
         mask: int,
         delay_ms: int | None,
         reason: str,
         error: str | None,
-        now_ms: int,
-        view: View,
         change: Change | None = None,
         *,
         crashes: int = 0,
@@ -318,18 +318,17 @@ class LeaseSettlement:
         changed of it, which is in rows of the group's own by now. `crashes`: as in `Waiting`. Which messages that was
         done to."""
         if self._is_last(lease):
-            return self._bury(lease, mask, reason, error, now_ms, view, kept=lease.kept or change is not None)
-        self._retry(lease, mask, delay_ms, reason, error, now_ms, view, change, crashes=crashes)
+            return self._bury(step, lease, mask, reason, error, kept=lease.kept or change is not None)
+        self._retry(step, lease, mask, delay_ms, reason, error, change, crashes=crashes)
         return mask
 
     def _bury(
         self,
+        step: Step,
         lease: Lease,
         mask: int,
         reason: str,
         error: str | None,
-        now_ms: int,
-        view: View,
         change: Change | None = None,
         *,
         kept: bool | None = None,
@@ -339,12 +338,12 @@ class LeaseSettlement:
         group = self._groups.by_id[lease.group_id]
         kept = lease.kept if kept is None else kept
         done: list[Range] = []
-        for ranges, history, _ in self._with_history(lease, mask, reason, error, now_ms):
+        for ranges, history, _ in self._with_history(step, lease, mask, reason, error):
             death = Death(reason, lease.attempt, error, history)
-            done += self._dead.bury_some(group, ranges, kept, death, now_ms, view, change)
+            done += self._dead.bury_some(step, group, ranges, kept, death, change)
         mask = _mask_of(lease, done)
         lease.left |= mask
-        self._leases.store_progress(lease, view)
+        self._leases.store_progress(step, lease)
         return mask
 
     def _may_snooze(self, lease: Lease) -> bool:
@@ -356,13 +355,12 @@ class LeaseSettlement:
 
     def _retry(
         self,
+        step: Step,
         lease: Lease,
         mask: int,
         delay_ms: int | None,
         reason: str,
         error: str | None,
-        now_ms: int,
-        view: View,
         change: Change | None,
         *,
         crashes: int = 0,
@@ -377,22 +375,19 @@ class LeaseSettlement:
             wait = retry.wait_of(group.setting("backoff", self._shared.settings), failures)
             delay_ms = wait.delay_ms
             if wait.spread_ms:
-                due_of = partial(_jittered, wait, group.group_id, failures, now_ms)
-        attempt, due_ms = lease.attempt - is_snooze, now_ms + delay_ms
-        self._requeue(
-            lease, mask, due_ms, attempt, reason, error, now_ms, view, change=change, due_of=due_of, crashes=crashes
-        )
+                due_of = partial(_jittered, wait, group.group_id, failures, step.now_ms)
+        attempt, due_ms = lease.attempt - is_snooze, step.now_ms + delay_ms
+        self._requeue(step, lease, mask, due_ms, attempt, reason, error, change=change, due_of=due_of, crashes=crashes)
 
     def _requeue(
         self,
+        step: Step,
         lease: Lease,
         mask: int,
         due_ms: int,
         attempt: int,
         reason: str | None,
         error: str | None,
-        now_ms: int,
-        view: View,
         *,
         change: Change | None = None,
         due_of: Callable[[int], int] | None = None,
@@ -406,7 +401,7 @@ class LeaseSettlement:
         kept = lease.kept or change is not None
         group = self._groups.by_id[lease.group_id]
         is_cut = due_of is not None and group.waiting_ranges + mask.bit_count() <= group.most_waiting // CUT_SHARE
-        for ranges, history, queue in self._with_history(lease, mask, reason, error, now_ms):
+        for ranges, history, queue in self._with_history(step, lease, mask, reason, error):
             by_due: dict[int, list[Range]] = {}
             for waiting in _singles(ranges) if is_cut else ranges:
                 if due_of is not None:
@@ -419,19 +414,19 @@ class LeaseSettlement:
                 entry = Waiting(at_ms, 0, attempt, error, places, lease.since_ms, kept, history=history)
                 entry.queue = queue if change is None else change.queue(queue)
                 entry.snoozes, entry.crashes = lease.snoozes + (reason == SNOOZED), crashes
-                self._waiting.add(group, entry, view)
+                self._waiting.add(step, group, entry)
         lease.left |= mask
-        self._leases.store_progress(lease, view)
+        self._leases.store_progress(step, lease)
 
     def _with_history(
-        self, lease: Lease, mask: int, reason: str | None, error: str | None, now_ms: int
+        self, step: Step, lease: Lease, mask: int, reason: str | None, error: str | None
     ) -> list[tuple[list[Range], History, bytes | None]]:
         """Group the messages of `mask` by their attempts, this one included (unless it is not counted), and by their
         ready queues, where messages are ranked."""
         now: History = ()
         if reason is not None:
             short = None if error is None else error[:HISTORY_ERROR_CHARS]
-            now = ((lease.attempt, lease.consumer, lease.leased_ms, now_ms, reason, short),)
+            now = ((lease.attempt, lease.consumer, lease.leased_ms, step.now_ms, reason, short),)
         if not lease.past:
             return [(ranges, now, queue) for queue, ranges in lease.by_queue(mask)]
         found: dict[tuple[History, bytes | None], list[Range]] = {}
@@ -443,26 +438,26 @@ class LeaseSettlement:
                     found.setdefault((history, queue), []).append(Range(same[0], len(same)))
         return [(ranges, _joined(history, now), queue) for (history, queue), ranges in found.items()]
 
-    def _bury_first_expired(self, group: Group, now_ms: int, view: View) -> int:
+    def _bury_first_expired(self, step: Step, group: Group) -> int:
         """Bury what `MessageTtl.next_expiry_ms` saw. Messages buried."""
         waiting = group.next_to_expire()
-        if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= now_ms:
+        if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= step.now_ms:
             dead = group.dead.total()
-            self._dead.bury_expired(group, waiting, now_ms, view)
+            self._dead.bury_expired(step, group, waiting)
             return group.dead.total() - dead
-        if group.ready is not None and (first := group.ready.take_lowest(view)) is not None:
-            self._unique.mark_delivered(group, first, now_ms, view)
-            self._dead.bury(group, [Range(first.first, first.length)], False, EXPIRED_UNREAD, now_ms, view)
+        if group.ready is not None and (first := group.ready.take_lowest(step)) is not None:
+            self._unique.mark_delivered(step, group, first)
+            self._dead.bury(step, group, [Range(first.first, first.length)], False, EXPIRED_UNREAD)
             return first.length
-        head = group.reader.head(view)
+        head = group.reader.head(step.view)
         assert head is not None
         if head.first in group.gaps:
             group.reader.pass_head()
-            self._groups.store(group, view)
+            self._groups.store(step, group)
             return 0
-        self._unique.mark_delivered(group, head, now_ms, view)
+        self._unique.mark_delivered(step, group, head)
         group.reader.pass_head()
-        self._dead.bury(group, [Range(head.first, head.length)], False, EXPIRED_UNREAD, now_ms, view)
+        self._dead.bury(step, group, [Range(head.first, head.length)], False, EXPIRED_UNREAD)
         return head.length
 
 

@@ -17,6 +17,7 @@ from itertools import groupby, repeat
 from operator import floordiv
 
 from sandq.partition.base import rows
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import Row, View
 
 HOUR_S = 3600
@@ -103,13 +104,13 @@ class Counts:
         if hour in self._hot:
             self._hot[hour][at] += count
 
-    def advance(self, now_ms: int, view: View) -> None:
+    def advance(self, step: Step) -> None:
         """The time has come to `now_ms`: what stood before it is not `later` any more."""
-        now_s = now_ms // 1000
+        now_s = step.now_ms // 1000
         if now_s <= self.now_s:
             return
         if self.later:
-            now_due = self.between(self.now_s + 1, now_s + 1, view)
+            now_due = self.between(self.now_s + 1, now_s + 1, step.view)
             self.later -= now_due
             self.due += now_due
         self.now_s = now_s
@@ -121,10 +122,11 @@ class Counts:
         first, last = (self.now_s + 1) // HOUR_S, now_ms // 1000 // HOUR_S
         return first == last and last in self._hot
 
-    def set_back(self, now_ms: int, until_ms: int, view: View) -> None:
+    def set_back(self, step: Step, until_ms: int) -> None:
         """Let the time be `now_ms` again. What stands after its second, up to that of `until_ms`, is not counted any
         more: who sets the time back counts it anew."""
-        now_s, until_s = now_ms // 1000, until_ms // 1000
+        view = step.view
+        now_s, until_s = step.now_ms // 1000, until_ms // 1000
         self.later -= self.between(self.now_s + 1, until_s + 1, view)
         self.write(view)
         by_hour: dict[int, list[bytes]] = {}
@@ -140,8 +142,9 @@ class Counts:
         self.now_s = now_s
         self._first_hour = min(self._first_hour, now_s // HOUR_S)
 
-    def drop_before(self, second: int, view: View) -> None:
+    def drop_before(self, step: Step, second: int) -> None:
         """Forget whole hours before this second, a bounded number of rows."""
+        view = step.view
         hour = second // HOUR_S
         if hour <= self._first_hour:
             return

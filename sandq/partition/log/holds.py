@@ -14,6 +14,7 @@ from sandq.model.limits import FIXED
 from sandq.model.names import check_name
 from sandq.partition import commands as c
 from sandq.partition.base import rows
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 
 HOLDS_MOST = FIXED.holds
@@ -48,12 +49,13 @@ class Holds:
     def load(self, view: View) -> None:
         self._set([Hold.load(key, row) for key, row in rows.all_rows(view, rows.HOLD)])
 
-    def change(self, command: c.Hold, now_ms: int, view: View) -> None:
+    def change(self, step: Step, command: c.Hold) -> None:
         """Make a hold, renew it or release it (one that is not there is released already). Raises InvalidRequest, and
         Conflict when there are too many."""
+        now_ms = step.now_ms
         name = check_name("hold", command.name)
         if command.offset is None:
-            self._without([hold for hold in self.all if hold.name == name], view)
+            self._without(step, [hold for hold in self.all if hold.name == name])
             return
         if not LEAST_TTL_MS <= command.ttl_ms <= MOST_TTL_MS:
             raise InvalidRequest(
@@ -66,27 +68,30 @@ class Holds:
                 "the time of one is over",
                 name=name,
             )
-        self.drop(now_ms, view)
+        self.drop(step)
         until_ms = min(now_ms + command.ttl_ms, offsets.U48_MAX)
         made = Hold(name, command.offset, until_ms)
-        view.put(rows.hold_key(name), made.row())
+        step.view.put(rows.hold_key(name), made.row())
         self._set([*others, made])
 
-    def drop(self, now_ms: int, view: View) -> None:
+    def drop(self, step: Step) -> None:
         """Drop those whose time is over: `HOLDS_MOST` of them at most."""
+        now_ms = step.now_ms
         if self.next_ms is not None and self.next_ms <= now_ms:
-            self._without([hold for hold in self.all if hold.until_ms <= now_ms], view)
+            self._without(step, [hold for hold in self.all if hold.until_ms <= now_ms])
 
-    def set_back(self, now_ms: int, lowest: bytes, view: View) -> None:
+    def set_back(self, step: Step, lowest: bytes) -> None:
         """The partition's time goes back to this instant: a hold lasts at least as long as its owner asked for, which
         is not known any more, and no longer than any may. What it named above `lowest` has come to other places."""
-        most_ms = min(now_ms + MOST_TTL_MS, offsets.U48_MAX)
+        view = step.view
+        most_ms = min(step.now_ms + MOST_TTL_MS, offsets.U48_MAX)
         holds = [Hold(name, min(offset, lowest), min(until_ms, most_ms)) for name, offset, until_ms in self.all]
         for hold in holds:
             view.put(rows.hold_key(hold.name), hold.row())
         self._set(holds)
 
-    def _without(self, gone: list[Hold], view: View) -> None:
+    def _without(self, step: Step, gone: list[Hold]) -> None:
+        view = step.view
         for hold in gone:
             view.delete(rows.hold_key(hold.name))
         self._set([hold for hold in self.all if hold not in gone])

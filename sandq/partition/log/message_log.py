@@ -18,6 +18,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.base.garbage import Garbage
 from sandq.partition.base.rows import Fields, LogEntry, Range
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import Bounds, Row, View
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.ownership import Ownership
@@ -187,23 +188,21 @@ class MessageLog:
 
     # -- in -------------------------------------------------------------------------------------------------------
 
-    def append(
-        self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View
-    ) -> tuple[bytes, int] | Stored:
+    def append(self, step: Step, command: c.Append) -> tuple[bytes, int] | Stored:
         header = peek(command.batch)
         self._shared.totals.stored_bytes += len(command.batch)
-        stamp_ms = self._shared.stamp_ms
-        moment_ms = None if command.split else moment_of(header, stamp_ms, floor_ms)
-        is_row = moment_ms == floor_ms or self._is_row_of_its_own(header.count)
+        stamp_ms = step.stamp_ms
+        moment_ms = None if command.split else moment_of(header, stamp_ms, step.floor_ms)
+        is_row = moment_ms == step.floor_ms or self._is_row_of_its_own(header.count)
         if moment_ms is not None and is_row and self._is_ranked_alike(command.batch):
-            base = offsets.pack(moment_ms, index, place, self.partition)
+            base = offsets.pack(moment_ms, step.index, step.take_positions(header.count), self.partition)
             row = rows.batch_row(header.count, stamp_ms, command.batch)
-            view.put(rows.log_key(base), row)
+            step.view.put(rows.log_key(base), row)
             self.counts.add(moment_ms, header.count)
             self._added([rows.batch_entry(base, header.count, len(row))])
             self._shared.totals.stored += header.count
             return base, header.count
-        return self._append_each(index, place, command, now_ms, floor_ms, view)
+        return self._append_each(step, command)
 
     def _is_row_of_its_own(self, count: int) -> bool:
         """Whether a batch that is due at one moment to come is one row."""
@@ -215,27 +214,28 @@ class MessageLog:
         rank = self._shared.rank
         return rank is None or queue_keys.is_one(rank, batch)
 
-    def _append_each(self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View) -> Stored:
-        give_way, stamp_ms = self._shared.give_way, self._shared.stamp_ms
+    def _append_each(self, step: Step, command: c.Append) -> Stored:
+        give_way, stamp_ms = self._shared.give_way, step.stamp_ms
         batch = Batch.parse(command.batch)
         give_way()
         wanted_ms = wanted_times(batch, stamp_ms)
-        times, column = _placed(wanted_ms, index, place, self.partition, floor_ms)
+        position = step.take_positions(batch.count)
+        times, column = _placed(wanted_ms, step.index, position, self.partition, step.floor_ms)
         give_way()
         wanted = wanted_each(batch, stamp_ms, wanted_ms, times)
         give_way()
         if command.split:
             messages = decode_fields(batch)
             give_way()
-            refused, outcomes = self._append_special(column, messages, wanted, command, now_ms, floor_ms, view)
+            refused, outcomes = self._append_special(step, column, messages, wanted, command)
             return Stored(b"".join(column), refused, outcomes if command.on_conflict != c.REJECT else None)
         else:
-            self._append_plain(column, batch, wanted, view)
+            self._append_plain(step, column, batch, wanted)
             self.counts.add_each(times)
             self._shared.totals.stored += batch.count
         return Stored(b"".join(column), [])
 
-    def _append_plain(self, column: list[bytes], batch: Batch, wanted: list[Wanted] | None, view: View) -> None:
+    def _append_plain(self, step: Step, column: list[bytes], batch: Batch, wanted: list[Wanted] | None) -> None:
         """Messages of which the log needs nothing, but where they are."""
         values = values_alone(batch)
         messages = decode_fields(batch) if values is None else []
@@ -244,19 +244,19 @@ class MessageLog:
             part = slice(start, start + PART_MESSAGES)
             its_values = None if values is None else values[part]
             its_wanted = None if wanted is None else wanted[part]
-            self._append_part(column[part], messages[part], its_values, its_wanted, view)
+            self._append_part(step, column[part], messages[part], its_values, its_wanted)
             self._shared.give_way()
 
     def _append_part(
         self,
+        step: Step,
         column: list[bytes],
         messages: list[Fields],
         values: list[bytes] | None,
         wanted: list[Wanted] | None,
-        view: View,
     ) -> None:
         """`values`: in place of `messages`, of those that have nothing else."""
-        stamp_ms = self._shared.stamp_ms
+        stamp_ms = step.stamp_ms
         kinds = {AS_PLACED} if wanted is None else _different(wanted)
         stored = None
         if kinds <= {AS_PLACED} or kinds <= {FROM_STAMP}:
@@ -269,13 +269,13 @@ class MessageLog:
             if values is not None:
                 messages = [{Column.VALUE: value} for value in values]
             added = [
-                self._put(offset, stamp_ms, fields, rows.needed_of({}, False, each.ms), view, is_delay=each.is_delay)
+                self._put(step, offset, stamp_ms, fields, rows.needed_of({}, False, each.ms), is_delay=each.is_delay)
                 for offset, fields, each in zip(column, messages, wanted or [AS_PLACED] * len(column), strict=True)
             ]
             added.sort(key=_first)
             self._added(added)
             return
-        view.put_all(stored)
+        step.view.put_all(stored)
         self.state.messages += len(stored)
         self.state.bytes += sum([len(row) for _, row in stored])
         groups = self._groups.by_id.values()
@@ -289,17 +289,11 @@ class MessageLog:
                 group.note_log_change(added[0].first)
 
     def _append_special(
-        self,
-        column: list[bytes],
-        messages: list[Fields],
-        wanted: list[Wanted] | None,
-        command: c.Append,
-        now_ms: int,
-        floor_ms: int,
-        view: View,
+        self, step: Step, column: list[bytes], messages: list[Fields], wanted: list[Wanted] | None, command: c.Append
     ) -> tuple[list[tuple[int, str]], list[tuple[int, str, bytes | str]]]:
         """One at a time, for the next may replace this one; in `column` a message that is not stored gives way to the
         one that has its unique key. Those refused, and what is told of others."""
+        view, now_ms = step.view, step.now_ms
         refused: list[tuple[int, str]] = []
         outcomes: list[tuple[int, str, bytes | str]] = []
         is_keyed = self._shared.has_keyed_names
@@ -318,43 +312,42 @@ class MessageLog:
                     named = self._find_keyed(unique_key, key, digest, now_ms, view)
                 stays = None
                 if named is not None:
-                    stays, state, told = self._resolve_conflict(
-                        named, command.on_conflict, sender, now_ms, floor_ms, view
-                    )
+                    stays, state, told = self._resolve_conflict(step, named, command.on_conflict, sender)
                     refused += [(at, state)] if state is not None else []
                     outcomes += [(at, *told)] if told is not None else []
                 if stays is not None:
                     column[at] = stays
                     continue
-                self._unique.hold(unique_key, tenant, offset, sender, view, key_digest=digest)
-            self._store_one(offset, fields, AS_PLACED if wanted is None else wanted[at], view, digest)
+                self._unique.hold(step, unique_key, tenant, offset, sender, key_digest=digest)
+            self._store_one(step, offset, fields, AS_PLACED if wanted is None else wanted[at], digest)
         return refused, outcomes
 
     def _store_one(
-        self, offset: bytes, fields: Fields, wanted: Wanted, view: View, key_digest: bytes | None = None
+        self, step: Step, offset: bytes, fields: Fields, wanted: Wanted, key_digest: bytes | None = None
     ) -> None:
         light = rows.needed_of(fields, self._shared.is_ordered, wanted.ms, key_digest=key_digest)
         self._ttl.any_own = self._ttl.any_own or Column.TTL_MS in light
         self.counts.add(offsets.deliver_ms(offset), 1)
         self._shared.totals.stored += 1
-        self._added([self._put(offset, self._shared.stamp_ms, fields, light, view, is_delay=wanted.is_delay)])
+        self._added([self._put(step, offset, step.stamp_ms, fields, light, is_delay=wanted.is_delay)])
 
-    def store(self, fields: Fields, at_ms: int, index: int, place: int, floor_ms: int, view: View) -> bytes:
+    def store(self, step: Step, fields: Fields, at_ms: int) -> bytes:
         """Store a message of the partition's own, without a unique key, to be delivered at an instant. Its id."""
-        placed_ms = min(max(at_ms, floor_ms), offsets.U48_MAX)
-        offset = offsets.pack(placed_ms, index, place, self.partition)
-        self._store_one(offset, fields, Wanted.of(at_ms, placed_ms, is_delay=False), view)
+        placed_ms = min(max(at_ms, step.floor_ms), offsets.U48_MAX)
+        offset = offsets.pack(placed_ms, step.index, step.next_position(), self.partition)
+        self._store_one(step, offset, fields, Wanted.of(at_ms, placed_ms, is_delay=False))
         return offset
 
-    def append_one(self, offset: bytes, fields: Fields, now_ms: int, view: View) -> None:
+    def append_one(self, step: Step, offset: bytes, fields: Fields) -> None:
         """Store a message in a row of its own, at an offset above all others."""
         self.counts.add(offsets.deliver_ms(offset), 1)
         self._shared.totals.stored += 1
-        self._added([self._put(offset, now_ms, fields, {}, view)])
+        self._added([self._put(step, offset, step.now_ms, fields, {})])
 
     def _put(
-        self, offset: bytes, created_ms: int, fields: Fields, light: Fields, view: View, *, is_delay: bool = False
+        self, step: Step, offset: bytes, created_ms: int, fields: Fields, light: Fields, *, is_delay: bool = False
     ) -> LogEntry:
+        view = step.view
         stored, entry = rows.message_rows(offset, created_ms, fields, None, light, is_delay=is_delay)
         for key, value in stored:
             view.put(key, value)
@@ -365,28 +358,26 @@ class MessageLog:
         shared = self._shared
         return rows.needed_of(fields, shared.is_ordered, wanted_ms, key_digest=shared.name_digest(fields))
 
-    def _resolve_conflict(
-        self, named: Named, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
-    ) -> _Resolved:
+    def _resolve_conflict(self, step: Step, named: Named, on_conflict: int, sender: Sender | None) -> _Resolved:
         """Decide about a message whose unique key is taken: one that it replaces is cancelled."""
-        owned = self.find_owned(named.id, view)
-        claim = None if owned is None else self._ownership.claim(owned.offset, view)
-        state = claimed_state(None if owned is None else owned.offset, claim, now_ms)
+        owned = self.find_owned(named.id, step.view)
+        claim = None if owned is None else self._ownership.claim(owned.offset, step.view)
+        state = claimed_state(None if owned is None else owned.offset, claim, step.now_ms)
         beside = _Resolved(told=(TOLD_STORED, state) if on_conflict == c.REPLACE else None)
         is_over = named.state == ATTEMPTED and not (claim is not None and claim.pending)
-        if is_over and not self._unique.end_attempted(named, now_ms, view):
+        if is_over and not self._unique.end_attempted(step, named):
             return beside  # there is no window
         resolution = resolve_conflict(named, claim, on_conflict, sender)
         if resolution == REFUSED:
             if on_conflict == c.REPLACE_PENDING or (on_conflict == c.REPLACE and claim is not None):
                 return _Resolved(named.id, state)
             pending_at = owned.offset if owned is not None and named.state == HELD else None
-            return _Resolved(named.id, state_of(pending_at, now_ms))
+            return _Resolved(named.id, state_of(pending_at, step.now_ms))
         if resolution == IGNORED:
             is_itself = sender is not None and named.sender == sender
             return _Resolved(named.id, told=None if is_itself else (TOLD_IGNORED, state))
         if resolution == REPLACES and owned is not None:
-            self.cancel(owned, now_ms, floor_ms, view, remember=False)
+            self.cancel(step, owned, remember=False)
             return _Resolved(told=(TOLD_REPLACED, owned.id))
         return _Resolved() if named.state == CANCELLED_KEY else beside
 
@@ -476,83 +467,82 @@ class MessageLog:
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def cancel(self, found: Found | Kept, now_ms: int, floor_ms: int, view: View, *, remember: bool = True) -> None:
+    def cancel(self, step: Step, found: Found | Kept, *, remember: bool = True) -> None:
         """Take a message out that is its producer's. `remember`: for a while, so that a repeated cancel is answered
         likewise."""
         if isinstance(found, Kept):
-            self._cancel_kept(found, now_ms, view, remember)
+            self._cancel_kept(step, found, remember)
             return
         entry = self.entry_of(found)
         self._shared.totals.cancelled += 1
-        self._take_out(found, entry, CANCELLED, now_ms, floor_ms, view, remember=remember)
+        self._take_out(step, found, entry, CANCELLED, remember=remember)
         if found.alone and rows.is_apart(found.value):
-            view.delete(rows.PAYLOAD + found.id)
+            step.view.delete(rows.PAYLOAD + found.id)
         if entry.extra is not None:
-            self._unique.mark_cancelled(entry.extra, now_ms, view)
+            self._unique.mark_cancelled(step, entry.extra)
         if found.moves:
             # Where it had been moved leads to the tombstone.
             fields = (found.offset, found.moves, found.moved_ms)
-            self._expiring_rows.put(rows.MOVED + found.id, now_ms + CANCEL_MEMORY_MS, view, *fields)
+            self._expiring_rows.put(step, rows.MOVED + found.id, step.now_ms + CANCEL_MEMORY_MS, *fields)
 
-    def _cancel_kept(self, kept: Kept, now_ms: int, view: View, remember: bool) -> None:
+    def _cancel_kept(self, step: Step, kept: Kept, remember: bool) -> None:
         entry = rows.kept_entry(kept.offset, kept.row)
         self._shared.totals.cancelled += 1
         assert entry.extra is not None
-        self._unique.mark_cancelled(entry.extra, now_ms, view)
-        self._ownership.take_back(kept.offset, view)
+        self._unique.mark_cancelled(step, entry.extra)
+        self._ownership.take_back(step, kept.offset)
         if remember:
-            key, until_ms = rows.TOMBSTONE + kept.offset, now_ms + CANCEL_MEMORY_MS
-            self._expiring_rows.put(key, until_ms, view, CANCELLED, now_ms)
-        self._expiring_rows.expire_move(kept.id, now_ms, view)
+            key, until_ms = rows.TOMBSTONE + kept.offset, step.now_ms + CANCEL_MEMORY_MS
+            self._expiring_rows.put(step, key, until_ms, CANCELLED, step.now_ms)
+        self._expiring_rows.expire_move(step, kept.id)
 
     def move(
         self,
+        step: Step,
         found: Found | Kept,
         to_ms: int,
-        index: int,
-        place: int,
-        now_ms: int,
-        floor_ms: int,
-        view: View,
+        position: int,
         *,
         is_delay: bool = False,
         priority: int | None = None,
     ) -> bytes:
-        """Give a pending message another time; its id and, when it is apart, its payload stay. The new offset.
-        `is_delay`: that time was asked for as one from now on. `priority`: another one, unless it is None."""
-        offset = offsets.pack(min(max(to_ms, floor_ms), offsets.U48_MAX), index, place, self.partition)
+        """Give a pending message another time, and return its new offset. Its id and a payload that is stored apart
+        stay. `position` is the one in the entry that makes the offset unique. `is_delay`: the producer asked for a
+        delay. `priority`: another priority, or None."""
+        offset = offsets.pack(min(max(to_ms, step.floor_ms), offsets.U48_MAX), step.index, position, self.partition)
         wanted = Wanted.of(to_ms, offsets.deliver_ms(offset), is_delay)
         news: Fields = {} if priority is None else {Column.PRIORITY: priority}
         if isinstance(found, Kept):
             message = load_kept(found.offset, found.row)
-            entry = self.put_anew(offset, found.id, message.created_ms, message.fields | news, wanted, view)
-            self._ownership.take_back(found.offset, view)
+            entry = self.put_anew(step, offset, found.id, message.created_ms, message.fields | news, wanted)
+            self._ownership.take_back(step, found.offset)
         else:
-            entry = self._move_logged(found, offset, wanted, news, now_ms, floor_ms, view)
-        view.put(rows.MOVED + found.id, rows.pack(offset, found.moves + 1, self._shared.stamp_ms, None))
+            entry = self._move_logged(step, found, offset, wanted, news)
+        step.view.put(rows.MOVED + found.id, rows.pack(offset, found.moves + 1, step.stamp_ms, None))
         self.counts.add(offsets.deliver_ms(offset), 1)
         self._added([entry])
         self._shared.totals.moved += 1
         return offset
 
-    def delay(self, found: Found | Kept, to_ms: int, now_ms: int, view: View, *, is_delay: bool = False) -> bytes:
+    def delay(self, step: Step, found: Found | Kept, to_ms: int, *, is_delay: bool = False) -> bytes:
         """Have a message that waits in all groups come at another time there, not before its own. Its offset, which
         stays. `is_delay`: as in `move`."""
-        due_ms = max(to_ms, now_ms, offsets.deliver_ms(found.offset))
-        from_ms = self._shared.stamp_ms if is_delay else 0
+        due_ms = max(to_ms, step.now_ms, offsets.deliver_ms(found.offset))
+        from_ms = step.stamp_ms if is_delay else 0
         made = Made(from_ms, min(max(to_ms - from_ms, 0), offsets.U48_MAX), by_move=True)
-        self._ownership.delay(found.offset, min(due_ms, offsets.U48_MAX), made, view)
+        self._ownership.delay(step, found.offset, min(due_ms, offsets.U48_MAX), made)
         self._shared.totals.moved += 1
         return found.offset
 
-    def rank_waiting(self, found: Found | Kept, priority: int, view: View) -> None:
+    def rank_waiting(self, step: Step, found: Found | Kept, priority: int) -> None:
         """Give a message that waits in all groups another priority there."""
-        self._ownership.rank(found.offset, Change(priority), self.reader, view)
+        self._ownership.rank(step, found.offset, Change(priority), self.reader)
 
     def put_anew(
-        self, offset: bytes, message_id: bytes | None, created_ms: int, fields: Fields, wanted: Wanted, view: View
+        self, step: Step, offset: bytes, message_id: bytes | None, created_ms: int, fields: Fields, wanted: Wanted
     ) -> LogEntry:
         """Put a message with this id (None: its offset) into a log row of its own."""
+        view = step.view
         light = self._needed_of(fields, wanted.ms)
         stored, entry = rows.message_rows(offset, created_ms, fields, message_id, light, is_delay=wanted.is_delay)
         for key, value in stored:
@@ -560,9 +550,7 @@ class MessageLog:
         self._shared.note_copied(entry.size)
         return entry
 
-    def _move_logged(
-        self, found: Found, offset: bytes, wanted: Wanted, news: Fields, now_ms: int, floor_ms: int, view: View
-    ) -> LogEntry:
+    def _move_logged(self, step: Step, found: Found, offset: bytes, wanted: Wanted, news: Fields) -> LogEntry:
         """Move a message from one place in the log to another. `news`: what it has otherwise from then on."""
         old = self.entry_of(found)
         value, stays = found.value, not news
@@ -570,20 +558,21 @@ class MessageLog:
             value, stays = rows.ranked_row(value, news[Column.PRIORITY]), True
         if found.alone and stays:
             row = rows.moved_row(value, found.id, wanted.ms, is_delay=wanted.is_delay)
-            view.put(rows.log_key(offset), row)
+            step.view.put(rows.log_key(offset), row)
             entry = rows.log_entry(rows.log_key(offset), row)
         else:
-            message = self.load(found, view)
-            entry = self.put_anew(offset, found.id, message.created_ms, message.fields | news, wanted, view)
-        self._take_out(found, old, MOVED, now_ms, floor_ms, view, remember=False)
+            message = self.load(found, step.view)
+            entry = self.put_anew(step, offset, found.id, message.created_ms, message.fields | news, wanted)
+        self._take_out(step, found, old, MOVED, remember=False)
         return entry
 
-    def rewrite(self, found: Found, change: Change, view: View) -> LogEntry:
+    def rewrite(self, step: Step, found: Found, change: Change) -> LogEntry:
         """Put a message that has a row of its own there anew, as it is with a change. Its entry."""
+        view = step.view
         old, message = self.entry_of(found), self.load(found, view)
         message_id = None if found.id == found.offset else found.id
         fields, wanted = change.apply(message.fields), message.wanted or AS_PLACED
-        entry = self.put_anew(found.offset, message_id, message.created_ms, fields, wanted, view)
+        entry = self.put_anew(step, found.offset, message_id, message.created_ms, fields, wanted)
         written = view.get(found.key)
         assert written is not None
         if rows.is_apart(found.value) and not rows.is_apart(written):
@@ -595,18 +584,18 @@ class MessageLog:
         """Whether another priority leaves a message's payload where it is."""
         return found.alone and rows.is_apart(found.value)
 
-    def delete_row(self, key: bytes, size: int, view: View, batch: int = 0) -> None:
+    def delete_row(self, step: Step, key: bytes, size: int, batch: int = 0) -> None:
         """Delete a log row, of about that many bytes. `batch`: it is one of so many messages."""
-        view.delete(key)
+        step.view.delete(key)
         if batch:
-            self.state.bytes -= overlays.drop(view, key[1:], batch)
+            self.state.bytes -= overlays.drop(step, key[1:], batch)
         self.garbage.deleted(key, size)
         if self._batch_row is not None and self._batch_row.key == key:
             self._batch_row = None
 
-    def delete_rows(self, found: Sequence[Row], view: View) -> None:
+    def delete_rows(self, step: Step, found: Sequence[Row]) -> None:
         """`delete_row` of messages in rows of their own, in order."""
-        view.delete_all([key for key, _ in found])
+        step.view.delete_all([key for key, _ in found])
         self.garbage.deleted_all(found[0][0], found[-1][0], len(found), sum([len(value) for _, value in found]))
 
     def uncount(self, offset: bytes, count: int) -> None:
@@ -618,17 +607,17 @@ class MessageLog:
                 group.reader.passed += self.counts.due - due_before
             group.reader.uncount(offset, count)
 
-    def drop_tombstone(self, offset: bytes, now_ms: int, view: View) -> None:
+    def drop_tombstone(self, step: Step, offset: bytes) -> None:
         """The log is trimmed beyond a tombstone: only the memory of a cancel may keep it for a while."""
         key = rows.TOMBSTONE + offset
-        row = view.get(key)
+        row = step.view.get(key)
         assert row is not None
         why, at_ms, forgotten_ms = rows.unpack(row)
-        if why == CANCELLED and at_ms + CANCEL_MEMORY_MS > now_ms:
+        if why == CANCELLED and at_ms + CANCEL_MEMORY_MS > step.now_ms:
             if forgotten_ms is None:
-                self._expiring_rows.put(key, at_ms + CANCEL_MEMORY_MS, view, why, at_ms)
+                self._expiring_rows.put(step, key, at_ms + CANCEL_MEMORY_MS, why, at_ms)
         else:
-            view.delete(key)
+            step.view.delete(key)
 
     def entry_of(self, found: Found) -> LogEntry:
         """What leasing needs of a message."""
@@ -636,23 +625,22 @@ class MessageLog:
             return rows.log_entry(found.key, found.value)
         return LogEntry(found.offset, 1, rows.batch_entry(found.key[1:], found.length, found.size).unit)
 
-    def _take_out(
-        self, found: Found, entry: LogEntry, why: str, now_ms: int, floor_ms: int, view: View, *, remember: bool
-    ) -> None:
+    def _take_out(self, step: Step, found: Found, entry: LogEntry, why: str, *, remember: bool) -> None:
+        view, now_ms = step.view, step.now_ms
         offset = found.offset
-        for group in self._ownership.take_back(offset, view):
+        for group in self._ownership.take_back(step, offset):
             if offset <= group.cursor:
                 group.reader.uncount(offset)
-            self._groups.store(group, view)
+            self._groups.store(step, group)
         if found.length == 1:
-            self.delete_row(found.key, found.size, view, 0 if found.alone else 1)
+            self.delete_row(step, found.key, found.size, 0 if found.alone else 1)
         else:
-            self.state.bytes -= overlays.drop(view, offset, 1)
-        if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
+            self.state.bytes -= overlays.drop(step, offset, 1)
+        if not found.alone or offsets.deliver_ms(offset) <= step.floor_ms:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
-            self._trim_schedule.note_settled(now_ms)
+            self._trim_schedule.note_settled(step)
         elif remember:
-            self._expiring_rows.put(rows.TOMBSTONE + offset, now_ms + CANCEL_MEMORY_MS, view, why, now_ms)
+            self._expiring_rows.put(step, rows.TOMBSTONE + offset, now_ms + CANCEL_MEMORY_MS, why, now_ms)
         due_before = self.counts.due
         self.counts.add(offsets.deliver_ms(offset), -1)
         self.state.messages -= 1
@@ -668,12 +656,13 @@ class MessageLog:
             if offset in group.order.blocked:
                 group.order.remove(offset)
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
-        if not found.alone and found.length > 1 and offsets.deliver_ms(offset) > floor_ms and _is_looked_at(found):
-            self._thin_out(found, now_ms, view)
+        if not found.alone and found.length > 1 and offsets.deliver_ms(offset) > step.floor_ms and _is_looked_at(found):
+            self._thin_out(step, found)
 
-    def _thin_out(self, taken: Found, now_ms: int, view: View) -> None:
+    def _thin_out(self, step: Step, taken: Found) -> None:
         """Give the messages left of a batch that is due later rows of their own, when half of it was taken out: what
         nobody wants any more must not stay until its time."""
+        view = step.view
         first, length = taken.key[1:], taken.length
         last = offsets.shift(first, length - 1)
         gone = tombstones(view, first, last, FILL_TOMBSTONES)
@@ -685,18 +674,18 @@ class MessageLog:
         left = [Range(part.first, part.length) for part in without(entry, gone)]
         messages = list(self.reader.messages(view, left, timed=True))
         # Before they are put: the first one's row has the same key.
-        self.delete_row(taken.key, taken.size, view, length)
+        self.delete_row(step, taken.key, taken.size, length)
         self.reader.forget(first)
         self.state.bytes -= entry.size - len(gone) * entry.unit
         put_bytes = 0
         for one in self._shared.in_turns(messages):
             wanted_ms, is_delay = one.wanted or AS_PLACED
             light = self._needed_of(one.fields, wanted_ms)
-            put_bytes += self._put(one.offset, one.created_ms, one.fields, light, view, is_delay=is_delay).size
+            put_bytes += self._put(step, one.offset, one.created_ms, one.fields, light, is_delay=is_delay).size
         self.state.bytes += put_bytes
         self._shared.note_copied(put_bytes, length)  # the batch may have been compressed
         for offset in self._shared.in_turns(gone):
-            self.drop_tombstone(offset, now_ms, view)
+            self.drop_tombstone(step, offset)
         for group in self._groups.by_id.values():
             if first <= group.reader.covered:
                 group.reader.look_anew(last)
@@ -719,17 +708,19 @@ def moment_of(header: Header, stamp_ms: int, floor_ms: int) -> int | None:
 
 
 def placed_each(
-    batch: Batch, index: int, place: int, partition: int, stamp_ms: int, floor_ms: int
+    batch: Batch, index: int, position: int, partition: int, stamp_ms: int, floor_ms: int
 ) -> tuple[list[int], list[bytes]]:
-    """Times and offsets of a batch's messages, each at a time of its own; `place` is the first one's."""
-    return _placed(wanted_times(batch, stamp_ms), index, place, partition, floor_ms)
+    """Return times and offsets of a batch's messages, each at a time of its own. `position` is that of the first."""
+    return _placed(wanted_times(batch, stamp_ms), index, position, partition, floor_ms)
 
 
-def _placed(wanted: list[int], index: int, place: int, partition: int, floor_ms: int) -> tuple[list[int], list[bytes]]:
+def _placed(
+    wanted: list[int], index: int, position: int, partition: int, floor_ms: int
+) -> tuple[list[int], list[bytes]]:
     times = wanted
     if wanted and (min(wanted) < floor_ms or max(wanted) > offsets.U48_MAX):
         times = [min(max(at_ms, floor_ms), offsets.U48_MAX) for at_ms in wanted]
-    return times, offsets.pack_run(times, index, place, partition)
+    return times, offsets.pack_run(times, index, position, partition)
 
 
 def _different(wanted: list[Wanted]) -> set[Wanted]:

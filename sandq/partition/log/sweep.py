@@ -13,6 +13,7 @@ from typing import Any, Final
 from sandq.model import offsets
 from sandq.partition.base import rows
 from sandq.partition.base.rows import LogEntry
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import Row, View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
@@ -66,8 +67,9 @@ class Sweeper:
             return False
         return bool(self._position) or self._shared.settled >= max(LEAST_SETTLED, self._left // 2)
 
-    def step(self, now_ms: int, view: View) -> None:
+    def sweep(self, step: Step) -> None:
         """Sweep a bounded part."""
+        view = step.view
         if not self._position:
             self._position, self._left, self._shared.settled = self._log.state.trimmed, 0, 0
         groups = list(self._groups.by_id.values())
@@ -92,13 +94,13 @@ class Sweeper:
             if entry.length > TURN_ITEMS:
                 self._shared.give_way()
             if self._is_done(groups, promoted, value, entry.first, live, view):
-                self._delete(key, value, entry, live, now_ms, view)
+                self._delete(step, key, value, entry, live)
             else:
                 self._left += len(live)
         for group in groups:
             if group.is_expired:
                 group.reader.look_anew(found[-1][0][1:])  # it may have read ahead what is gone now
-            self._groups.store(group, view)
+            self._groups.store(step, group)
         self._position = found[-1][0][1:]
 
     def _has_batch(self, found: list[Row]) -> bool:
@@ -140,21 +142,21 @@ class Sweeper:
                     return False
         return True
 
-    def _delete(self, key: bytes, value: bytes, entry: LogEntry, live: list[bytes], now_ms: int, view: View) -> None:
+    def _delete(self, step: Step, key: bytes, value: bytes, entry: LogEntry, live: list[bytes]) -> None:
         log, state = self._log, self._log.state
-        log.delete_row(key, len(value), view, entry.length if value[0] == rows.KIND_BATCH else 0)
+        log.delete_row(step, key, len(value), entry.length if value[0] == rows.KIND_BATCH else 0)
         state.messages -= len(live)
         state.bytes -= entry.size - entry.unit * (entry.length - len(live))
         log.uncount(entry.first, len(live))
         if len(live) < entry.length:
             for offset in sorted(set(offsets.run(entry.first, entry.length)) - set(live)):
-                log.drop_tombstone(offset, now_ms, view)
+                log.drop_tombstone(step, offset)
         if value[0] == rows.KIND_MESSAGE:
             message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or entry.first
-            view.delete(rows.PAYLOAD + message_id)
-            self._kept_messages.expire_move(entry.first, message_id, now_ms, view)
+            step.view.delete(rows.PAYLOAD + message_id)
+            self._kept_messages.expire_move(step, entry.first, message_id)
         if entry.extra is not None:
-            self._unique.release(entry.extra, entry.first, now_ms, view)
+            self._unique.release(step, entry.extra, entry.first)
 
 
 def _cut(found: list[Row]) -> list[Row]:

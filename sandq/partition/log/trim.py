@@ -15,7 +15,8 @@ from typing import Any
 from sandq.model import offsets
 from sandq.partition.base import rows
 from sandq.partition.base.rows import LogEntry, Range
-from sandq.partition.base.view import Row, View
+from sandq.partition.base.step import Step
+from sandq.partition.base.view import Row
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.unique_keys import UniqueKeys
@@ -69,34 +70,35 @@ class Trimmer:
         if len(state) > 2:
             self._sweeper.load(state[2])
 
-    def set_back(self, now_ms: int) -> None:
+    def set_back(self, step: Step) -> None:
         """The partition's time goes back to this instant: what was done by when is not known any more, and is kept for
         all of `retention` from now on."""
         self._done = []
         self._sweeper.set_back()
-        self._schedule.due_ms = now_ms if self._schedule.trims else None
+        self._schedule.due_ms = step.now_ms if self._schedule.trims else None
 
-    def step(self, now_ms: int, view: View) -> None:
+    def trim(self, step: Step) -> None:
         """Trim a bounded number of rows, when it is time to."""
+        now_ms = step.now_ms
         if self._schedule.due_ms is None or self._schedule.due_ms > now_ms:
             return
         self._schedule.due_ms = None
-        limit = self._limit(now_ms)
+        limit = self._limit(step)
         if limit is not None:
-            is_behind = self._trim(limit, now_ms, view)
-            self._move_expired(view)
-            if is_behind or self._unpin(now_ms, view):
+            is_behind = self._trim(step, limit)
+            self._move_expired(step)
+            if is_behind or self._unpin(step):
                 self._schedule.due_ms = now_ms
                 return
             if self._sweeper.is_due:
-                self._sweeper.step(now_ms, view)
+                self._sweeper.sweep(step)
                 self._schedule.due_ms = now_ms
                 return
             self._schedule.due_ms = self._next_pin_ms()
         if self._schedule.keeps and (self._groups.by_id or not self._settings["delete_on_ack"]):
             # Time alone may let the first row go, but not before its time has come.
             start = rows.after(rows.log_key(self._log.state.trimmed))
-            first = view.scan(start, rows.tag_bounds(rows.LOG)[1], limit=1, max_bytes=1)
+            first = step.view.scan(start, rows.tag_bounds(rows.LOG)[1], limit=1, max_bytes=1)
             if first:
                 self._schedule.due_ms = max(now_ms + self._schedule.pause_ms, offsets.deliver_ms(first[0][0][1:]))
 
@@ -106,8 +108,9 @@ class Trimmer:
     def _settings(self) -> dict[str, object]:
         return self._shared.settings
 
-    def _limit(self, now_ms: int) -> bytes | None:
+    def _limit(self, step: Step) -> bytes | None:
         """Rows below this offset may go, as far as groups and time are concerned; None: none may."""
+        now_ms = step.now_ms
         done = self._summaries.done_below()
         settings = self._settings
         if not settings["delete_on_ack"]:
@@ -137,21 +140,22 @@ class Trimmer:
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
-    def _trim(self, limit: bytes, now_ms: int, view: View) -> bool:
+    def _trim(self, step: Step, limit: bytes) -> bool:
         """Delete rows below `limit`, a bounded number. Whether there may be more."""
+        now_ms = step.now_ms
         state = self._log.state
         # What is trimmed already no hold brings back.
         held = max(self._holds.lowest, state.trimmed)
         limit = min(limit, rows.after(held))
         # From where the last trim ended: a scan from the log's start would walk over every row deleted so far.
         start = rows.after(rows.log_key(state.trimmed))
-        found = view.scan(start, rows.log_key(limit), limit=TRIM_ROWS, max_bytes=TRIM_BYTES)
+        found = step.view.scan(start, rows.log_key(limit), limit=TRIM_ROWS, max_bytes=TRIM_BYTES)
         if not found:
-            return self._trim_tombstones(limit, now_ms, view)
-        gone = tombstones(view, state.trimmed, rows.last_of(rows.log_entry(*found[-1])), FILL_TOMBSTONES)
+            return self._trim_tombstones(step, limit)
+        gone = tombstones(step.view, state.trimmed, rows.last_of(rows.log_entry(*found[-1])), FILL_TOMBSTONES)
         complete = gone[-1] if len(gone) == FILL_TOMBSTONES else offsets.LAST
         plain = self._plain(found) if not gone and self._settings["delete_on_ack"] else 0
-        self._delete_plain(found[:plain], view)
+        self._delete_plain(step, found[:plain])
         more = True
         for key, value in found[plain:]:
             entry = rows.log_entry(key, value)
@@ -165,12 +169,12 @@ class Trimmer:
                 state.trimmed = max(state.trimmed, gone[bisect_left(gone, entry.first) - 1])
                 break
             here = bisect_right(gone, last) - bisect_left(gone, entry.first) if gone else 0
-            self._delete(key, value, entry, here, now_ms, view)
+            self._delete(step, key, value, entry, here)
             if entry.extra is not None:
-                self._unique.release(entry.extra, entry.first, now_ms, view)
+                self._unique.release(step, entry.extra, entry.first)
         for offset in gone[: bisect_right(gone, state.trimmed)]:
-            self._log.drop_tombstone(offset, now_ms, view)
-        self._log.counts.drop_before(offsets.deliver_ms(state.trimmed) // 1000, view)
+            self._log.drop_tombstone(step, offset)
+        self._log.counts.drop_before(step, offsets.deliver_ms(state.trimmed) // 1000)
         return more
 
     def _plain(self, found: list[Row]) -> int:
@@ -179,12 +183,12 @@ class Trimmer:
             return len(found)
         return next(at for at, (_, value) in enumerate(found) if not rows.is_plain(value))
 
-    def _delete_plain(self, found: list[Row], view: View) -> None:
+    def _delete_plain(self, step: Step, found: list[Row]) -> None:
         """Delete plain log rows, all below the limit and every hold: nothing but the row is left of such a message."""
         if not found:
             return
         state, last = self._log.state, found[-1][0][1:]
-        self._log.delete_rows(found, view)
+        self._log.delete_rows(step, found)
         state.messages -= len(found)
         state.bytes -= sum([len(value) for _, value in found])
         state.trimmed = last
@@ -194,20 +198,20 @@ class Trimmer:
         known = state.gone[1] if not before and state.gone[0] == second else 0
         state.gone = (second, len(found) - before + known)
 
-    def _trim_tombstones(self, limit: bytes, now_ms: int, view: View) -> bool:
+    def _trim_tombstones(self, step: Step, limit: bytes) -> bool:
         """Nothing but tombstones is left below `limit`. Whether there may be more."""
         state = self._log.state
-        found = tombstones(view, state.trimmed, limit, FILL_TOMBSTONES)
+        found = tombstones(step.view, state.trimmed, limit, FILL_TOMBSTONES)
         gone = found[: bisect_left(found, limit)]
         for offset in gone:
-            self._log.drop_tombstone(offset, now_ms, view)
+            self._log.drop_tombstone(step, offset)
             state.trimmed = max(state.trimmed, offset)
         return len(gone) == FILL_TOMBSTONES
 
-    def _delete(self, key: bytes, value: bytes, entry: LogEntry, gone: int, now_ms: int, view: View) -> None:
+    def _delete(self, step: Step, key: bytes, value: bytes, entry: LogEntry, gone: int) -> None:
         """Delete a log row, of which `gone` messages were taken out before."""
         state = self._log.state
-        self._log.delete_row(key, len(value), view, entry.length if value[0] == rows.KIND_BATCH else 0)
+        self._log.delete_row(step, key, len(value), entry.length if value[0] == rows.KIND_BATCH else 0)
         state.messages -= entry.length - gone
         state.bytes -= entry.size - gone * entry.unit
         state.trimmed = rows.last_of(entry)
@@ -215,17 +219,17 @@ class Trimmer:
         state.gone = (second, entry.length - gone + (state.gone[1] if state.gone[0] == second else 0))
         if value[0] == rows.KIND_MESSAGE:
             message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or entry.first
-            view.delete(rows.PAYLOAD + message_id)
-            self._kept.expire_move(entry.first, message_id, now_ms, view)
+            step.view.delete(rows.PAYLOAD + message_id)
+            self._kept.expire_move(step, entry.first, message_id)
 
-    def _move_expired(self, view: View) -> None:
+    def _move_expired(self, step: Step) -> None:
         """Move the cursors of expired groups behind the trimmed rows, which these groups may have read ahead."""
         for group_id in sorted(self._groups.expired):
             group = self._groups.by_id[group_id]
             if group.cursor < self._log.state.trimmed:
                 group.reader.seek(self._log.state.trimmed)
-                group.gaps.clear_passed(group.cursor, view)
-                self._groups.store(group, view)
+                group.gaps.clear_passed(step, group.cursor)
+                self._groups.store(step, group)
 
     # -- what pins it ---------------------------------------------------------------------------------------------
 
@@ -234,8 +238,9 @@ class Trimmer:
         since_ms = self._summaries.pinned_since_ms()
         return None if since_ms is None else since_ms + PIN_MS
 
-    def _unpin(self, now_ms: int, view: View) -> bool:
+    def _unpin(self, step: Step) -> bool:
         """Copy old messages that keep the log into rows of their groups' own. Whether there were any."""
+        now_ms = step.now_ms
         messages = size = 0
         for group in self._summaries.pinning(now_ms - PIN_MS):
             holders: list[Lease | Waiting] = [*group.leases.values(), *group.waiting.values()]
@@ -244,7 +249,7 @@ class Trimmer:
                     continue
                 if messages >= UNPIN_MESSAGES or size >= UNPIN_BYTES:
                     return True
-                kept, kept_bytes = self._keep(group, holder, view)
+                kept, kept_bytes = self._keep(step, group, holder)
                 messages += kept
                 size += kept_bytes
             while (offset := group.order.lowest_logged()) is not None:
@@ -253,30 +258,31 @@ class Trimmer:
                 if messages >= UNPIN_MESSAGES or size >= UNPIN_BYTES:
                     return True
                 messages += 1
-                size += self._keep_blocked(group, offset, view)
+                size += self._keep_blocked(step, group, offset)
         return messages > 0
 
-    def _keep(self, group: Group, holder: Lease | Waiting, view: View) -> tuple[int, int]:
+    def _keep(self, step: Step, group: Group, holder: Lease | Waiting) -> tuple[int, int]:
         """How many messages were copied, and their bytes: at most those of one lease."""
         ranges = holder.select(holder.live) if isinstance(holder, Lease) else list(holder.ranges)
-        count, size = self._copy(group, ranges, view)
+        count, size = self._copy(step, group, ranges)
         holder.kept = True
         group.note_change()
         if isinstance(holder, Lease):
-            self._leases.store(holder, view)
+            self._leases.store(step, holder)
         else:
-            self._waiting.store(group, holder, view)
+            self._waiting.store(step, group, holder)
         return count, size
 
-    def _keep_blocked(self, group: Group, offset: bytes, view: View) -> int:
+    def _keep_blocked(self, step: Step, group: Group, offset: bytes) -> int:
         """Copy a message that its key blocks. Its bytes."""
-        _, size = self._copy(group, [Range(offset, 1)], view)
-        view.put(rows.of_group(rows.BLOCKED, group.group_id, offset), rows.pack(group.order.blocked[offset], True))
+        _, size = self._copy(step, group, [Range(offset, 1)])
+        step.view.put(rows.of_group(rows.BLOCKED, group.group_id, offset), rows.pack(group.order.blocked[offset], True))
         group.order.keep(offset)
         return size
 
-    def _copy(self, group: Group, ranges: list[Range], view: View) -> tuple[int, int]:
+    def _copy(self, step: Step, group: Group, ranges: list[Range]) -> tuple[int, int]:
         """Put messages of the log into rows of a group's own. How many, and their bytes."""
+        view = step.view
         count = size = 0
         for message in self._log.reader.messages(view, ranges, timed=True):
             wanted_ms, is_delay = message.wanted if message.wanted is not None else (None, None)

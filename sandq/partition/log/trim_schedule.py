@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sandq.partition.base.step import Step
 from sandq.partition.shared_state import SharedState
 
 SAMPLES = 16
@@ -17,16 +18,16 @@ class TrimSchedule:
         """When to trim next; None: not before something happens."""
         self._shared = shared
 
-    def note_settled(self, now_ms: int) -> None:
+    def note_settled(self, step: Step) -> None:
         """Trim soon, for groups may be done with more than before."""
-        due_ms = now_ms + (self.pause_ms if self.keeps else 0)
+        due_ms = step.now_ms + (self.pause_ms if self.keeps else 0)
         if self.trims and (self.due_ms is None or self.due_ms > due_ms):
             self.due_ms = due_ms
 
-    def note_appended(self, now_ms: int) -> None:
+    def note_appended(self, step: Step) -> None:
         """Trim in a while, for there is more than before, which its age alone, or others' size, may remove."""
         if self.keeps and not self._shared.settings["delete_on_ack"] and self.due_ms is None:
-            self.due_ms = now_ms + self.pause_ms
+            self.due_ms = step.now_ms + self.pause_ms
 
     @property
     def trims(self) -> bool:

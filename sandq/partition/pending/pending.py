@@ -15,6 +15,7 @@ from typing import Any
 from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.partition.base import rows
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import Bounds, View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
@@ -60,10 +61,10 @@ class Pending:
         self._inside: list[bytes] = []
         """Those of the messages of the entry that is being applied which may be in a row of others."""
 
-    def look_ahead(self, targets: Sequence[c.Target], view: View) -> None:
+    def look_ahead(self, step: Step, targets: Sequence[c.Target]) -> None:
         """Find out at once which of many messages are nowhere. It changes no answer: beside a large row the store takes
         as long to say that there is none as to read that row, once more for each row that a message might have."""
-        view.forget_vacant()
+        step.view.forget_vacant()
         self._inside = []
         named = {bytes(name) for kind, name, *_ in targets if kind == c.TARGET_ID and len(name) == offsets.OFFSET_BYTES}
         ids = sorted(named)[:AHEAD_IDS]
@@ -71,31 +72,32 @@ class Pending:
             return
         # Of rows that were deleted each is walked over once, where `get` walks over none: that is far less than a row.
         held = [holding_bounds(one) for one in ids]
-        vacant = self._look(sorted(held + [_bounds(rows.LOG, one) for one in ids]), view)
+        vacant = self._look(step, sorted(held + [_bounds(rows.LOG, one) for one in ids]))
         for tag in (rows.MOVED, rows.TOMBSTONE):
-            self._look([_bounds(tag, one) for one in ids], view)
+            self._look(step, [_bounds(tag, one) for one in ids])
         self._inside = [one for one, bounds in zip(ids, held, strict=True) if bounds not in vacant]
-        self._note_vacant([one for one, bounds in zip(ids, held, strict=True) if bounds in vacant], view)
+        self._note_vacant(step, [one for one, bounds in zip(ids, held, strict=True) if bounds in vacant])
 
-    def _look_into_gap(self, view: View) -> None:
+    def _look_into_gap(self, step: Step) -> None:
         """The same of those that the log has not, beside a large row of their entry: that is known once it was read."""
         low, high = self._log.gap
         found = [one for one in self._inside if low < one < high]
         if found:
             self._inside = [one for one in self._inside if not low < one < high]
-            self._note_vacant(found, view)
+            self._note_vacant(step, found)
 
-    def _note_vacant(self, ids: Sequence[bytes], view: View) -> None:
+    def _note_vacant(self, step: Step, ids: Sequence[bytes]) -> None:
         """These messages have no log row: find out at once which of them groups have in rows of their own."""
         if len(ids) < AHEAD_FROM:
             return
         prefixes = [rows.of_group(rows.KEPT, group_id) for group_id in self._groups.by_id]
         prefixes += [rows.of_group(rows.DEAD, one.group_id) for one in self._groups.by_id.values() if one.dead.total()]
         for prefix in prefixes[: AHEAD_RANGES // len(ids)]:
-            self._look([_bounds(prefix, one) for one in ids], view)
+            self._look(step, [_bounds(prefix, one) for one in ids])
 
-    def _look(self, ranges: Sequence[Bounds], view: View) -> set[Bounds]:
+    def _look(self, step: Step, ranges: Sequence[Bounds]) -> set[Bounds]:
         """Note those of these ranges, in the order of their starts, that have no row; give way behind each part."""
+        view = step.view
         vacant: set[Bounds] = set()
         for first in range(0, len(ranges), LOOK_RANGES):
             vacant |= view.note_vacant(ranges[first : first + LOOK_RANGES])
@@ -104,57 +106,49 @@ class Pending:
 
     # -- commands -------------------------------------------------------------------------------------------------
 
-    def cancel(self, target: c.Target, applied_index: int, now_ms: int, floor_ms: int, view: View) -> Outcome:
-        found, _, refusal = self._find_owned(target, applied_index, now_ms, floor_ms, view)
+    def cancel(self, step: Step, target: c.Target, applied_index: int) -> Outcome:
+        found, _, refusal = self._find_owned(step, target, applied_index)
         if found is None:
             return refusal
-        self._log.cancel(found, now_ms, floor_ms, view)
+        self._log.cancel(step, found)
         return ["cancelled", found.id]
 
     def move(
         self,
+        step: Step,
         target: c.Target,
         to_ms: int | None,
-        index: int,
-        place: int,
-        now_ms: int,
-        floor_ms: int,
-        view: View,
+        position: int,
         *,
         is_delay: bool = False,
         priority: int | None = None,
         change: Change | None = None,
     ) -> Outcome:
-        """Give a message another time, or (`to_ms` None) leave it, and another priority, unless that is None; and
-        another value and headers, if there is a `change`."""
-        found, claim, refusal = self._find_owned(target, index - 1, now_ms, floor_ms, view)
+        """Give a message another time, another priority, and the value and headers of a `change`: each unless it is
+        None. `position` is the position in the entry that the message gets if it goes to another offset."""
+        found, claim, refusal = self._find_owned(step, target, step.index - 1)
         if found is None:
             return ["too_late", GONE] if refusal[0] == "cancelled" else refusal
         stays = to_ms is None and priority is None
         if claim is not None and claim.waiting and claim.pending and not stays:
             return ["too_late", WAITING]
         if change is not None:
-            self._updates.update(found, change, view)
+            self._updates.update(step, found, change)
             if stays:
                 return ["updated", found.offset]
-            found, claim, _ = self._find_owned(target, index - 1, now_ms, floor_ms, view)
+            found, claim, _ = self._find_owned(step, target, step.index - 1)
             assert found is not None, "a message that was just updated is gone"
         verdict = "moved" if change is None else "updated"
-        moved = self._move(
-            found, claim, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay, priority=priority
-        )
+        moved = self._move(step, found, claim, to_ms, position, is_delay=is_delay, priority=priority)
         return [verdict, moved]
 
     def _move(
         self,
+        step: Step,
         found: Found | Kept,
         claim: Claim | None,
         to_ms: int | None,
-        index: int,
-        place: int,
-        now_ms: int,
-        floor_ms: int,
-        view: View,
+        position: int,
         *,
         is_delay: bool,
         priority: int | None,
@@ -162,38 +156,40 @@ class Pending:
         """Give a message that can be had another time or priority, or both. Its offset from then on."""
         if claim is not None and claim.waiting:
             if priority is not None:
-                self._log.rank_waiting(found, priority, view)
-            if to_ms is None or max(to_ms, now_ms) >= offsets.deliver_ms(found.offset):
+                self._log.rank_waiting(step, found, priority)
+            if to_ms is None or max(to_ms, step.now_ms) >= offsets.deliver_ms(found.offset):
                 if priority is not None:
-                    self._ranking.note(found, priority, view)
+                    self._ranking.note(step, found, priority)
                 if to_ms is None:
                     return found.offset
-                return self._log.delay(found, to_ms, now_ms, view, is_delay=is_delay)
+                return self._log.delay(step, found, to_ms, is_delay=is_delay)
             # A reset has put it where it waits to a place that has not come: no consumer would go by an earlier time.
         if to_ms is None:
-            if priority is not None and self._ranking.rank(found, priority, view):
+            if priority is not None and self._ranking.rank(step, found, priority):
                 return found.offset
             to_ms = offsets.deliver_ms(found.offset)
-        return self._log.move(found, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay, priority=priority)
+        return self._log.move(step, found, to_ms, position, is_delay=is_delay, priority=priority)
 
     def _find_owned(
-        self, target: c.Target, applied_index: int, now_ms: int, floor_ms: int, view: View
+        self, step: Step, target: c.Target, applied_index: int
     ) -> tuple[Found | Kept | None, Claim | None, Outcome]:
         """The message, and what the groups made of it; or why it cannot be had."""
-        message_id = self.id_of(target, now_ms, view)
+        view = step.view
+        message_id = self.id_of(target, step.now_ms, view)
         if message_id is None:
             return None, None, ["not_found", None]
         if self._inside and self._log.gap[1]:
-            self._look_into_gap(view)
+            self._look_into_gap(step)
         owned = self._log.find_owned(message_id, view)
         if owned is None:
-            return None, None, self._absent(message_id, applied_index, now_ms, floor_ms, view)
+            return None, None, self._absent(step, message_id, applied_index)
         claim = self._ownership.claim(owned.offset, view)
         if claim.refusal is not None:
             return None, claim, ["too_late", claim.refusal]
         return owned, claim, []
 
-    def _absent(self, message_id: bytes, applied_index: int, now_ms: int, floor_ms: int, view: View) -> Outcome:
+    def _absent(self, step: Step, message_id: bytes, applied_index: int) -> Outcome:
+        view = step.view
         moved = view.get(rows.MOVED + message_id)
         offset = rows.unpack(moved)[0] if moved is not None else message_id
         tombstone = view.get(rows.TOMBSTONE + offset)
@@ -204,7 +200,7 @@ class Pending:
         if state is not None or moved is not None:
             return ["too_late", state or GONE]
         parts = offsets.unpack(message_id)
-        if parts.index > applied_index or parts.deliver_ms > floor_ms or parts.partition != self._log.partition:
+        if parts.index > applied_index or parts.deliver_ms > step.floor_ms or parts.partition != self._log.partition:
             return ["not_found", None]
         return ["too_late", GONE]
 

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from sandq.model.batch import Batch, Column
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields, LogEntry
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
@@ -63,9 +64,10 @@ class Ranking:
         """Whether that is what another priority means."""
         return self._shared.rank is not None
 
-    def rank(self, found: Found | Kept, priority: int, view: View) -> bool:
+    def rank(self, step: Step, found: Found | Kept, priority: int) -> bool:
         """Give a pending message another priority. Whether that was done: a group in which it waits its turn may have
         so many ready queues that it can have no other one; and what only groups keep is in none of them."""
+        view = step.view
         if not self.is_in_place or isinstance(found, Kept):
             return False
         assert self._shared.rank is not None
@@ -78,11 +80,11 @@ class Ranking:
         waits = [group.ready for group in self._groups.by_id.values() if group.is_promoted(offset, view)]
         if not all([ready is not None and ready.takes([to]) for ready in waits]):
             return False
-        entry = self._put(found, priority, view)
+        entry = self._put(step, found, priority)
         for ready in waits:
             assert ready is not None
-            ready.remove(queue, offset, view)
-            ready.insert(to, [entry], view)
+            ready.remove(step, queue, offset)
+            ready.insert(step, to, [entry])
         for group in self._groups.by_id.values():
             if offset > group.cursor:
                 if found.alone:
@@ -93,28 +95,29 @@ class Ranking:
         self._shared.totals.moved += 1
         return True
 
-    def note(self, found: Found | Kept, priority: int, view: View) -> None:
+    def note(self, step: Step, found: Found | Kept, priority: int) -> None:
         """Write another priority of a message that every group has passed into the log: groups that have it know."""
         if self.is_in_place and isinstance(found, Found):
-            self._put(found, priority, view)
+            self._put(step, found, priority)
 
-    def _put(self, found: Found, priority: int, view: View) -> LogEntry:
+    def _put(self, step: Step, found: Found, priority: int) -> LogEntry:
         """Put another priority of a message into its row, or beside that which it shares. Its entry."""
         offset, log = found.offset, self._log
         if not found.alone:
-            size = overlays.put_priority(view, offset, priority).size or log.entry_of(found).size
+            size = overlays.put_priority(step, offset, priority).size or log.entry_of(found).size
             return LogEntry(offset, 1, size, None, size)
         if log.is_ranked_apart(found):
             row = rows.ranked_row(found.value, priority)
-            view.put(found.key, row)
+            step.view.put(found.key, row)
             return rows.log_entry(found.key, row)
-        return log.rewrite(found, Change(priority), view)
+        return log.rewrite(step, found, Change(priority))
 
     # -- many at once ---------------------------------------------------------------------------------------------
 
-    def rank_each(self, offsets: Sequence[bytes], priority: int, view: View, *, dry_run: bool) -> Ranked:
+    def rank_each(self, step: Step, offsets: Sequence[bytes], priority: int, *, dry_run: bool) -> Ranked:
         """Do that with each of these messages of the log, in its order, as far as it is done for many at once: those
         that share no row, and have nothing that is to be looked at. `dry_run`: only count."""
+        view = step.view
         singles, left = self._singles(offsets, priority, view)
         late: set[bytes] = set()
         waiting: list[tuple[Group, list[_Single]]] = []
@@ -136,9 +139,9 @@ class Ranking:
         pending = [one for one in pending if one.to not in full]
         changed = [one for one in pending if one.to != one.queue]
         if changed:
-            entries = self._put_each(changed, priority, view)
+            entries = self._put_each(step, changed, priority)
             for group, found in waiting:
-                self._requeue(group, [one for one in found if one.offset in entries], entries, view)
+                self._requeue(step, group, [one for one in found if one.offset in entries], entries)
             for group in self._groups.by_id.values():
                 if changed[-1].offset > group.cursor:
                     group.reader.replace(list(entries.values()))
@@ -188,13 +191,13 @@ class Ranking:
             held |= group.ready.singles_between(queue, offsets[0], offsets[-1], view).intersection(offsets)
         return held
 
-    def _put_each(self, changed: Sequence[_Single], priority: int, view: View) -> dict[bytes, LogEntry]:
+    def _put_each(self, step: Step, changed: Sequence[_Single], priority: int) -> dict[bytes, LogEntry]:
         """Put another priority of messages into their rows. Their entries, by offset, in the order of the log."""
         entries: dict[bytes, LogEntry] = {}
         put, grown = [], 0
         for offset, value, fields, _, _ in changed:
             if value[0] == rows.KIND_BATCH:
-                size = overlays.put_priority(view, offset, priority).size or len(value)
+                size = overlays.put_priority(step, offset, priority).size or len(value)
                 entries[offset] = LogEntry(offset, 1, size, None, size)
                 continue
             fields[Column.PRIORITY] = priority
@@ -203,11 +206,11 @@ class Ranking:
             entries[offset] = LogEntry(offset, 1, len(row))
             grown += len(row) - len(value)
         if put:
-            view.put_all(put)
+            step.view.put_all(put)
         self._log.state.bytes += grown
         return entries
 
-    def _requeue(self, group: Group, found: Sequence[_Single], entries: dict[bytes, LogEntry], view: View) -> None:
+    def _requeue(self, step: Step, group: Group, found: Sequence[_Single], entries: dict[bytes, LogEntry]) -> None:
         """Messages that wait their turns in a group are in other ready queues now."""
         if not found:
             return
@@ -218,7 +221,7 @@ class Ranking:
             out.setdefault(one.queue, []).append(one.offset)
             into.setdefault(one.to, []).append(entries[one.offset])
         for queue, offsets in out.items():
-            group.ready.remove_singles(queue, offsets, view)
+            group.ready.remove_singles(step, queue, offsets)
         for queue, added in into.items():
-            group.ready.insert(queue, added, view)
+            group.ready.insert(step, queue, added)
         group.note_change()

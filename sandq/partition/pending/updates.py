@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sandq.partition.base import rows
 from sandq.partition.base.rows import LogEntry
-from sandq.partition.base.view import View
+from sandq.partition.base.step import Step
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.renewal import Change
 from sandq.partition.log.message_log import Found, Kept, MessageLog
@@ -24,10 +24,11 @@ class Updates:
         self._groups = groups
         self._log = log
 
-    def update(self, found: Found | Kept, change: Change, view: View) -> None:
+    def update(self, step: Step, found: Found | Kept, change: Change) -> None:
         """Change a message that no group holds, or has acked or killed: every lease from then on has it so."""
+        view = step.view
         if isinstance(found, Found):
-            self._tell_groups(found, self._write(found, change, view), view)
+            self._tell_groups(step, found, self._write(step, found, change))
         for group in self._groups.by_id.values():
             key = rows.of_group(rows.KEPT, group.group_id, found.offset)
             kept = view.get(key)
@@ -38,19 +39,20 @@ class Updates:
                 self._shared.note_copied(len(row))
         self._shared.totals.updated += 1
 
-    def _write(self, found: Found, change: Change, view: View) -> LogEntry:
+    def _write(self, step: Step, found: Found, change: Change) -> LogEntry:
         """Write what a message is now into its row, or beside that which it shares. Its entry."""
         log = self._log
         if found.alone:
-            return log.rewrite(found, change, view)
-        fields = change.apply(log.load(found, view).fields)
-        size, more = overlays.put_fields(view, found.offset, fields)
+            return log.rewrite(step, found, change)
+        fields = change.apply(log.load(found, step.view).fields)
+        size, more = overlays.put_fields(step, found.offset, fields)
         log.state.bytes += more
         self._shared.note_copied(size)
         return LogEntry(found.offset, 1, size, None, size)
 
-    def _tell_groups(self, found: Found, entry: LogEntry, view: View) -> None:
+    def _tell_groups(self, step: Step, found: Found, entry: LogEntry) -> None:
         """Have groups that have yet to take a message know how large it is."""
+        view = step.view
         offset, rank = found.offset, self._shared.rank
         queue = None if rank is None else queue_keys.of_message(rank, view, offset)
         for group in self._groups.by_id.values():
@@ -59,6 +61,6 @@ class Updates:
                 group.note_log_change(offset)
                 continue
             if queue is not None and group.ready is not None and group.is_promoted(offset, view):
-                group.ready.remove(queue, offset, view)
-                group.ready.insert(queue, [entry], view)
+                group.ready.remove(step, queue, offset)
+                group.ready.insert(step, queue, [entry])
             group.note_change()

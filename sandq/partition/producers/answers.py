@@ -19,6 +19,7 @@ from sandq.model.sequence import chain_of
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.skips import refusal
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.log.message_log import Stored, moment_of, placed_each
 
@@ -56,22 +57,18 @@ def unpack(data: bytes) -> Iterator[Answer]:
 
 
 def remember(
-    command: c.Append,
-    stored: tuple[bytes, int] | Stored,
-    partition: int,
-    index: int,
-    place: int,
-    now_ms: int,
-    floor_ms: int,
-    view: View,
+    step: Step, command: c.Append, stored: tuple[bytes, int] | Stored, partition: int, position: int
 ) -> Answer:
-    """What to keep of the answer to a batch that was just stored; ids that do not follow from it are put into rows."""
+    """Return what to keep of the answer to a batch that was just stored, and put ids that do not follow from it into
+    a row. `position` is that of the batch's first message."""
     how = WHOLE
     if isinstance(stored, Stored):
         how = EACH
         if command.split:
             batch = Batch.parse(command.batch)
-            others = _others(stored, placed_each(batch, index, place, partition, now_ms, floor_ms)[1])
+            others = _others(
+                stored, placed_each(batch, step.index, position, partition, step.stamp_ms, step.floor_ms)[1]
+            )
             told = None if stored.outcomes is None else _with_told(others, stored.outcomes)
             kept: Sequence[Any] = others
             if len(others) > ANSWER_IDS:
@@ -82,8 +79,8 @@ def remember(
                 how = EACH_BUT
             if kept and how in WITH_ROW:
                 _, _, number = command.numbers
-                view.put(rows.answer_key(command.producer_id, number), rows.pack(*kept))
-    return Answer(how, index, place, now_ms, floor_ms, _crc(command))
+                step.view.put(rows.answer_key(command.producer_id, number), rows.pack(*kept))
+    return Answer(how, step.index, position, step.stamp_ms, step.floor_ms, _crc(command))
 
 
 def recall(answer: Answer, command: c.Append, partition: int, view: View) -> tuple[bytes, int] | Stored:
@@ -158,6 +155,7 @@ def _chained(batch_crc: int, sequence: int) -> int:
     return batch_crc ^ chain_of(sequence)
 
 
-def skipped(command: c.Skipped, index: int, place: int, now_ms: int, floor_ms: int) -> Answer:
+def skipped(step: Step, command: c.Skipped) -> Answer:
     """Return what to keep of the answer to a batch that was skipped."""
-    return Answer(SKIPPED, index, place, now_ms, floor_ms, _chained(command.batch_crc, command.sequence))
+    crc = _chained(command.batch_crc, command.sequence)
+    return Answer(SKIPPED, step.index, step.position, step.now_ms, step.floor_ms, crc)

@@ -43,6 +43,7 @@ from sandq.model.outbox import is_reserved
 from sandq.model.sequence import is_resent, number_of
 from sandq.partition import commands as c
 from sandq.partition.base import rows
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.log.message_log import Stored
 from sandq.partition.producers.answers import ANSWER_BYTES, WITH_ROW, Answer, already_stored, recall, remember, unpack
@@ -175,89 +176,82 @@ class Producers:
                 "whether it was stored is not known any more",
             )
 
-    def stored(
-        self,
-        command: c.Append,
-        stored: tuple[bytes, int] | Stored,
-        index: int,
-        place: int,
-        now_ms: int,
-        stamp_ms: int,
-        floor_ms: int,
-        view: View,
-    ) -> None:
-        """A batch was stored, and that is its answer; `index`, `place`, `now_ms` and `floor_ms` are those of
-        `MessageLog.append`, and its delays count from `stamp_ms`."""
-        producer = self._next(command.numbers, view)
-        answer = remember(command, stored, self._partition, index, place, stamp_ms, floor_ms, view)
-        self._keep(command.numbers, producer, answer, now_ms)
+    def stored(self, step: Step, command: c.Append, stored: tuple[bytes, int] | Stored, position: int) -> None:
+        """Remember the answer to a batch that was just stored. `position` is that of the batch's first message."""
+        producer = self._next(step, command.numbers)
+        answer = remember(step, command, stored, self._partition, position)
+        self._keep(step, command.numbers, producer, answer)
 
-    def skipped(self, command: c.Skipped, answer: Answer, now_ms: int, view: View) -> None:
+    def skipped(self, step: Step, command: c.Skipped, answer: Answer) -> None:
         """Use up the number of a batch that was skipped, if it was the next one: those behind it may be stored."""
         _, epoch, number = numbers = command.producer_id, command.epoch, number_of(command.sequence)
         producer = self._find(command.producer_id)
         last = producer.number if producer is not None and producer.epoch == epoch else 0
         if number == last + 1 and (producer is None or epoch >= producer.epoch):
-            self._keep(numbers, self._next(numbers, view), answer, now_ms)
+            self._keep(step, numbers, self._next(step, numbers), answer)
 
-    def _next(self, numbers: tuple[int, int, int], view: View) -> Producer:
+    def _next(self, step: Step, numbers: tuple[int, int, int]) -> Producer:
         """Return what is remembered of a producer, with room for the answer to its next batch."""
         producer_id, epoch, _ = numbers
         producer = self._known.pop(producer_id, None) or self._partitions.get(producer_id)
         if producer is None:
             producer = Producer(epoch, is_partition=is_reserved(producer_id))
             if not producer.is_partition:
-                self._make_room(view)
+                self._make_room(step)
         elif epoch > producer.epoch:
-            _drop_rows(producer_id, producer, producer.kept, view)
+            _drop_rows(step, producer_id, producer, producer.kept)
             producer = Producer(epoch, is_partition=producer.is_partition)
         elif producer.kept == ANSWERS:
-            _drop_rows(producer_id, producer, 1, view)
+            _drop_rows(step, producer_id, producer, 1)
             producer.answers = producer.answers[ANSWER_BYTES:]
         return producer
 
-    def _keep(self, numbers: tuple[int, int, int], producer: Producer, answer: Answer, now_ms: int) -> None:
+    def _keep(self, step: Step, numbers: tuple[int, int, int], producer: Producer, answer: Answer) -> None:
         producer_id, _, number = numbers
         producer.answers += answer.pack()
-        producer.number, producer.used_ms = number, now_ms
+        producer.number, producer.used_ms = number, step.now_ms
         (self._partitions if producer.is_partition else self._known)[producer_id] = producer
         self._changed.add(producer_id)
 
     # -- forgetting -----------------------------------------------------------------------------------------------
 
-    def forget(self, now_ms: int, view: View) -> None:
+    def forget(self, step: Step) -> None:
         """Forget those that were not used for long, a bounded number."""
+        now_ms = step.now_ms
         for _ in range(FORGET_PRODUCERS):
             if self.next_ms is None or self.next_ms > now_ms:
                 return
-            self._forget_first(view)
+            self._forget_first(step)
 
-    def set_back(self, now_ms: int, view: View) -> None:
+    def set_back(self, step: Step) -> None:
         """The partition's time goes back to this instant: nobody was used after it."""
+        now_ms = step.now_ms
         for producer_id, producer in [*self._known.items(), *self._partitions.items()]:
             if producer.used_ms > now_ms:
                 producer.used_ms = now_ms
                 self._changed.add(producer_id)
         if self._dropped_ms > now_ms:
             self._dropped_ms = now_ms
-            view.put(rows.PRODUCER, rows.pack(now_ms))
+            step.view.put(rows.PRODUCER, rows.pack(now_ms))
 
-    def _make_room(self, view: View) -> None:
+    def _make_room(self, step: Step) -> None:
+        view = step.view
         while len(self._known) >= PRODUCERS:
-            self._dropped_ms = max(self._dropped_ms, self._forget_first(view))
+            self._dropped_ms = max(self._dropped_ms, self._forget_first(step))
             view.put(rows.PRODUCER, rows.pack(self._dropped_ms))
 
-    def _forget_first(self, view: View) -> int:
+    def _forget_first(self, step: Step) -> int:
         """Forget the least recently used one. When it was used."""
         producer_id = next(iter(self._known))
         producer = self._known.pop(producer_id)
-        _drop_rows(producer_id, producer, producer.kept, view)
-        view.delete(rows.producer_key(producer_id))
+        _drop_rows(step, producer_id, producer, producer.kept)
+        step.view.delete(rows.producer_key(producer_id))
         return producer.used_ms
 
 
-def _drop_rows(producer_id: int, producer: Producer, count: int, view: View) -> None:
+def _drop_rows(step: Step, producer_id: int, producer: Producer, count: int) -> None:
     """Delete the rows of a producer's first `count` answers."""
+    view = step.view
     first = producer.number - producer.kept + 1
     for at, answer in enumerate(unpack(producer.answers[: count * ANSWER_BYTES])):
         if answer.how in WITH_ROW:

@@ -14,6 +14,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 
 _ALL = 1 << 40
@@ -32,25 +33,25 @@ Overlays = dict[bytes, Overlay]
 """By offset."""
 
 
-def put_priority(view: View, offset: bytes, priority: int) -> Overlay:
+def put_priority(step: Step, offset: bytes, priority: int) -> Overlay:
     """Give a message another priority than the row has that it shares."""
-    return _put(view, offset, Overlay(priority, (of(view, offset) or Overlay()).size))
+    return _put(step, offset, Overlay(priority, (of(step.view, offset) or Overlay()).size))
 
 
-def put_fields(view: View, offset: bytes, fields: Fields) -> tuple[int, int]:
+def put_fields(step: Step, offset: bytes, fields: Fields) -> tuple[int, int]:
     """Give a message other fields than the row has that it shares, all of which are given. Their bytes, and how many
     more these are than it had beside its row."""
-    before = of(view, offset) or Overlay()
+    before = of(step.view, offset) or Overlay()
     packed = rows.pack(fields)
-    view.put(rows.UPDATED + offset, packed)
-    _put(view, offset, Overlay(before.priority, len(packed)))
+    step.view.put(rows.UPDATED + offset, packed)
+    _put(step, offset, Overlay(before.priority, len(packed)))
     return len(packed), len(packed) - before.size
 
 
-def _put(view: View, offset: bytes, overlay: Overlay) -> Overlay:
+def _put(step: Step, offset: bytes, overlay: Overlay) -> Overlay:
     priority, size = overlay
-    view.put(rows.OVERLAY + offset, rows.pack(priority, size) if size else rows.pack(priority))
-    view.has_overlays = True
+    step.view.put(rows.OVERLAY + offset, rows.pack(priority, size) if size else rows.pack(priority))
+    step.view.has_overlays = True
     return overlay
 
 
@@ -89,9 +90,10 @@ def laid_over(view: View, others: Overlays, offset: bytes, fields: Fields) -> Fi
     return fields if other.priority is None else fields | {Column.PRIORITY: other.priority}
 
 
-def drop(view: View, first: bytes, length: int) -> int:
+def drop(step: Step, first: bytes, length: int) -> int:
     """Forget those of messages that stand in their row no more: so many, from `first` on. How many bytes of fields went
     with them."""
+    view = step.view
     if length > 1:
         found = between(view, first, length)
     else:

@@ -26,6 +26,7 @@ from sandq.model.limits import FIXED
 from sandq.partition.base import rows
 from sandq.partition.base.rows import LogEntry, Range
 from sandq.partition.base.stale_heaps import LeastOf
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.limits.tenant_rules import TenantRules
 from sandq.partition.reader.look_aheads import LookAheads
@@ -130,7 +131,7 @@ class ReadyQueues:
 
     # -- in -------------------------------------------------------------------------------------------------------
 
-    def add(self, key: bytes, entry: LogEntry, view: View) -> None:
+    def add(self, step: Step, key: bytes, entry: LogEntry) -> None:
         """Put an entry of the log into a queue, whose other entries are all below it."""
         if entry.row is not None:
             entry = entry._replace(row=None)  # by the time it is sent nobody asks for it here, and it may be long
@@ -151,7 +152,7 @@ class ReadyQueues:
         else:
             if queue.covered == offsets.LAST:
                 queue.covered = rows.last_of(queue.entries[-1])
-            self._save(queue, entry, view)
+            self._save(step, queue, entry)
 
     def takes(self, keys: Iterable[bytes]) -> set[bytes]:
         """Return those of these queues into which something may be put: those that are there, and of the others, in
@@ -175,7 +176,7 @@ class ReadyQueues:
         self._with_rows += more
         self._row_bytes += more * queue.size
 
-    def insert(self, key: bytes, added: Sequence[LogEntry], view: View) -> None:
+    def insert(self, step: Step, key: bytes, added: Sequence[LogEntry]) -> None:
         """Put entries into a queue, which are in their order, where they belong there by their places; not while turns
         are taken."""
         first = added[0].first
@@ -192,11 +193,11 @@ class ReadyQueues:
             self._oldest.note(queue, len(self._by_tenant[queue.tenant]))
         self._changed[key] = queue
         prefix = self._entry_rows + key
-        view.put_all([(prefix + entry.first, row_of(entry)) for entry in added])
+        step.view.put_all([(prefix + entry.first, row_of(entry)) for entry in added])
         near = [entry for entry in added if entry.first <= queue.covered]
         if near:
             self._hold(queue, near)
-        self._store_queues(view)
+        self._store_queues(step)
         self._count()
 
     def _hold(self, queue: ReadyQueue, added: Sequence[LogEntry]) -> None:
@@ -258,16 +259,12 @@ class ReadyQueues:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def begin(
-        self,
-        now_ms: int,
-        most_waiting: int | None,
-        in_flight: int,
-        in_turns: Callable[[Sequence[str]], Iterable[str]],
+        self, step: Step, most_waiting: int | None, in_flight: int, in_turns: Callable[[Sequence[str]], Iterable[str]]
     ) -> None:
         """Turns are going to be taken: all that is due was given back. `most_waiting` and what follows: see
         `TenantLimits`.
         `in_turns`: goes through many, and gives way now and then."""
-        again = self.limits.begin(now_ms, self._by_tenant, most_waiting, in_flight)
+        again = self.limits.begin(step, self._by_tenant, most_waiting, in_flight)
         again |= self.limits.crowding.stopped & self._back_of.keys()
         there = sorted([tenant for tenant in again if tenant in self._by_tenant])
         may = {tenant: self._may_have_turns(tenant) for tenant in in_turns(there)}
@@ -411,7 +408,7 @@ class ReadyQueues:
         queue.covered = offsets.LAST if is_all else rows.last_of(queue.entries[-1])
         queue.window = 2 * window
 
-    def take(self, queue: ReadyQueue, count: int, view: View) -> None:
+    def take(self, step: Step, queue: ReadyQueue, count: int) -> None:
         """Take the first `count` messages of a queue's first entry out of it."""
         entry = queue.entries.popleft()
         self._note_held(queue, -bytes_of(entry))
@@ -422,12 +419,13 @@ class ReadyQueues:
             queue.entries.appendleft(rest)
             self._note_held(queue, bytes_of(rest))
             self._unsaved[rest.first] = queue, rest
-        self._uncount(queue, count, view)
+        self._uncount(step, queue, count)
 
-    def take_turns(self, limit: int, max_bytes: int, view: View) -> tuple[list[tuple[bytes, bytes]], int]:
+    def take_turns(self, step: Step, limit: int, max_bytes: int) -> tuple[list[tuple[bytes, bytes]], int]:
         """Take one message of each tenant whose turn it is, as long as others are to have theirs after it, none of them
         has limits, and it is an entry by itself of which nothing is to be looked at: so many at most, and none behind
         the one that reaches `max_bytes`. Queues and messages, and their bytes."""
+        view = step.view
         turns, by_tenant, limits = self._turns, self._by_tenant, self.limits
         has_rules = limits.are_there
         taken: list[tuple[bytes, bytes]] = []
@@ -447,7 +445,7 @@ class ReadyQueues:
             first, length, its_size, extra, unit, _ = queue.entries[0]
             if length > 1 or extra is not None:
                 break
-            self.take(queue, 1, view)
+            self.take(step, queue, 1)
             turns.serve(tenant, 1)
             taken.append((queue.key, first))
             size += unit or its_size
@@ -455,7 +453,7 @@ class ReadyQueues:
                 self.settle(queue)
         return taken, size
 
-    def take_singles(self, queue: ReadyQueue, limit: int, max_bytes: int, view: View) -> tuple[list[Range], int]:
+    def take_singles(self, step: Step, queue: ReadyQueue, limit: int, max_bytes: int) -> tuple[list[Range], int]:
         """Take messages of a queue out that are entries by themselves, of which nothing is to be looked at, as long as
         there are some in memory: so many at most, and none behind the one that reaches `max_bytes`. And their bytes."""
         entries, taken, size = queue.entries, 0, 0
@@ -470,44 +468,44 @@ class ReadyQueues:
         self._note_held(queue, -taken * ENTRY_BYTES)
         prefix = self._entry_rows + queue.key
         self._gone += [prefix + first for first in firsts if self._unsaved.pop(first, None) is None]
-        self._uncount(queue, taken, view)
+        self._uncount(step, queue, taken)
         return [Range(first, 1) for first in firsts], size
 
-    def remove(self, key: bytes, offset: bytes, view: View) -> bool:
+    def remove(self, step: Step, key: bytes, offset: bytes) -> bool:
         """Take a message out of its queue, wherever it stands there. Whether it was in it."""
         queue = self._queues.get(key)
-        found = None if queue is None else self._find(queue, offset, view)
+        found = None if queue is None else self._find(queue, offset, step.view)
         if queue is None or found is None:
             return False
         parts = without(found, [offset])
         held = queue.entries
         at = bisect_left(held, found.first, key=_first)
         if self._unsaved.pop(found.first, None) is None:
-            view.delete(self._entry_rows + key + found.first)
+            step.view.delete(self._entry_rows + key + found.first)
         for part in parts:
-            self._save(queue, part, view)
+            self._save(step, queue, part)
         if at < len(held) and held[at].first == found.first:
             self._note_held(queue, sum(map(bytes_of, parts)) - bytes_of(held[at]))
             del held[at]
             for part in reversed(parts):
                 held.insert(at, part)
-        self._uncount(queue, 1, view)
+        self._uncount(step, queue, 1)
         if not queue.messages:
             self._emptied[key] = queue
-        self._store_queues(view)
+        self._store_queues(step)
         return True
 
-    def remove_singles(self, key: bytes, firsts: Sequence[bytes], view: View) -> None:
+    def remove_singles(self, step: Step, key: bytes, firsts: Sequence[bytes]) -> None:
         """Take messages out of a queue that are entries by themselves; not while turns are taken."""
         queue, gone = self._queues[key], set(firsts)
         prefix = self._entry_rows + key
-        view.delete_all([prefix + first for first in firsts])
+        step.view.delete_all([prefix + first for first in firsts])
         queue.entries = deque([entry for entry in queue.entries if entry.first not in gone])
         self._note_held(queue, sum(map(bytes_of, queue.entries)) - queue.held_bytes)
-        self._uncount(queue, len(firsts), view)
+        self._uncount(step, queue, len(firsts))
         if not queue.messages:
             self._emptied[key] = queue
-        self._store_queues(view)
+        self._store_queues(step)
         self._count()
 
     def singles_between(self, key: bytes, first: bytes, last: bytes, view: View) -> set[bytes]:
@@ -564,17 +562,17 @@ class ReadyQueues:
         first = self._firsts.first()
         return None if first is None else self.head(self._by_number[first[1]], view)
 
-    def take_lowest(self, view: View) -> LogEntry | None:
+    def take_lowest(self, step: Step) -> LogEntry | None:
         """Take that entry out."""
-        entry = self.lowest_entry(view)
+        entry = self.lowest_entry(step.view)
         first = self._firsts.first()
         if entry is None or first is None:
             return None
         queue = self._by_number[first[1]]
-        self.take(queue, entry.length, view)
+        self.take(step, queue, entry.length)
         if not queue.messages:
             self._emptied[queue.key] = queue
-        self._store_queues(view)
+        self._store_queues(step)
         return entry
 
     def between(self, first: bytes, last: bytes, view: View) -> set[bytes]:
@@ -608,12 +606,12 @@ class ReadyQueues:
         behind = None if entry is None else offsets.distance(entry.first, offset)
         return entry if entry is not None and behind is not None and 0 <= behind < entry.length else None
 
-    def _uncount(self, queue: ReadyQueue, count: int, view: View) -> None:
+    def _uncount(self, step: Step, queue: ReadyQueue, count: int) -> None:
         queue.messages -= count
         self.messages -= count
         self._changed[queue.key] = queue
         if queue.messages:
-            self._look(queue, view)
+            self._look(queue, step.view)
             queue.first = queue.entries[0].first
             self._firsts.put(queue.number, queue.first)
         else:
@@ -623,11 +621,12 @@ class ReadyQueues:
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
-    def _save(self, queue: ReadyQueue, entry: LogEntry, view: View) -> None:
-        view.put(self._entry_rows + queue.key + entry.first, row_of(entry))
+    def _save(self, step: Step, queue: ReadyQueue, entry: LogEntry) -> None:
+        step.view.put(self._entry_rows + queue.key + entry.first, row_of(entry))
 
-    def end(self, view: View) -> None:
+    def end(self, step: Step) -> None:
         """Turns were taken: put all that has changed into rows."""
+        view = step.view
         self._first_back = None
         self._first_back_of.clear()
         if self._unsaved:
@@ -636,7 +635,7 @@ class ReadyQueues:
                 [(prefix + queue.key + first, row_of(entry)) for first, (queue, entry) in self._unsaved.items()]
             )
             self._unsaved.clear()
-        self._store_queues(view)
+        self._store_queues(step)
         if not self._queues:
             self._turns.rest()
         for tenant, arrival_us in self.limits.pacing.changes():
@@ -655,7 +654,8 @@ class ReadyQueues:
             self.used = self._look_aheads.next_turn()
             self._count()
 
-    def _store_queues(self, view: View) -> None:
+    def _store_queues(self, step: Step) -> None:
+        view = step.view
         if self._gone:
             view.delete_all(self._gone)
             self._gone = []
@@ -667,8 +667,9 @@ class ReadyQueues:
                 view.delete(prefix + key)
         self._changed.clear()
 
-    def clear(self, view: View) -> None:
+    def clear(self, step: Step) -> None:
         """Forget all queues; the rows of their entries are for the caller to delete."""
+        view = step.view
         for tag in (rows.QUEUE, rows.TURNS):
             for key, _ in rows.all_of_group(view, tag, self._group_id):
                 view.delete(key)

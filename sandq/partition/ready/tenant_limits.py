@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from sandq.partition.base.step import Step
 from sandq.partition.limits.pacing import Pacing
 from sandq.partition.limits.tenant_rules import TenantRule, TenantRules
 from sandq.partition.ready import queue_keys
@@ -78,10 +79,11 @@ class TenantLimits:
         """Whether nobody may have been freed since."""
         return self.are_known and not (self.freed or self.crowding.is_stale)
 
-    def begin(self, now_ms: int, tenants: Collection[str], most_waiting: int | None, in_flight: int) -> set[str]:
+    def begin(self, step: Step, tenants: Collection[str], most_waiting: int | None, in_flight: int) -> set[str]:
         """Return who is to be looked at, of the tenants that have something. `most_waiting`: so many ranges of messages
         may wait for another attempt, of which tenants may have as many as are free; None: any number. `in_flight`: so
         many the whole group may have after this lease, of which a tenant has half at most."""
+        now_ms = step.now_ms
         self._now_us = now_ms * 1000
         self.pacing.forget(self._now_us)
         paced = {tenant for tenant, until_ms in self.held_up.items() if until_ms is not None and until_ms <= now_ms}

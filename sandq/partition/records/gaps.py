@@ -12,6 +12,7 @@ from bisect import bisect_right
 from sandq.model import offsets
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 
 
@@ -42,10 +43,10 @@ class Gaps:
         for _, value in rows.all_of_group(view, rows.GAPS, self._group_id):
             self._note(rows.unpack_ranges(rows.unpack(value)[0]))
 
-    def add(self, ranges: list[Range], view: View) -> None:
+    def add(self, step: Step, ranges: list[Range]) -> None:
         """The group has passed these messages; the first of them was never named before."""
         key = rows.of_group(rows.GAPS, self._group_id, ranges[0].base)
-        view.put(key, rows.pack(rows.pack_ranges(ranges)))
+        step.view.put(key, rows.pack(rows.pack_ranges(ranges)))
         self._note(ranges)
 
     def _note(self, ranges: list[Range]) -> None:
@@ -56,13 +57,14 @@ class Gaps:
             self._last = max(self._last, offsets.shift(base, length - 1))
         self._bases.sort()  # most of them are in order: that takes as long as the new ones are many
 
-    def clear_passed(self, cursor: bytes, view: View) -> None:
+    def clear_passed(self, step: Step, cursor: bytes) -> None:
         """Forget them, if the cursor is above all."""
         if self._bases and self._last <= cursor:
-            self.clear(view)
+            self.clear(step)
 
-    def clear(self, view: View) -> None:
+    def clear(self, step: Step) -> None:
         """Forget them: what the group has yet to take is without gaps."""
+        view = step.view
         if self._bases:
             for key, _ in rows.all_of_group(view, rows.GAPS, self._group_id):
                 view.delete(key)

@@ -21,7 +21,7 @@ from sandq.model.offsets import U48_MAX
 from sandq.model.outbox import RESERVED_PRODUCERS
 from sandq.model.stored_rows import decode_chunk
 from sandq.partition.base import rows
-from sandq.partition.base.view import View
+from sandq.partition.base.step import Step
 
 STATE_OF_BACKUP: Final = b"X"
 """Row: the state row of the backup, until it is the partition's."""
@@ -82,9 +82,10 @@ def check_chunk(state: RestoreState | None, restore_id: str) -> RestoreState:
     return state
 
 
-def put_chunk(state: RestoreState, number: int, data: bytes, view: View, give_way: Callable[[], None]) -> RestoreState:
+def put_chunk(step: Step, state: RestoreState, number: int, data: bytes, give_way: Callable[[], None]) -> RestoreState:
     """Put the rows of a chunk there, unless they are. How far it is then. `give_way`: called now and then. Raises
     Conflict: another one is next; InvalidRequest: rows of it cannot be read. Then nothing of it is put there."""
+    view = step.view
     if state.is_whole or number < state.next_chunk:
         return state
     if number > state.next_chunk:

@@ -15,7 +15,7 @@ from sandq.model.errors import InvalidRequest, NotFound
 from sandq.model.offsets import U48_MAX
 from sandq.partition import commands as c
 from sandq.partition.base import rows
-from sandq.partition.base.rows import Fields
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.log.message_log import MessageLog
@@ -65,11 +65,6 @@ class ScheduleTable:
         """No row of those that fire is below it."""
         self._is_first = False
         """It is the first of them, or behind all there may be."""
-        self.used = 0
-        """Places that the last command used."""
-        self._place = 0
-        """The first place of the command in its entry."""
-        self._floor_ms = 0
 
     def state(self) -> tuple[int, int | None, str | None]:
         """What the state row keeps of them."""
@@ -92,9 +87,8 @@ class ScheduleTable:
 
     # -- commands -------------------------------------------------------------------------------------------------
 
-    def apply(self, command: c.ScheduleCommand, index: int, place: int, floor_ms: int, view: View) -> list[Any]:
-        """Do what a command says; a result for each of its items. `used` tells how many places that took."""
-        self.used, self._place, self._floor_ms = 0, place, floor_ms
+    def apply(self, step: Step, command: c.ScheduleCommand) -> list[Any]:
+        """Apply a command to its items, and return a result for each of them."""
         one = {
             c.PutSchedules: self._put,
             c.FireSchedules: self._fire,
@@ -106,23 +100,23 @@ class ScheduleTable:
         results: list[Any] = []
         for item in self._shared.in_turns(command.items, TURN_ITEMS):
             try:
-                results.append(one(item, index, view))
+                results.append(one(step, item))
             except (NotFound, InvalidRequest) as refusal:
                 results.append(refusal)
         if isinstance(command, c.PlanSchedules):
             self.planned_to = command.behind
-        self._look_next(view)
+        self._look_next(step)
         return results
 
-    def _put(self, item: Sequence[Any], index: int, view: View) -> list[Any]:
+    def _put(self, step: Step, item: Sequence[Any]) -> list[Any]:
         """Make a schedule, or give one other settings; what it made ahead of its time is taken back."""
         name, settings, fields, seen_version, seen_ms, next_ms, fire_ms, paused = item
-        old = self.find(name, view)
+        old = self.find(name, step.view)
         if (seen_version, seen_ms) != (0, None) if old is None else self._is_other(old, seen_version, seen_ms):
             return [STALE]
-        if old is not None and not self._take_back(old, next_ms, view):
+        if old is not None and not self._take_back(step, old, next_ms):
             return [TAKEN]
-        now_ms, version = self._shared.now_ms, self._new_version()
+        now_ms, version = step.now_ms, self._new_version()
         if old is None:
             self.count += 1
             made = Schedule(
@@ -145,107 +139,107 @@ class ScheduleTable:
             made.changed_ms, made.paused = now_ms, paused
             if made.recurrence != before:
                 made.last_ms, made.gap, made.done = None, None, []
-        self._plan(made, next_ms, fire_ms, index, view)
-        view.put(key_of(name), made.row())
+        self._plan(step, made, next_ms, fire_ms)
+        step.view.put(key_of(name), made.row())
         return [CREATED if old is None else CHANGED, made.version]
 
-    def _pause(self, item: Sequence[Any], index: int, view: View) -> list[Any]:
+    def _pause(self, step: Step, item: Sequence[Any]) -> list[Any]:
         """Let it fire no more, or again from the occurrence on that the leader names."""
         name, seen_version, seen_ms, paused, next_ms, fire_ms = item
-        schedule = self._named(name, view)
+        schedule = self._named(name, step.view)
         if self._is_other(schedule, seen_version, seen_ms):
             return [STALE]
         if schedule.paused == paused:
             return [UNCHANGED, schedule.version]
-        if not self._take_back(schedule, next_ms, view):
+        if not self._take_back(step, schedule, next_ms):
             return [TAKEN]
-        schedule.paused, schedule.version, schedule.changed_ms = paused, self._new_version(), self._shared.now_ms
-        self._plan(schedule, next_ms, fire_ms, index, view)
-        view.put(key_of(name), schedule.row())
+        schedule.paused, schedule.version, schedule.changed_ms = paused, self._new_version(), step.now_ms
+        self._plan(step, schedule, next_ms, fire_ms)
+        step.view.put(key_of(name), schedule.row())
         return [CHANGED, schedule.version]
 
-    def _delete(self, item: Sequence[Any], index: int, view: View) -> list[Any]:
+    def _delete(self, step: Step, item: Sequence[Any]) -> list[Any]:
         """Forget a schedule. What it made ahead of its time is cancelled, unless that has come."""
         (name,) = item
-        schedule = self._named(name, view)
-        if schedule.made is not None and schedule.fire_ms is not None and schedule.fire_ms > self._shared.stamp_ms:
-            self._cancel(schedule.made, view)
-        self._unplan(schedule, view)
-        view.delete(key_of(name))
+        schedule = self._named(name, step.view)
+        if schedule.made is not None and schedule.fire_ms is not None and schedule.fire_ms > step.stamp_ms:
+            self._cancel(step, schedule.made)
+        self._unplan(step, schedule)
+        step.view.delete(key_of(name))
         self.count -= 1
         return [CHANGED, schedule.version]
 
-    def _trigger(self, item: Sequence[Any], index: int, view: View) -> list[Any]:
+    def _trigger(self, step: Step, item: Sequence[Any]) -> list[Any]:
         """Make a message at once, beside all occurrences; once for each token."""
         name, token = item
-        schedule = self._named(name, view)
+        schedule = self._named(name, step.view)
         known = next((one[1] for one in schedule.triggers if one[0] == token), None)
         if known is not None:
             return [TRIGGERED, known]
-        at_ms = self._shared.stamp_ms
+        at_ms = step.stamp_ms
         fields = schedule.fields_of(at_ms, is_triggered=True)
-        message_id = self._store(fields, at_ms, index, view)
+        message_id = self._log.store(step, fields, at_ms)
         schedule.triggers = [*schedule.triggers, [token, message_id]][-TRIGGERS:]
         schedule.note(at_ms, at_ms, TRIGGERED, message_id)
-        view.put(key_of(name), schedule.row())
+        step.view.put(key_of(name), schedule.row())
         return [TRIGGERED, message_id]
 
-    def _plan_anew(self, item: Sequence[Any], index: int, view: View) -> list[Any]:
+    def _plan_anew(self, step: Step, item: Sequence[Any]) -> list[Any]:
         """Have another occurrence be the next."""
         name, seen_version, seen_ms, next_ms, fire_ms, last_ms, done = item
-        schedule = self.find(name, view)
+        schedule = self.find(name, step.view)
         if schedule is None or self._is_other(schedule, seen_version, seen_ms):
             return [STALE]  # it goes by the right time since
-        if not self._take_back(schedule, None, view):
+        if not self._take_back(step, schedule, None):
             return [TAKEN]
         schedule.last_ms, schedule.gap, schedule.done = last_ms, None, done
-        self._plan(schedule, next_ms, fire_ms, index, view)
-        view.put(key_of(name), schedule.row())
+        self._plan(step, schedule, next_ms, fire_ms)
+        step.view.put(key_of(name), schedule.row())
         return [CHANGED, schedule.version]
 
-    def _fire(self, item: Sequence[Any], index: int, view: View) -> list[Any]:
+    def _fire(self, step: Step, item: Sequence[Any]) -> list[Any]:
         """One occurrence is over: it has its message, and the next is that which the leader names."""
         name, seen_version, seen_ms, next_ms, fire_ms, missed = item
-        schedule = self.find(name, view)
+        schedule = self.find(name, step.view)
         if schedule is None or seen_ms is None or self._is_other(schedule, seen_version, seen_ms):
             return [STALE]
-        stamp_ms = self._shared.stamp_ms
+        stamp_ms = step.stamp_ms
         assert schedule.fire_ms is not None
         if schedule.fire_ms > stamp_ms:
             return [EARLY]
         outcome, message_id = SENT, schedule.made
         if message_id is None:
-            outcome = self._fate(schedule, stamp_ms, view)
+            outcome = self._fate(step, schedule)
             if outcome == SENT:
-                message_id = self._store(schedule.fields_of(seen_ms), schedule.fire_ms, index, view)
+                message_id = self._log.store(step, schedule.fields_of(seen_ms), schedule.fire_ms)
         schedule.missed += missed + (outcome == MISSED)
-        self._is_over(schedule, outcome, message_id)
+        self._is_over(step, schedule, outcome, message_id)
         if next_ms is not None and (missed or outcome == MISSED):
             schedule.gap = [seen_ms - (outcome == MISSED), next_ms]
-        self._plan(schedule, next_ms, fire_ms, index, view)
-        view.put(key_of(name), schedule.row())
+        self._plan(step, schedule, next_ms, fire_ms)
+        step.view.put(key_of(name), schedule.row())
         return [FIRED, outcome]
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
-    def _fate(self, schedule: Schedule, stamp_ms: int, view: View) -> str:
+    def _fate(self, step: Step, schedule: Schedule) -> str:
         """What becomes of an occurrence whose message was not made ahead of its time."""
         assert schedule.fire_ms is not None
-        if schedule.settings.get("misfire") == "skip" and stamp_ms - schedule.fire_ms > GRACE_MS:
+        if schedule.settings.get("misfire") == "skip" and step.stamp_ms - schedule.fire_ms > GRACE_MS:
             return MISSED
         group = schedule.settings.get("overlap_group")
         if group is None:
             return SENT
         runs = [schedule.last_id, *[message_id for _, message_id in schedule.triggers]]
-        is_running = any([one is not None and self._is_unsettled(group, one, view) for one in runs])
+        is_running = any([one is not None and self._is_unsettled(step, group, one) for one in runs])
         return SKIPPED if is_running else SENT
 
-    def _is_unsettled(self, group_name: str, message_id: bytes, view: View) -> bool:
+    def _is_unsettled(self, step: Step, group_name: str, message_id: bytes) -> bool:
         """Whether a group has yet to ack a message, which is not dead either."""
-        group, found = self._groups.find(group_name), self._log.find_owned(message_id, view)
+        group, found = self._groups.find(group_name), self._log.find_owned(message_id, step.view)
         if group is None or found is None:
             return False
-        state = self._pending.state_in(group, found.offset, self._shared.now_ms, view)
+        state = self._pending.state_in(group, found.offset, step.now_ms, step.view)
         return state not in (ACKED, DEAD)
 
     @staticmethod
@@ -263,64 +257,58 @@ class ScheduleTable:
         self._shared.next_seq += 1
         return version
 
-    def _take_back(self, schedule: Schedule, next_ms: int | None, view: View) -> bool:
+    def _take_back(self, step: Step, schedule: Schedule, next_ms: int | None) -> bool:
         """Take the message that was made ahead of its time out of the log, or count it as sent when that has come.
         False: it has, or somebody has the message already, and the occurrence that is named next is not behind it; or
         no message was made, and it is to fire now."""
         if schedule.fire_ms is None:
             return True
-        if schedule.fire_ms > self._shared.stamp_ms and (schedule.made is None or self._cancel(schedule.made, view)):
+        if schedule.fire_ms > step.stamp_ms and (schedule.made is None or self._cancel(step, schedule.made)):
             return True
         assert schedule.expected_ms is not None
         if schedule.made is None or (next_ms is not None and next_ms <= schedule.expected_ms):
             return False
-        self._is_over(schedule, SENT, schedule.made)
+        self._is_over(step, schedule, SENT, schedule.made)
         return True
 
-    def _is_over(self, schedule: Schedule, outcome: str, message_id: bytes | None) -> None:
+    def _is_over(self, step: Step, schedule: Schedule, outcome: str, message_id: bytes | None) -> None:
         """Note what became of the next occurrence, which is over."""
         assert schedule.expected_ms is not None
         schedule.fired += 1
         schedule.last_ms = schedule.expected_ms
-        schedule.note(schedule.expected_ms, self._shared.stamp_ms, outcome, message_id)
+        schedule.note(schedule.expected_ms, step.stamp_ms, outcome, message_id)
 
-    def _cancel(self, message_id: bytes, view: View) -> bool:
+    def _cancel(self, step: Step, message_id: bytes) -> bool:
         """Cancel a message. False: it is too late for that."""
         target = c.TARGET_ID, message_id
-        outcome, _ = self._pending.cancel(target, U48_MAX, self._shared.now_ms, self._floor_ms, view)
+        outcome, _ = self._pending.cancel(step, target, U48_MAX)
         return bool(outcome != "too_late")
 
-    def _plan(self, schedule: Schedule, next_ms: int | None, fire_ms: int | None, index: int, view: View) -> None:
+    def _plan(self, step: Step, schedule: Schedule, next_ms: int | None, fire_ms: int | None) -> None:
         """Have an occurrence be the next one, and make its message if that is made ahead of its time."""
-        self._unplan(schedule, view)
+        self._unplan(step, schedule)
         if schedule.paused or next_ms is None or fire_ms is None:
             return
         schedule.expected_ms, schedule.fire_ms = next_ms, fire_ms
         key = fire_key(fire_ms, schedule.name)
-        view.put(key, b"")
+        step.view.put(key, b"")
         if key < self._from_key:
             self._from_key, self._is_first = key, True
         if schedule.is_ahead:
-            schedule.made = self._store(schedule.fields_of(next_ms), fire_ms, index, view)
+            schedule.made = self._log.store(step, schedule.fields_of(next_ms), fire_ms)
 
-    def _unplan(self, schedule: Schedule, view: View) -> None:
+    def _unplan(self, step: Step, schedule: Schedule) -> None:
         if schedule.fire_ms is not None:
             key = fire_key(schedule.fire_ms, schedule.name)
-            view.delete(key)
+            step.view.delete(key)
             if key == self._from_key:
                 self._is_first = False
         schedule.expected_ms = schedule.fire_ms = schedule.made = None
 
-    def _store(self, fields: Fields, at_ms: int, index: int, view: View) -> bytes:
-        """Store a message. Its id, for which it takes the next place."""
-        place = self._place + self.used
-        self.used += 1
-        return self._log.store(fields, at_ms, index, place, self._floor_ms, view)
-
-    def _look_next(self, view: View) -> None:
+    def _look_next(self, step: Step) -> None:
         """Look when the next of them fires."""
         stop = rows.tag_bounds(rows.FIRE)[1]
         if not self._is_first:
-            found = view.scan(self._from_key, stop, limit=1, max_bytes=1 << 20)
+            found = step.view.scan(self._from_key, stop, limit=1, max_bytes=1 << 20)
             self._from_key, self._is_first = found[0][0] if found else stop, True
         self.next_ms = fire_of(self._from_key)[0] if self._from_key < stop else None

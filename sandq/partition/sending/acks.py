@@ -15,7 +15,7 @@ from sandq.model.errors import Conflict, Overloaded
 from sandq.model.limits import FIXED
 from sandq.model.outbox import Target
 from sandq.partition import commands as c
-from sandq.partition.base.view import View
+from sandq.partition.base.step import Step
 from sandq.partition.leasing.settlement import LeaseSettlement, Lost
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.outbox import MESSAGE, Letter, Outbox
@@ -24,17 +24,14 @@ from sandq.partition.shared_state import SharedState
 
 class SendingAcks:
     def __init__(self, shared: SharedState, settlement: LeaseSettlement, log: MessageLog, outbox: Outbox) -> None:
-        self.used = 0
-        """Places that the last one used."""
         self._shared = shared
         self._settlement = settlement
         self._log = log
         self._outbox = outbox
 
-    def apply(self, command: c.AckThen, index: int, place: int, now_ms: int, floor_ms: int, view: View) -> list[Lost]:
+    def apply(self, step: Step, command: c.AckThen) -> list[Lost]:
         """Ack and send, unless some of what is to be acked was lost. What was lost, as of an `Ack` of one item. Raises
         Overloaded when the outbox is full, Conflict when all of it was acked by acks that sent nothing."""
-        self.used = 0
         lost, is_fresh = self._settlement.outcome(command.token, command.what)
         if lost is not None or not is_fresh:
             if lost is None and command.messages:
@@ -44,17 +41,16 @@ class SendingAcks:
         group_id = self._settlement.group_of(command.token)
         for topic, partition, at_ms, is_delay, fields in command.messages:
             if is_delay:
-                at_ms += self._shared.stamp_ms
+                at_ms += step.stamp_ms
             if topic is None:
-                wanted_ms = self._shared.stamp_ms if at_ms is None else at_ms
-                self._log.store(fields, wanted_ms, index, place + self.used, floor_ms, view)
+                wanted_ms = step.stamp_ms if at_ms is None else at_ms
+                self._log.store(step, fields, wanted_ms)
             else:
                 deliver_ms = 0 if at_ms is None else min(at_ms, offsets.U48_MAX)
-                message_id = offsets.pack(floor_ms, index, place + self.used, self._log.partition)
+                message_id = offsets.pack(step.floor_ms, step.index, step.next_position(), self._log.partition)
                 letter = Letter(MESSAGE, group_id, message_id, deliver_ms, fields)
-                self._outbox.put(Target(topic, partition), letter, view)
-            self.used += 1
-        return self._settlement.ack_sending(command.token, command.what, now_ms, view)
+                self._outbox.put(step, Target(topic, partition), letter)
+        return self._settlement.ack_sending(step, command.token, command.what)
 
     def _check_repeated(self, command: c.AckThen) -> None:
         """All of it is acked: raises Conflict unless that was by acks that sent messages, which this one repeats."""

@@ -35,6 +35,7 @@ from sandq.model.outbox import (
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields
+from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.dead_letters import DeadMessage
@@ -61,65 +62,65 @@ class Forwarding:
         self._kept = group_state.kept
         self._outbox = outbox
 
-    def settle(self, now_ms: int, view: View) -> None:
+    def settle(self, step: Step) -> None:
         """Make a batch of each line that has rows and none."""
         for target in sorted(self._outbox.restless):
-            self._begin(target, now_ms, view)
+            self._begin(step, target)
 
-    def apply(self, command: c.OutboxSent | c.OutboxRefused, now_ms: int, view: View) -> str:
+    def apply(self, step: Step, command: c.OutboxSent | c.OutboxRefused) -> str:
         """End a batch, or send it otherwise. What became of it."""
         target = Target(command.topic, command.partition)
         batch = self._outbox.batch_of(target)
         if batch is None or batch.epoch != command.epoch:
             return STALE
-        letters = self._outbox.batch_letters(target, view)
+        letters = self._outbox.batch_letters(target, step.view)
         if isinstance(command, c.OutboxRefused):
             if command.error is None:
-                self._outbox.begin(target, batch.last_seq, batch.size, now_ms, view)
+                self._outbox.begin(step, target, batch.last_seq, batch.size)
                 return CUT
             if len(letters) > 1:
                 # One of them is refused, and none was stored. Under a number of its own: a copy of the whole batch that
                 # was held up somewhere is refused then, or was stored before this one is.
                 half = letters[: len(letters) // 2]
-                self._outbox.begin(target, half[-1][0], len(half), now_ms, view)
+                self._outbox.begin(step, target, half[-1][0], len(half))
                 return CUT
         for seq, letter in letters:
-            self._outbox.remove(target, seq, view)
+            self._outbox.remove(step, target, seq)
             if isinstance(command, c.OutboxSent):
-                self._sent(target, seq, letter, now_ms, view)
+                self._sent(step, target, seq, letter)
             else:
-                self._refused(target, seq, letter, command.error or "", now_ms, view)
-        self._outbox.end(target, view)
+                self._refused(step, target, seq, letter, command.error or "")
+        self._outbox.end(step, target)
         return SENT if isinstance(command, c.OutboxSent) else REFUSED
 
     # -- what becomes of letters ----------------------------------------------------------------------------------
 
-    def _sent(self, target: Target, seq: int, letter: Letter, now_ms: int, view: View) -> None:
+    def _sent(self, step: Step, target: Target, seq: int, letter: Letter) -> None:
         self._shared.totals.forwarded += 1
-        found = self._dead_of(target, seq, letter, view)
+        found = self._dead_of(target, seq, letter, step.view)
         if found is None:
             return
         group, message = found
-        view.delete(rows.of_group(rows.DEAD, group.group_id, message.offset))
+        step.view.delete(rows.of_group(rows.DEAD, group.group_id, message.offset))
         group.dead[message.reason] -= 1
-        self._kept.expire_move(message.offset, message.id, now_ms, view)
-        self._groups.store(group, view)
+        self._kept.expire_move(step, message.offset, message.id)
+        self._groups.store(step, group)
 
-    def _refused(self, target: Target, seq: int, letter: Letter, error: str, now_ms: int, view: View) -> None:
+    def _refused(self, step: Step, target: Target, seq: int, letter: Letter, error: str) -> None:
         self._shared.totals.undeliverable += 1
         error = error[: FIXED.error_chars]
         if letter.kind == MESSAGE:
             # One whose group was deleted since has nobody who could see it any more.
             if (group := self._groups.by_id.get(letter.group_id)) is not None:
-                row = dead_letters.undeliverable_row(letter, target, error, now_ms)
-                view.put(rows.of_group(rows.DEAD, group.group_id, letter.offset), row)
+                row = dead_letters.undeliverable_row(letter, target, error, step.now_ms)
+                step.view.put(rows.of_group(rows.DEAD, group.group_id, letter.offset), row)
                 group.dead[dead_letters.UNDELIVERABLE] += 1
-                self._groups.store(group, view)
+                self._groups.store(step, group)
             return
-        found = self._dead_of(target, seq, letter, view)
+        found = self._dead_of(target, seq, letter, step.view)
         if found is not None:
             group, message = found
-            dead_letters.note_refused(group.group_id, message.offset, error, view)
+            dead_letters.note_refused(step, group.group_id, message.offset, error)
 
     def _dead_of(self, target: Target, seq: int, letter: Letter, view: View) -> tuple[Group, DeadMessage] | None:
         """The dead letter that a letter is about, and its group; None: it was dropped with its group, or by a seek, or
@@ -132,8 +133,9 @@ class Forwarding:
 
     # -- batches --------------------------------------------------------------------------------------------------
 
-    def _begin(self, target: Target, now_ms: int, view: View) -> None:
+    def _begin(self, step: Step, target: Target) -> None:
         """Make a batch of the first letters of a line; of none, when very many were withdrawn."""
+        view = step.view
         last_seq = count = size = passed = 0
         while not count and passed < PASSED_MOST:
             letters = self._outbox.letters(target, view)
@@ -145,13 +147,13 @@ class Forwarding:
                     break
                 whole = self._whole(target, seq, letter, view)
                 if whole is None:
-                    self._outbox.remove(target, seq, view)
+                    self._outbox.remove(step, target, seq)
                     last_seq, passed = seq, passed + 1
                     continue
                 if whole is not letter:
-                    self._outbox.rewrite(target, seq, whole, view)
+                    self._outbox.rewrite(step, target, seq, whole)
                 last_seq, count, size = seq, count + 1, size + whole.size
-        self._outbox.begin(target, last_seq, count, now_ms, view)
+        self._outbox.begin(step, target, last_seq, count)
 
     def _whole(self, target: Target, seq: int, letter: Letter, view: View) -> Letter | None:
         """A letter with all that is sent of it; None: there is nothing to be sent any more."""

@@ -21,7 +21,7 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import StoreRows
 from sandq.model.features import KNOWN, Levels
 from sandq.partition import commands
-from sandq.partition.base.view import View
+from sandq.partition.base.step import Step
 from sandq.partition.state_machine import TimerPartition
 from sandq.storage.keys import after_prefix
 
@@ -77,13 +77,13 @@ def next_version() -> Iterator[NextVersion]:
         version.heard.append((self._node_log.node_id, node, body))
         return True
 
-    def other_too(self: TimerPartition, index: int, place: int, command: commands.Command, view: View) -> Any:
+    def other_too(self: TimerPartition, step: Step, command: commands.Command) -> Any:
         if isinstance(command, Mark):
-            view.put(ROW + command.text.encode(), b"")
+            step.view.put(ROW + command.text.encode(), b"")
             return command.text
         if isinstance(command, commands.Touch) and self.shared.level >= NEXT.highest:
-            view.put(ROW + TOUCHED, b"")
-        return other(self, index, place, command, view)
+            step.view.put(ROW + TOUCHED, b"")
+        return other(self, step, command)
 
     commands._CLASSES[COMMAND] = Mark
     PeerDispatch.__init__ = init_noted  # type: ignore[method-assign, assignment]

@@ -23,6 +23,7 @@ from sandq.partition.log.message_log import Stored
 from sandq.partition.reader.reader import cursor_before
 from sandq.partition.ready.ready_queue import bytes_of
 from sandq.partition.records.leases import Lease, Waiting
+from sandq.partition.state_machine import latest_offset
 from tests.support.partition import in_parts
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
 from tests.support.partition.fair_model import FairModel
@@ -541,7 +542,7 @@ class RankedWalk:
 
     def seek_to(self, name: str, to: c.Position) -> None:
         group, machine = self.groups[name], self.bench.machine
-        latest = machine._latest(self.bench.index + 1, 0)
+        latest = latest_offset(machine.floor_ms, self.bench.index + 1, 0)
         self.apply(c.Seek(name, to))
         self.run_upkeep()
         if isinstance(to, bytes):

@@ -48,6 +48,7 @@ from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T, batch_of, by_id, by_key
 from tests.support.partition.outbox_bench import OutboxBench
 from tests.support.partition.ranked_bench import RankedBench
+from tests.support.partition.steps import step_at
 from tests.unit.storage.test_storage_format import PAGE, example
 
 OFFSET = offsets.pack(T, 7, 2, 3)
@@ -152,15 +153,15 @@ def test_unique_keys() -> None:
     groups = GroupTable(shared, LookAheads())
     unique, view = UniqueKeys(shared, groups, ExpiringRows()), view_of()
     first, second = groups.create("g", offsets.FIRST), groups.create("h", offsets.FIRST)
-    entry = LogEntry(OFFSET, 1, 100, EXTRA)
-    unique.hold(b"k", None, OFFSET, SENDER, view)
+    entry, step = LogEntry(OFFSET, 1, 100, EXTRA), step_at(T, view)
+    unique.hold(step, b"k", None, OFFSET, SENDER)
     assert view.get(rows.UNIQUE + b"k") == example("unique-row")
     assert unique.find(b"k", None, T, view) == Named(HELD, OFFSET, SENDER, b"uk")
-    unique.hold(b"k", None, OFFSET, None, view)
-    unique.mark_delivered(first, entry, T, view)
+    unique.hold(step, b"k", None, OFFSET, None)
+    unique.mark_delivered(step, first, entry)
     assert view.get(rows.UNIQUE + b"k") == example("unique-attempted-row")
     first.reader.seek(OFFSET)
-    unique.mark_delivered(second, entry, T, view)
+    unique.mark_delivered(step, second, entry)
     assert view.get(rows.UNIQUE + b"k") == example("unique-delivered-row")
     assert unique.find(b"k", None, T + 599_999, view) == Named(DELIVERED, OFFSET, None, b"uk")
     assert unique.find(b"k", None, T + 600_000, view) is None
@@ -236,7 +237,7 @@ def test_ranked_leases_and_waiting_entries() -> None:
 
 def test_dead_and_kept() -> None:
     view = view_of()
-    put_rows(1, [Message(OFFSET, OFFSET, T, HI)], Death("nacked", 1, "boom", HISTORY), T + 500, view)
+    put_rows(step_at(T + 500, view), 1, [Message(OFFSET, OFFSET, T, HI)], Death("nacked", 1, "boom", HISTORY))
     key = rows.of_group(rows.DEAD, 1, OFFSET)
     assert view.get(key) == example("dead-row")
     dead = load_dead(key, example("dead-row"))
@@ -252,7 +253,8 @@ def test_redriven_and_dead_again() -> None:
     redriven = load_dead(key, example("dead-row")).kept_row(T + 2000)
     assert redriven == example("kept-again-row")
     view.put(rows.of_group(rows.KEPT, 1, OFFSET), redriven)
-    put_rows(1, kept_messages(view, [Range(OFFSET, 1)], 1), Death("nacked", 1, "boom", HISTORY), T + 500, view)
+    messages = kept_messages(view, [Range(OFFSET, 1)], 1)
+    put_rows(step_at(T + 500, view), 1, messages, Death("nacked", 1, "boom", HISTORY))
     row = view.get(key)
     assert row is not None and row == bytes([0x99]) + example("dead-row")[1:] + example("lives")
     assert load_dead(key, row).lives == (Life(1, 1, "nacked", "boom", T + 500, T + 2000, HISTORY),)
@@ -329,7 +331,7 @@ def test_keys() -> None:
     assert key_table.Value.load(row) == value and value.row() == row
     view = view_of()
     table = key_table.KeyTable()
-    table.put(b"lamp", value, view)
+    table.put(step_at(T, view), b"lamp", value)
     assert dict(view.drain()) == {b"vlamp": row, example("expiry-key"): b""}
     partition = CompactedPartition.load(
         3,

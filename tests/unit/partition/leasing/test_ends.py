@@ -14,6 +14,7 @@ from sandq.partition.queries.queries import PartitionQueries
 from sandq.partition.records.leases import Lease, Waiting
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.ranked_bench import RankedBench
+from tests.support.partition.steps import step_at
 
 
 def bench_of(**settings: Any) -> Bench:
@@ -205,7 +206,7 @@ class TestSnoozed:
             case "expire":
                 bench.expire(at=30_003)
             case "clock":
-                bench.machine._settlement.give_back_all(T + 4, bench.view)
+                bench.machine._settlement.give_back_all(step_at(T + 4, bench.view))
         assert waits(bench).snoozes == 1
 
     def test_moving_it_keeps_the_count(self) -> None:

@@ -16,6 +16,7 @@ from sandq.partition.log.counts import Counts
 from sandq.partition.queries.queries import PartitionQueries
 from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T
+from tests.support.partition.steps import step_at
 
 HOUR_MS = 3_600_000
 YEAR_MS = 366 * 24 * HOUR_MS
@@ -51,7 +52,7 @@ class Desk:
 
     def advance(self, ms: int) -> None:
         self.now_ms += ms
-        self.counts.advance(self.now_ms, self.view)
+        self.counts.advance(step_at(self.now_ms, self.view))
 
     def check(self, start_s: int = 0, stop_s: int = FOREVER_S) -> None:
         found = {second: count for second, count in self.wanted.items() if count and start_s <= second < stop_s}
@@ -152,11 +153,11 @@ def test_whole_hours_are_dropped_in_steps_and_the_rest_stays(monkeypatch: pytest
     desk.write()
     desk.advance(10 * HOUR_MS)
     for _ in range(6):
-        desk.counts.drop_before(5 * 3600 + 10, desk.view)
+        desk.counts.drop_before(step_at(desk.now_ms, desk.view), 5 * 3600 + 10)
         desk.restart()
     assert len(desk.rows()) == 2
     assert desk.counts.seconds(0, FOREVER_S, desk.view) == [(5 * 3600 + 5, 6), (6 * 3600 + 5, 7)]
-    desk.counts.drop_before(5 * 3600 + 3599, desk.view)
+    desk.counts.drop_before(step_at(desk.now_ms, desk.view), 5 * 3600 + 3599)
     assert len(desk.rows()) == 2, "never a part of an hour"
 
 
