@@ -30,9 +30,9 @@ from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
 from sandq.server.debug.dump import NodeDump
 from sandq.server.debug.log_level import LogLevel
+from sandq.server.entrance import Logins
 from sandq.server.handlers.session import ClientSession
 from sandq.server.info import NodeState, ServerInfo
-from sandq.server.logins import Logins
 from sandq.server.metrics.metrics import About, Metrics
 from sandq.server.overview import Overview
 from sandq.server.quota_meters import QuotaMeters

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import quote
 
+from sandq.client import Message
 from sandq.model.headers import headers_or_none
 from sandq.model.times import format_instant
 from sandq.model.webhooks import ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, sign
@@ -32,36 +33,13 @@ _NAME_SAFE: Final = "!#$&'*+-.^_`|~"
 _VALUE_SAFE: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
-class Pushed(Protocol):
-    """What is used of a delivered message."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def headers_bytes(self) -> bytes | None: ...
-    @property
-    def deliver_at_ms(self) -> int: ...
-    @property
-    def value(self) -> bytes: ...
-    @property
-    def deleted(self) -> bool: ...
-
-
 def webhook_id(topic: str, partition: int, message_id: str) -> str:
     """Return what a receiver knows a message by: the same at each attempt, of no other message of the cluster. It has
     no dots, for those stand between the parts that are signed."""
     return f"{topic.replace('.', '%2E')}_{partition}_{message_id}"
 
 
-def headers_of(message: Pushed, group: str, secrets: Sequence[str], now_s: int, agent: str) -> Headers:
+def headers_of(message: Message, group: str, secrets: Sequence[str], now_s: int, agent: str) -> Headers:
     """Return the headers of the request for one attempt, but for Host and Content-Length."""
     cell = message.headers_bytes
     own = headers_or_none(cell or None)

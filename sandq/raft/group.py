@@ -15,7 +15,7 @@ from sandq.model.members import member_id, node_of
 from sandq.raft import guards, hooks, wire
 from sandq.raft.core import LEADER, NEVER, Core
 from sandq.raft.elections import Election
-from sandq.raft.heartbeat_coalescing import Beat, GroupHeartbeats
+from sandq.raft.group_heartbeats import Beat, GroupHeartbeats
 from sandq.raft.journal import GroupJournal
 from sandq.raft.members import Members
 from sandq.raft.message_filter import MessageFilter

@@ -19,7 +19,7 @@ Two kinds are `(kind, numbers)`, for many groups at once: five numbers each, `gr
 
 | kind | means |
 |---|---|
-| 9 BEATS | ALIVE, of groups in which nothing happens (heartbeat_coalescing.py) |
+| 9 BEATS | ALIVE, of groups in which nothing happens (group_heartbeats.py) |
 | 10 BEAT_ACKS | ALIVE_ACK |
 """
 

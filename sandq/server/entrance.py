@@ -3,6 +3,8 @@
 off      everybody may do everything; a principal is noted where something that says who it is was shown
 accept   who shows something is held to it; others are anonymous, and may do everything
 require  who shows nothing is not let in; a gateway must prove itself before it says anything else
+
+`Logins` looks at all connections that are in whenever identities, roles or the secret of gateways change.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from typing import Final
 
 import trio
 
-from sandq.broker.access.authenticator import OFF, REQUIRE, Login
+from sandq.broker.access.authenticator import OFF, REQUIRE, Authenticator, Login
 from sandq.broker.clock.timers import Timer
+from sandq.broker.event_loop import Signal, Turn
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.replica import MetadataView
 from sandq.model.access import Access, Grant, Right
 from sandq.model.caller import ANONYMOUS, NODE, Caller, host_of
 from sandq.model.config_types import is_loopback
@@ -26,7 +31,6 @@ from sandq.protocol.requests import Hello, Prove
 from sandq.server.connection import Connection
 from sandq.server.failed_logins import FailedLogins
 from sandq.server.gateway_proof import OPTION, GatewayProof
-from sandq.server.logins import Logins
 from sandq.server.quota_meters import QuotaMeters
 
 TOKEN_OPTION: Final = "token"
@@ -185,3 +189,52 @@ class Entrance:
             self._quotas.disconnect(counted)
         self._logins.discard(self)
         self._wake_at(None)
+
+
+class Logins:
+    """Those of one node."""
+
+    def __init__(self, authenticator: Authenticator, at: Callable[[int, Callable[[], None]], Timer]) -> None:
+        """`at(at_ms, call)`: call when it is that late."""
+        self.authenticator = authenticator
+        self.at = at
+        self._there: dict[Entrance, None] = {}
+        self._changed = Signal()
+        self._have_secrets_changed = False
+
+    def add(self, one: Entrance) -> None:
+        """It was let in."""
+        self._there[one] = None
+
+    def discard(self, one: Entrance) -> None:
+        """It has gone."""
+        self._there.pop(one, None)
+
+    def secrets_changed(self) -> None:
+        """Gateways prove themselves by others from now on."""
+        self._have_secrets_changed = True
+        self._changed.set()
+
+    async def run(self, metadata: RaftGroup) -> None:
+        """Look whenever identities or roles change. This node must take part in its cluster."""
+        metadata.listen(on_status=self._changed.set)
+        seen = None
+        while True:
+            view = self.authenticator.look()
+            is_due, self._have_secrets_changed = self._have_secrets_changed, False
+            if is_due or _differ(view, seen):
+                turn = Turn()
+                for one in list(self._there):
+                    if one in self._there:
+                        one.look()
+                    await turn.spend(1)
+                seen = view
+            else:
+                await self._changed.wait()
+
+
+def _differ(view: MetadataView | None, seen: MetadataView | None) -> bool:
+    """Whether others are let in by what metadata says now, or may do something else."""
+    if view is None:
+        return False
+    return seen is None or view.identities != seen.identities or view.roles != seen.roles

@@ -6,7 +6,6 @@ import heapq
 import math
 from collections.abc import Callable
 from itertools import count
-from typing import Protocol
 
 import trio
 
@@ -18,19 +17,12 @@ STALE_LEAST = 64
 """Cancelled timers that are left where they are; more are taken out once they are the most."""
 
 
-class NotesCancelled(Protocol):
-    """Who keeps timers."""
-
-    def note_cancelled(self) -> None:
-        """One of them was cancelled."""
-
-
 class Timer:
     """A call that is to come."""
 
     __slots__ = ("_timers", "call")
 
-    def __init__(self, timers: NotesCancelled, call: Callable[[], None]) -> None:
+    def __init__(self, timers: Timers, call: Callable[[], None]) -> None:
         self.call: Callable[[], None] | None = call
         self._timers = timers
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from sandq.broker.replication.raft_group import Done
+from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.model.errors import SandqError
 from sandq.partition import commands as c
 from sandq.partition.leasing.settlement import Part
@@ -18,24 +18,8 @@ is in, and a thousand large ones, of which an entry does three, would be half a 
 _NOT_YET_MOVED: Final = [NOT_YET, None]
 
 
-class Host(Protocol):
-    """Where commands are submitted: a `RaftGroup`."""
-
-    def submit(
-        self,
-        command: Any,
-        done: Done,
-        *,
-        size: int = 64,
-        work: int | None = None,
-        messages: int = 0,
-        line: Hashable | None = None,
-    ) -> None:
-        """As `RaftGroup.submit`."""
-
-
 def submit_in_parts(
-    host: Host, command: c.Move | c.Nack, done: Done, *, size: int, work: int, line: Hashable | None
+    raft_group: RaftGroup, command: c.Move | c.Nack, done: Done, *, size: int, work: int, line: Hashable | None
 ) -> None:
     """Submit a move or a nack, and again what was not done of it yet, until all of it is: then `done` gets the outcomes
     of all items, or the error that stopped it. Otherwise as `RaftGroup.submit`, also what it raises."""
@@ -74,7 +58,7 @@ def submit_in_parts(
         part = command if not lost and len(left) == len(items) else replace(command, items=[items[at] for at in left])
         share = len(left) / max(len(items), 1)
         messages = len(left) if isinstance(command, c.Move) else 0
-        host.submit(part, part_done, size=int(size * share), work=int(work * share), messages=messages, line=line)
+        raft_group.submit(part, part_done, size=int(size * share), work=int(work * share), messages=messages, line=line)
 
     submit([*range(len(items))], [])
 

@@ -1,0 +1,130 @@
+"""Say of a group whether it is idle, and take in its share of a heartbeat that many groups have together.
+
+A group is quiet for its leader while every member that can be reached has all of the log and knows that it is
+committed. Then a heartbeat has to say but one thing: that the leader of this term lives, and the answer but that a
+member of this term has heard it. That is what ALIVE and ALIVE_ACK say (guard S5: they confirm nothing and commit
+nothing). A beat is one of those as five numbers `(group, from, to, term, seq)`; whatever is not as it was goes through
+them and the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import NamedTuple
+
+from pysyncobj.node import Node
+
+from sandq.model.members import incarnation_of, node_of
+from sandq.raft import hooks
+from sandq.raft.core import FOLLOWER, HEARTBEAT_S, LEADER, Core
+from sandq.raft.journal import GroupJournal
+from sandq.raft.members import Members
+from sandq.raft.message_filter import MessageFilter
+from sandq.raft.read_index import ReadIndex
+from sandq.raft.transport import GroupTransport
+
+FRESH_S = 1.0
+"""When a majority has not answered for so long, the library looks whether the leader still is one."""
+
+Beat = tuple[int, int, int, int, int]
+
+
+class _Other(NamedTuple):
+    member: str
+    node: Node
+    node_id: str
+    incarnation: int
+    votes: bool
+
+
+class GroupHeartbeats:
+    """The heartbeats of one group, while it is idle."""
+
+    def __init__(
+        self,
+        number: int,
+        member: str,
+        core: Core,
+        transport: GroupTransport,
+        journal: GroupJournal,
+        message_filter: MessageFilter,
+        reads: ReadIndex,
+    ) -> None:
+        self._number = number
+        self._member = member
+        self._incarnation = incarnation_of(member)
+        self._core = core
+        self._transport = transport
+        self._journal = journal
+        self._message_filter = message_filter
+        self._reads = reads
+        self._others: dict[str, _Other] = {}
+        self._voters = 0
+
+    def set_members(self, members: Members) -> None:
+        """Who takes part from now on."""
+        self._voters = len(members.voters)
+        self._others = {
+            member: _Other(
+                member, hooks.member_node(member), node_of(member), incarnation_of(member), member in members.voters
+            )
+            for member in (*members.voters, *members.learners)
+            if member != self._member
+        }
+
+    def beats(self, up: Set[str], now_s: float) -> list[tuple[str, Beat]] | None:
+        """Of a leader: what goes to which node; None when there is more to say, or to be looked at."""
+        core, transport = self._core, self._transport
+        last = self._journal.last_index
+        if core._SyncObj__raftCommitIndex != last or self._reads.pending or transport.paused:
+            return None
+        match, answered_s = core._SyncObj__raftMatchIndex, core._SyncObj__lastResponseTime
+        term, seq, live = core._SyncObj__raftCurrentTerm, transport.seq + 1, 1
+        found = []
+        for other in self._others.values():
+            if other.node_id not in up:
+                continue
+            flight = transport.flights.get(other.member)
+            if flight is None or not flight.has_told(last) or match[other.node] != last:
+                return None
+            live += other.votes and answered_s[other.node] > now_s - FRESH_S
+            found.append((other.node_id, (self._number, self._incarnation, other.incarnation, term, seq)))
+        if 2 * live <= self._voters:
+            return None
+        self._reads.mark(transport.seq, now_s)
+        transport.seq = seq
+        core._SyncObj__newAppendEntriesTime = now_s + HEARTBEAT_S
+        return found
+
+    def heard(self, leader: str, beat: Beat, now_s: float, arrived_s: float) -> bool:
+        """Of a follower, who got it at `arrived_s`. False: it is not all as it was; nothing has happened."""
+        _, _, to, term, _ = beat
+        core = self._core
+        known = core._SyncObj__raftLeader
+        if (
+            to != self._incarnation
+            or term != core._SyncObj__raftCurrentTerm
+            or core._SyncObj__raftState != FOLLOWER
+            or core._SyncObj__transferInProgress
+            or known is None
+            or known.id != leader
+        ):
+            return False
+        self._message_filter.heard_s, self._message_filter.complete_s = now_s, arrived_s
+        core._SyncObj__raftElectionDeadline = now_s + core._SyncObj__generateRaftTimeout()
+        return True
+
+    def answered(self, member: str, beat: Beat, now_s: float) -> bool:
+        """Of the leader, as `heard`."""
+        _, _, to, term, seq = beat
+        core, other = self._core, self._others.get(member)
+        if (
+            to != self._incarnation
+            or term != core._SyncObj__raftCurrentTerm
+            or core._SyncObj__raftState != LEADER
+            or other is None
+        ):
+            return False
+        core._SyncObj__lastResponseTime[other.node] = now_s
+        self._reads.heard(member, seq)
+        return True
