@@ -67,7 +67,7 @@ from sandq.server.connection import Gate
 from sandq.server.debug.loop_watch import LoopWatch
 from sandq.server.gateway_proof import SETTING as GATEWAY_SETTING
 from sandq.server.gateway_proof import GatewayKeys
-from sandq.server.sender import Sender
+from sandq.server.output import Sender
 from sandq.storage import identity
 from sandq.storage.files import DIRECTORY_MODE, Files, RealFiles
 from sandq.storage.known_peers import KnownPeers

@@ -39,8 +39,8 @@ from sandq.node.tls import NodeTls
 from sandq.server.debug.loop_watch import LoopWatch
 from sandq.server.gateway_proof import GatewayKeys
 from sandq.server.metrics.metrics import Metrics
+from sandq.server.output import Sender
 from sandq.server.quota_meters import QuotaMeters
-from sandq.server.sender import Sender
 from sandq.storage.files import Files
 from sandq.storage.known_peers import KnownPeers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sandq.broker.stats.node_stats import SECONDS, Histogram
 from sandq.model.errors import Corruption, SandqError, StorageFailed, TimedOut
@@ -20,9 +20,22 @@ OURS = frozenset({SandqError.code, StorageFailed.code, Corruption.code, TimedOut
 _NO_REPLY = frozenset({Type.CREDIT, Type.ON_BEHALF})
 _NAMES = {kind.value: kind.name.lower() for kind in Type if kind not in (Type.REPLY, Type.DELIVER, Type.ERROR)}
 
-Mark = tuple[Histogram, str, float, int, CallerRequests, CallerRequests]
-"""Of a request under way: where its duration goes, its type, when it came, the bytes that it takes, where these count,
-and who asks."""
+
+class Mark(NamedTuple):
+    """A request that is not answered yet. Requests that came together share one."""
+
+    durations: Histogram
+    """Where its duration goes."""
+    request: str
+    """The name of its type."""
+    came_s: float
+    """When it came, by `time.perf_counter`."""
+    size: int
+    """The bytes that it takes."""
+    counted: CallerRequests
+    """Where its bytes count."""
+    asks: CallerRequests
+    """Those of the caller who asks."""
 
 
 class Seldom:
@@ -85,4 +98,4 @@ class ClientStats:
         durations = self.durations.get(name)
         if durations is None:
             durations = self.durations[name] = Histogram(SECONDS)
-        return durations, name, at, size, counted, asks
+        return Mark(durations, name, at, size, counted, asks)

@@ -23,8 +23,8 @@ from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import encode_error
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
+from sandq.server.output import Sender
 from sandq.server.places import Places
-from sandq.server.sender import Sender
 from sandq.server.session_protocol import Session
 from sandq.tls.names import client_name
 from sandq.tls.port import PLAIN, TlsPort

@@ -12,4 +12,4 @@ def tell_answered(own: CallerRequests, request_ids: Sequence[int], marks: Sequen
     """Log requests that were answered; `marks`, of each, says which kind it was."""
     for request_id, mark in zip(request_ids, marks, strict=True):
         if mark is not None:
-            own.log.debug("a request is answered", request=mark[1], request_id=request_id)
+            own.log.debug("a request is answered", request=mark.request, request_id=request_id)

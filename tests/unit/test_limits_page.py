@@ -23,7 +23,7 @@ from sandq.partition.kv import key_table
 from sandq.partition.records.leases import HISTORY_ERROR_CHARS
 from sandq.protocol.requests_backup import LOG_BYTES
 from sandq.protocol.requests_messages import PREVIEW_BYTES_MAX
-from sandq.server import caller_requests, connection, failed_logins, tcp
+from sandq.server import caller_requests, connection, failed_logins, open_requests, output, tcp
 from sandq.server.http import bodies, bounds, connections, event_streams, guards, lines, supervisor, worker_pipe
 from sandq.server.places import Places
 from tests.support.paths import ROOT
@@ -66,11 +66,11 @@ def test_every_limit_that_can_be_changed_is_on_the_page() -> None:
 
 def test_fixed_limits_are_those_of_the_code() -> None:
     slow = f"and 1 s for each {size(guards.BODY_BYTES_PER_S)}"
-    assert connection.SEND_BYTES == bounds.SEND_BYTES
-    assert connection.SEND_STALL_S == bounds.SEND_STALL_S
-    assert connection.CROWDED_STALL_S == bounds.CROWDED_STALL_S
+    assert output.SEND_BYTES == bounds.SEND_BYTES
+    assert output.SEND_STALL_S == bounds.SEND_STALL_S
+    assert output.CROWDED_STALL_S == bounds.CROWDED_STALL_S
     fixed = {
-        "callers of a gateway's connection that have requests under way": (f"{connection.CALLERS:,}",),
+        "callers of a gateway's connection that have requests under way": (f"{open_requests.CALLERS:,}",),
         "HELLO, and a gateway's proof": (f"{connection.HELLO_S:g} s", size(connection.HELLO_BYTES)),
         "logins that fail": (
             f"{failed_logins.FAILED_LOGINS_BURST:g} at once",
@@ -80,8 +80,8 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         "lists of groups that are made": (f"{broker.LISTS_AT_ONCE} of a node",),
         "half a frame": (f"{connection.FRAME_S:g} s and 1 s for each {size(connection.FRAME_BYTES_PER_S)}",),
         "answers that a client does not take": (
-            f"{size(connection.SEND_BYTES)} in {connection.SEND_STALL_S:g} s",
-            f"in {connection.CROWDED_STALL_S:g} s while others wait",
+            f"{size(output.SEND_BYTES)} in {output.SEND_STALL_S:g} s",
+            f"in {output.CROWDED_STALL_S:g} s while others wait",
         ),
         "an HTTP head": (
             f"{bounds.HEAD_S:g} s",
@@ -136,7 +136,7 @@ def test_places_are_those_of_the_code() -> None:
 
 def test_answers_that_a_connection_has_not_taken_are_as_in_the_code() -> None:
     assert (
-        f"up to {size(connection.UNSENT_BYTES)},"
+        f"up to {size(output.UNSENT_BYTES)},"
         in rows(section("What is limited by what"))["`limits.in_flight_bytes_per_connection`"]
     )
 
@@ -249,14 +249,14 @@ def test_what_clients_can_cause_together_is_added_up() -> None:
     for account in memory.accounts.values():
         by_clients += account.share_bytes if isinstance(account, Account) else 0
     share = by_clients / DEFAULT.memory_bytes
-    connection_bytes = 20_000 + caller_requests.GRANTED_BYTES + connection.ANSWERS_GRANTED_BYTES
+    connection_bytes = 20_000 + caller_requests.GRANTED_BYTES + output.ANSWERS_GRANTED_BYTES
     partitions, groups = DEFAULT.partitions_per_node, DEFAULT.groups
     text = section("What clients can cause together")
     for told in (
         f"{share * 64:g}/64 of `limits.memory_bytes`, {size(by_clients)}",
         f"one address {size(memory_budget.SOURCE_SHARE * by_clients)}",
         f"| {sum(SHARES.values()) * 64:g}/64 of it, {size(sum(SHARES.values()) * DEFAULT.memory_bytes)} |",
-        f"{size(caller_requests.GRANTED_BYTES)} of a frame and {size(connection.ANSWERS_GRANTED_BYTES)} of answers",
+        f"{size(caller_requests.GRANTED_BYTES)} of a frame and {size(output.ANSWERS_GRANTED_BYTES)} of answers",
         f"{round(DEFAULT.connections * connection_bytes, -8) // 10**6} MB with {DEFAULT.connections:,}",
         f"{size(DEFAULT.http_connections * 64 * KIB)} with {DEFAULT.http_connections:,}",
         f"{partitions * 150 // 1000} MB with {partitions:,}",
@@ -272,7 +272,7 @@ def test_every_account_is_on_the_page_with_its_share() -> None:
     assert set(found) - {"Account"} == set(SHARES)
     for name, share in SHARES.items():
         assert f"| {share.as_integer_ratio()[0]}/{share.as_integer_ratio()[1]} |" in found[name], name
-    for share in (connection.CONNECTION_SHARE, caller_requests.CONNECTION_REQUESTS_SHARE, memory_budget.SOURCE_SHARE):
+    for share in (output.CONNECTION_SHARE, caller_requests.CONNECTION_REQUESTS_SHARE, memory_budget.SOURCE_SHARE):
         assert {0.125: "an eighth of all answers", 0.25: "a quarter of all requests", 0.75: "three quarters at most"}[
             share
         ] in section("When memory is short").replace("\n", " ")

@@ -35,12 +35,13 @@ from sandq.protocol.frames import Frame, PackedArray, Type, encode_packed, encod
 from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
 from sandq.protocol.requests import Produce
-from sandq.server.connection import Answer, Connection
+from sandq.server.connection import Connection
 from sandq.server.delays import AT_ONCE, DELAYING, Ahead, ahead_of_batch, check_delay, delay_of_request
 from sandq.server.entrance import Entrance
 from sandq.server.gateway_proof import GatewayProof
 from sandq.server.info import ServerInfo
 from sandq.server.kv_get_coalescer import KvGetCoalescer
+from sandq.server.output import Answer
 from sandq.server.produce_coalescer import ProduceCoalescer
 from sandq.server.quota_meters import NEVER_REFUSED, NOT_COUNTED
 from sandq.server.subscriptions import Subscriptions
@@ -70,9 +71,9 @@ class Context:
         """Called once the client has proved to be a gateway; set by the session."""
         self.lease_topics: dict[int, str] = {}
         """Of partitions of which leases were settled here, by Raft group."""
-        self.messages = MessageRequests(broker, connection)
-        self.schedules = ScheduleRequests(broker, connection)
-        self.kv_requests = KvRequests(broker, connection)
+        self.messages = MessageRequests(broker, connection.output)
+        self.schedules = ScheduleRequests(broker, connection.output)
+        self.kv_requests = KvRequests(broker, connection.output)
         self.kv_gets = KvGetCoalescer(connection, self.kv_requests)
         self.produces = ProduceCoalescer(
             self._produce,

@@ -72,8 +72,8 @@ class ClientSession:
 
     def __init__(self, broker: Broker, connection: Connection, info: ServerInfo) -> None:
         self.greeted = False
-        connection.add_hint = info.add_hint
-        connection.audit = RequestAudit(info.audit)
+        self._audit = RequestAudit(info.audit)
+        connection.observe(self._audit, info.add_hint)
         self._context = Context(broker, connection, info)
         self._context.on_proved = self._choose_handlers
         self._flush_produces = self._context.produces.flush
@@ -99,8 +99,7 @@ class ClientSession:
                 raise InvalidRequest(f"requests of type {kind} are not implemented by this version")
             raise InvalidRequest(unknown_request(kind))
         if kind in ACTS and is_act(frame):
-            connection = self._context.connection
-            connection.audit.begin(frame, connection.caller)
+            self._audit.begin(frame, self._context.connection.caller)
         if kind != _PRODUCE:
             if self._context.connection.login is not None:
                 self._context.count(frame)

@@ -10,7 +10,7 @@ import trio
 
 from sandq.model.limits import DEFAULT
 from sandq.server.connection import Connection
-from sandq.server.sender import Sender
+from sandq.server.output import Sender
 from tests.support.waiting import PATIENCE_S
 
 

@@ -21,7 +21,7 @@ from sandq.model.limits import DEFAULT, Limits
 from sandq.protocol.frames import FrameReader, Type, encode_frame, encode_reply
 from sandq.protocol.requests import Subscribe
 from sandq.protocol.requests_keys import KvGet
-from sandq.server import connection as connection_module
+from sandq.server import open_requests
 from sandq.server.caller_requests import AT_ONCE, CONNECTION_REQUESTS_SHARE, GRANTED_BYTES, CallerRequests
 from sandq.server.connection import Connection
 from sandq.server.kv_get_coalescer import KvGetCoalescer
@@ -169,7 +169,7 @@ async def test_many_requests_of_one_do_not_come_before_those_of_another(memory: 
 async def test_of_very_many_callers_the_last_are_the_gateway(
     memory: MemoryBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "CALLERS", 2)
+    monkeypatch.setattr(open_requests, "CALLERS", 2)
     async with gateway(memory) as at:
         await at.ask(ADA, 1)
         await at.ask(BOB, 2)

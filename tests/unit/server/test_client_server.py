@@ -15,7 +15,8 @@ from sandq.model.limits import Limits
 from sandq.protocol.frames import FrameReader, Type
 from sandq.server import tcp
 from sandq.server.client_stats import ClientStats
-from sandq.server.connection import SEND_BYTES, Connection
+from sandq.server.connection import Connection
+from sandq.server.output import SEND_BYTES
 from sandq.server.tcp import ClientServer
 from sandq.tls.budget import Handshakes
 from sandq.tls.port import TlsPort

@@ -13,7 +13,8 @@ from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.errors import Overloaded
 from sandq.protocol.frames import FrameReader
 from sandq.server.client_stats import ClientStats
-from sandq.server.connection import CROWDED_STALL_S, HELLO_S, SEND_BYTES, SEND_STALL_S, Connection
+from sandq.server.connection import HELLO_S, Connection
+from sandq.server.output import CROWDED_STALL_S, SEND_BYTES, SEND_STALL_S
 from tests.support.nodes.one_connection import NothingTogether, one_connection
 
 BUFFER_BYTES = 16 << 10

@@ -18,7 +18,7 @@ from sandq.protocol.frames import FrameReader, Type
 from sandq.server import connection as connection_module
 from sandq.server.caller_requests import WAITING_BYTES
 from sandq.server.connection import HELLO_BYTES, Connection
-from sandq.server.sender import Sender
+from sandq.server.output import Sender
 from tests.support.nodes.one_connection import NothingTogether, one_connection
 from tests.support.stopped_time import loop_clock
 from tests.support.waiting import until_holds
@@ -245,26 +245,26 @@ async def test_a_connection_is_congested_while_all_together_have_too_much(memory
     async with connected(memory, session) as (connection, client):
         await wait_all_tasks_blocked()
         connection.send(b"x" * 100_000)
-        assert not connection.congested and connection.has_room
+        assert not connection.congested and connection.output.has_room
         memory.answers.take(100 * LARGE)
-        assert connection.congested and not connection.has_room
+        assert connection.congested and not connection.output.has_room
         got = 0
         while got < 100_000:
             got += len(await client.receive_some(1 << 16))
         await until_holds(lambda: session.drains == 1)
         assert not connection.congested, "a little may be sent to everybody"
-        assert not connection.has_room
+        assert not connection.output.has_room
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.until_room)
+            nursery.start_soon(connection.output.until_room)
             await wait_all_tasks_blocked()
             memory.answers.give_back(100 * LARGE)
-        assert connection.has_room
+        assert connection.output.has_room
 
 
 async def test_who_waits_goes_on_when_all_of_it_leaves_at_once(memory: MemoryBudget) -> None:
     async with connected(memory, Session()) as (connection, _):
         await wait_all_tasks_blocked()
-        connection._sender = Sender()  # its turn comes below
+        connection.output._sender = Sender()  # its turn comes below
         memory.answers.take(100 * LARGE)
         connection.send(b"x" * 20_000)
         async with trio.open_nursery() as nursery:
@@ -272,7 +272,7 @@ async def test_who_waits_goes_on_when_all_of_it_leaves_at_once(memory: MemoryBud
             await wait_all_tasks_blocked()
             assert connection.congested
             memory.answers.give_back(100 * LARGE)
-            connection.flush()
+            connection.output.flush()
         assert memory.answers.bytes == 0
 
 
@@ -292,37 +292,37 @@ async def test_those_who_wait_for_room_go_on_one_after_the_other(memory: MemoryB
     async with connected(memory, Session()) as (connection, _), trio.open_nursery() as nursery:
 
         async def wait(number: int) -> None:
-            await connection.until_room()
+            await connection.output.until_room()
             went_on.append(number)
-            connection.hold(LARGE)
+            connection.output.hold(LARGE)
 
-        connection.hold(LARGE)
+        connection.output.hold(LARGE)
         for number in range(waiters):
             nursery.start_soon(wait, number)
         await wait_all_tasks_blocked()
         trio.lowlevel.add_instrument(steps)
         try:
             for _ in range(10):
-                connection.let_go(1)
+                connection.output.let_go(1)
                 await wait_all_tasks_blocked()
             assert went_on == [] and steps.number < waiters / 2
-            connection.let_go(LARGE - 10)
+            connection.output.let_go(LARGE - 10)
             await wait_all_tasks_blocked()
             assert len(went_on) == 1 and steps.number < waiters / 2
         finally:
             trio.lowlevel.remove_instrument(steps)
         while len(went_on) < waiters:
-            connection.let_go(LARGE)
+            connection.output.let_go(LARGE)
             await wait_all_tasks_blocked()
-        connection.let_go(LARGE)
+        connection.output.let_go(LARGE)
 
 
 async def test_what_was_read_counts_until_it_is_a_frame(memory: MemoryBudget) -> None:
     async with connected(memory, Session()) as (connection, _):
-        connection.hold(LARGE)
-        assert memory.answers.bytes == LARGE and not connection.has_room, "an eighth of what all may have"
+        connection.output.hold(LARGE)
+        assert memory.answers.bytes == LARGE and not connection.output.has_room, "an eighth of what all may have"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.until_room)
+            nursery.start_soon(connection.output.until_room)
             await wait_all_tasks_blocked()
-            connection.let_go(LARGE)
+            connection.output.let_go(LARGE)
         assert memory.answers.bytes == 0

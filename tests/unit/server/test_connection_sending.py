@@ -17,7 +17,7 @@ import trio.testing
 
 from sandq.model.limits import DEFAULT
 from sandq.server.connection import Connection
-from sandq.server.sender import Sender
+from sandq.server.output import Sender
 from tests.support.nodes.one_connection import NothingTogether
 from tests.support.waiting import PATIENCE_S
 
@@ -78,7 +78,7 @@ async def test_everything_arrives_in_order_and_congestion_ends(seed: int) -> Non
                     connection.send(frame)
                     sent += frame
                 if rng.random() < 0.3:
-                    connection.flush()
+                    connection.output.flush()
                 if connection.congested:
                     congested += 1
                     while connection.congested:  # noqa: ASYNC110 - by the reader at the other end
@@ -101,8 +101,8 @@ async def test_what_cannot_be_sent_to_one_is_nothing_to_another() -> None:
             nursery.start_soon(sender.run)
             with pytest.RaisesGroup(TypeError, flatten_subgroups=True):
                 async with connected(sender, Session()) as (bad, _):
-                    bad._out.add("no bytes")  # type: ignore[arg-type]
-                    sender.add(bad)
+                    bad.output._out.add("no bytes")  # type: ignore[arg-type]
+                    sender.add(bad.output)
                     good.send(b"still here")
                     await trio.sleep_forever()
             assert await client.receive_some(100) == b"still here"

@@ -20,17 +20,9 @@ from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import FrameReader, Type, encode_reply
 from sandq.server import connection as connection_module
 from sandq.server.caller_requests import AT_ONCE, BEGUN_WORK
-from sandq.server.connection import (
-    FLUSH_BYTES,
-    FRAME_S,
-    RECEIVE_BYTES,
-    RECEIVE_FEW_BYTES,
-    REFUSAL_WORK,
-    SAID_BITS,
-    UNIT_BITS,
-    UNSENT_BYTES,
-    Connection,
-)
+from sandq.server.connection import FRAME_S, RECEIVE_BYTES, RECEIVE_FEW_BYTES, SAID_BITS, Connection
+from sandq.server.open_requests import REFUSAL_WORK
+from sandq.server.output import FLUSH_BYTES, UNIT_BITS, UNSENT_BYTES
 from tests.support.nodes.one_connection import NothingTogether, one_connection
 from tests.support.waiting import until_holds
 
@@ -434,7 +426,7 @@ async def test_a_client_that_takes_no_answers_is_not_read() -> None:
         await until_holds(lambda: connection.waiting_bytes > UNSENT_BYTES)
         await wait_all_tasks_blocked()
         read = len(handled)
-        assert read < 3000 and not connection.has_room
+        assert read < 3000 and not connection.output.has_room
         assert connection.waiting_bytes <= UNSENT_BYTES + 2 * FLUSH_BYTES
         left = 3000 * len(answer)
         while left:

@@ -75,6 +75,9 @@ class Door:
         self.congested = False
         self.turn = Turn()
         self.begun: list[Callable[[], Awaitable[bytes]]] = []
+        self.output = self
+
+    def observe(self, audit: object, add_hint: object) -> None: ...
 
     def waits(self, size: int) -> AbstractContextManager[None]:
         return nullcontext()
