@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
@@ -33,7 +31,7 @@ class GroupAdmin:
         self._log = log
         self._jobs = jobs
 
-    def open_group(self, step: Step, command: c.OpenGroup, latest: bytes) -> int:
+    def open_group(self, step: Step, command: c.OpenGroup) -> int:
         """Make a group unless it exists, and return its id. Raises InvalidRequest (limit, a foreign offset)."""
         group = self._groups.find(command.group)
         if group is None:
@@ -44,19 +42,19 @@ class GroupAdmin:
                     limit="groups_per_topic",
                     maximum=FIXED.groups_per_topic,
                 )
-            group = self._groups.create(command.group, self._cursor(command.start, latest))
+            group = self._groups.create(command.group, self._cursor(command.start, step.latest_offset))
             group.paused = command.paused
         group.use(step)
         self._groups.store(step, group)
         return group.group_id
 
-    def seek(self, step: Step, command: c.Seek, latest: bytes) -> bytes:
+    def seek(self, step: Step, command: c.Seek) -> bytes:
         """Revoke what the group has leased and what waits, and go on elsewhere. The new cursor."""
         view = step.view
         group = self._groups.named(command.group)
         if group.seeking:
             raise InvalidRequest(f"group {group.name!r} is being put elsewhere already; wait until that is done")
-        above = self._cursor(command.to, latest, clamped=False)
+        above = self._cursor(command.to, step.latest_offset, clamped=False)
         cursor = max(above, self._log.state.trimmed)
         gone: list[Range] = []
         for lease in list(group.leases.values()):
@@ -109,21 +107,23 @@ class GroupAdmin:
         self._groups.remove(step, group)
         self._jobs.start_own(step, "drop", {"group_id": group.group_id})
 
-    def configure(self, step: Step, name: str, settings: dict[str, Any]) -> None:
-        group = self._groups.named(name)
-        group.settings = settings
+    def configure(self, step: Step, command: c.ConfigureGroup) -> None:
+        """Replace the group's settings. Raises UnknownGroup."""
+        group = self._groups.named(command.group)
+        group.settings = command.settings
         self._groups.limit_keys(group)
         self._groups.store(step, group)
 
-    def pause(self, step: Step, name: str, paused: bool) -> None:
-        """Have the group get nothing more, or get again what there is. Who resumes it has use for it."""
-        group = self._groups.named(name)
-        group.paused = paused
+    def pause(self, step: Step, command: c.PauseGroup) -> None:
+        """Stop deliveries to the group, or resume them. Both count as a use of the group. Raises UnknownGroup."""
+        group = self._groups.named(command.group)
+        group.paused = command.paused
         group.use(step)
         self._groups.store(step, group)
 
-    def touch(self, step: Step, names: list[str]) -> None:
-        for name in names:
+    def touch(self, step: Step, command: c.Touch) -> None:
+        """Note that groups are in use."""
+        for name in command.groups:
             group = self._groups.find(name)
             if group is not None:
                 group.use(step)

@@ -32,7 +32,7 @@ from sandq.broker.stats.node_stats import NodeStats, TopicStats
 from sandq.metadata.records import Partition, Topic
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, UnknownTopic
 from sandq.model.features import FIRST_LEVEL
-from sandq.partition.state_machine import Status
+from sandq.partition.partition_status import Status
 from sandq.raft import Members
 
 log = structlog.get_logger("sandq.broker")

@@ -14,7 +14,7 @@ from sandq.broker.delivery.limit_plan import LimitPlan, Standing
 from sandq.partition import commands as c
 from sandq.partition.groups.group_limits import HOME
 from sandq.partition.limits.ledger import LedgerStatus, Share
-from sandq.partition.state_machine import Status
+from sandq.partition.partition_status import Status
 
 ASK_MS: Final = 200
 """Before what was not answered is asked again, and somebody who waits says so again."""

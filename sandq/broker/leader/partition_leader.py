@@ -24,7 +24,7 @@ from sandq.partition import commands as c
 from sandq.partition.group_status import GroupStatuses
 from sandq.partition.jobs.jobs import STEP_MESSAGES
 from sandq.partition.leasing.lease_grants import MAX_LEASE_AHEAD_MS
-from sandq.partition.state_machine import Status
+from sandq.partition.partition_status import Status
 
 MAX_GRANTS = 64
 SHARED_GRANT_MESSAGES = 64

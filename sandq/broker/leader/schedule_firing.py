@@ -22,9 +22,9 @@ from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
 from sandq.model.errors import DiskFull, SandqError
 from sandq.partition import commands as c
+from sandq.partition.partition_status import Status
 from sandq.partition.schedules.schedule import GRACE_MS, Schedule
 from sandq.partition.schedules.schedule_queries import Stored
-from sandq.partition.state_machine import Status
 from sandq.schedules import planning
 from sandq.schedules.recurrence import Recurrence
 

@@ -12,7 +12,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
 from sandq.model.errors import StorageFailed, Unavailable
-from sandq.partition.state_machine import Status
+from sandq.partition.partition_status import Status
 
 COMPACT_ROWS = 100_000
 """So many deleted rows are compacted away: a scan that begins before them walks over each."""

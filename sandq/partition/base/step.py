@@ -42,3 +42,17 @@ class Step:
         position = self.position
         self.position = position + count
         return position
+
+    @property
+    def latest_offset(self) -> bytes:
+        """The greatest offset below all messages that the entry stores from here on."""
+        return latest_offset(self.floor_ms, self.index, self.position)
+
+
+def latest_offset(floor_ms: int, index: int, position: int) -> bytes:
+    """Return the greatest offset below all messages that are stored from a position of an entry on.
+
+    It is above every message whose time has come, and below every delayed one.
+    """
+    # Not by `offsets.pack`, which rejects the position behind a full entry.
+    return ((floor_ms << 80) + (index << 32) + (position << 12) - 1).to_bytes(16, "big")

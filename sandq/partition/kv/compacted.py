@@ -10,13 +10,13 @@ message with a value puts it, one with none deletes its key. Invariants beside t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import InvalidRequest
 from sandq.partition import commands as c
 from sandq.partition.base import rows
-from sandq.partition.base.step import Step
+from sandq.partition.base.step import Step, latest_offset
 from sandq.partition.base.view import View
 from sandq.partition.kv.compaction import Compactor
 from sandq.partition.kv.key_table import KeyTable
@@ -25,7 +25,7 @@ from sandq.partition.log.message_log import Stored
 from sandq.partition.produce_validation import check_writes
 from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.reader.pieces import Message
-from sandq.partition.state_machine import TimerPartition, latest_offset
+from sandq.partition.state_machine import Handlers, TimerPartition
 
 COMPACTION = b"c"
 RESTING_MS = 10_000
@@ -87,17 +87,23 @@ class CompactedPartition(TimerPartition):
         keys = [key for batch in batches for key in batch.bytes_column(Column.KEY) or ()]
         return self.keys.knows(keys) and not any([None in batch.values() for batch in batches])
 
-    def _other(self, step: Step, command: c.Command) -> Any:
-        if isinstance(command, c.Cancel) or (isinstance(command, c.StartJob) and command.kind in ("cancel", "move")):
+    def _cancel(self, step: Step, command: c.Cancel) -> Any:
+        raise _not_here()
+
+    def _start_job(self, step: Step, command: c.StartJob) -> dict[str, Any]:
+        if command.kind in ("cancel", "move"):
             raise _not_here()
-        if isinstance(command, c.Hold):
-            raise InvalidRequest(
-                "a compacted topic is not trimmed but compacted, which no hold stops: "
-                "its `history` says how long every write stays"
-            )
-        if isinstance(command, c.Configure):
-            self.compactor.look_anew(step)
-        return super()._other(step, command)
+        return super()._start_job(step, command)
+
+    def _hold(self, step: Step, command: c.Hold) -> bytes:
+        raise InvalidRequest(
+            "a compacted topic is not trimmed but compacted, which no hold stops: "
+            "its `history` says how long every write stays"
+        )
+
+    def _configure(self, step: Step, command: c.Configure) -> None:
+        self.compactor.look_anew(step)
+        super()._configure(step, command)
 
     def _schedule(self, step: Step, command: c.ScheduleCommand) -> list[Any]:
         raise InvalidRequest("a compacted topic has no schedules: a timer, priority or fair topic has")
@@ -135,6 +141,16 @@ class CompactedPartition(TimerPartition):
             deletions = Batch.parse(encode({Column.VALUE: [None] * len(over), Column.KEY: over}))
             self._writer.store_all(step, deletions, Writes.of(deletions))
             self.compactor.appended(step, len(over))
+
+    HANDLERS: ClassVar[Handlers] = TimerPartition.HANDLERS | {
+        c.Cancel: _cancel,
+        c.Move: _move,
+        c.StartJob: _start_job,
+        **dict.fromkeys(c.SCHEDULE_COMMANDS, _schedule),
+        c.ClockReset: _reset_clock,
+        c.Hold: _hold,
+        c.Configure: _configure,
+    }
 
 
 def _not_here() -> InvalidRequest:

@@ -12,7 +12,7 @@ end the partition's own says how far it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import msgpack
 
@@ -22,6 +22,7 @@ from sandq.model.outbox import RESERVED_PRODUCERS
 from sandq.model.stored_rows import decode_chunk
 from sandq.partition.base import rows
 from sandq.partition.base.step import Step
+from sandq.partition.records.restore_state import RestoreState
 
 STATE_OF_BACKUP: Final = b"X"
 """Row: the state row of the backup, until it is the partition's."""
@@ -36,36 +37,6 @@ NOWHERE: Final = 0xFFFF_FFFF
 _WITH_FORWARD: Final = 0x9A
 """First byte of the row of a dead letter that may name a partition it is to go to: ten fields."""
 _FORWARD_FIELD: Final = 9
-
-
-class RestoreState(NamedTuple):
-    """How far a restore is. Written with the partition's state, in this order."""
-
-    restore_id: str
-    next_chunk: int = 0
-    """Number of the chunk that comes next."""
-    rows: int = 0
-    bytes: int = 0
-    is_whole: bool = False
-    """All rows are there, and are the partition's state."""
-    targets: tuple[tuple[int, int], ...] = ()
-    """Number that a topic had when the backup was made, and that which it has here."""
-
-    @classmethod
-    def load(cls, fields: Sequence[Any]) -> RestoreState:
-        """Read what a row has of it."""
-        restore_id, next_chunk, count, size, is_whole, targets = fields
-        return cls(restore_id, next_chunk, count, size, is_whole, tuple((old, new) for old, new in targets))
-
-    def shown(self) -> dict[str, Any]:
-        """Return what is told of it."""
-        return {
-            "restore_id": self.restore_id,
-            "next_chunk": self.next_chunk,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "whole": self.is_whole,
-        }
 
 
 def encode_chunk(flat: Sequence[bytes]) -> bytes:

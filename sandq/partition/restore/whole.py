@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise
-from typing import Final, Protocol
+from typing import Final
 
 from sandq.model import offsets
 from sandq.model.errors import Conflict
@@ -18,12 +18,10 @@ from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.base.view import Row, View
 from sandq.partition.groups.group import Group
-from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.log.message_log import MessageLog
 from sandq.partition.outbox import Letter
+from sandq.partition.partition_state import PartitionState
 from sandq.partition.reader.reader import row_holding
 from sandq.partition.ready import queue_keys
-from sandq.partition.shared_state import SharedState
 
 STEP_ROWS: Final = 256
 """Rows that are looked at before the entry gives way."""
@@ -45,19 +43,7 @@ GROUP_TAGS: Final = (
 """Tags of rows whose keys begin with the number of a group."""
 
 
-class Restored(Protocol):
-    """The parts of a partition, loaded from a backup, that are checked."""
-
-    applied_index: int
-    index_base: int
-    floor_ms: int
-    clock_epoch: int
-    groups: GroupTable
-    shared: SharedState
-    log: MessageLog
-
-
-def check_whole(restored: Restored, view: View, give_way: Callable[[], None]) -> None:
+def check_whole(restored: PartitionState, view: View, give_way: Callable[[], None]) -> None:
     """Check the rows of a partition that was loaded from a backup. Raises Conflict, which names the row."""
     _check_numbers(restored, view)
     _check_log(view, give_way)
@@ -69,7 +55,7 @@ def check_whole(restored: Restored, view: View, give_way: Callable[[], None]) ->
     _check_outbox(view, give_way)
 
 
-def _check_numbers(restored: Restored, view: View) -> None:
+def _check_numbers(restored: PartitionState, view: View) -> None:
     """No row names a group or a lease that is yet to come: the next ones get these numbers."""
     next_id = restored.groups.next_id
     for tag in GROUP_TAGS:
@@ -116,7 +102,7 @@ def _check_log(view: View, give_way: Callable[[], None]) -> None:
                 raise Conflict(f"{_shown(key)} is of a message that was moved, and cannot be found by its id")
 
 
-def _check_held(restored: Restored, view: View, give_way: Callable[[], None]) -> None:
+def _check_held(restored: PartitionState, view: View, give_way: Callable[[], None]) -> None:
     """What is leased, waits or is blocked is in the log, or in a row of its group."""
     for group in restored.groups.by_id.values():
         _check_waiting(restored, group, view)
@@ -139,7 +125,7 @@ def _check_held(restored: Restored, view: View, give_way: Callable[[], None]) ->
                 raise Conflict(f"message {offsets.to_text(other)} is held twice in group {group.name!r}")
 
 
-def _check_waiting(restored: Restored, group: Group, view: View) -> None:
+def _check_waiting(restored: PartitionState, group: Group, view: View) -> None:
     """What waits has a number of its own, below the next one, and a ready queue where messages are ranked."""
     start, stop = rows.group_bounds(rows.WAITING, group.group_id)
     most = len(group.waiting) + 1
@@ -176,7 +162,7 @@ def _has_rows(view: View, group_id: int, one: Range, kept: bool) -> bool:
     return behind is not None and behind + one.length <= length
 
 
-def _check_ready(restored: Restored, view: View, give_way: Callable[[], None]) -> None:
+def _check_ready(restored: PartitionState, view: View, give_way: Callable[[], None]) -> None:
     """A ready queue has rows of as many messages as it says, from the first one on. Others may be left of what a seek
     took back."""
     for group_id in restored.groups.by_id:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from sandq.broker.stats.node_stats import LATENESS, Histogram, TopicStats
 from sandq.partition.group_status import GroupStatus, Limited
 from sandq.partition.groups.group import PAUSED
+from sandq.partition.partition_status import Status
 from sandq.partition.records.metrics import Counted
-from sandq.partition.state_machine import Status
 
 OTHER = "_other"
 """Of topics and groups beyond the limit. No name begins like this."""

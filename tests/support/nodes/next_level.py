@@ -65,7 +65,8 @@ class NextVersion:
 def next_version() -> Iterator[NextVersion]:
     """Let this process know the command, the row and the frame of the level."""
     version = NextVersion()
-    init, heard, other = PeerDispatch.__init__, PeerDispatch._heard, TimerPartition._other
+    init, heard, handlers = PeerDispatch.__init__, PeerDispatch._heard, TimerPartition.HANDLERS
+    touch = handlers[commands.Touch]
 
     def init_noted(self: PeerDispatch, **parts: Any) -> None:
         init(self, **parts)
@@ -77,25 +78,26 @@ def next_version() -> Iterator[NextVersion]:
         version.heard.append((self._node_log.node_id, node, body))
         return True
 
-    def other_too(self: TimerPartition, step: Step, command: commands.Command) -> Any:
-        if isinstance(command, Mark):
-            step.view.put(ROW + command.text.encode(), b"")
-            return command.text
-        if isinstance(command, commands.Touch) and self.shared.level >= NEXT.highest:
+    def mark(self: TimerPartition, step: Step, command: Mark) -> str:
+        step.view.put(ROW + command.text.encode(), b"")
+        return command.text
+
+    def touch_too(self: TimerPartition, step: Step, command: commands.Touch) -> Any:
+        if self.shared.level >= NEXT.highest:
             step.view.put(ROW + TOUCHED, b"")
-        return other(self, step, command)
+        return touch(self, step, command)
 
     commands._CLASSES[COMMAND] = Mark
     PeerDispatch.__init__ = init_noted  # type: ignore[method-assign, assignment]
     PeerDispatch._heard = heard_too  # type: ignore[method-assign]
-    TimerPartition._other = other_too  # type: ignore[method-assign]
+    TimerPartition.HANDLERS = handlers | {Mark: mark, commands.Touch: touch_too}
     try:
         yield version
     finally:
         del commands._CLASSES[COMMAND]
         PeerDispatch.__init__ = init  # type: ignore[method-assign]
         PeerDispatch._heard = heard  # type: ignore[method-assign]
-        TimerPartition._other = other  # type: ignore[method-assign]
+        TimerPartition.HANDLERS = handlers
 
 
 def rows_of_level(node_log: NodeLog, group: int) -> set[bytes]:

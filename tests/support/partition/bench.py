@@ -16,10 +16,11 @@ from sandq.partition.base.rows import Range
 from sandq.partition.base.view import Bounds, Row, View
 from sandq.partition.groups import dead_letters
 from sandq.partition.log.message_log import Stored
+from sandq.partition.partition_status import Status
 from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.reader.pieces import Message, MessageReader
 from sandq.partition.records.leases import Lease
-from sandq.partition.state_machine import Status, TimerPartition
+from sandq.partition.state_machine import TimerPartition
 from sandq.storage.stores import MemoryStores
 
 T = 1_800_000_000_000

@@ -19,10 +19,10 @@ from sandq.partition.base.digest import comparable
 from sandq.partition.group_status import GroupStatus
 from sandq.partition.jobs import jobs, redrive
 from sandq.partition.log import counts, message_log, trim
+from sandq.partition.partition_status import Status
 from sandq.partition.pending import pending
 from sandq.partition.reader import reader
 from sandq.partition.records.lives import load_lives
-from sandq.partition.state_machine import Status
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.group_model import GroupModel
 from tests.support.partition.model_words import name_of

@@ -18,12 +18,12 @@ from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.digest import comparable
+from sandq.partition.base.step import latest_offset
 from sandq.partition.leasing import lease_reclaim
 from sandq.partition.log.message_log import Stored
 from sandq.partition.reader.reader import cursor_before
 from sandq.partition.ready.ready_queue import bytes_of
 from sandq.partition.records.leases import Lease, Waiting
-from sandq.partition.state_machine import latest_offset
 from tests.support.partition import in_parts
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
 from tests.support.partition.fair_model import FairModel

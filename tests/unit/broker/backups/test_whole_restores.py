@@ -12,7 +12,7 @@ import trio.testing
 from sandq.broker.backups import whole_restores
 from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.model.errors import Conflict, Unavailable
-from sandq.partition.restore.restoring import RestoreState
+from sandq.partition.records.restore_state import RestoreState
 from sandq.protocol.peer import PeerFrame
 
 LEADERS = {10: "n1", 11: "n2", 12: "n2", 13: "n3"}

@@ -88,7 +88,7 @@ def test_fault_within_an_entry_that_gives_way_shuts_only_its_own_partition(monke
         inner = [one.other_task()]
         one.applier.beside = lambda inner=inner: [inner.pop()] if inner else []  # type: ignore[misc]
         own = one.replica if poisoned == "outer" else one.other
-        apply, left = TimerPartition._append, own._machine
+        apply, left = TimerPartition._store, own._machine
 
         def failing(machine: TimerPartition, *arguments: Any, left: Any = left, apply: Any = apply) -> Any:
             machine.shared.give_way()
@@ -96,7 +96,7 @@ def test_fault_within_an_entry_that_gives_way_shuts_only_its_own_partition(monke
                 raise KeyError("planted")
             return apply(machine, *arguments)
 
-        with patch.object(TimerPartition, "_append", failing):
+        with patch.object(TimerPartition, "_store", failing):
             one.applier.run([one.task(2, entry(c.Append(batch_of(["b"]))))])
         one.applier.rest()
         assert not inner, "the other entry was applied within this one"

@@ -9,8 +9,8 @@ import pytest
 from sandq.broker.replication.store_compaction import COMPACT_BYTES, COMPACT_ROWS, MOST_BYTES, REST_BYTES, is_due
 from sandq.partition.base.garbage import Garbage
 from sandq.partition.base.rows import LOG, log_key, tag_bounds
+from sandq.partition.partition_status import Status
 from sandq.partition.records.metrics import Counted
-from sandq.partition.state_machine import Status
 
 IDLE = Status(
     applied_index=1,

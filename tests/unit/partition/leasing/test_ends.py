@@ -206,7 +206,7 @@ class TestSnoozed:
             case "expire":
                 bench.expire(at=30_003)
             case "clock":
-                bench.machine._settlement.give_back_all(step_at(T + 4, bench.view))
+                bench.machine.settlement.give_back_all(step_at(T + 4, bench.view))
         assert waits(bench).snoozes == 1
 
     def test_moving_it_keeps_the_count(self) -> None:

@@ -205,7 +205,7 @@ def test_kept_for_ever_without_delete_on_ack() -> None:
     bench.open()
     bench.append("m")
     bench.ack(bench.one().token)
-    assert bench.machine._trim_schedule.due_ms is None
+    assert bench.machine.trim_schedule.due_ms is None
     bench.upkeep(at=10_000_000)
     assert bench.status().messages == 1
 
@@ -216,14 +216,14 @@ def test_trimming_is_bounded_and_goes_on(bench: Bench, monkeypatch: pytest.Monke
     for _ in range(5):
         bench.append("m")
     bench.ack(bench.one().token)
-    assert bench.machine._trim_schedule.due_ms == T
+    assert bench.machine.trim_schedule.due_ms == T
     bench.upkeep()
     assert bench.status().messages == 3
     bench.restart()
-    assert bench.machine._trim_schedule.due_ms == T
+    assert bench.machine.trim_schedule.due_ms == T
     bench.trim()
     assert bench.status().messages == 0
-    due_ms = bench.machine._trim_schedule.due_ms
+    due_ms = bench.machine.trim_schedule.due_ms
     assert due_ms is None
 
 

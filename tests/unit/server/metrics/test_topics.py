@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sandq.broker.stats.node_stats import NodeStats, TopicStats
 from sandq.partition.group_status import GroupStatus, Limited
+from sandq.partition.partition_status import Status
 from sandq.partition.records.metrics import Counted
-from sandq.partition.state_machine import Status
 from sandq.server.metrics.topics import OTHER, Board, PartitionSeen, TopicNumbers, TopicSeen
 
 
