@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from sandq.client import Client
 from sandq.model.errors import SandqError
-from sandq.sql import readers
+from sandq.sql import readers, row_tables
 from sandq.sql.budget import VALUE_BYTES, Budget, Held
 from sandq.sql.caller_view import AskAccess, CallerView, access_from_cluster
 from sandq.sql.duck import Duck, Ducks, in_thread
@@ -151,7 +151,7 @@ class Session:
             async with self._ducks.one(self._owner) as duck:
                 planned = await self._plan(tree, duck)
                 tables = dict(planned.catalog)
-                tables |= {name: readers.empty(scan.table, scan.needed) for name, scan in planned.scans.items()}
+                tables |= {name: row_tables.empty(scan.table, scan.needed) for name, scan in planned.scans.items()}
                 return await in_thread(duck, lambda: duck.schema(planned.text(), tables))
 
         try:

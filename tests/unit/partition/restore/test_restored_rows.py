@@ -10,12 +10,11 @@ import pytest
 from sandq.model.batch import Column, encode
 from sandq.model.errors import Conflict, InvalidRequest
 from sandq.model.names import COMPACTED
+from sandq.model.row_kinds import COMPACTED_TAGS, TAGS
 from sandq.model.stored_rows import (
     CHUNK_BYTES,
     CHUNK_ROWS,
-    COMPACTED_TAGS,
     ROW_ITEMS,
-    TAGS,
     check_rows,
     decode_chunk,
     problem_of_row,

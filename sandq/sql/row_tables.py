@@ -1,0 +1,138 @@
+"""Make Arrow's tables of the rows that readers ask the cluster for, and read what a scan's bounds say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import anyio
+import pyarrow as pa
+
+from sandq.model.times import LEAST_INSTANT_MS, TIME_MAX_MS
+from sandq.sql.bounds import Bound
+from sandq.sql.budget import Held
+from sandq.sql.caller_view import CallerView
+from sandq.sql.scan import Scan
+from sandq.sql.schema import Kind, Table
+
+AT_ONCE: Final = 8
+"""Requests of one query at a time."""
+_BATCH_ROWS: Final = 5000
+"""Rows that become columns together, and are counted then."""
+
+Row = Mapping[str, Any]
+
+
+def empty(table: Table, needed: Sequence[str]) -> Any:
+    """No rows."""
+    return schema_of(table, needed).empty_table()
+
+
+def span_of(bound: Bound) -> tuple[int | None, int | None]:
+    """A bound of a time (microseconds) as `since` and `until` in milliseconds; the latter is not included."""
+    low, high = bound.low, bound.high
+    low_open, high_open = bound.low_open, bound.high_open
+    if bound.values is not None:
+        if not bound.values:
+            return 1, 1
+        first, last = min(bound.values), max(bound.values)
+        low, low_open = (first, False) if low is None or first > low else (low, low_open)
+        high, high_open = (last, False) if high is None or last < high else (high, high_open)
+    since = None if low is None else low // 1000 + 1 if low_open or low % 1000 else low // 1000
+    until = None if high is None else high // 1000 if high_open and not high % 1000 else high // 1000 + 1
+    if since is not None and since < LEAST_INSTANT_MS:
+        since = None
+    if until is not None:
+        until = None if until > TIME_MAX_MS else max(until, LEAST_INSTANT_MS)
+    return None if since is None else min(since, TIME_MAX_MS), until
+
+
+def time(ms: int | None) -> int | None:
+    """Return a time as the column has it, in microseconds. Times after the year 9999 become its last millisecond."""
+    # SQL's clients have no form for later times. One such row must not make a whole table unreadable.
+    return None if ms is None else min(ms, _LAST_MS) * 1000
+
+
+_LAST_MS: Final = 253_402_300_799_999
+"""Last millisecond of the year 9999."""
+
+
+async def topics_of(view: CallerView, bound: Bound, groups: Bound | None = None) -> list[str]:
+    """Return the topics that a statement names, or all that the caller may read: whole, or one of `groups` of them."""
+    if bound.values is not None:
+        return [str(name) for name in bound.values]
+    named = None if groups is None or groups.values is None else [str(name) for name in groups.values]
+    return [record.name for record in await view.topics(named)]
+
+
+async def groups_of(view: CallerView, topic: str, bound: Bound) -> list[str]:
+    if bound.values is not None:
+        return [str(name) for name in bound.values]
+    return sorted({str(row["group"]) for row in await view.groups(topic)})
+
+
+def prefix_of(bound: Bound) -> str | None:
+    """What all values of a column begin with; None: nothing is known."""
+    if bound.prefix is not None:
+        return bound.prefix
+    if bound.values is not None and len(bound.values) == 1 and isinstance(bound.values[0], str):
+        return bound.values[0] or None
+    return None
+
+
+async def gathered(scan: Scan, rows: AsyncIterator[Any], made: Callable[[Any], Row], held: Held) -> Any:
+    tables, waiting = [], []
+    async for row in rows:
+        waiting.append(made(row))
+        if len(waiting) >= _BATCH_ROWS:
+            tables.append(table_of(scan, waiting, held))
+            waiting = []
+    tables.append(table_of(scan, waiting, held))
+    return pa.concat_tables(tables)
+
+
+def schema_of(table: Table, needed: Sequence[str]) -> Any:
+    columns = [table.column(name) for name in needed]
+    return pa.schema([(column.name, column.kind.value.arrow) for column in columns if column is not None])
+
+
+def table_of(scan: Scan, rows: Sequence[Row], held: Held) -> Any:
+    schema = schema_of(scan.table, scan.needed)
+    arrays = [_array([row.get(field.name) for row in rows], field.type) for field in schema]
+    table = pa.Table.from_arrays(arrays, schema=schema)
+    held.add(len(rows), table.nbytes)
+    return table
+
+
+def _array(cells: list[Any], kind: Any) -> Any:
+    if kind == _BOOL:
+        cells = [None if cell is None else int(cell) for cell in cells]
+    return pa.array(cells, kind)
+
+
+_BOOL: Final = Kind.BOOL.value.arrow
+
+
+async def each(ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any]) -> list[Any]:
+    """Ask for each, several at a time; the answers in the order of the items."""
+    answers: list[Any] = [None] * len(items)
+    if len(items) == 1:
+        return [await ask(items[0])]
+    failed: list[Exception] = []
+    positions = iter(range(len(items)))
+
+    async def work() -> None:
+        for position in positions:
+            if failed:
+                return
+            try:
+                answers[position] = await ask(items[position])
+            except Exception as error:
+                failed.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(min(AT_ONCE, len(items))):
+            tasks.start_soon(work)
+    if failed:
+        raise failed[0]
+    return answers
