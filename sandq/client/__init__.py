@@ -13,11 +13,11 @@ offsets do. `offset_bytes` and `offset_text` turn it into the 16 bytes of the wi
 from __future__ import annotations
 
 from sandq.client.admin.access import Identity, NewToken, Whoami
-from sandq.client.admin.admin import Forecast
 from sandq.client.admin.audit import AuditPage
 from sandq.client.admin.dead_letters import DeadLetters
 from sandq.client.admin.group_consumers import GroupConsumer, GroupConsumers
 from sandq.client.admin.slo import SloReport
+from sandq.client.admin.topics import Forecast
 from sandq.client.client import Client, cluster_of, connect, connect_with
 from sandq.client.consumer.chosen_topics import Topics, pattern
 from sandq.client.consumer.end_rules import Dead, Retry

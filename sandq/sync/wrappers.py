@@ -20,7 +20,7 @@ from sandq.model.errors import ClosedError, SandqError
 log = logging.getLogger("sandq.client")
 
 P = ParamSpec("P")
-S = TypeVar("S")
+S = TypeVar("S", covariant=True)
 T = TypeVar("T")
 
 _ROWS: Final = 500

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
 import anyio
 
+from sandq.client.admin.cluster import ClusterAdmin
 from sandq.client.arguments import suggesting
 from sandq.client.timeouts import timed_read
 from sandq.client.transport.cluster import Cluster
@@ -191,18 +191,8 @@ class History(NamedTuple):
 
 
 @suggesting
-class OverviewAdmin(ABC):
+class OverviewAdmin(ClusterAdmin):
     """What of `client.admin` looks at everything."""
-
-    _cluster: Cluster
-
-    @abstractmethod
-    async def cluster(self, node: str | None = None, *, timeout: Duration | None = None) -> dict[str, Any]:
-        """Return the cluster as a node sees it."""
-
-    @abstractmethod
-    def _introduce(self, node: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Have the client know where a node is. Raises NotFound."""
 
     @timed_read
     async def overview(self, *, timeout: Duration | None = None) -> ClusterOverview:

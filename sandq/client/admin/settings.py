@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypedDict
+from datetime import timedelta
+from typing import Any, Literal, TypedDict
 
-from sandq.model.times import Duration
+from sandq.model.errors import InvalidRequest, InvalidSetting
+from sandq.model.times import Duration, duration_ms, format_duration
 
 OrNone = Literal["none"] | None
 
@@ -66,3 +68,34 @@ class GroupSettings(TypedDict, total=False):
     max_snoozes: int | OrNone
     backoff: Backoff
     max_in_flight_per_key: int
+
+
+def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as msgpack knows them: a timedelta becomes a duration's text; what is wrong the broker says."""
+    plain: dict[str, Any] = {}
+    for name, value in settings.items():
+        _check_text("the name of a setting", name)
+        if isinstance(value, str):
+            _check_text(name, value)
+        elif type(value) is int and not -(2**63) <= value < 2**64:
+            raise InvalidSetting(f"{name}: {str(value)[:40]} is too large")
+        if isinstance(value, timedelta):
+            plain[name] = format_duration(duration_ms(value))
+        elif isinstance(value, Mapping):
+            plain[name] = plain_settings(value)
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            plain[name] = value
+        else:
+            raise InvalidRequest(f"{name}: {type(value).__name__} is no value of a setting")
+    return plain
+
+
+def _check_text(what: str, text: object) -> None:
+    """InvalidSetting unless it is text that UTF-8 can write."""
+    try:
+        if isinstance(text, str):
+            text.encode()
+            return
+    except UnicodeEncodeError:
+        pass
+    raise InvalidSetting(f"{what}: {text!a:.80} is no text")

@@ -94,6 +94,7 @@ def blocking() -> None:
         client.admin.create_topic("mails", kind="fair", tenants={"acme": {"weight": 3}}, ageing="1m", ttl=None)
         client.admin.update_topic("orders", lease=timedelta(seconds=1), retain_bytes="1GiB")
         client.admin.update_topic("orders", leese="5s")  # wrong: call-arg
+        principal: str = client.admin.whoami().principal
         client.admin.update_group("orders", "g", max_attempts="none")
         client.admin.update_group("orders", "g", lease="5s")  # wrong: call-arg
         client.produce("orders", b"", deley="5s")  # wrong: call-arg

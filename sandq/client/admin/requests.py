@@ -1,0 +1,116 @@
+"""Requests of administration: to which nodes they go, and how their replies are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sandq.client.options import parse_server
+from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.requests import ask_topic, call, fresh_topic
+from sandq.model import offsets as offset_model
+from sandq.model.errors import (
+    InvalidRequest,
+    NotFound,
+    ProtocolError,
+    SandqError,
+    UnknownGroup,
+    UnknownPartition,
+)
+from sandq.model.names import check_name
+from sandq.protocol.fields import PARTITION_MAX
+from sandq.protocol.frames import Frame
+from sandq.protocol.request import TopicRequest
+
+
+async def check_partitions(cluster: Cluster, topic: str, partitions: Iterable[int]) -> None:
+    """Raise UnknownTopic, UnknownPartition."""
+    count = len((await fresh_topic(cluster, check_name("topic", topic))).partitions)
+    for partition in partitions:
+        if type(partition) is not int or not 0 <= partition < count:
+            raise UnknownPartition(f"topic {topic!r} has no partition {partition!r}; it has {count}", topic=topic)
+
+
+async def ask_leaders(cluster: Cluster, request: TopicRequest) -> list[Frame]:
+    """The answers of all nodes that lead a partition; each answers for its own."""
+    return [await call(cluster, request, node_id=node_id) for node_id in await _leaders(cluster, request.topic)]
+
+
+async def _leaders(cluster: Cluster, topic: str) -> list[str | None]:
+    """None, any node, while there is no leader at all."""
+    record = await ask_topic(cluster, check_name("topic", topic))
+    return [*sorted({row.leader for row in record.partitions if row.leader is not None})] or [None]
+
+
+async def rows_of_leaders(cluster: Cluster, request: TopicRequest) -> list[dict[str, Any]]:
+    rows = [row for frame in await ask_leaders(cluster, request) for row in rows_of(frame, dict)]
+    return [shown(row) for row in rows]
+
+
+async def ask_leaders_of_group(cluster: Cluster, request: TopicRequest, *, idempotent: bool = True) -> list[Frame]:
+    """As `_ask_leaders`; a group need not be known everywhere, but somewhere."""
+    frames: list[Frame] = []
+    unknown: SandqError | None = None
+    for node_id in await _leaders(cluster, request.topic):
+        try:
+            frames.append(await call(cluster, request, node_id=node_id, idempotent=idempotent))
+        except UnknownGroup as error:
+            unknown = error
+    if unknown is not None and not frames:
+        raise unknown
+    return frames
+
+
+def address_of(node: str, rows: object) -> tuple[str, int]:
+    """Where a node serves clients, by the rows of CLUSTER_INFO."""
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and row.get("node") == node and isinstance(row.get("client"), str):
+            return parse_server(row["client"])
+    raise NotFound(f"no node {node!r} is registered that serves clients", node=node)
+
+
+def check_partition(number: object) -> int:
+    if type(number) is not int or not 0 <= number <= PARTITION_MAX:
+        raise InvalidRequest(f"partition: a whole number within 0..{PARTITION_MAX} is expected, not {number!r}")
+    return number
+
+
+def check_count(what: str, count: object) -> None:
+    if type(count) is not int or not 1 <= count < 2**32:
+        raise InvalidRequest(f"{what}: a whole number from 1 on is expected, not {count!r}")
+
+
+def field_of(frame: Frame) -> Any:
+    if len(frame) < 3:
+        raise ProtocolError("a reply without its field")
+    return frame[2]
+
+
+def count_of(frame: Frame) -> int:
+    found = field_of(frame)
+    if type(found) is not int:
+        raise ProtocolError(f"expected a count, got {str(found)[:100]}")
+    return found
+
+
+def rows_of(frame: Frame, kind: type) -> list[Any]:
+    found = field_of(frame)
+    if type(found) is not list or not all(type(row) is kind for row in found):
+        raise ProtocolError(f"expected an array of rows, got {str(found)[:100]}")
+    return found
+
+
+def map_of(frame: Frame) -> dict[str, Any]:
+    found = field_of(frame)
+    if type(found) is not dict:
+        raise ProtocolError(f"expected a map, got {str(found)[:100]}")
+    return found
+
+
+def shown(value: Any) -> Any:
+    """Offsets as text, also within rows; everything else as it is."""
+    if type(value) is list:
+        return [shown(one) for one in value]
+    if type(value) is dict:
+        return {name: shown(one) for name, one in value.items()}
+    return offset_model.to_text(value) if type(value) is bytes and len(value) == offset_model.OFFSET_BYTES else value
