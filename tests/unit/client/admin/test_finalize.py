@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from sandq.client.admin import admin
+from sandq.client.admin import cluster
 from sandq.client.transport.cluster import Cluster
 from sandq.protocol.requests_admin import Finalize
 
@@ -21,9 +21,9 @@ async def test_it_is_not_asked_again_when_nobody_knows_whether_it_was_done(
         asked.append((request, idempotent))
         return [0, 1, {"before": 15, "after": 16}]
 
-    monkeypatch.setattr(admin, "call", call)
-    made = admin.Admin.__new__(admin.Admin)
+    monkeypatch.setattr(cluster, "call", call)
+    made = cluster.ClusterAdmin.__new__(cluster.ClusterAdmin)
     made._cluster = cast("Cluster", None)
-    finalize = admin.Admin.finalize.__wrapped__  # type: ignore[attr-defined]
+    finalize = cluster.ClusterAdmin.finalize.__wrapped__  # type: ignore[attr-defined]
     assert await finalize(made, dry_run=dry_run) == (15, 16)
     assert asked == [(Finalize(dry_run), dry_run)], "else it would be told that there is nothing to do"
