@@ -85,7 +85,7 @@ def make_member(parts: Parts, discovery: Discovery) -> Member:
         joining=joining,
         linked=directory.linked,
         seen=directory.alive,
-        is_led=lambda group: routes.leader(group) is not None and not broker.administration.is_rebuilding(group),
+        is_led=lambda group: routes.leader(group) is not None and not broker.administration.nodes.is_rebuilding(group),
         may_lead=parts.health.may_lead,
         sick=parts.health.sick,
         now_ms=broker.clock.now_ms,

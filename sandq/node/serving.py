@@ -149,7 +149,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             pushes=pusher.rows,
             memory=parts.node_log.memory,
             logins=logins,
-            identities=Identities(broker.administration, lambda: broker.metadata),
+            identities=Identities(broker.administration.changes, lambda: broker.metadata),
             overview=overview,
             shut_replicas=parts.shut_replicas,
             entry_skips=EntrySkips(

@@ -286,7 +286,7 @@ class EmbeddedNode:
         raise TimedOut(f"topic {topic!r}, group {group!r}: {found} of {count} consumers have come in {CONSUMERS_S:g} s")
 
     async def create_topic(self, name: str, kind: str, partitions: int, settings: dict[str, Any]) -> None:
-        await self.broker.administration.create_topic(TopicCreate(name, kind, partitions, 1, settings), NODE)
+        await self.broker.administration.topics.create_topic(TopicCreate(name, kind, partitions, 1, settings), NODE)
         await self._idle()
 
     async def give_token(self, name: str, grants: Sequence[str]) -> str:

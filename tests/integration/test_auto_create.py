@@ -52,7 +52,7 @@ async def test_producing_makes_a_topic_as_the_node_says(making: Serving, maker: 
     assert (topic.settings["ttl_ms"], topic.settings["max_attempts"]) == (3_600_000, 3)
     assert "auto_created" not in topic.settings  # who copies the topic cannot set that
     assert await names(maker) == ["made.a", "made.b"]
-    assert making.broker.administration.auto_created == 2
+    assert making.broker.administration.topics.auto_created == 2
 
 
 async def test_consuming_makes_a_topic(maker: sandq.Client) -> None:
@@ -103,7 +103,7 @@ async def test_no_more_are_made_than_may_be(making: Serving, maker: sandq.Client
     await maker.admin.create_topic("made.3")
     await maker.admin.delete_topic("made.1")
     await maker.produce("made.4", b"x")
-    assert making.broker.administration.auto_created == 4
+    assert making.broker.administration.topics.auto_created == 4
 
 
 async def test_a_topic_that_was_deleted_is_made_anew(maker: sandq.Client) -> None:
@@ -145,7 +145,7 @@ async def test_it_is_asked_for_twice_and_made_once(making: Serving, dial: Dial) 
     raw = await dial(making)
     first, second = [await raw.call(Type.TOPIC_ENSURE, "made.a") for _ in range(2)]
     assert first[2] == second[2] and first[2]["name"] == "made.a"
-    assert making.broker.administration.auto_created == 1
+    assert making.broker.administration.topics.auto_created == 1
 
 
 async def test_a_flood_of_names_waits_for_no_turn(making: Serving, maker: sandq.Client, dial: Dial) -> None:
@@ -153,18 +153,18 @@ async def test_a_flood_of_names_waits_for_no_turn(making: Serving, maker: sandq.
     for number in range(3):
         await maker.produce(f"made.{number}", b"x")
     raw = await dial(making)
-    async with making.broker.administration._one:
+    async with making.broker.administration.changes._one:
         for number in range(20):
             assert (await raw.call(Type.TOPIC_ENSURE, f"made.more.{number}"))[2] == "TOO_LARGE"
     await maker.admin.delete_topic("made.1")
-    async with making.broker.administration._one:
+    async with making.broker.administration.changes._one:
         for number, name in enumerate(("made.x", "made.x", "made.y"), 71):  # who asks for the same waits for that
             await raw.send(Type.TOPIC_ENSURE, number, name)
         answer = await raw.receive()
         assert answer[1] == 73 and answer[2] == "OVERLOADED" and "1 others are being made just now" in answer[3]
     first, second = [await raw.receive() for _ in range(2)]
     assert first[2]["name"] == second[2]["name"] == "made.x"
-    assert making.broker.administration.auto_created == 4
+    assert making.broker.administration.topics.auto_created == 4
 
 
 async def test_a_node_of_a_version_that_makes_none_is_asked_again_later(

@@ -243,7 +243,7 @@ async def test_a_push_that_this_version_does_not_understand_stops_nothing_else(
 ) -> None:
     strange = {"url": "https://./", "secrets": [SECRET], "concurrency": 1, "timeout_ms": 1000}
     with monkeypatch.context() as patched:
-        patched.setattr("sandq.broker.controller.administration.changed_push", lambda old, given: strange)
+        patched.setattr("sandq.broker.controller.topic_administration.changed_push", lambda old, given: strange)
         await client.admin.set_push("t", "a", secrets=SECRET)
     await push(client, receiver)
     await client.produce("t", b"m")

@@ -171,7 +171,7 @@ async def test_a_fault_in_a_change_is_for_who_asked(
     await api.admin.create_topic("t")
     raw = await dial(node)
     with monkeypatch.context() as patch:
-        patch.setattr("sandq.broker.controller.administration.update_settings", fail)
+        patch.setattr("sandq.broker.controller.topic_administration.update_settings", fail)
         with pytest.raises(EOFError):
             await raw.call(Type.TOPIC_UPDATE, "t", {"ttl": "1d"}, None, None)
     assert (await api.admin.update_topic("t", ttl="1d")).settings["ttl_ms"] == 86_400_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from sandq.broker.controller import administration
+from sandq.broker.controller import metadata_changes, topic_administration
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.node import run_node
 from tests.support.nodes.small_node import small_config
@@ -16,7 +16,8 @@ from tests.support.nodes.working import connected
 
 
 async def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(administration, "LEADERS_WAIT_S", 0.05)
+    for module in (metadata_changes, topic_administration):
+        monkeypatch.setattr(module, "LEADERS_WAIT_S", 0.05)
     async with run_node(small_config(tmp_path)) as node, connected(node) as api:
         opens, opened = trio.Event(), Reconciler._follow
 

@@ -51,7 +51,9 @@ _BATCH: Final = "format, checksum and columns of the kind of topic; times, ttls,
 _RECORD: Final = "the record of settings that were checked (`parse_settings`, `update_settings`)"
 _SCHEDULES: Final = "broker/requests/schedule_requests.py"
 _FIRING: Final = "broker/leader/schedule_firing.py"
-_ADMIN: Final = "broker/controller/administration.py"
+_TOPICS: Final = "broker/controller/topic_administration.py"
+_NODES: Final = "broker/controller/node_administration.py"
+_PLACEMENT: Final = "broker/controller/topic_placement.py"
 _CONTROLLER: Final = "broker/controller/cluster_controller.py"
 _LIMITS: Final = "broker/delivery/limit_home.py"
 _LEASES: Final = "broker/broker.py"
@@ -115,7 +117,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
     },
     c.Upkeep: {},
     c.Clock: {},
-    c.Configure: {"settings": made(_RECORD, f"{_ADMIN}, broker/catalog.py")},
+    c.Configure: {"settings": made(_RECORD, f"{_TOPICS}, broker/catalog.py")},
     c.Cancel: {
         "targets": of(
             _T.CANCEL,
@@ -260,12 +262,12 @@ METADATA: Final[Mapping[type[Any], Mapping[str, Checked]]] = {
         },
     },
     m.CreateTopic: {
-        "name": of(_T.TOPIC_CREATE, "name", _NAME, _ADMIN, (_T.TOPIC_ENSURE, "name"), (_T.RESTORE_TOPIC, "name")),
-        "kind": of(_T.TOPIC_CREATE, "kind", "a kind that is known", _ADMIN, (_T.RESTORE_TOPIC, "kind")),
+        "name": of(_T.TOPIC_CREATE, "name", _NAME, _TOPICS, (_T.TOPIC_ENSURE, "name"), (_T.RESTORE_TOPIC, "name")),
+        "kind": of(_T.TOPIC_CREATE, "kind", "a kind that is known", _TOPICS, (_T.RESTORE_TOPIC, "kind")),
         "replicas": of(
-            _T.TOPIC_CREATE, "replicas", "as many as there are nodes", _ADMIN, (_T.RESTORE_TOPIC, "replicas")
+            _T.TOPIC_CREATE, "replicas", "as many as there are nodes", _PLACEMENT, (_T.RESTORE_TOPIC, "replicas")
         ),
-        "placement": made("nodes for each of 1..`partitions_per_topic` partitions", _ADMIN),
+        "placement": made("nodes for each of 1..`partitions_per_topic` partitions", _PLACEMENT),
         "settings": of(
             _T.TOPIC_CREATE,
             "settings",
@@ -282,30 +284,30 @@ METADATA: Final[Mapping[type[Any], Mapping[str, Checked]]] = {
     },
     m.DeleteTopic: {"name": of(_T.TOPIC_DELETE, "name", "a topic, or of one that is not there: refused in `apply`")},
     m.UpdateTopic: {
-        "name": of(_T.TOPIC_UPDATE, "name", "a topic that is there", _ADMIN),
+        "name": of(_T.TOPIC_UPDATE, "name", "a topic that is there", _TOPICS),
         "settings": of(_T.TOPIC_UPDATE, "settings", "`update_settings`", "model/settings.py"),
-        "replicas": of(_T.TOPIC_UPDATE, "replicas", "as many as there are nodes", _ADMIN),
-        "partitions": made("as many as there are", _ADMIN),
-        "added": of(_T.TOPIC_UPDATE, "partitions", "nodes for each partition that is added", _ADMIN),
+        "replicas": of(_T.TOPIC_UPDATE, "replicas", "as many as there are nodes", _PLACEMENT),
+        "partitions": made("as many as there are", _TOPICS),
+        "added": of(_T.TOPIC_UPDATE, "partitions", "nodes for each partition that is added", _PLACEMENT),
     },
     m.FormCluster: {"cluster_uuid": made("a new UUID", "broker/cluster/cluster.py")},
     m.MarkNode: {"node_id": made(_BY_CONTROLLER, _CONTROLLER), "failed_since_ms": made("the clock", _CONTROLLER)},
     m.ChangeStanding: {
-        "node_id": of(_T.NODE_CHANGE, "node", _BY_CONTROLLER, _ADMIN),
+        "node_id": of(_T.NODE_CHANGE, "node", _BY_CONTROLLER, _NODES),
         "standing": of(_T.NODE_CHANGE, "action"),
     },
     m.RemoveNode: {name: made(_BY_CONTROLLER, _CONTROLLER) for name in ("node_id", "store_uuid")},
     m.Assign: {
-        "group": of(_T.TRANSFER, "partition", "the Raft group of a partition", _ADMIN, (_T.REBUILD, "partition")),
-        "epoch": made("of the assignment that is there", _ADMIN),
-        "nodes": of(_T.TRANSFER, "node", "nodes that are registered", _ADMIN, (_T.REBUILD, "node")),
+        "group": of(_T.TRANSFER, "partition", "the Raft group of a partition", _NODES, (_T.REBUILD, "partition")),
+        "epoch": made("of the assignment that is there", _NODES),
+        "nodes": of(_T.TRANSFER, "node", "nodes that are registered", _NODES, (_T.REBUILD, "node")),
     },
     m.Settle: {name: made("what leaders report of their groups", _CONTROLLER) for name in ("group", "epoch", "whole")},
     m.Balance: {"nodes": made("nodes that are registered", "broker/controller/rebalancer.py")},
     m.RaiseFeatureLevel: {"level": made("one that all nodes know", "broker/controller/feature_level.py")},
     m.SetPush: {
-        "topic": of(_T.GROUP_PUSH, "topic", "a topic that is there", _ADMIN),
-        "group": of(_T.GROUP_PUSH, "group", _NAME, _ADMIN),
+        "topic": of(_T.GROUP_PUSH, "topic", "a topic that is there", _TOPICS),
+        "group": of(_T.GROUP_PUSH, "group", _NAME, _TOPICS),
         "push": of(_T.GROUP_PUSH, "push", "`changed_push`", "model/push.py"),
     },
     m.PutIdentity: {

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import structlog
 
-from sandq.broker.controller.administration import Administration
+from sandq.broker.controller.metadata_changes import MetadataChanges
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
 from sandq.metadata.records import IdentityRecord
@@ -34,10 +34,10 @@ CHANGES: Final = ("grants", "add", "remove", "secret_hash", "expires_ms", "quota
 
 
 class Identities:
-    """All raise as `Administration` does; Conflict while not every node of the cluster knows of identities."""
+    """All raise as `MetadataChanges` does; Conflict while not every node of the cluster knows of identities."""
 
-    def __init__(self, administration: Administration, view: Callable[[], MetadataView]) -> None:
-        self._administration = administration
+    def __init__(self, changes: MetadataChanges, view: Callable[[], MetadataView]) -> None:
+        self._changes = changes
         self._view = view
 
     async def put(self, request: IdentityPut, caller: Caller) -> dict[str, Any]:
@@ -60,14 +60,14 @@ class Identities:
                 is_new = old.secret_hash != changes.get("secret_hash")
             return _changed(principal, is_new, old, changes, view.roles)
 
-        record: IdentityRecord = await self._administration.change(command)
+        record: IdentityRecord = await self._changes.change(command)
         log.info("identity made" if request.is_new else "identity changed", identity=principal, by=caller.principal)
         return row_of(record)
 
     async def delete(self, request: IdentityDelete, caller: Caller) -> None:
         """Forget an identity. Raises NotFound."""
         forget = m.DeleteIdentity(request.principal)
-        await self._administration.change(lambda view: forget)
+        await self._changes.change(lambda view: forget)
         log.info("identity forgotten", identity=request.principal, by=caller.principal)
 
     def page(self, request: IdentityList) -> list[dict[str, Any]]:
@@ -79,13 +79,13 @@ class Identities:
         """Make a role, or give it other grants. Raises InvalidName, InvalidRequest."""
         name, grants = check_role(request.name), check_grants(request.grants, None)
         keep = m.PutRole(name, grants)
-        await self._administration.change(lambda view: keep)
+        await self._changes.change(lambda view: keep)
         log.info("role made or changed", role=name, by=caller.principal)
 
     async def delete_role(self, request: RoleDelete, caller: Caller) -> None:
         """Forget a role. Raises NotFound; Conflict while identities have it."""
         forget = m.DeleteRole(request.name)
-        await self._administration.change(lambda view: forget)
+        await self._changes.change(lambda view: forget)
         log.info("role forgotten", role=request.name, by=caller.principal)
 
     def roles(self, request: RoleList) -> list[list[Any]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import structlog
 
 from sandq.broker.backups.whole_restores import WholeRestores
-from sandq.broker.replication.node_log import NodeLog
-from sandq.broker.replication.replica import MetadataView
+from sandq.broker.controller.dead_letter_topics import find_dead_letter_topic
+from sandq.broker.controller.metadata_changes import MetadataChanges
+from sandq.broker.controller.topic_administration import TopicAdministration
 from sandq.metadata import commands as m
 from sandq.metadata.records import Topic
 from sandq.model.caller import Caller
@@ -22,51 +22,15 @@ from sandq.model.stored_settings import checked_record
 from sandq.protocol.requests_backup import RestoreOpen, RestoreTopic
 
 log = structlog.get_logger("sandq.backup")
-T = TypeVar("T")
 
 
-class TopicRestores(ABC):
-    """The part of `Administration` that is about such topics."""
+class TopicRestores:
+    """Topics that a backup is restored to. All raise as `MetadataChanges`."""
 
-    _node_log: NodeLog
-    _restores: WholeRestores
-
-    @property
-    @abstractmethod
-    def _view(self) -> MetadataView: ...
-
-    @abstractmethod
-    def _check_ready(self) -> None: ...
-
-    @abstractmethod
-    def _check_partitions(self, partitions: int) -> None: ...
-
-    @abstractmethod
-    def _replicas(self, wanted: int | None) -> int: ...
-
-    @abstractmethod
-    def _check_total(self, what: str, count: int) -> None: ...
-
-    @abstractmethod
-    def _check_room(self, more: int) -> None: ...
-
-    @abstractmethod
-    async def _place(self, partitions: int, replicas: int, topic: Topic | None = None) -> list[list[str]]: ...
-
-    @abstractmethod
-    async def _change(self, command: m.Command) -> Any: ...
-
-    @abstractmethod
-    async def _whole(self, change: Callable[[], Awaitable[T]]) -> T: ...
-
-    @abstractmethod
-    async def _until_led(self, topic: Topic) -> None: ...
-
-    @abstractmethod
-    async def _configure(self, name: str, record: dict[str, Any]) -> None: ...
-
-    @abstractmethod
-    def _find_dead_letter_topic(self, name: str, record: dict[str, Any]) -> None: ...
+    def __init__(self, changes: MetadataChanges, topics: TopicAdministration, restores: WholeRestores) -> None:
+        self._changes = changes
+        self._topics = topics
+        self._restores = restores
 
     async def restore_topic(self, request: RestoreTopic, caller: Caller) -> Topic:
         """Make a topic that is shut, with all of its partitions; one that this restore has made is gone on with. Raises
@@ -76,41 +40,41 @@ class TopicRestores(ABC):
             raise InvalidRequest(f"kind {kind!r:.40} is not known; this version has: {', '.join(CLASSES)}")
         if request.initial_partitions > request.partitions:
             raise InvalidRequest("a topic begins with no more partitions than it has")
-        self._check_partitions(request.initial_partitions)
-        self._check_partitions(request.partitions)
-        self._check_ready()
-        self._replicas(request.replicas)
+        self._topics.placement.check_partitions(request.initial_partitions)
+        self._topics.placement.check_partitions(request.partitions)
+        self._changes.check_ready()
+        self._topics.placement.replicas(request.replicas)
         record = {**record_of(request.settings, kind), RESTORING: request.restore_id}
         owner = request.owner
 
         async def restore() -> Topic:
-            topic = self._view.topics.get(name)
+            topic = self._changes.view.topics.get(name)
             if topic is not None and topic.settings.get(RESTORING) != request.restore_id:
                 raise TopicExists(f"there is a topic {name!r} already", topic=name)
             if topic is None:
-                self._check_total("topics", len(self._view.topics) + 1)
-                self._check_room(request.partitions)
-                placement = await self._place(request.initial_partitions, request.replicas)
+                self._topics.placement.check_total("topics", len(self._changes.view.topics) + 1)
+                self._topics.placement.check_room(request.partitions)
+                placement = await self._topics.placement.place(request.initial_partitions, request.replicas)
                 made = m.CreateTopic(name, kind, request.replicas, placement, record, owner)
-                topic = await self._change(made)
+                topic = await self._changes.commit(made)
             more = request.partitions - len(topic.partitions)
             if more > 0:
-                self._check_room(more)
-                added = await self._place(more, topic.replicas, topic)
+                self._topics.placement.check_room(more)
+                added = await self._topics.placement.place(more, topic.replicas, topic)
                 there = len(topic.partitions)
-                topic = await self._change(m.UpdateTopic(name, topic.settings, topic.replicas, there, added))
-            await self._until_led(topic)
+                topic = await self._changes.commit(m.UpdateTopic(name, topic.settings, topic.replicas, there, added))
+            await self._topics.until_led(topic)
             log.info("topic is being restored", topic=name, partitions=len(topic.partitions), by=request.restore_id)
             return topic
 
-        return await self._whole(restore)
+        return await self._changes.run(restore)
 
     async def open_topic(self, request: RestoreOpen, caller: Caller) -> Topic:
         """Let a restored topic be used; one that is open stays as it is. Raises UnknownTopic; Conflict when another
         restore makes it, or while not all of its partitions are whole; Unavailable while that cannot be found out;
         InvalidSetting."""
         name = request.topic
-        self._check_ready()
+        self._changes.check_ready()
         shut = self._shut(request)
         if shut is not None:
             await self._restores.check(shut, request.restore_id)
@@ -118,23 +82,24 @@ class TopicRestores(ABC):
         async def reopen() -> Topic:
             topic = self._shut(request)
             if topic is None:
-                return self._view.topics[name]
+                return self._changes.view.topics[name]
             if shut is None or (topic.number, len(topic.partitions)) != (shut.number, len(shut.partitions)):
                 raise Unavailable(f"topic {name!r} was made anew meanwhile; ask again")
             record = {key: value for key, value in topic.settings.items() if key != RESTORING}
             if request.dead_letter_topic is not None:
                 record[DEAD_LETTER_TOPIC] = request.dead_letter_topic
-                self._find_dead_letter_topic(name, record)
-            opened: Topic = await self._change(m.UpdateTopic(name, record, topic.replicas, len(topic.partitions)))
-            await self._configure(name, record)
+                find_dead_letter_topic(self._changes.view, name, record)
+            command = m.UpdateTopic(name, record, topic.replicas, len(topic.partitions))
+            opened: Topic = await self._changes.commit(command)
+            await self._topics.configure(name, record)
             log.info("topic is restored", topic=name, by=request.restore_id)
             return opened
 
-        return await self._whole(reopen)
+        return await self._changes.run(reopen)
 
     def _shut(self, request: RestoreOpen) -> Topic | None:
         """The topic, if it is still to be opened; None: it is open. Raises UnknownTopic, Conflict."""
-        topic = self._view.topics.get(request.topic)
+        topic = self._changes.view.topics.get(request.topic)
         if topic is None:
             raise UnknownTopic(f"there is no topic {request.topic!r}", topic=request.topic)
         wanted = topic.settings.get(RESTORING)
@@ -143,15 +108,6 @@ class TopicRestores(ABC):
                 f"topic {topic.name!r} is being restored by {wanted}, not by {request.restore_id}", topic=topic.name
             )
         return None if wanted is None else topic
-
-
-def check_not_restoring(topic: Topic) -> None:
-    """Raise Conflict while a topic is being restored: what is changed of it then would open it by half."""
-    if RESTORING in topic.settings:
-        raise Conflict(
-            f"topic {topic.name!r} is being restored from a backup: it can be deleted, and changed once it is through",
-            topic=topic.name,
-        )
 
 
 def record_of(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -95,7 +95,7 @@ async def _restore_topic(at: Context, request: RestoreTopic) -> Packed:
     if access is not None and not access.allows(Right.SECURITY):
         # As with TOPIC_CREATE: without `security` nobody has another one's quota charged.
         request = request._replace(owner=access.principal)
-    return await _told(at, await at.broker.administration.restore_topic(request, at.caller))
+    return await _told(at, await at.broker.administration.restores.restore_topic(request, at.caller))
 
 
 async def _restore_begin(at: Context, request: RestoreBegin) -> dict[str, Any]:
@@ -117,7 +117,7 @@ async def _restore_begin(at: Context, request: RestoreBegin) -> dict[str, Any]:
 
 
 async def _open(at: Context, request: RestoreOpen) -> Packed:
-    return await _told(at, await at.broker.administration.open_topic(request, at.caller))
+    return await _told(at, await at.broker.administration.restores.open_topic(request, at.caller))
 
 
 async def _restore_rows(at: Context, request: RestoreRows) -> Any:

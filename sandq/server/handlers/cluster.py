@@ -31,8 +31,8 @@ ROUTES = (
     told(ClusterClock, _clock),
     answered(ClusterInit, lambda at, request: at.info.init()),
     answered(Finalize, lambda at, request: at.info.finalize(request.dry_run)),
-    answered(NodeChange, lambda at, request: at.broker.administration.change_node(request, at.caller)),
-    answered(Transfer, lambda at, request: at.broker.administration.transfer(request, at.caller)),
+    answered(NodeChange, lambda at, request: at.broker.administration.nodes.change_node(request, at.caller)),
+    answered(Transfer, lambda at, request: at.broker.administration.nodes.transfer(request, at.caller)),
     answered(EntrySkip, lambda at, request: at.info.entry_skips.skip(request)),
-    answered(Rebuild, lambda at, request: at.broker.administration.rebuild(request, at.caller)),
+    answered(Rebuild, lambda at, request: at.broker.administration.nodes.rebuild(request, at.caller)),
 )

@@ -24,7 +24,7 @@ async def _list(at: Context, request: GroupList) -> Packed:
 
 
 async def _push(at: Context, request: GroupPush) -> tuple[dict[str, Any] | None]:
-    return (await at.broker.administration.push_group(request, at.caller),)
+    return (await at.broker.administration.topics.push_group(request, at.caller),)
 
 
 def _pushes(at: Context, request: PushList) -> list[dict[str, Any]]:

@@ -22,15 +22,15 @@ from sandq.server.handlers.routes import Context, Packed, answered, told
 
 async def _create(at: Context, request: TopicCreate) -> Packed:
     # This node may not have opened it yet: it exists all the same, and must not be made a second time.
-    return await _encoded(at, await at.broker.administration.create_topic(request, at.caller))
+    return await _encoded(at, await at.broker.administration.topics.create_topic(request, at.caller))
 
 
 async def _ensure(at: Context, request: TopicEnsure) -> Packed:
-    return await _encoded(at, await at.broker.administration.ensure_topic(request, at.caller))
+    return await _encoded(at, await at.broker.administration.topics.ensure_topic(request, at.caller))
 
 
 async def _update(at: Context, request: TopicUpdate) -> Packed:
-    return await _encoded(at, await at.broker.administration.update_topic(request, at.caller))
+    return await _encoded(at, await at.broker.administration.topics.update_topic(request, at.caller))
 
 
 async def _encoded(at: Context, record: Topic) -> Packed:
@@ -49,8 +49,8 @@ ROUTES = (
     answered(TopicCreate, _create),
     answered(TopicEnsure, _ensure),
     answered(TopicUpdate, _update),
-    answered(TopicDelete, lambda at, request: at.broker.administration.delete_topic(request, at.caller)),
-    answered(GroupLimit, lambda at, request: at.broker.administration.limit_group(request, at.caller)),
+    answered(TopicDelete, lambda at, request: at.broker.administration.topics.delete_topic(request, at.caller)),
+    answered(GroupLimit, lambda at, request: at.broker.administration.topics.limit_group(request, at.caller)),
     answered(TopicStats, lambda at, request: at.messages.topic_stats(request, at.caller)),
     answered(Overview, _overview),
     told(TopicHistory, _history),

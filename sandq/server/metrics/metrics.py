@@ -356,7 +356,7 @@ class Metrics:
         told.value("sandq_look_aheads_evicted_total", memory.look_aheads.evicted)
         hosts = [leader.raft_group for topic in seen.topics for leader in topic.partitions.values()]
         told.value("sandq_topics", len(seen.topics))
-        told.value("sandq_topics_auto_created_total", self._broker.administration.auto_created)
+        told.value("sandq_topics_auto_created_total", self._broker.administration.topics.auto_created)
         told.value("sandq_partitions", len(hosts))
         told.value("sandq_groups", sum([len(host.status.groups) for host in hosts]))
         told.value("sandq_partitions_led", sum([host.ready for host in hosts]))

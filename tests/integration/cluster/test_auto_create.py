@@ -31,7 +31,7 @@ async def test_many_who_ask_at_a_time_make_one(tmp_path: Path) -> None:
                 for name in NAMES:
                     for _ in range(2):
                         users.start_soon(use, name, "made.a")
-            assert sum(one.broker.administration.auto_created for one in nodes.running.values()) == 2
+            assert sum(one.broker.administration.topics.auto_created for one in nodes.running.values()) == 2
             async with nodes.connect() as client:
                 stored = [found async for found in client.messages("made.a").list()]
                 assert len(stored) == 6

@@ -110,7 +110,7 @@ async def test_whoever_led_the_metadata_goes_while_a_replica_is_made_anew(tmp_pa
             nursery.start_soon(hand_over)
             # Not "ask another one": that one would be asked to do it once more.
             with pytest.raises(TimedOut, match="ask again"):
-                await asked.administration.rebuild(Rebuild("t", 0, odd), NODE)
+                await asked.administration.nodes.rebuild(Rebuild("t", 0, odd), NODE)
         asked.metadata_host.stay()
         await until_holds(lambda: anew(nodes, before) in (set(), {odd}))
         assert await compared(nodes, same=True) == ()
@@ -125,7 +125,7 @@ async def test_a_rebuild_that_is_refused_half_way_does_not_say_that_nothing_was_
         asked = nodes.running[metadata_leader(nodes) or ""].broker
         odd = next(name for name in NAMES if name != nodes.leader())
         before, term = set(incarnations(nodes)), asked.metadata_host.group.term
-        administration, backlog = asked.administration, asked.metadata_host._backlog
+        administration, backlog = asked.administration.nodes, asked.metadata_host._backlog
         until_dropped = administration._until_dropped
 
         async def until_dropped_and_full(group: int) -> Any:

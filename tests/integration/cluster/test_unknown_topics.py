@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker.controller import administration
+from sandq.broker.controller import metadata_changes
 from sandq.protocol.frames import Type
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.three import NAMES, ThreeNodes, leading
@@ -49,7 +49,7 @@ async def code_of(raw: RawClient, kind: int, *fields: Any) -> str:
 async def test_one_that_has_not_heard_of_a_topic_does_not_say_that_there_is_none(
     nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(administration, "OTHERS_WAIT_S", 0.0)
+    monkeypatch.setattr(metadata_changes, "OTHERS_WAIT_S", 0.0)
     leader = (await leading(nodes)).broker.node_log.node_id
     slow = next(name for name in NAMES if name != leader)
     group = nodes.running[leader].broker.metadata.next_group

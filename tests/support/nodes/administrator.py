@@ -20,18 +20,20 @@ class Administrator:
     async def create_topic(
         self, name: str, kind: str, partitions: int, replicas: int, settings: dict[str, Any]
     ) -> Topic:
-        return await self._administration.create_topic(TopicCreate(name, kind, partitions, replicas, settings), NODE)
+        return await self._administration.topics.create_topic(
+            TopicCreate(name, kind, partitions, replicas, settings), NODE
+        )
 
     async def update_topic(
         self, name: str, settings: dict[str, Any], partitions: int | None = None, replicas: int | None = None
     ) -> Topic:
-        return await self._administration.update_topic(TopicUpdate(name, settings, partitions, replicas), NODE)
+        return await self._administration.topics.update_topic(TopicUpdate(name, settings, partitions, replicas), NODE)
 
     async def drain(self, node: str, *, undo: bool = False) -> None:
-        await self._administration.change_node(NodeChange(node, UNDRAIN if undo else DRAIN), NODE)
+        await self._administration.nodes.change_node(NodeChange(node, UNDRAIN if undo else DRAIN), NODE)
 
     async def remove(self, node: str) -> None:
-        await self._administration.change_node(NodeChange(node, REMOVE), NODE)
+        await self._administration.nodes.change_node(NodeChange(node, REMOVE), NODE)
 
     async def transfer(self, topic: str, partition: int, node: str) -> None:
-        await self._administration.transfer(Transfer(topic, partition, node), NODE)
+        await self._administration.nodes.transfer(Transfer(topic, partition, node), NODE)

@@ -46,7 +46,7 @@ class Twin:
     def __init__(self, came: list[tuple[Any, Any]]) -> None:
         self._came = came
         self.partitions = 1
-        self.administration = self
+        self.administration = self.topics = self.nodes = self.restores = self
         self.backups = self
         self.catalog = SimpleNamespace(topics={})
         self.clock = SimpleNamespace(now_ms=lambda: 0)

@@ -1,0 +1,284 @@
+"""Topics made, changed and deleted, and their groups limited and pushed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+import trio
+
+from sandq.broker.catalog import Catalog
+from sandq.broker.controller.dead_letter_topics import check_no_dead_letters_come, find_dead_letter_topic
+from sandq.broker.controller.metadata_changes import LEADERS_WAIT_S, MetadataChanges
+from sandq.broker.controller.topic_placement import TopicPlacement
+from sandq.broker.controller.topics_under_way import TopicsUnderWay
+from sandq.broker.peers.routes import Routes
+from sandq.broker.reads.fan_out import call_all
+from sandq.metadata import commands as m
+from sandq.metadata.records import Topic
+from sandq.model.auto_create import AutoCreate
+from sandq.model.caller import ANONYMOUS, NODE, Caller
+from sandq.model.errors import (
+    Conflict,
+    InvalidRequest,
+    InvalidSetting,
+    TopicExists,
+    UnknownTopic,
+)
+from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
+from sandq.model.names import AUTO_CREATED, COMPACTED, RESTORING, check_name
+from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
+from sandq.model.push import changed_push, shown
+from sandq.model.push_targets import PushRules, Target, TargetRefused, shown_url
+from sandq.model.settings import CLASSES, parse_settings, update_settings
+from sandq.partition import commands as c
+from sandq.protocol.requests_admin import (
+    GroupLimit,
+    GroupPush,
+    TopicCreate,
+    TopicDelete,
+    TopicEnsure,
+    TopicUpdate,
+)
+
+log = structlog.get_logger("sandq.broker")
+
+
+class TopicAdministration:
+    """Changes of topics and of what is said of their groups. All raise as `MetadataChanges`."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        changes: MetadataChanges,
+        placement: TopicPlacement,
+        catalog: Catalog,
+        routes: Routes,
+        push_rules: PushRules,
+        auto_create: AutoCreate,
+        auto_created_most: int,
+    ) -> None:
+        """`auto_create`: which topics are made when they are used, `auto_created_most` at most."""
+        self.placement = placement
+        self.auto_created = 0
+        """Topics that were made here because somebody used them."""
+        self._node_id = node_id
+        self._changes = changes
+        self._catalog = catalog
+        self._routes = routes
+        self._push_rules = push_rules
+        self._auto_create = auto_create
+        self._under_way = TopicsUnderWay(auto_created_most)
+
+    async def create_topic(self, request: TopicCreate, caller: Caller) -> Topic:
+        """Returns once the topic takes messages. Raises InvalidRequest, TopicExists; Conflict while not every node can
+        have such a topic."""
+        name, kind, partitions = request.name, request.kind, request.partitions
+        check_name("topic", name)
+        if kind not in CLASSES:
+            raise InvalidRequest(f"kind {kind!r} is not known; this version has: {', '.join(CLASSES)}")
+        record = self._checked(request)
+        replicas = self.placement.replicas(request.replicas)
+
+        async def create() -> Topic:
+            if name in self._changes.view.topics:
+                raise TopicExists(f"there is a topic {name!r} already", topic=name)
+            topic = await self._create(name, kind, partitions, replicas, record, caller)
+            log.info("topic created", topic=name, partitions=partitions, replicas=replicas)
+            return topic
+
+        return await self._changes.run(create)
+
+    def _checked(self, request: TopicCreate) -> dict[str, Any]:
+        """The settings' record of a topic that is to be made, if there can be such a topic."""
+        self.placement.check_partitions(request.partitions)
+        self._changes.check_ready()
+        return parse_settings(request.settings, request.kind).record()
+
+    async def _create(
+        self, name: str, kind: str, partitions: int, replicas: int, record: dict[str, Any], caller: Caller
+    ) -> Topic:
+        find_dead_letter_topic(self._changes.view, name, record)
+        self.placement.check_total("topics", len(self._changes.view.topics) + 1)
+        self.placement.check_room(partitions)
+        placement = await self.placement.place(partitions, replicas)
+        command = m.CreateTopic(name, kind, replicas, placement, record, self._owner(caller))
+        topic: Topic = await self._changes.commit(command)
+        await self.until_led(topic)
+        return topic
+
+    def _owner(self, caller: Caller) -> str | None:
+        """Who owns what a caller creates; None: nobody that may have a quota."""
+        if caller.principal in (ANONYMOUS, NODE.principal):
+            return None
+        return caller.principal
+
+    async def ensure_topic(self, request: TopicEnsure, caller: Caller) -> Topic:
+        """The topic of this name, made as the configuration of this node says if there is none: once, however many ask
+        for it. Raises UnknownTopic when the configuration makes none of this name; TooLarge when as many were made so
+        as may be; and as `create_topic`."""
+        name, auto_create = check_name("topic", request.name), self._auto_create
+        self._changes.check_ready()
+        if (there := self._changes.view.topics.get(name)) is not None:
+            return there
+        if not auto_create.matches(name):
+            raise UnknownTopic(
+                f"there is no topic {name!r}, and auto_create_topics of {self._node_id}, which makes them at "
+                f"present, has none like that ({auto_create}): create it, or give all nodes the same patterns",
+                topic=name,
+            )
+        # Known here, and so no turn is waited for to hear it.
+        while (there := self._changes.view.topics.get(name)) is None:
+            self.placement.check_total("auto_created_topics", self._under_way.made(self._changes.view) + 1)
+            if not await self._under_way.until_ended(name):
+                with self._under_way.attempt(name, self._changes.view):
+                    return await self._ensure(name, caller)
+            self._changes.check_ready()
+        return there
+
+    async def _ensure(self, name: str, caller: Caller) -> Topic:
+        auto_create = self._auto_create
+
+        async def ensure() -> Topic:
+            if (there := self._changes.view.topics.get(name)) is not None:
+                return there
+            self.placement.check_total("auto_created_topics", self._under_way.made(self._changes.view) + 1)
+            wanted = TopicCreate(
+                name, auto_create.kind, auto_create.partitions, auto_create.replicas, auto_create.settings
+            )
+            record = {**self._checked(wanted), AUTO_CREATED: True}
+            replicas = self.placement.replicas(wanted.replicas)
+            topic = await self._create(name, wanted.kind, wanted.partitions, replicas, record, caller)
+            self.auto_created += 1
+            log.info(
+                "topic created, for it is used",
+                topic=name,
+                partitions=wanted.partitions,
+                replicas=replicas,
+                principal=caller.principal,
+                peer=caller.address,
+            )
+            return topic
+
+        return await self._changes.run(ensure)
+
+    async def update_topic(self, request: TopicUpdate, caller: Caller) -> Topic:
+        """Change some settings, how many nodes are to hold each partition, and add partitions. Raises UnknownTopic,
+        InvalidSetting, InvalidRequest."""
+        name, partitions, replicas = request.name, request.partitions, request.replicas
+        self._changes.check_ready()
+        if partitions is not None:
+            self.placement.check_partitions(partitions)
+        if replicas is not None:
+            self.placement.replicas(replicas)
+
+        async def update() -> Topic:
+            old = self._catalog.topic(name).record
+            check_not_restoring(old)
+            record = update_settings(old.settings, request.settings, old.kind).record()
+            if GROUP_LIMITS in old.settings:
+                record[GROUP_LIMITS] = old.settings[GROUP_LIMITS]
+            if DEAD_LETTER_TOPIC in request.settings:
+                find_dead_letter_topic(self._changes.view, name, record)
+            elif DEAD_LETTER in old.settings:
+                record[DEAD_LETTER] = old.settings[DEAD_LETTER]
+            there, copies = len(old.partitions), replicas or old.replicas
+            more = (partitions or there) - there
+            if more and old.kind == COMPACTED:
+                raise InvalidRequest(
+                    f"topic {name!r} has {there} partitions for ever: it is compacted, and its keys are where they "
+                    "were put; make another topic and copy what this one holds",
+                    topic=name,
+                )
+            if more < 0:
+                raise InvalidRequest(f"topic {name!r} has {there} partitions; they cannot become fewer", topic=name)
+            self.placement.check_room(more)
+            added = await self.placement.place(more, copies, old) if more or copies > old.replicas else []
+            topic: Topic = await self._changes.commit(m.UpdateTopic(name, record, copies, there, added))
+            await self.configure(name, record)
+            await self.until_led(topic)
+            log.info("topic updated", topic=name, partitions=len(topic.partitions), replicas=copies)
+            return topic
+
+        return await self._changes.run(update)
+
+    async def limit_group(self, request: GroupLimit, caller: Caller) -> None:
+        """Give a group of a topic other limits over all partitions, or none; it need not be there. Raises UnknownTopic,
+        InvalidSetting, InvalidRequest."""
+        name, group = request.topic, check_name("group", request.group)
+        limit = parse_limit(request.limits)
+        self._changes.check_ready()
+
+        async def change() -> None:
+            old = self._catalog.topic(name).record
+            if old.kind == COMPACTED:
+                raise InvalidRequest(f"topic {name!r} is compacted: its groups have no limits", topic=name)
+            partitions = len(old.partitions)
+            record = with_limit(old.settings, group, partitions, limit)
+            if record == old.settings:
+                return
+            await self._changes.commit(m.UpdateTopic(name, record, old.replicas, partitions))
+            await self.configure(name, record)
+            log.info("group limited", topic=name, group=group, limits=limit)
+
+        await self._changes.run(change)
+
+    async def push_group(self, request: GroupPush, caller: Caller) -> dict[str, Any] | None:
+        """Have the messages of a group pushed to a URL, change how, or (None) end that; what holds from now on, without
+        its secrets. The group need not be there yet. Raises UnknownTopic, InvalidSetting,
+        InvalidRequest."""
+        name, group = request.topic, check_name("group", request.group)
+        self._changes.check_ready()
+
+        async def change() -> dict[str, Any] | None:
+            self._catalog.topic(name)
+            old = self._changes.view.pushes.get((name, group))
+            if request.push is None:
+                if old is not None:
+                    await self._changes.commit(m.SetPush(name, group, None))
+                    log.info("group is not pushed any more", topic=name, group=group)
+                return None
+            push = changed_push(old, request.push)
+            if request.push.get("url") is not None:
+                try:
+                    self._push_rules.check(Target.parse(push["url"]))
+                except TargetRefused as error:
+                    raise InvalidSetting(error.message, mistakes=[error.message]) from None
+            if push != old:
+                await self._changes.commit(m.SetPush(name, group, push))
+                log.info("group is pushed", topic=name, group=group, url=shown_url(push["url"]))
+            return shown(push)
+
+        return await self._changes.run(change)
+
+    async def configure(self, name: str, record: dict[str, Any]) -> None:
+        """Have the partitions of a topic that this node leads go by these settings."""
+        hosts = [leader.raft_group for leader in self._catalog.topic(name).led().values()]
+        await call_all([(host, c.Configure(record)) for host in hosts if host.status.settings != record])
+
+    async def delete_topic(self, request: TopicDelete, caller: Caller) -> None:
+        """Returns once the topic is gone; its space is reclaimed later. Raises UnknownTopic; Conflict while it is the
+        dead letter topic of another one."""
+        self._changes.check_ready()
+
+        async def delete() -> None:
+            check_no_dead_letters_come(self._changes.view, request.name)
+            await self._changes.commit(m.DeleteTopic(request.name))
+            log.info("topic deleted", topic=request.name)
+
+        await self._changes.run(delete)
+
+    async def until_led(self, topic: Topic) -> None:
+        """Wait until all partitions of a topic are led, for a while."""
+        with trio.move_on_after(LEADERS_WAIT_S):
+            await self._routes.until_led([partition.group for partition in topic.partitions])
+
+
+def check_not_restoring(topic: Topic) -> None:
+    """Raise Conflict while a topic is being restored: what is changed of it then would open it by half."""
+    if RESTORING in topic.settings:
+        raise Conflict(
+            f"topic {topic.name!r} is being restored from a backup: it can be deleted, and changed once it is through",
+            topic=topic.name,
+        )
