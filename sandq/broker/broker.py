@@ -250,7 +250,7 @@ class Broker:
     def settle(self, request: Ack | Nack | Extend, caller: Caller, done: Done) -> None:
         """Ack, nack or extend leases. A lease of a topic that is no more is lost."""
         host = self.catalog.of_group(request.group_number, request.partition).raft_group
-        topic = self.catalog.view.places.get(request.group_number, ("", 0))[0]
+        topic = self.catalog.view.partition_of_group.get(request.group_number, ("", 0))[0]
         items: Any = request.items
         if isinstance(request, Extend):
             own = self.limits_of(topic)

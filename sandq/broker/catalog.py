@@ -144,7 +144,7 @@ class Catalog:
         if found is not None and found.partition == partition:
             return found
         view = self.view
-        name, at = view.places.get(group, ("", -1))
+        name, at = view.partition_of_group.get(group, ("", -1))
         if at == partition and name in self.topics:
             return self.partition(name, partition)
         if name:
@@ -156,7 +156,7 @@ class Catalog:
 
     def topic_of_group(self, group: int) -> str | None:
         """The topic of which a Raft group is a partition, as far as is known here."""
-        placed = self.view.places.get(group)
+        placed = self.view.partition_of_group.get(group)
         if placed is not None:
             return placed[0]
         leader = self.by_group.get(group)

@@ -97,7 +97,7 @@ class Account(_Counted):
 
     def __init__(self, share_bytes: float) -> None:
         super().__init__(share_bytes)
-        self._queue: list[_Place] = []
+        self._queue: list[_Reservation] = []
         self._shares: WeakValueDictionary[str, SourceShare] = WeakValueDictionary()
 
     def of(self, source: str) -> SourceShare:
@@ -130,16 +130,16 @@ class Account(_Counted):
         if not self._queue and self.fits(size) and (share is None or share.fits(size)):
             (self if share is None else share).take(size)
             return
-        place = _Place(size, share)
-        self._queue.append(place)
+        reservation = _Reservation(size, share)
+        self._queue.append(reservation)
         self._grant()
         try:
-            await place.granted.wait()
+            await reservation.granted.wait()
         except BaseException:
-            if place.granted.is_set():
+            if reservation.granted.is_set():
                 (self if share is None else share).give_back(size)
             else:
-                self._queue.remove(place)
+                self._queue.remove(reservation)
                 self._grant()  # it may have kept smaller ones behind it
             raise
 
@@ -210,7 +210,7 @@ class SourceShare(_Counted):
         return self.fits(size) and self._account.fits(size)
 
 
-class _Place:
+class _Reservation:
     """Somebody who waits for so many bytes."""
 
     def __init__(self, size: int, share: SourceShare | None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import trio
 
-from sandq.broker.peers.door import Place
+from sandq.broker.peers.door import Slot
 from sandq.gossip.messages import Ack, Err, Message, Ping
 from sandq.gossip.streams import PushPull, Streams
 from sandq.membership.intake import Intake
@@ -18,13 +18,13 @@ _RECEIVE_BYTES = 64 << 10
 
 
 async def ask(
-    streams: Streams, address: Address, question: PushPull | Ping, limit_s: float, intake: Intake, place: Place
+    streams: Streams, address: Address, question: PushPull | Ping, limit_s: float, intake: Intake, slot: Slot
 ) -> PushPull | Ack:
     """The answer. ConnectionLost (with the reason), ProtocolError when it is no answer to that."""
     with _within(limit_s, address):
         async with _connected(address) as stream:
-            await stream.send_all(await intake.do(place, streams.sealing(question)))
-            answer = await receive(streams, stream, intake, place)
+            await stream.send_all(await intake.do(slot, streams.sealing(question)))
+            answer = await receive(streams, stream, intake, slot)
     if isinstance(answer, Err):
         raise ProtocolError(f"{address} answered: {answer.error:.200}")
     if isinstance(question, PushPull) and isinstance(answer, PushPull):
@@ -34,7 +34,7 @@ async def ask(
     raise ProtocolError(f"{address} answered {type(question).__name__} with {type(answer).__name__}")
 
 
-async def receive(streams: Streams, stream: trio.SocketStream, intake: Intake, place: Place) -> PushPull | Message:
+async def receive(streams: Streams, stream: trio.SocketStream, intake: Intake, slot: Slot) -> PushPull | Message:
     """The one message of the other direction. ConnectionLost, ProtocolError."""
     reader = streams.reader()
     while True:
@@ -44,8 +44,8 @@ async def receive(streams: Streams, stream: trio.SocketStream, intake: Intake, p
             raise ConnectionLost("the gossip stream broke") from None
         if not data:
             raise ConnectionLost("the gossip stream ended before its message did; are both encrypted alike?")
-        intake.hold(place, reader.held_bytes + len(data))
-        message = await intake.do(place, reader.feeding(bytes(data)))
+        intake.hold(slot, reader.held_bytes + len(data))
+        message = await intake.do(slot, reader.feeding(bytes(data)))
         if message is not None:
             return message
 

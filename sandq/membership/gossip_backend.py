@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from sandq.broker.event_loop import SHARED_WORK
-from sandq.broker.peers.door import Place
+from sandq.broker.peers.door import Slot
 from sandq.gossip.core import Ask, Gossip
 from sandq.gossip.keyring import NONCE_BYTES, Keyring
 from sandq.gossip.messages import Ping
@@ -286,13 +286,13 @@ class GossipMembership:
             limit_s = self._timing.probe_interval_s - self._timing.probe_timeout_s
         core, intake = self._running, self._intake
         try:
-            with intake.asked() as place:
+            with intake.asked() as slot:
                 question: Ping | PushPull | None = ask.ping
                 if question is None:
-                    question = await intake.do(place, core.telling(False))
-                answer = await ask_over_stream(self._streams, ask.address, question, limit_s, intake, place)
+                    question = await intake.do(slot, core.telling(False))
+                answer = await ask_over_stream(self._streams, ask.address, question, limit_s, intake, slot)
                 if isinstance(answer, PushPull):
-                    await intake.do(place, core.merging(self._clock.now(), answer))
+                    await intake.do(slot, core.merging(self._clock.now(), answer))
                 else:
                     core.on_stream_ack(self._clock.now(), answer.seq)
             self.traffic["streams_out"] += 1
@@ -303,27 +303,27 @@ class GossipMembership:
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         try:
-            with self._intake.asked_by(_host(stream)) as place:
+            with self._intake.asked_by(_host(stream)) as slot:
                 with trio.move_on_after(self._timing.stream_timeout_s):
-                    await self._answer(stream, place)
-            self.traffic["streams_refused" if place.is_lost else "streams_in"] += 1
+                    await self._answer(stream, slot)
+            self.traffic["streams_refused" if slot.is_lost else "streams_in"] += 1
         except (SandqError, trio.BrokenResourceError) as error:
             self.traffic["streams_in_failed"] += 1
             log.debug("a gossip stream ended early", error=str(error))
         finally:
             await trio.aclose_forcefully(stream)
 
-    async def _answer(self, stream: trio.SocketStream, place: Place) -> None:
+    async def _answer(self, stream: trio.SocketStream, slot: Slot) -> None:
         intake = self._intake
-        question = await receive(self._streams, stream, intake, place)
+        question = await receive(self._streams, stream, intake, slot)
         core = self._running
         if isinstance(question, PushPull):
             # First what this member knew before: it must not tell the other only what that one just said.
-            known = await intake.do(place, core.telling(False))
-            await intake.do(place, core.merging(self._clock.now(), question))
+            known = await intake.do(slot, core.telling(False))
+            await intake.do(slot, core.merging(self._clock.now(), question))
             self._flush()
-            answer = await intake.do(place, self._streams.sealing(known))
-            intake.hold(place, len(answer))
+            answer = await intake.do(slot, self._streams.sealing(known))
+            intake.hold(slot, len(answer))
             await stream.send_all(answer)
         elif isinstance(question, Ping) and (ack := core.on_stream_ping(question)) is not None:
             await stream.send_all(self._streams.seal(ack))
@@ -335,12 +335,12 @@ class GossipMembership:
     async def _join(self, seed: Address) -> None:
         """Meet one. ConnectionLost, ProtocolError; Unavailable when it is refused, or refuses."""
         core = self._running
-        with self._intake.asked() as place:
-            question = await self._intake.do(place, core.telling(True))
+        with self._intake.asked() as slot:
+            question = await self._intake.do(slot, core.telling(True))
             limit_s = self._timing.stream_timeout_s
-            answer = await ask_over_stream(self._streams, seed, question, limit_s, self._intake, place)
+            answer = await ask_over_stream(self._streams, seed, question, limit_s, self._intake, slot)
             assert isinstance(answer, PushPull)
-            await self._intake.do(place, core.merging(self._clock.now(), answer))
+            await self._intake.do(slot, core.merging(self._clock.now(), answer))
         self._met[seed] = self._clock.now()
         self._flush()
         refused = {state.name: core.refusals[state.name] for state in answer.nodes if state.name in core.refusals}

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import trio
 
 from sandq.broker.event_loop import Turn
-from sandq.broker.peers.door import Door, Place
+from sandq.broker.peers.door import Door, Slot
 from sandq.gossip.steps import Steps
 from sandq.model.errors import ConnectionLost
 
@@ -34,55 +34,55 @@ class Intake:
     def __init__(self, known: Callable[[], Collection[str]], on_turn: Callable[[], None]) -> None:
         self._door = Door(known)
         self._on_turn = on_turn
-        self._held: dict[Place, int] = {}
+        self._held: dict[Slot, int] = {}
         """Stream -> bytes of the room, the oldest stream first."""
         self._busy_with_members = trio.Lock()
         self._busy_with_strangers = trio.Lock()
 
     @contextmanager
-    def asked_by(self, host: str) -> Iterator[Place]:
+    def asked_by(self, host: str) -> Iterator[Slot]:
         """Have a place for a stream that somebody opened; what runs in it ends, quietly, when it is lost to others."""
-        with self._door.place(host) as place, self._noted(place):
-            yield place
+        with self._door.slot(host) as slot, self._noted(slot):
+            yield slot
 
     @contextmanager
-    def asked(self) -> Iterator[Place]:
+    def asked(self) -> Iterator[Slot]:
         """Have a place for a stream that this member opens to another one. ConnectionLost when it gives way."""
-        place = Place("", is_known=True)
-        with place.held(), self._noted(place):
-            yield place
-        if place.is_lost:
+        slot = Slot("", is_known=True)
+        with slot.held(), self._noted(slot):
+            yield slot
+        if slot.is_lost:
             raise ConnectionLost("others have sent so much gossip that there was no room for an answer")
 
     @contextmanager
-    def _noted(self, place: Place) -> Iterator[None]:
-        self._held[place] = 0
+    def _noted(self, slot: Slot) -> Iterator[None]:
+        self._held[slot] = 0
         try:
             yield
         finally:
-            del self._held[place]
+            del self._held[slot]
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the room that are held."""
         return sum(self._held.values())
 
-    def hold(self, place: Place, size: int) -> None:
+    def hold(self, slot: Slot, size: int) -> None:
         """Note that a stream holds so many bytes now. When there is no room for them the oldest gives way that holds
         any, strangers first: who takes long has not much to say, or sends it slowly."""
-        self._held[place] = 0 if place.is_lost else max(0, size - FREE_BYTES)
+        self._held[slot] = 0 if slot.is_lost else max(0, size - FREE_BYTES)
         while self.held_bytes > ROOM_BYTES:
             holding = [one for one, held in self._held.items() if held]
             oldest = next((one for one in holding if not one.is_known), holding[0])
             self._held[oldest] = 0
             oldest.lose()
 
-    async def do(self, place: Place, steps: Steps[T]) -> T:
+    async def do(self, slot: Slot, steps: Steps[T]) -> T:
         """Return what comes of the steps. What is more than a first turn stands in line for further ones."""
         turn = Turn()
         ended = _go_on(steps, turn)
         if ended is None:
-            async with self._busy_with_members if place.is_known else self._busy_with_strangers:
+            async with self._busy_with_members if slot.is_known else self._busy_with_strangers:
                 while ended is None:
                     self._on_turn()
                     await turn.end()

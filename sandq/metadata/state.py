@@ -77,7 +77,7 @@ class MetadataState:
         """Grants of roles that somebody made, by name."""
         self.balanced: tuple[str, ...] = ()
         """The nodes that all partitions are spread evenly over."""
-        self.places: dict[int, tuple[str, int]] = {}
+        self.partition_of_group: dict[int, tuple[str, int]] = {}
         """Raft group -> topic and partition."""
         self.skips: dict[bytes, bytes] = {}
         """Digest of the last command skipped by each of an operator's decisions, by their ids (ADR 46)."""
@@ -272,7 +272,9 @@ class MetadataState:
 
     def _keep(self, topic: Topic) -> None:
         self.topics[topic.name] = topic
-        self.places.update({partition.group: (topic.name, at) for at, partition in enumerate(topic.partitions)})
+        self.partition_of_group.update(
+            {partition.group: (topic.name, at) for at, partition in enumerate(topic.partitions)}
+        )
 
     def _put_topic(self, topic: Topic, new: Sequence[Partition], put: Put) -> Topic:
         """`new`: its partitions whose rows are not there yet, the last ones."""
@@ -354,7 +356,7 @@ class MetadataState:
         topic = self._topic(command.name)
         del self.topics[command.name]
         for partition in topic.partitions:
-            del self.places[partition.group]
+            del self.partition_of_group[partition.group]
             put(_partition_key(partition.group), None)
         put(b"t" + command.name.encode(), None)
         for name, group in [pushed for pushed in self.pushes if pushed[0] == command.name]:
@@ -434,7 +436,7 @@ class MetadataState:
     # -- assignments ----------------------------------------------------------------------------------------------
 
     def _partition(self, group: int) -> tuple[Topic, int, Partition]:
-        place = self.places.get(group)
+        place = self.partition_of_group.get(group)
         if place is None:
             raise NotFound(f"no partition is that of group {group}")
         topic = self.topics[place[0]]

@@ -115,10 +115,10 @@ class _Draft:
         if isinstance(value, dict):
             self.values = value
         elif value is not None:
-            found = yaml_marks.Found(yaml_marks.Place(1, 1), (), "a mapping of sections is expected")
+            found = yaml_marks.Found(yaml_marks.TextPosition(1, 1), (), "a mapping of sections is expected")
             self.marked.mistakes.append(found)
-        for place, path, what, lost in self.marked.mistakes:
-            self._add(place, self._line(place, schema.Mistake(path, what)))
+        for position, path, what, lost in self.marked.mistakes:
+            self._add(position, self._line(position, schema.Mistake(path, what)))
             self.lost += [path] if lost else []
         for name, section in list(self.values.items()):
             if section is None and schema.model_at(NodeConfig, (name,)) is not None:
@@ -164,21 +164,21 @@ class _Draft:
             elif self.file is None:
                 self._add((0, 0), str(mistake))
             else:
-                place = self._place(mistake)
-                self._add(place, self._line(place, mistake))
+                position = self._position(mistake)
+                self._add(position, self._line(position, mistake))
 
-    def _place(self, mistake: schema.Mistake) -> yaml_marks.Place:
+    def _position(self, mistake: schema.Mistake) -> yaml_marks.TextPosition:
         """Where it stands in the file; of what is not there, where the mapping that lacks it stands."""
         if mistake.key_is_wrong and mistake.where in self.marked.keys:
             return self.marked.keys[mistake.where]
         for length in range(len(mistake.where), -1, -1):
-            place = self.marked.values.get(mistake.where[:length])
-            if place is not None:
-                return place
-        return yaml_marks.Place(1, 1)
+            position = self.marked.values.get(mistake.where[:length])
+            if position is not None:
+                return position
+        return yaml_marks.TextPosition(1, 1)
 
-    def _line(self, place: yaml_marks.Place, mistake: schema.Mistake) -> str:
-        return f"{self.file}:{place.line}:{place.column}: {mistake}"
+    def _line(self, position: yaml_marks.TextPosition, mistake: schema.Mistake) -> str:
+        return f"{self.file}:{position.line}:{position.column}: {mistake}"
 
-    def _add(self, place: tuple[int, int], line: str) -> None:
-        self.mistakes.append((place, line))
+    def _add(self, position: tuple[int, int], line: str) -> None:
+        self.mistakes.append((position, line))

@@ -15,7 +15,7 @@ import yaml
 Path = tuple[str | int, ...]
 
 
-class Place(NamedTuple):
+class TextPosition(NamedTuple):
     """A line and a column, both from 1."""
 
     line: int
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 class Found(NamedTuple):
     """A mistake in the YAML itself; `lost`: there is no value because of it, so nobody need complain of its absence."""
 
-    place: Place
+    position: TextPosition
     path: Path
     what: str
     lost: bool = True
@@ -36,13 +36,13 @@ class Marked:
     """Plain values, the places of keys and of values by their path, and what is wrong with the text."""
 
     value: Any = None
-    keys: dict[Path, Place] = field(default_factory=dict)
-    values: dict[Path, Place] = field(default_factory=dict)
+    keys: dict[Path, TextPosition] = field(default_factory=dict)
+    values: dict[Path, TextPosition] = field(default_factory=dict)
     mistakes: list[Found] = field(default_factory=list)
 
 
-def _place(mark: Any) -> Place:
-    return Place(1, 1) if mark is None else Place(mark.line + 1, mark.column + 1)
+def _position(mark: Any) -> TextPosition:
+    return TextPosition(1, 1) if mark is None else TextPosition(mark.line + 1, mark.column + 1)
 
 
 def load(text: str) -> Marked:
@@ -56,11 +56,11 @@ def load(text: str) -> Marked:
             marked.value = _Walk(loader, marked).walk(root, ())
     except yaml.MarkedYAMLError as error:
         what = " ".join(part for part in (error.context, error.problem) if part)
-        marked.mistakes.append(Found(_place(error.problem_mark or error.context_mark), (), what))
+        marked.mistakes.append(Found(_position(error.problem_mark or error.context_mark), (), what))
     except yaml.YAMLError as error:
-        marked.mistakes.append(Found(Place(1, 1), (), " ".join(str(error).split())))
+        marked.mistakes.append(Found(TextPosition(1, 1), (), " ".join(str(error).split())))
     except RecursionError:
-        marked.mistakes.append(Found(Place(1, 1), (), "nested too deeply"))
+        marked.mistakes.append(Found(TextPosition(1, 1), (), "nested too deeply"))
     finally:
         if loader is not None:
             loader.dispose()
@@ -74,10 +74,10 @@ class _Walk:
         self._seen: set[int] = set()
 
     def _mistake(self, node: yaml.Node, path: Path, what: str) -> None:
-        self._marked.mistakes.append(Found(_place(node.start_mark), path, what))
+        self._marked.mistakes.append(Found(_position(node.start_mark), path, what))
 
     def walk(self, node: yaml.Node, path: Path) -> Any:
-        self._marked.values[path] = _place(node.start_mark)
+        self._marked.values[path] = _position(node.start_mark)
         # An alias is the same node once more: it could contain itself, or grow without bound.
         if id(node) in self._seen:
             self._mistake(node, path, "an alias (*) is not allowed")
@@ -105,8 +105,8 @@ class _Walk:
             if key in mapping:
                 first = self._marked.keys[below]
                 what = f"the key is there twice, first in line {first.line}"
-                self._marked.mistakes.append(Found(_place(key_node.start_mark), below, what, lost=False))
+                self._marked.mistakes.append(Found(_position(key_node.start_mark), below, what, lost=False))
                 continue
-            self._marked.keys[below] = _place(key_node.start_mark)
+            self._marked.keys[below] = _position(key_node.start_mark)
             mapping[key] = self.walk(value_node, below)
         return mapping

@@ -212,7 +212,7 @@ class ServerInfo:
 
     def _different(self, access: Access | None) -> list[dict[str, Any]]:
         """Partitions led here whose replicas are not the same, with the nodes whose replicas are not as they should."""
-        places = self.broker.metadata.places
+        places = self.broker.metadata.partition_of_group
         found = [(places[group], nodes) for group, nodes in self.digests.different.items() if group in places]
         return [
             {"topic": topic, "partition": at, "nodes": list(nodes)}
@@ -223,7 +223,7 @@ class ServerInfo:
     def shut(self, access: Access | None) -> list[dict[str, Any]]:
         """Return the replicas that are shut on any node, as far as this one knows. `access`: of the caller; topics on
         which it has no right are left out."""
-        places = self.broker.metadata.places
+        places = self.broker.metadata.partition_of_group
         found = []
         for node, report in self.shut_replicas.all():
             topic, at = (None, 0) if report.group == METADATA_GROUP else places.get(report.group, ("", 0))

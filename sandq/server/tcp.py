@@ -24,13 +24,13 @@ from sandq.protocol.frames import encode_error
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
 from sandq.server.output import Sender
-from sandq.server.places import Places
 from sandq.server.session_protocol import Session
+from sandq.server.slots import Slots
 from sandq.tls.names import client_name
 from sandq.tls.port import PLAIN, TlsPort
 from sandq.tls.session import TlsSession
 
-SPARE_PLACES: Final = 64
+SPARE_SLOTS: Final = 64
 """Beyond the limit, for clients on the node's own machine: its HTTP process, other gateways there, sandctl."""
 _REMEDY: Final = "close some, or raise limits.connections of the node; it is worth another try in a moment"
 
@@ -90,7 +90,7 @@ class ClientServer:
         self._http_address = http_address
         self._stats = stats if stats is not None else ClientStats()
         self._sender = sender if sender is not None else Sender()
-        self._places = Places(limits.connections)
+        self._slots = Slots(limits.connections)
         self._spare: dict[Connection, None] = {}
         """Who has a spare place, the oldest first."""
         self._greeting: dict[trio.SocketStream, None] = {}
@@ -105,8 +105,8 @@ class ClientServer:
         stats = self._stats
         caller = Caller(ANONYMOUS, _peer(stream))
         source = source_of_caller(caller)
-        has_place = self._places.take(source)
-        if not has_place and not (_is_of_this_machine(stream) and self._may_greet(stream)):
+        has_slot = self._slots.take(source)
+        if not has_slot and not (_is_of_this_machine(stream) and self._may_greet(stream)):
             await self._refuse(stream, source, None)
             return
         stats.accepted += 1
@@ -126,18 +126,18 @@ class ClientServer:
                 log.exception("a handshake ended with an unexpected error", not_logged_before=held_back)
         else:
             self._greeting.pop(stream, None)
-            await self._carry(stream, caller, session, has_place)
+            await self._carry(stream, caller, session, has_slot)
         finally:
             self._greeting.pop(stream, None)
-            if has_place:
-                self._places.give(source)
+            if has_slot:
+                self._slots.give(source)
             log.debug("a client has gone")
 
     async def _carry(
-        self, stream: trio.SocketStream, caller: Caller, session: TlsSession | None, has_place: bool
+        self, stream: trio.SocketStream, caller: Caller, session: TlsSession | None, has_slot: bool
     ) -> None:
         stats = self._stats
-        if not has_place and not self._has_spare_place():  # others may have come during the handshake
+        if not has_slot and not self._has_spare_place():  # others may have come during the handshake
             await self._refuse(stream, source_of_caller(caller), session)
             return
         connection = Connection(
@@ -154,7 +154,7 @@ class ClientServer:
             certificate_name=None if session is None else client_name(session.certificate, self._client_name),
         )
         stats.open.add(connection)
-        if not has_place:
+        if not has_slot:
             self._spare[connection] = None
         log.debug("a client has connected", tls=None if session is None else session.version)
         try:
@@ -206,7 +206,7 @@ class ClientServer:
         many who do is closed."""
         if self._tls is None:
             return self._has_spare_place()
-        if len(self._greeting) >= SPARE_PLACES:
+        if len(self._greeting) >= SPARE_SLOTS:
             oldest = next(iter(self._greeting))
             del self._greeting[oldest]
             oldest.socket.close()
@@ -215,7 +215,7 @@ class ClientServer:
 
     def _has_spare_place(self) -> bool:
         """Whether there is a spare place, if need be that of another connection, which is ended."""
-        if len(self._spare) < SPARE_PLACES:
+        if len(self._spare) < SPARE_SLOTS:
             return True
         oldest = next((connection for connection in self._spare if not connection.is_gateway), None)
         if oldest is None:
@@ -227,11 +227,11 @@ class ClientServer:
 
     def _why_none(self, source: str) -> str:
         """Why there is no place for a connection from a source."""
-        places = self._places
-        if places.has_share(source):
-            return f"this node has {places.limit} connections, which is its limit (limits.connections)"
+        slots = self._slots
+        if slots.has_share(source):
+            return f"this node has {slots.limit} connections, which is its limit (limits.connections)"
         return (
-            f"{source} has {places.share} connections, as many as one address may have of the {places.limit} "
+            f"{source} has {slots.share} connections, as many as one address may have of the {slots.limit} "
             "of this node (limits.connections)"
         )
 

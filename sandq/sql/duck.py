@@ -16,7 +16,7 @@ from sandq.sql.budget import Budget
 from sandq.sql.duck_errors import NO_MEMORY, translated, translated_text
 from sandq.sql.errors import NO_RESOURCES, TIME_OVERFLOW, TOO_BIG_SELECT, SqlError
 from sandq.sql.json_values import MACROS
-from sandq.sql.places import Places
+from sandq.sql.slots import StatementSlots
 
 T = TypeVar("T")
 _AGAIN_S: Final = 0.05
@@ -121,12 +121,12 @@ class Ducks:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._idle: list[Duck] = []
-        self._places = Places(budget.queries)
+        self._slots = StatementSlots(budget.queries)
 
     @asynccontextmanager
     async def one(self, owner: Hashable = None) -> AsyncIterator[Duck]:
-        """Hold a database inside the block; wait until `owner`, the caller, may take one (`Places`)."""
-        async with self._places.one(owner):
+        """Hold a database inside the block; wait until `owner`, the caller, may take one (`StatementSlots`)."""
+        async with self._slots.one(owner):
             duck = self._idle.pop() if self._idle else await anyio.to_thread.run_sync(Duck, self._budget)
             try:
                 yield duck

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from sandq.broker.event_loop import FIRST_WORK, SHARED_WORK, TURN_WORK
-from sandq.broker.peers.door import KNOWN_PLACES, SOURCE_PLACES
+from sandq.broker.peers.door import KNOWN_SLOTS, SOURCE_SLOTS
 from sandq.gossip import lzw
 from sandq.gossip.keyring import Keyring
 from sandq.gossip.messages import Ping, encode
@@ -312,7 +312,7 @@ async def test_garbage_changes_nothing(jumping: MockClock, cluster: Cluster, key
 async def test_half_a_message_and_silence_holds_nobody_up(jumping: MockClock, cluster: Cluster) -> None:
     a, b = await cluster.start_all("ab")
     half = Streams(None, lambda: bytes(12)).seal(PushPull(True, (), b"x" * 100))[:40]
-    silent = [await trio.open_tcp_stream(*a.address) for _ in range(KNOWN_PLACES + 8)]
+    silent = [await trio.open_tcp_stream(*a.address) for _ in range(KNOWN_SLOTS + 8)]
     for stream in silent:
         with suppress(trio.BrokenResourceError):  # it has given way
             await stream.send_all(half)
@@ -328,7 +328,7 @@ async def test_strangers_have_few_places_and_none_of_the_members(jumping: MockCl
     a, b = await cluster.start_all("ab", timing=PATIENT)
     async with AsyncExitStack() as stack:
         for host in ("127.0.0.2", "127.0.0.3"):
-            for _ in range(SOURCE_PLACES + 3):
+            for _ in range(SOURCE_SLOTS + 3):
                 stream = await trio.open_tcp_stream(*a.address, local_address=host)
                 await stack.enter_async_context(stream)
                 await stream.send_all(b"\x06")
@@ -437,7 +437,7 @@ async def test_many_connections_at_once(jumping: MockClock, cluster: Cluster) ->
         for _ in range(40):
             nursery.start_soon(ask)
     good = [answer for answer in answers if answer is not None]
-    assert len(good) >= KNOWN_PLACES and all(answer.seq == 7 for answer in good)
+    assert len(good) >= KNOWN_SLOTS and all(answer.seq == 7 for answer in good)
     assert agree([a, b])
 
 

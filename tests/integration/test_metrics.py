@@ -219,7 +219,7 @@ async def test_connections_are_counted(node: Serving, client: RawClient, dial: D
 
 
 async def test_refused_connections_are_counted(tmp_path: Path, dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "SPARE_PLACES", 0)
+    monkeypatch.setattr(tcp, "SPARE_SLOTS", 0)
     async with run_node(small_config(tmp_path, LIMITS__CONNECTIONS="1")) as node:
         await dial(node)
         refused = await dial(node, hello=False)

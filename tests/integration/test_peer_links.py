@@ -13,7 +13,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from sandq.broker.peers import links as peer_links
-from sandq.broker.peers.door import KNOWN_PLACES, SOURCE_PLACES
+from sandq.broker.peers.door import KNOWN_SLOTS, SOURCE_SLOTS
 from sandq.broker.peers.handshake import STREAM, PeerIdentity, Refusal
 from sandq.broker.peers.links import STREAMS_MOST, PeerLinks
 from sandq.broker.peers.stream import PeerStream
@@ -342,7 +342,7 @@ async def test_who_does_not_introduce_itself_keeps_nobody_out(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node2.run, {"node1": node1.address})
         await trio.testing.wait_all_tasks_blocked()
-        silent = [await trio.open_tcp_stream(*node2.address) for _ in range(KNOWN_PLACES)]
+        silent = [await trio.open_tcp_stream(*node2.address) for _ in range(KNOWN_SLOTS)]
         for raw in silent:
             await raw.send_all(frames) if frames else None
         began = trio.current_time()
@@ -365,7 +365,7 @@ async def test_one_source_that_is_no_peers_takes_few_places(jumping: trio.testin
         nursery.start_soon(node2.run, {"node1": node1.address})
         await trio.testing.wait_all_tasks_blocked()
         others = [
-            await trio.open_tcp_stream(*node2.address, local_address="127.0.0.9") for _ in range(SOURCE_PLACES + 2)
+            await trio.open_tcp_stream(*node2.address, local_address="127.0.0.9") for _ in range(SOURCE_SLOTS + 2)
         ]
         for raw in others[:2]:
             assert await raw.receive_some() == b""

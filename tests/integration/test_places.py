@@ -32,7 +32,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     secret_file = tmp_path / "gateway-secret"
     secret_file.write_bytes(SECRET + b"\n")
     secret_file.chmod(0o600)
-    monkeypatch.setattr(tcp, "SPARE_PLACES", SPARE)
+    monkeypatch.setattr(tcp, "SPARE_SLOTS", SPARE)
     monkeypatch.setattr(tcp, "is_loopback", lambda host: host == HERE)
     config = small_config(tmp_path, LIMITS__CONNECTIONS=str(PLACES), HTTP__GATEWAY_SECRET_FILE=str(secret_file))
     async with run_node(config) as serving:

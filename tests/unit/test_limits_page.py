@@ -25,7 +25,7 @@ from sandq.protocol.requests_backup import LOG_BYTES
 from sandq.protocol.requests_messages import PREVIEW_BYTES_MAX
 from sandq.server import caller_requests, connection, failed_logins, open_requests, output, tcp
 from sandq.server.http import bodies, bounds, connections, event_streams, guards, lines, supervisor, worker_pipe
-from sandq.server.places import Places
+from sandq.server.slots import Slots
 from tests.support.paths import ROOT
 
 PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
@@ -125,13 +125,13 @@ def test_fixed_limits_are_those_of_the_code() -> None:
 
 def test_places_are_those_of_the_code() -> None:
     found = rows(section("What is limited by what"))
-    assert f"there are {tcp.SPARE_PLACES} spare places" in found["`limits.connections`"]
+    assert f"there are {tcp.SPARE_SLOTS} spare places" in found["`limits.connections`"]
     assert f"{bounds.SPARE_PLACES} spare places for health and metrics" in found["`limits.http_connections`"]
     refused = f"{bounds.REFUSED_MOST} of these have {bounds.REFUSED_S:g} s to take it"
     assert refused in found["`limits.http_connections`"]
     for name in ("connections", "http_connections"):
         assert "three quarters of them from one address" in found[f"`limits.{name}`"]
-        assert Places(1000).share == 750
+        assert Slots(1000).share == 750
 
 
 def test_answers_that_a_connection_has_not_taken_are_as_in_the_code() -> None:
@@ -214,8 +214,8 @@ def test_what_holds_between_nodes_is_as_in_the_code() -> None:
             f"{size(handshake.HANDSHAKE_BYTES)} a frame",
         ),
         "connections that are not introduced": (
-            f"{door.PLACES}, of one address (or IPv6 /{sources.IPV6_SOURCE_BITS}) {door.SOURCE_PLACES}",
-            f"{door.KNOWN_PLACES} more",
+            f"{door.SLOTS}, of one address (or IPv6 /{sources.IPV6_SOURCE_BITS}) {door.SOURCE_SLOTS}",
+            f"{door.KNOWN_SLOTS} more",
         ),
         "a link of two nodes": (
             f"{link.SILENCE_S:g} s without a sign",
@@ -227,7 +227,7 @@ def test_what_holds_between_nodes_is_as_in_the_code() -> None:
             f"| {links.STREAMS_MOST}, of {size(transfer.SMALL_FRAME_BYTES)} a frame",
         ),
         "gossip: streams that others have opened, for `gossip.stream_timeout`": (
-            f"{door.PLACES} of strangers, {door.SOURCE_PLACES} of one address, and {door.KNOWN_PLACES} from",
+            f"{door.SLOTS} of strangers, {door.SOURCE_SLOTS} of one address, and {door.KNOWN_SLOTS} from",
         ),
         "gossip: what streams have sent and is no message yet": (
             f"{size(intake.FREE_BYTES)} each and {size(intake.ROOM_BYTES)} for all",

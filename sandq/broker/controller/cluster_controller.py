@@ -202,7 +202,7 @@ class ClusterController:
     async def _plan(self, metadata: RaftGroup) -> None:
         view = self._view(metadata)
         now_ms = self._now_ms()
-        led = frozenset([group for group in view.places if self._is_led(group)])
+        led = frozenset([group for group in view.partition_of_group if self._is_led(group)])
         case = (view.applied_index, self._lost(view.nodes.values()), led)
         if case == self._planned:
             return

@@ -86,7 +86,7 @@ class LimitShares:
         """The topic of a partition that this node leads."""
         if leader.closed or not leader.raft_group.ready:
             return None
-        name, partition = self._catalog.view.places.get(leader.raft_group.number, ("", -1))
+        name, partition = self._catalog.view.partition_of_group.get(leader.raft_group.number, ("", -1))
         topic = self._catalog.topics.get(name)
         return topic if topic is not None and topic.partitions.get(partition) is leader else None
 

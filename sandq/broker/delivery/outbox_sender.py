@@ -256,7 +256,7 @@ class OutboxSender:
             if leader is None:
                 raise NotLeader("the partition is not on this node")
             leader.raft_group.check_ready()
-            name, partition = self._catalog.view.places[group]
+            name, partition = self._catalog.view.partition_of_group[group]
             place = self._catalog.topics[name].places[partition]
             # A refusal here loses acked messages, and those of a restored backup may have headers of any form.
             checked = check_batch(batch, self._clock.now_ms(), _LIMITS, place, is_checked=True)

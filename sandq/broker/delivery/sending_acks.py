@@ -39,7 +39,7 @@ def place_of(topic: Topic, partition: int) -> Place:
 def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) -> tuple[c.AckThen, int]:
     """Return what to propose for an ack that sends messages, and its bytes. Raises UnknownTopic, InvalidRequest,
     InvalidTime, TooLarge: then nothing is acked; Unavailable."""
-    own = catalog.topic(catalog.view.places[request.group_number][0]).record
+    own = catalog.topic(catalog.view.partition_of_group[request.group_number][0]).record
     messages = []
     size = 0
     for number, (name, at_ms, is_delay, named) in enumerate(request.messages):

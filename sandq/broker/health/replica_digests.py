@@ -157,7 +157,7 @@ class ReplicaDigests:
         return False
 
     def _place(self, group: int) -> dict[str, Any]:
-        topic, partition = self._catalog.view.places.get(group, (None, None))
+        topic, partition = self._catalog.view.partition_of_group.get(group, (None, None))
         return {"topic": topic, "partition": partition, "group": group}
 
     def on_frame(self, node: str, body: Any) -> bool:

@@ -15,15 +15,15 @@ import trio
 
 from sandq.model.sources import source_of
 
-PLACES: Final = 32
+SLOTS: Final = 32
 """For those that come from anywhere ..."""
-KNOWN_PLACES: Final = 32
+KNOWN_SLOTS: Final = 32
 """... and beside these for those that come from where a known peer is."""
-SOURCE_PLACES: Final = 8
+SOURCE_SLOTS: Final = 8
 """For those of one source that is no known peer's."""
 
 
-class Place:
+class Slot:
     """One connection's."""
 
     def __init__(self, source: str, *, is_known: bool = False) -> None:
@@ -51,33 +51,33 @@ class Door:
 
     def __init__(self, known: Callable[[], Collection[str]]) -> None:
         self._known = known
-        self._strangers: list[Place] = []
-        self._peers: list[Place] = []
+        self._strangers: list[Slot] = []
+        self._peers: list[Slot] = []
         """The oldest first."""
 
     @contextmanager
-    def place(self, host: str) -> Iterator[Place]:
+    def slot(self, host: str) -> Iterator[Slot]:
         """Have a place for a connection from this address: there always is one, which may be lost to a later one."""
         source = source_of(host)
-        place = Place(source, is_known=source in self._known())
-        taken = self._peers if place.is_known else self._strangers
+        slot = Slot(source, is_known=source in self._known())
+        taken = self._peers if slot.is_known else self._strangers
         self._make_room(taken, source)
-        taken.append(place)
+        taken.append(slot)
         try:
-            with place.held():
-                yield place
+            with slot.held():
+                yield slot
         finally:
-            if place in taken:
-                taken.remove(place)
+            if slot in taken:
+                taken.remove(slot)
 
-    def _make_room(self, taken: list[Place], source: str) -> None:
-        same = [place for place in taken if place.source == source]
-        if taken is self._strangers and len(same) >= SOURCE_PLACES:
+    def _make_room(self, taken: list[Slot], source: str) -> None:
+        same = [slot for slot in taken if slot.source == source]
+        if taken is self._strangers and len(same) >= SOURCE_SLOTS:
             self._lose(taken, same[0])
-        elif len(taken) >= (KNOWN_PLACES if taken is self._peers else PLACES):
+        elif len(taken) >= (KNOWN_SLOTS if taken is self._peers else SLOTS):
             self._lose(taken, taken[0])
 
     @staticmethod
-    def _lose(taken: list[Place], place: Place) -> None:
-        taken.remove(place)
-        place.lose()
+    def _lose(taken: list[Slot], slot: Slot) -> None:
+        taken.remove(slot)
+        slot.lose()

@@ -304,7 +304,7 @@ class PeerLinks:
         host = _host(socket_stream)
         try:
             introduced = None
-            with self._door.place(host) as place:
+            with self._door.slot(host) as place:
                 introduced = await self._greet(stream, socket_stream, host, place.is_known)
             if introduced is None and place.is_lost:
                 self._tell(STRANGER, Overloaded("too many connections that are not introduced: the oldest is closed"))

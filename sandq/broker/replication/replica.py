@@ -593,7 +593,7 @@ class MetadataReplica:
             nodes=dict(state.nodes),
             removed=dict(state.removed),
             balanced=state.balanced,
-            places=dict(state.places),
+            partition_of_group=dict(state.partition_of_group),
             feature_level=state.feature_level,
             pushes=dict(state.pushes),
             identities=dict(state.identities),
@@ -613,7 +613,7 @@ class MetadataView:
     removed: dict[str, RemovedNode]
     balanced: tuple[str, ...]
     """The nodes that all partitions are spread evenly over."""
-    places: dict[int, tuple[str, int]]
+    partition_of_group: dict[int, tuple[str, int]]
     """Raft group -> topic and partition."""
     feature_level: int
     pushes: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict, repr=False)
@@ -627,5 +627,5 @@ class MetadataView:
 
     def partition(self, group: int) -> Partition | None:
         """That a group is of; None: there is none (any more)."""
-        place = self.places.get(group)
+        place = self.partition_of_group.get(group)
         return self.topics[place[0]].partitions[place[1]] if place is not None else None

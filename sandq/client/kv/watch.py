@@ -18,7 +18,7 @@ import anyio.abc
 
 from sandq.client.kv.entries import Change
 from sandq.client.kv.scan import KeyRange
-from sandq.client.kv.watch_positions import Beginning, Place, WatchStart
+from sandq.client.kv.watch_positions import Beginning, WatchPosition, WatchStart
 from sandq.client.messages.fetch import open_piece
 from sandq.client.options import again
 from sandq.client.signals import Signal
@@ -48,7 +48,7 @@ class Answer:
 
     __slots__ = ("_changes", "_mark", "_taken", "end", "is_through", "source")
 
-    def __init__(self, source: _Source, changes: list[Change], end: Place) -> None:
+    def __init__(self, source: _Source, changes: list[Change], end: WatchPosition) -> None:
         self.source = source
         self.end = end
         self.is_through = False
@@ -63,26 +63,26 @@ class Answer:
         self.source.current = self
         if self._taken == len(self._changes):
             self.is_through = True
-            self.source.place = self.end
+            self.source.reached = self.end
         return change
 
     @property
-    def place(self) -> Place | None:
+    def position(self) -> WatchPosition | None:
         """Where it was taken to; None: not begun, or through."""
         if not self._taken or self.is_through:
             return None
-        return Place(self._changes[self._taken - 1].offset, self._mark)
+        return WatchPosition(self._changes[self._taken - 1].offset, self._mark)
 
 
 class _Source:
-    """One partition. What the consumer does with it may happen in another thread: it writes `current` and `place`."""
+    """One partition. What the consumer does with it may happen in another thread: it writes `current` and `reached`."""
 
-    def __init__(self, partition: int, place: Place | None) -> None:
+    def __init__(self, partition: int, position: WatchPosition | None) -> None:
         self.partition = partition
-        self.place = place
+        self.reached = position
         """Where the consumer stands, unless it is amid `current`; None: nobody has said yet where "now" is."""
         self.current: Answer | None = None
-        self.asked = place
+        self.asked = position
         """From where the next answer goes on."""
         self.last: Answer | None = None
         self.has_answered = False
@@ -91,18 +91,18 @@ class _Source:
         self.room = Signal()
 
     @property
-    def position(self) -> Place | None:
+    def position(self) -> WatchPosition | None:
         """Everything up to there was handed out."""
         current = self.current
-        return (current.place if current is not None else None) or self.place
+        return (current.position if current is not None else None) or self.reached
 
-    def passed(self, end: Place) -> None:
+    def passed(self, end: WatchPosition) -> None:
         """Nothing more is there up to the end."""
         last = self.last
         if last is not None and not last.is_through:
             last.end = end
         else:
-            self.place = end
+            self.reached = end
 
 
 class Watch:
@@ -155,7 +155,7 @@ class Watch:
         keys = self._keys
         one = partitions.of_range(keys.start, keys.stop) if self._only is None else partitions.of(self._only)
         watched = range(count) if one is None else [one]
-        self._sources = [_Source(*place) for place in self._beginning.places(watched, count).items()]
+        self._sources = [_Source(*position) for position in self._beginning.positions(watched, count).items()]
         self._bytes = max(_LEAST_BYTES, min(ANSWER_BYTES, ALL_BYTES // (ANSWERS_AHEAD * count)))
         self._is_open = True
         self._tasks.start_soon(self._run)
@@ -185,8 +185,8 @@ class Watch:
     def position(self) -> dict[int, str]:
         """How far changes were handed out, by partition: the `start` of a watch that goes on from there. May be saved
         as JSON."""
-        places = {source.partition: source.position for source in self._sources}
-        found = {partition: place.text for partition, place in places.items() if place is not None}
+        positions = {source.partition: source.position for source in self._sources}
+        found = {partition: position.text for partition, position in positions.items() if position is not None}
         if not found:
             raise ClosedError("a watch has a position once it was entered: `async with kv.watch() as watch:`")
         return found
@@ -272,7 +272,7 @@ class Watch:
         if source.asked is not None and answer.through < source.asked.after:
             raise ProtocolError("KV_WATCH reply: through lies before what was asked for")
         changes = [change for piece in answer.pieces for change in _cut(piece, source.partition)]
-        source.asked = Place(answer.through, answer.mark)
+        source.asked = WatchPosition(answer.through, answer.mark)
         if changes:
             source.last = Answer(source, changes, source.asked)
             source.waiting += 1

@@ -18,7 +18,7 @@ WatchStart = str | Mapping[int, str] | Mapping[str, str]
 _SEPARATOR: Final = "."
 
 
-class Place(NamedTuple):
+class WatchPosition(NamedTuple):
     """In one partition: everything up to `after` is known. `mark`: that of the answer that said so, None at first."""
 
     after: bytes
@@ -33,7 +33,7 @@ class Place(NamedTuple):
         return f"{text}{_SEPARATOR}{offset_model.to_text(self.mark)}"
 
     @classmethod
-    def of(cls, text: str) -> Place:
+    def of(cls, text: str) -> WatchPosition:
         """From its text; InvalidRequest when it is none."""
         if not isinstance(text, str):
             raise InvalidRequest(f"start: a position is text, not {type(text).__name__}")
@@ -44,7 +44,7 @@ class Place(NamedTuple):
             raise InvalidRequest(f"start: {text[:80]!r} is no position of a watch: {error.message}") from None
 
 
-_EARLIEST: Final = Place(offset_model.FIRST)
+_EARLIEST: Final = WatchPosition(offset_model.FIRST)
 
 
 class Beginning:
@@ -52,10 +52,10 @@ class Beginning:
 
     def __init__(self, start: WatchStart) -> None:
         self._version: bytes | None = None
-        self._places: dict[int, Place] | None = None
+        self._positions: dict[int, WatchPosition] | None = None
         self._is_now = start == NOW
         if isinstance(start, Mapping):
-            self._places = {_partition(number): Place.of(text) for number, text in start.items()}
+            self._positions = {_partition(number): WatchPosition.of(text) for number, text in start.items()}
         elif is_offset(start):
             self._version = offset_model.from_text(start)
         elif start not in (NOW, EARLIEST):
@@ -63,33 +63,35 @@ class Beginning:
                 f"start: {NOW!r}, {EARLIEST!r}, a version or a watch's position is expected, not {str(start)[:80]!r}"
             )
 
-    def places(self, watched: Sequence[int], partitions: int) -> dict[int, Place | None]:
+    def positions(self, watched: Sequence[int], partitions: int) -> dict[int, WatchPosition | None]:
         """Where each of these partitions begins, of so many; None: now."""
-        if self._places is not None:
-            return {**self._given(self._places, watched, partitions)}
+        if self._positions is not None:
+            return {**self._given(self._positions, watched, partitions)}
         if self._version is not None:
             return {partition: self._behind(self._version, partition, partitions) for partition in watched}
         return {partition: None if self._is_now else _EARLIEST for partition in watched}
 
     @staticmethod
-    def _given(places: Mapping[int, Place], watched: Sequence[int], partitions: int) -> dict[int, Place]:
-        foreign = [number for number in places if number >= partitions]
+    def _given(
+        positions: Mapping[int, WatchPosition], watched: Sequence[int], partitions: int
+    ) -> dict[int, WatchPosition]:
+        foreign = [number for number in positions if number >= partitions]
         if foreign:
             raise InvalidRequest(f"start: the topic has partitions 0..{partitions - 1}, there is no {foreign[0]}")
-        missing = [number for number in watched if number not in places]
+        missing = [number for number in watched if number not in positions]
         if missing:
             raise InvalidRequest(f"start: it says nothing of partition {missing[0]}")
-        return {number: places[number] for number in watched}
+        return {number: positions[number] for number in watched}
 
     @staticmethod
-    def _behind(version: bytes, partition: int, partitions: int) -> Place:
+    def _behind(version: bytes, partition: int, partitions: int) -> WatchPosition:
         """Behind the version in its own partition; in another one from its time on."""
         its_own = offset_model.unpack(version).partition
         if its_own >= partitions:
             raise InvalidRequest(f"start: the version is of partition {its_own}, the topic has {partitions}")
         if partition == its_own:
-            return Place(version)
-        return Place(offset_model.pack(offset_model.deliver_ms(version), 0, 0, partition))
+            return WatchPosition(version)
+        return WatchPosition(offset_model.pack(offset_model.deliver_ms(version), 0, 0, partition))
 
 
 def _partition(number: object) -> int:

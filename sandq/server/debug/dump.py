@@ -114,7 +114,7 @@ class NodeDump:
     def _groups(self) -> dict[str, Any]:
         hosts = list(self._broker.node_log.hosts.values())
         # A node that waits for its cluster has none of them.
-        places = self._broker.metadata.places if METADATA_GROUP in self._broker.node_log.hosts else {}
+        places = self._broker.metadata.partition_of_group if METADATA_GROUP in self._broker.node_log.hosts else {}
         rows = [self._group(host, places) for host in hosts]
         rows.sort(key=lambda row: (row["failed"] is None, -row["unapplied"], row["group"]))
         return {"count": len(rows), "led": sum(row["leads"] for row in rows), "most_behind": rows[:GROUPS]}

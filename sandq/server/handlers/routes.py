@@ -149,7 +149,7 @@ class Context:
 
     def topic_of(self, group: int) -> str:
         """Return the name of the topic that a Raft group is of; empty if there is none."""
-        return self.broker.catalog.view.places.get(group, ("", 0))[0]
+        return self.broker.catalog.view.partition_of_group.get(group, ("", 0))[0]
 
     def _owner(self, topic: str) -> str | None:
         """Who owns a topic, as far as it is open here."""

@@ -55,7 +55,7 @@ from sandq.server.http.bounds import (
 from sandq.server.http.gateway import Node
 from sandq.server.http.guards import CERTIFICATE_NAME, IS_ENCRYPTED, NO_PLACE, Observe
 from sandq.server.http.serve import HttpSettings, running_app
-from sandq.server.places import OpenConnections
+from sandq.server.slots import OpenConnections
 from sandq.tls.names import client_name
 from sandq.tls.port import TlsPort
 from sandq.tls.stream import TlsStream

@@ -44,7 +44,7 @@ from sandq.server.http.gateway import Node
 from sandq.server.http.guards import CERTIFICATE_NAME, IS_ENCRYPTED, NO_PLACE, Observe
 from sandq.server.http.serve import HttpSettings, RunningApp, running_app
 from sandq.server.http.tls_door import TlsDoor, certificate_of
-from sandq.server.places import OpenConnections
+from sandq.server.slots import OpenConnections
 from sandq.tls.names import client_name, read
 
 log = structlog.get_logger("sandq.http")

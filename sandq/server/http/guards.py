@@ -30,8 +30,8 @@ from sandq.server.http import problems
 from sandq.server.http.audit_notes import AuditNotes
 from sandq.server.http.caller import CALLER, NOTES, HttpCaller
 from sandq.server.http.rights import is_open
-from sandq.server.places import Places
 from sandq.server.quota_meters import QuotaMeters
+from sandq.server.slots import Slots
 
 log = structlog.get_logger("sandq.http")
 
@@ -165,8 +165,8 @@ class Guard:
         self._rules = rules
         self._observe = observe
         self._log = log.bind()  # not for each request: what is not logged costs nothing
-        self._under_way = Places(rules.requests)
-        self._waiting = Places(rules.waiting)
+        self._under_way = Slots(rules.requests)
+        self._waiting = Slots(rules.waiting)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -356,8 +356,8 @@ class Guard:
             if scope["state"].get(NO_PLACE, False):
                 raise Refused(503, "OVERLOADED", "too many connections (limits.http_connections)", retriable=True)
             if not has_place:
-                places = self._under_way
-                why = f"{places.limit} requests are under way, or {places.share} of this address (limits.http_requests)"
+                slots = self._under_way
+                why = f"{slots.limit} requests are under way, or {slots.share} of this address (limits.http_requests)"
                 raise Refused(503, "OVERLOADED", why, retriable=True)
         host = headers.get(b"host", b"").decode("latin-1")
         match = _HOST.fullmatch(host)

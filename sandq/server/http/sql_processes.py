@@ -52,11 +52,11 @@ class SqlProcesses:
     """The processes of one server of HTTP."""
 
     def __init__(self, section: SqlSection, servers: Sequence[str], tls: Mapping[str, Any] | None) -> None:
-        from sandq.sql.places import Places
+        from sandq.sql.slots import StatementSlots
 
         self._seconds = section.timeout_ms / 1000
         self._begin = json.dumps({"begin": begin_of(section, servers, tls)}).encode() + b"\n"
-        self._places = Places(min(section.queries, QUERIES))
+        self._slots = StatementSlots(min(section.queries, QUERIES))
         self._idle: list[_SqlProcess] = []
 
     async def answer(self, owner: Hashable, said: Mapping[str, Any]) -> bytes:
@@ -67,7 +67,7 @@ class SqlProcesses:
         try:
             with anyio.fail_after(self._seconds + GRACE_S) as scope:
                 scope.deadline = until_s
-                async with self._places.one(owner):
+                async with self._slots.one(owner):
                     is_running = True
                     scope.deadline = until_s + GRACE_S
                     return await self._asked(said, until_s)

@@ -172,7 +172,7 @@ def test_partitions_are_added_once() -> None:
     assert isinstance(topic, Topic) and isinstance(refused, Conflict)
     assert [p.nodes for p in table.state.topics["t"].partitions] == [("n1", "n2"), ("n2", "n3"), ("n3", "n4")]
     assert table.state.topics["t"].initial_partitions == 1
-    assert table.state.places == {1: ("t", 0), 2: ("t", 1), 3: ("t", 2)}
+    assert table.state.partition_of_group == {1: ("t", 0), 2: ("t", 1), 3: ("t", 2)}
     assert vars(MetadataState.load(list(table.rows.items()))) == vars(table.state)
 
 

@@ -64,7 +64,7 @@ async def served(limits: Limits, stats: ClientStats, tls: TlsPort | None = None)
 async def test_those_that_lose_a_spare_place_keep_no_socket(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp, "SPARE_PLACES", SPARE)
+    monkeypatch.setattr(tcp, "SPARE_SLOTS", SPARE)
     limits, stats = Limits(connections=1), ClientStats()
     clients = []
     async with served(limits, stats) as port:
@@ -80,7 +80,7 @@ async def test_those_that_lose_a_spare_place_keep_no_socket(
 async def test_no_more_shake_hands_than_there_are_spare_places(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp, "SPARE_PLACES", SPARE)
+    monkeypatch.setattr(tcp, "SPARE_SLOTS", SPARE)
     limits, stats, clients, ended = Limits(connections=1), ClientStats(), [], []
     port_tls = TlsPort(REQUIRE, lambda: contexts()[0], Handshakes())
 
@@ -104,7 +104,7 @@ async def test_who_has_shaken_hands_for_nothing_is_told_why(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits, stats = Limits(connections=1), ClientStats()
-    monkeypatch.setattr(tcp, "SPARE_PLACES", SPARE)
+    monkeypatch.setattr(tcp, "SPARE_SLOTS", SPARE)
     monkeypatch.setattr(ClientServer, "_has_spare_place", lambda self: False)  # gateways have them all
     port_tls = TlsPort(REQUIRE, lambda: contexts()[0], Handshakes())
     async with served(limits, stats, port_tls) as port, await trio.open_tcp_stream(HERE, port):

@@ -85,7 +85,7 @@ async def _share() -> None:
     assert at.busy("2001:db8::ffff").sent == FULL
     assert not at.busy("2001:db8:0:1::").sent, "of another network"
     assert not at.busy("::ffff:192.0.2.1").sent
-    assert at.server.open._places._by_source["192.0.2.1"] + at.server.open._spare._by_source["192.0.2.1"] == 1
+    assert at.server.open._slots._by_source["192.0.2.1"] + at.server.open._spare._by_source["192.0.2.1"] == 1
 
 
 def test_a_flood_of_those_that_find_no_place_keeps_few_sockets() -> None:

@@ -52,7 +52,7 @@ class Host:
             nodes=dict(s.nodes),
             removed=dict(s.removed),
             balanced=s.balanced,
-            places=dict(s.places),
+            partition_of_group=dict(s.partition_of_group),
             feature_level=s.feature_level,
         )
 

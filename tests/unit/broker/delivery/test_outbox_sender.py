@@ -40,7 +40,7 @@ class Bed:
         )
         catalog: Any = SimpleNamespace(
             by_group={7: SimpleNamespace(raft_group=host)},
-            view=SimpleNamespace(places={7: ("t", 0)}),
+            view=SimpleNamespace(partition_of_group={7: ("t", 0)}),
             topics={"t": SimpleNamespace(places={0: Place(0, 1, ordered=True)})},
         )
         clock: Any = SimpleNamespace(now_ms=lambda: 1_800_000_000_000)

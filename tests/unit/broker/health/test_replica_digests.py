@@ -49,7 +49,7 @@ class Bed:
         self.up = {"a", "b", "c"}
         self.host = Host(self)
         node_log: Any = SimpleNamespace(node_id="a", hosts={GROUP: self.host})
-        catalog: Any = SimpleNamespace(led_here=[GROUP], view=SimpleNamespace(places={GROUP: ("t", 0)}))
+        catalog: Any = SimpleNamespace(led_here=[GROUP], view=SimpleNamespace(partition_of_group={GROUP: ("t", 0)}))
 
         def send(*frame: Any) -> bool:
             self.sent.append(frame)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import trio
 import trio.testing
 
-from sandq.broker.peers.door import KNOWN_PLACES, PLACES, SOURCE_PLACES, Door, Place
+from sandq.broker.peers.door import KNOWN_SLOTS, SLOTS, SOURCE_SLOTS, Door, Slot
 
 KNOWN = "10.0.0.1"
 
@@ -19,14 +19,14 @@ class Visitors:
     def __init__(self) -> None:
         self.door = Door(lambda: {KNOWN})
         self._held = ExitStack()
-        self.places: list[Place] = []
+        self.slots: list[Slot] = []
 
     def come(self, *hosts: str) -> None:
         for host in hosts:
-            self.places.append(self._held.enter_context(self.door.place(host)))
+            self.slots.append(self._held.enter_context(self.door.slot(host)))
 
     def lost(self) -> list[int]:
-        return [at for at, place in enumerate(self.places) if place.is_lost]
+        return [at for at, slot in enumerate(self.slots) if slot.is_lost]
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def strangers(number: int) -> list[str]:
 
 async def test_the_oldest_stranger_goes_when_there_is_no_place_left() -> None:
     with visitors() as here:
-        here.come(*strangers(PLACES))
+        here.come(*strangers(SLOTS))
         assert here.lost() == []
         here.come("198.51.100.1", "198.51.100.2")
         assert here.lost() == [0, 1]
@@ -50,7 +50,7 @@ async def test_the_oldest_stranger_goes_when_there_is_no_place_left() -> None:
 
 async def test_one_source_has_few_places_and_takes_none_of_others() -> None:
     with visitors() as here:
-        here.come("192.0.2.200", *["192.0.2.201"] * (SOURCE_PLACES + 3))
+        here.come("192.0.2.200", *["192.0.2.201"] * (SOURCE_SLOTS + 3))
         assert here.lost() == [1, 2, 3]
         here.come("192.0.2.200")
         assert here.lost() == [1, 2, 3]
@@ -59,9 +59,9 @@ async def test_one_source_has_few_places_and_takes_none_of_others() -> None:
 async def test_places_are_kept_for_where_known_peers_are() -> None:
     with visitors() as here:
         here.come(KNOWN)
-        here.come(*strangers(3 * PLACES))
+        here.come(*strangers(3 * SLOTS))
         assert 0 not in here.lost()
-        here.come(*[KNOWN] * (KNOWN_PLACES - 1))
+        here.come(*[KNOWN] * (KNOWN_SLOTS - 1))
         assert 0 not in here.lost()
         here.come(KNOWN)
         assert 0 in here.lost(), "the oldest of them goes, too"
@@ -69,10 +69,10 @@ async def test_places_are_kept_for_where_known_peers_are() -> None:
 
 async def test_who_is_through_leaves_its_place() -> None:
     door = Door(set)
-    for _ in range(3 * PLACES):
-        with door.place("192.0.2.1") as place:
+    for _ in range(3 * SLOTS):
+        with door.slot("192.0.2.1") as slot:
             pass
-        assert not place.is_lost
+        assert not slot.is_lost
 
 
 async def test_what_a_lost_place_waits_for_is_cancelled(autojump_clock: trio.testing.MockClock) -> None:
@@ -80,12 +80,12 @@ async def test_what_a_lost_place_waits_for_is_cancelled(autojump_clock: trio.tes
     ended: list[int] = []
 
     async def wait(number: int) -> None:
-        with door.place("192.0.2.1"):
+        with door.slot("192.0.2.1"):
             await trio.sleep_forever()
         ended.append(number)
 
     async with trio.open_nursery() as nursery:
-        for number in range(SOURCE_PLACES + 2):
+        for number in range(SOURCE_SLOTS + 2):
             nursery.start_soon(wait, number)
             await trio.testing.wait_all_tasks_blocked()
         assert ended == [0, 1]

@@ -12,7 +12,7 @@ from sandq.client import offset_bytes, offset_text
 from sandq.client.client import Client, connect_with
 from sandq.client.kv.entries import Change
 from sandq.client.kv.watch import ANSWERS_AHEAD, Watch
-from sandq.client.kv.watch_positions import Place
+from sandq.client.kv.watch_positions import WatchPosition
 from sandq.client.options import Options
 from sandq.errors import (
     ClosedError,
@@ -439,8 +439,13 @@ def test_malformed_answers(with_client: Any, case: str) -> None:
     with_client(body)
 
 
-def test_texts_of_places() -> None:
+def test_texts_of_positions() -> None:
     low, high = offsets.pack(1, 2, 3, 0), offsets.pack(4, 5, 6, 0)
-    assert Place(high, low).text == Place(high, None).text == Place(high, high).text == offset_text(high)
-    for place in (Place(low, high), Place(high)):
-        assert Place.of(place.text) == place
+    assert (
+        WatchPosition(high, low).text
+        == WatchPosition(high, None).text
+        == WatchPosition(high, high).text
+        == offset_text(high)
+    )
+    for position in (WatchPosition(low, high), WatchPosition(high)):
+        assert WatchPosition.of(position.text) == position

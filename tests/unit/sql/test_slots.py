@@ -8,11 +8,11 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from sandq.sql.places import Places
+from sandq.sql.slots import StatementSlots
 
 
-async def hold(places: Places, owner: str, log: list[str], name: str, until: anyio.Event) -> None:
-    async with places.one(owner):
+async def hold(slots: StatementSlots, owner: str, log: list[str], name: str, until: anyio.Event) -> None:
+    async with slots.one(owner):
         log.append(name)
         await until.wait()
 
@@ -24,13 +24,13 @@ async def settle() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 async def test_caller_with_a_place_does_not_get_the_last_free_one(count: int) -> None:
-    places, log, free = Places(count), list[str](), anyio.Event()
+    slots, log, free = StatementSlots(count), list[str](), anyio.Event()
     async with anyio.create_task_group() as tasks:
         for number in range(count + 1):
-            tasks.start_soon(hold, places, "ada", log, f"ada{number}", free)
+            tasks.start_soon(hold, slots, "ada", log, f"ada{number}", free)
         await settle()
         assert len(log) == count - 1
-        tasks.start_soon(hold, places, "bob", log, "bob", free)
+        tasks.start_soon(hold, slots, "bob", log, "bob", free)
         await settle()
         assert "bob" in log and len(log) == count
         free.set()
@@ -38,11 +38,11 @@ async def test_caller_with_a_place_does_not_get_the_last_free_one(count: int) ->
 
 
 async def test_single_place_is_given_to_one_after_another() -> None:
-    places, log = Places(1), list[str]()
+    slots, log = StatementSlots(1), list[str]()
     ends = {name: anyio.Event() for name in ("a", "b", "c")}
     async with anyio.create_task_group() as tasks:
         for name, end in ends.items():
-            tasks.start_soon(hold, places, name, log, name, end)
+            tasks.start_soon(hold, slots, name, log, name, end)
             await settle()
         for name in ("a", "b", "c"):
             assert log[-1] == name
@@ -51,18 +51,18 @@ async def test_single_place_is_given_to_one_after_another() -> None:
 
 
 async def test_caller_that_leaves_while_it_waits_leaves_its_place_to_others() -> None:
-    places, log, free = Places(2), list[str](), anyio.Event()
+    slots, log, free = StatementSlots(2), list[str](), anyio.Event()
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
-        await stack.enter_async_context(places.one("ada"))
-        await stack.enter_async_context(places.one("bob"))
+        await stack.enter_async_context(slots.one("ada"))
+        await stack.enter_async_context(slots.one("bob"))
         with anyio.CancelScope() as scope:
-            tasks.start_soon(hold, places, "ada", log, "waits", free)
+            tasks.start_soon(hold, slots, "ada", log, "waits", free)
             async with anyio.create_task_group() as leaving:
-                leaving.start_soon(hold, places, "carl", log, "left", free)
+                leaving.start_soon(hold, slots, "carl", log, "left", free)
                 await settle()
                 leaving.cancel_scope.cancel()
         assert not scope.cancelled_caught and log == []
         free.set()
-        tasks.start_soon(hold, places, "dora", log, "dora", free)
+        tasks.start_soon(hold, slots, "dora", log, "dora", free)
         await stack.aclose()
     assert sorted(log) == ["dora", "waits"]

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 C = TypeVar("C", bound=Hashable)
 
 
-class Places:
+class Slots:
     """`limit`: in all."""
 
     def __init__(self, limit: int) -> None:
@@ -55,9 +55,9 @@ class OpenConnections(Generic[C]):
     """
 
     def __init__(self, limit: int, spare: int) -> None:
-        self._places = Places(limit)
-        self._spare = Places(spare)
-        self._open: dict[C, tuple[Places, str]] = {}
+        self._slots = Slots(limit)
+        self._spare = Slots(spare)
+        self._open: dict[C, tuple[Slots, str]] = {}
         """With the place and the source of each."""
         self._idle: OrderedDict[C, None] = OrderedDict()
         """Those that have no request; first who has had none for longest."""
@@ -71,14 +71,14 @@ class OpenConnections(Generic[C]):
     def add(self, connection: C, source: str) -> tuple[bool, C | None]:
         """Find a place for a connection, that has no request yet: whether there is one, and which other one has lost
         its place for that, and is to be ended."""
-        for places in (self._places, self._spare):
+        for slots in (self._slots, self._spare):
             given_up = None
-            if not places.take(source):
-                given_up = self._give_up_idle(places, source)
+            if not slots.take(source):
+                given_up = self._give_up_idle(slots, source)
                 if given_up is None:
                     continue
-                places.add(source)
-            self._open[connection] = places, source
+                slots.add(source)
+            self._open[connection] = slots, source
             self._idle[connection] = None
             return True, given_up
         return False, None
@@ -96,16 +96,16 @@ class OpenConnections(Generic[C]):
     def remove(self, connection: C) -> None:
         """It has ended; nothing if it has no place any more."""
         self._idle.pop(connection, None)
-        if (place := self._open.pop(connection, None)) is not None:
-            place[0].give(place[1])
+        if (slot := self._open.pop(connection, None)) is not None:
+            slot[0].give(slot[1])
 
-    def _give_up_idle(self, places: Places, source: str) -> C | None:
+    def _give_up_idle(self, slots: Slots, source: str) -> C | None:
         """The one that has been without a request for longest, if there is one; of a source that has its share one
         of its own."""
-        own = not places.has_share(source)
+        own = not slots.has_share(source)
         for connection in self._idle:
             where, of = self._open[connection]
-            if where is places and (of == source or not own):
+            if where is slots and (of == source or not own):
                 self.remove(connection)
                 return connection
         return None

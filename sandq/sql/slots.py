@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 
-class Places:
+class StatementSlots:
     """A fixed number of places. A caller that has one already is never given the last free one.
 
     Callers wait in the order of their arrival; one that may not take the last place does not hold up those behind it.
