@@ -48,8 +48,6 @@ class Due:
     busy_per_s: int = 0
     posts: int = 0
     """Connections over which other messages are POSTed meanwhile, one after the other."""
-    http_processes: int = 0
-    """That serve HTTP; 0: the node's loop does."""
 
     @property
     def is_beside_others(self) -> bool:
@@ -76,8 +74,7 @@ def lateness(due: Due, setting: Setting) -> Measured:
     """Schedule, wait, receive; p99 is what the goal is about."""
     messages = setting.count(due.messages, due.quick_messages)
     lead_ms = setting.count(LEAD_MS, QUICK_LEAD_MS)
-    serving = {"HTTP__WORKERS": str(due.http_processes)}
-    with node_with(setting, TOPIC, lease="60s", node_settings=serving) as node, ExitStack() as busy:
+    with node_with(setting, TOPIC, lease="60s") as node, ExitStack() as busy:
         if due.is_beside_others:
             wire = Wire(node.port)
             wire.create_topic(BUSY_TOPIC)
@@ -138,17 +135,11 @@ _DUE = (
         Due(2000, 200, 200, 50_000),
         LOADED,
     ),
-    *(
-        (
-            name,
-            f"200 due a second, while {POSTS} connections POST one message after the other{where}",
-            Due(2000, 200, 200, posts=POSTS, http_processes=processes),
-            goal,
-        )
-        for name, where, processes, goal in (
-            ("lateness_http", ", HTTP in a process of its own", 1, HTTP),
-            ("lateness_http_in_loop", "", 0, None),
-        )
+    (
+        "lateness_http",
+        f"200 due a second, while {POSTS} connections POST one message after the other",
+        Due(2000, 200, 200, posts=POSTS),
+        HTTP,
     ),
     ("lateness_dense", "20,000 due a second", Due(100_000, 20_000, 20_000), LOADED),
 )

@@ -53,20 +53,19 @@ def consume(setting: Setting, *, way: str, messages: int, partitions: int) -> Me
         return _cpu(measure(node.metered, "small_consume", **to, **spec))
 
 
-def post(setting: Setting, *, connections: int, size: int, messages: int, processes: int = 0) -> Measured:
-    """`POST /topics/{topic}`. `processes`: that serve HTTP; 0: the node's loop does."""
+def post(setting: Setting, *, connections: int, size: int, messages: int) -> Measured:
+    """`POST /topics/{topic}`: CPU of the node and of its HTTP process."""
     spec = {"messages": setting.count(messages, messages // 10), "connections": connections, "size": size}
-    with node_with(setting, TOPIC, PARTITIONS, node_settings={"HTTP__WORKERS": str(processes)}) as node:
+    with node_with(setting, TOPIC, PARTITIONS) as node:
         ((_, http_port),) = node.metered
         return _cpu(measure(node.metered, "small_post", http=f"127.0.0.1:{http_port}", **spec))
 
 
-def wait(setting: Setting, *, polls: int, processes: int) -> Measured:
+def wait(setting: Setting, *, polls: int) -> Measured:
     """Long polls for which there is nothing: what the node and its processes take meanwhile, of a core."""
     polls, seconds = setting.count(polls, 50), setting.count(10, 1)
     waiting = str(2 * polls)  # of which one address has three quarters
-    settings = {"HTTP__WORKERS": str(processes), "LIMITS__HTTP_WAITING": waiting}
-    with node_with(setting, TOPIC, PARTITIONS, node_settings=settings) as node:
+    with node_with(setting, TOPIC, PARTITIONS, node_settings={"LIMITS__HTTP_WAITING": waiting}) as node:
         ((_, http_port),) = node.metered
         with Load("small_wait", http=f"127.0.0.1:{http_port}", polls=polls) as load:
             load.ready()
@@ -130,40 +129,23 @@ ROWS = (
     _row(
         "small_post_32",
         "POST one message, 32 connections",
-        partial(post, connections=32, size=1, messages=4_000),
+        partial(post, connections=32, size=1, messages=8_000),
         300,
         5_000,
     ),
     _row(
         "small_post_10",
         "POST 10 messages, 32 connections (for each message)",
-        partial(post, connections=32, size=10, messages=32_000),
+        partial(post, connections=32, size=10, messages=64_000),
         50,
         20_000,
     ),
-    _row(
-        "small_post_32_process",
-        "POST one message, 32 connections, HTTP in a process of its own (node and process)",
-        partial(post, connections=32, size=1, messages=8_000, processes=1),
-        300,
-        5_000,
-    ),
-    _row(
-        "small_post_10_process",
-        "POST 10 messages, 32 connections, HTTP in a process of its own (for each message)",
-        partial(post, connections=32, size=10, messages=64_000, processes=1),
-        50,
-        20_000,
-    ),
-    *(
-        Row(
-            f"small_wait{name}",
-            "small",
-            f"{POLLS:,} long polls over HTTP{where} for which there is nothing: CPU",
-            partial(wait, polls=POLLS, processes=processes),
-            "% of a core",
-            driver="none",
-        )
-        for name, where, processes in (("", "", 0), ("_process", " in a process of its own", 1))
+    Row(
+        "small_wait",
+        "small",
+        f"{POLLS:,} long polls over HTTP for which there is nothing: CPU",
+        partial(wait, polls=POLLS),
+        "% of a core",
+        driver="none",
     ),
 )

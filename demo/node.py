@@ -23,6 +23,8 @@ STOP_S = 15.0
 POLL_S = 0.01
 
 _PR_SET_PDEATHSIG = 1
+SERVES = b"clients are served"
+"""Event in the log of a node that answers clients from now on."""
 _PORTS = (10_000, 12_000)
 _given: dict[int, int] = {}
 """Ports that were named already, whether or not anybody listens there yet: each with the descriptor of a name in the
@@ -80,7 +82,9 @@ class Node:
         self.log_file = directory / "node.log"
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = False
+        self._stopping = self._has_served = False
+        self._read_to = 0
+        """Up to here its log was read."""
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("SANDQ_")}
         self._environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._environ["SANDQ_NODE__DATA_DIR"] = str(directory / "data")
@@ -111,7 +115,8 @@ class Node:
     def start(self) -> None:
         """Start the process; `serves` tells when it is ready."""
         command = [sys.executable, *self._program, str(os.getpid())]
-        self._stopping = False
+        self._stopping = self._has_served = False
+        self._read_to = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
             # A process group of its own: Ctrl-C in the terminal is for us, who then stop it. Not a session: where the
             # kernel shares the processor among sessions, threads of it that do little wait long beside busy clients.
@@ -126,10 +131,18 @@ class Node:
             )
 
     def serves(self) -> bool:
-        """Whether it takes connections; NodeFailed when it has ended."""
+        """Return whether it answers clients, by its log: its port listens before it does. Raises NodeFailed if it has
+        ended."""
         self.check()
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        if not self._has_served:
+            with self.log_file.open("rb") as log:
+                log.seek(self._read_to)
+                for line in log:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._read_to += len(line)
+                    self._has_served = self._has_served or SERVES in line
+        return self._has_served
 
     def check(self) -> None:
         """NodeFailed when it has ended without having been told to."""

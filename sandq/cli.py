@@ -9,12 +9,16 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import sandq
 from sandq.model.ports import DEFAULT_SERVER, HTTP_PORT, LOCAL_HOST, SQL_PORT
 from sandq.tools.running import Root
+
+if TYPE_CHECKING:
+    from sandq.node.running import Serving
 
 EXIT_AT_ONCE = 130
 """Told a second time to stop."""
@@ -146,7 +150,7 @@ def http(
     It stores nothing, and there may be as many as are wanted. /healthz and /metrics are its own; it is ready while a
     node answers it. Of the file, and of the environment (SANDQ_...), it takes listen.http, http, tls, limits.http_...,
     limits.memory_bytes and shutdown_grace, with the meaning they have for a node. A node needs none: it serves HTTP
-    by itself, or (http.workers: 1) by a process that it starts.
+    from a process that it starts itself.
     """
     from sandq.model.config import load_config
     from sandq.tools.http_gateway import serve_gateway
@@ -345,8 +349,9 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     import structlog
     import trio
 
+    # Only what `run_node` needs to launch HTTP: the modules of the node are loaded meanwhile.
     from sandq.model.config import load_config
-    from sandq.node import SWITCH_INTERVAL_S, Serving, run_node
+    from sandq.node import SWITCH_INTERVAL_S, run_node
     from sandq.server import logs, open_files
     from sandq.server.collector import collect_rarely
     from sandq.server.debug.loop_watch import LoopWatch

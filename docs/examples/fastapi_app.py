@@ -2,7 +2,7 @@
 
 One client lives as long as the app; `client.run` works beside the requests. With a broker on this machine:
 
-    cd docs/examples && hypercorn fastapi_app:app
+    cd docs/examples && uvicorn fastapi_app:app
     curl -X POST 'http://127.0.0.1:8000/reminders?to=ada@example.org&text=tea&delay=5s'
 
 BROKER=HOST:PORT names another broker.

@@ -244,14 +244,11 @@ class MemoryBudget:
         """What was read for clients, or is queued for them, and has not left this node."""
         self.watchers = Account(limit_bytes * WATCHERS_SHARE)
         """Requests that wait for messages, or for changes of keys."""
-        self.http = Account(limit_bytes * HTTP_SHARE)
-        """Requests of HTTP: their bodies and what is made of them, pages, answers that have not left this node."""
         self._accounts: dict[str, Held] = {
             "look_aheads": self.look_aheads,
             "requests": self.requests,
             "answers": self.answers,
             "watchers": self.watchers,
-            "http": self.http,
         }
 
     @property

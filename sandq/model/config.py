@@ -84,6 +84,18 @@ def _known_names() -> dict[str, tuple[str, ...]]:
     return names
 
 
+def _why_unknown(variable: str, known: Iterable[str]) -> str:
+    """Say what is wrong with a variable that names no setting."""
+    for section in schema.keys_of(NodeConfig):
+        model = schema.model_at(NodeConfig, (section,))
+        removed = model.removed if model is not None and issubclass(model, schema.Section) else {}
+        for key, what in removed.items():
+            if variable == ENV_PREFIX + f"{section}__{key}".upper():
+                return what
+    close = difflib.get_close_matches(variable, known, n=1)
+    return "no such setting" + (f"; did you mean {close[0]}?" if close else "")
+
+
 def _is_list(path: _Keys) -> bool:
     """Whether a key holds a list: only there a bracket begins one, elsewhere an IPv6 address or a name may."""
     section = schema.model_at(NodeConfig, path[:-1])
@@ -132,9 +144,7 @@ class _Draft:
                 continue
             path = known.get(variable)
             if path is None:
-                close = difflib.get_close_matches(variable, known, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                self._add((0, 0), f"environment {variable}: no such setting{hint}")
+                self._add((0, 0), f"environment {variable}: {_why_unknown(variable, known)}")
                 continue
             self.variables[path] = variable
             value = self._variable(variable, path, environ[variable])

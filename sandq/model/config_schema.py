@@ -5,7 +5,7 @@
     cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after, finalize}
     gossip   {profile, encrypt, keys_file, ...}               see config_gossip
     serf     {rpc, auth_file}                                 see config_gossip
-    http     {allowed_hosts, allowed_origins, workers, gateway_secret_file}   who may use it, which process serves it
+    http     {allowed_hosts, allowed_origins, gateway_secret_file}   who may use it
     sql      {connections, queries, timeout, ...}             see config_sql
     backup   {url, key_file, identities}                      see config_backup
     push     {allow, allow_http, ports, ca_file}              see config_push
@@ -29,8 +29,9 @@ others.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -158,27 +159,16 @@ class ClusterSection(schema.Section):
         )
 
 
-HTTP_WORKERS_MOST = 1
-
-
-def _workers(value: object) -> int:
-    count = schema.whole(value, -_GIB, _GIB)
-    if count > HTTP_WORKERS_MOST:
-        raise schema.mistake(
-            f"{count} processes: a node has {HTTP_WORKERS_MOST} at most; run gateways (sandq http) beside it for more"
-        )
-    return schema.whole(count, 0, HTTP_WORKERS_MOST)
-
-
 class HttpSection(schema.Section):
-    """Who may use the HTTP API from a browser, or under another name than this node's own; and who serves it."""
+    """Who may use the HTTP API from a browser, or under another name than this node's own."""
 
+    removed: ClassVar[Mapping[str, str]] = {
+        "workers": "removed: a node always serves HTTP from a process that it starts; delete the key"
+    }
     allowed_hosts: Annotated[list[Annotated[str, BeforeValidator(text)]], BeforeValidator(split)] = Field(default=[])
     allowed_origins: Annotated[list[Annotated[str, BeforeValidator(origin)]], BeforeValidator(split)] = Field(
         default=[]
     )
-    workers: Annotated[int, BeforeValidator(_workers)] = 0
-    """Processes of their own that serve it; 0: the node's loop does."""
     gateway_secret_file: Annotated[Path | None, BeforeValidator(text)] = None
     """What nodes and gateways share, so that nodes believe gateways on whose behalf they ask."""
 

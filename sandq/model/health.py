@@ -73,6 +73,9 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
         "free space on its disk (docs/operations.md)",
         "SandqDiskFull",
     ),
+    "http-down": Situation(
+        FAILED, "nodes", "{node}: HTTP is not served{why}", "see its log; it is tried again every few seconds"
+    ),
     "damage": Situation(
         FAILED,
         "nodes",
@@ -279,6 +282,7 @@ def of_nodes(info: Mapping[str, Any]) -> Iterator[Finding]:
     for key, situation in (
         ("storage_failed", "storage-failed"),
         ("no_room", "disk-full"),
+        ("http_down", "http-down"),
         ("damage", "damage"),
         ("clock_alarm", "clock-alarm"),
     ):

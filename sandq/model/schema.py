@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -28,6 +28,9 @@ _LISTED_KEYS = 24
 
 class Section(BaseModel):
     """A mapping whose keys are all known. Frozen."""
+
+    removed: ClassVar[Mapping[str, str]] = {}
+    """Keys that earlier versions had, each with what to do about it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_by_alias=True, loc_by_alias=True)
 
@@ -125,7 +128,8 @@ def mistakes_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Mist
         where = tuple(found["loc"])
         kind, given = found["type"], found["input"]
         if kind == "extra_forbidden":
-            yield Mistake(where, "unknown key" + _did_you_mean(model, where), key_is_wrong=True)
+            what = _removed(model, where) or "unknown key" + _did_you_mean(model, where)
+            yield Mistake(where, what, key_is_wrong=True)
         elif kind == "missing":
             yield Mistake(where, "is required")
         elif kind in ("model_type", "model_attributes_type", "dict_type"):
@@ -135,6 +139,11 @@ def mistakes_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Mist
         else:
             said = found["msg"].removeprefix("Input ")
             yield Mistake(where, f"{_shown(given)} {said}" if said != found["msg"] else f"{said} (given {given!r})")
+
+
+def _removed(model: type[BaseModel], where: tuple[str | int, ...]) -> str | None:
+    section = model_at(model, where[:-1])
+    return section.removed.get(str(where[-1])) if section is not None and issubclass(section, Section) else None
 
 
 def _shown(value: object) -> str:

@@ -1,255 +1,333 @@
-"""What a node serves: clients, peers, HTTP, pushes; from the moment on at which it listens."""
+"""Serving of a node: listeners for clients and peers, metrics, HTTP, SQL and pushes."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
+import structlog
 import trio
 
 import sandq
 from sandq.broker.access.first_token import give_first_token
 from sandq.broker.access.identities import Identities
 from sandq.broker.health.entry_skips import EntrySkips
+from sandq.broker.memory_budget import HTTP_SHARE
 from sandq.broker.peers.secret import follow_secrets
-from sandq.membership.discovery import Discovery
+from sandq.client.tls import ClientTls
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.model.shares import PPM
 from sandq.model.show_config import told
-from sandq.node.member import make_discovery, make_member, take_part
-from sandq.node.parts import Parts, Serving
+from sandq.node.context import Context
+from sandq.node.delivery import Delivery
+from sandq.node.membership import Membership, open_membership
+from sandq.node.replication import Replication
+from sandq.node.running import Serving
 from sandq.node.sql import serving_sql
-from sandq.node.web import serving_http
+from sandq.node.storage import Storage
+from sandq.node.web import NodeHttp, own_server
 from sandq.push.pusher import Pusher, pushing
 from sandq.schedules.zones import data_version
 from sandq.server.audit.audit_log import AuditLog
 from sandq.server.audit.files import AuditFiles
 from sandq.server.client_stats import ClientStats
-from sandq.server.connection import Connection, Gate
+from sandq.server.connection import Connection
 from sandq.server.debug.dump import NodeDump
 from sandq.server.debug.log_level import LogLevel
 from sandq.server.entrance import Logins
 from sandq.server.handlers.session import ClientSession
 from sandq.server.info import NodeState, ServerInfo
+from sandq.server.listening import listen
 from sandq.server.metrics.metrics import About, Metrics
 from sandq.server.overview import Overview
-from sandq.server.quota_meters import QuotaMeters
-from sandq.server.tcp import ClientServer, listen
+from sandq.server.tcp import ClientServer
 from sandq.server.topic_records import TopicRecords
 
-_REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where this node itself connects to what listens everywhere."""
+log = structlog.get_logger("sandq.node")
+
 AUDIT_NAME = "audit"
+Listeners = list[trio.SocketListener]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Server:
+    """What a node serves with, and whom it asks to answer."""
+
+    context: Context
+    replication: Replication
+    delivery: Delivery
+    membership: Membership
+    http: NodeHttp
+    audit: AuditLog
+    logins: Logins
+    clients: ClientStats
+    pusher: Pusher
+    advertised: Address
+    """Where clients reach this node."""
 
 
 @contextlib.asynccontextmanager
-async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
-    config, broker, this_node = parts.config, parts.broker, parts.this_node
+async def serving(
+    context: Context, storage: Storage, replication: Replication, delivery: Delivery, http: NodeHttp
+) -> AsyncIterator[Serving]:
+    """Serve inside the block. A node that waits for its cluster serves before it takes part. Raises StartupError."""
+    config, broker, links = context.config, delivery.broker, replication.links
     async with (
-        _audit(parts) as audit,
-        _listening(config) as (listeners, web, between, queries),
-        trio.open_nursery() as serving,
+        _audit(context, broker.clock.now_ms) as audit,
+        _listening(config) as (between, queries),
+        trio.open_nursery() as nursery,
     ):
-        host, port = listeners[0].socket.getsockname()[:2]
-        advertised = config.node.advertise_host or host
-        addresses = {"client": str(Address(advertised, port))}
-        web_address = Address(*web[0].socket.getsockname()[:2]) if web else None
-        if web_address is not None:
-            addresses["http"] = str(Address(config.node.advertise_host or web_address.host, web_address.port))
+        addresses = _addresses(context, between)
+        replication.this_node.advertise(addresses)
+        membership = open_membership(context, storage, replication, delivery, addresses)
+        discovery, cluster = membership.discovery, membership.cluster
         if between:
-            peer_address = Address(*between[0].socket.getsockname()[:2])
-            addresses["peer"] = str(Address(config.node.advertise_host or peer_address.host, peer_address.port))
-        this_node.advertise(addresses)
-        discovery = make_discovery(parts, addresses)
-        member = make_member(parts, discovery)
-        cluster = member.cluster
-        if between:
-            await serving.start(parts.links.run, between, member.dispatch)
-            serving.start_soon(parts.snapshots.run)
-        serving.start_soon(parts.clocks.run, parts.node_log.hosts.values)
-        await serving.start(discovery.run)
-        serving.start_soon(member.directory.follow)
-        logins = Logins(parts.authenticator, parts.timers.at)
-        _follow_secrets(parts, discovery, logins, serving)
-        tls = parts.tls
-        if tls is not None:
-            serving.start_soon(tls.certificates.follow)
-        inside = None if tls is None else tls.inside()
+            await nursery.start(links.run, between, membership.dispatch)
+            nursery.start_soon(replication.snapshots.run)
+        nursery.start_soon(replication.clocks.run, replication.node_log.hosts.values)
+        await nursery.start(discovery.run)
+        nursery.start_soon(membership.directory.follow)
+        logins = Logins(delivery.authenticator, context.timers.at)
+        _follow_secrets(context, replication, membership, logins, nursery)
         waits = cluster.waits
         if not waits:
-            await take_part(member, broker, serving)
-        server_address = Address(_REACHED.get(host, host), port)
-        pusher = Pusher(
-            broker=broker,
-            node=this_node.name,
-            server=str(server_address),
-            rules=config.push.rules(),
-            version=sandq.__version__,
-            tls=parts.push_tls,
-            grace_s=config.shutdown_grace_ms / 1000,
-            nodes_tls=inside,
-            gateway_secret=lambda: parts.gateway_keys.first,
+            await membership.take_part(broker, nursery)
+        server = _Server(
+            context=context,
+            replication=replication,
+            delivery=delivery,
+            membership=membership,
+            http=http,
+            audit=audit,
+            logins=logins,
+            clients=ClientStats(),
+            pusher=_pusher(context, delivery),
+            advertised=Address.parse(addresses["client"]),
         )
-        clients, quotas, log_level = ClientStats(), QuotaMeters(), LogLevel(broker.clock.now_ms)
-        serving.start_soon(log_level.run)
-        dump = NodeDump(broker, parts.health, clients, parts.watch, lambda: told(config), sandq.__version__)
-        about = About(
+        metrics, info = _serve_clients(server, nursery)
+        async with _serving_http(server, metrics):
+            if waits:
+                await membership.take_part(broker, nursery)
+            nursery.start_soon(replication.sweeper.sweep)
+            _serve_identities(server, storage, info, nursery)
+            client = str(own_server(context.started))
+            async with serving_sql(config, queries, client), pushing(server.pusher):
+                yield _running(server, metrics, info, queries)
+                await cluster.hand_over(replication.clocks, replication.health)
+            await discovery.leave()
+        nursery.cancel_scope.cancel()
+
+
+def _addresses(context: Context, between: Listeners) -> dict[str, str]:
+    """Return where others reach this node, by kind of address."""
+    started, host = context.started, context.config.node.advertise_host
+    bound = {"client": Address(*started.client[0].socket.getsockname()[:2])}
+    if started.http is not None:
+        bound["http"] = started.http.address
+    if between:
+        bound["peer"] = Address(*between[0].socket.getsockname()[:2])
+    return {kind: str(Address(host or at.host, at.port)) for kind, at in bound.items()}
+
+
+def _inside(context: Context) -> ClientTls | None:
+    """Return how this node speaks to client ports; None: without TLS."""
+    return None if context.tls is None else context.tls.inside()
+
+
+def _pusher(context: Context, delivery: Delivery) -> Pusher:
+    config, keys = context.config, context.gateway_keys
+    return Pusher(
+        broker=delivery.broker,
+        node=config.node.id,
+        server=str(own_server(context.started)),
+        rules=config.push.rules(),
+        version=sandq.__version__,
+        tls=context.push_tls,
+        grace_s=config.shutdown_grace_ms / 1000,
+        nodes_tls=_inside(context),
+        gateway_secret=lambda: keys.first,
+    )
+
+
+def _serve_clients(server: _Server, nursery: trio.Nursery) -> tuple[Metrics, ServerInfo]:
+    """Serve the client port, and collect metrics, until the nursery is cancelled."""
+    context, broker, config = server.context, server.delivery.broker, server.context.config
+    started, tls = context.started, context.tls
+    if tls is not None:
+        nursery.start_soon(tls.certificates.follow)
+    log_level = LogLevel(broker.clock.now_ms)
+    metrics = _metrics(server)
+    overview = Overview(broker, metrics.topic_seen, server.pusher.states)
+    info = _info(server, log_level, overview)
+
+    def session(connection: Connection) -> ClientSession:
+        return ClientSession(broker, connection, info)
+
+    clients = ClientServer(
+        make_session=session,
+        limits=broker.limits,
+        http_address="" if started.http is None else str(started.http.address),
+        stats=server.clients,
+        gate=context.gate,
+        request_timeout_s=config.health.request_timeout_ms / 1000,
+        memory=server.replication.node_log.memory,
+        sender=server.replication.sender,
+        tls=None if tls is None else tls.client_port,
+        client_name=config.tls.client_name,
+    )
+    nursery.start_soon(log_level.run)
+    nursery.start_soon(clients.serve, started.client)
+    log.info("clients are served", address=str(server.advertised))
+    nursery.start_soon(metrics.run)
+    nursery.start_soon(server.delivery.slo.run)
+    nursery.start_soon(overview.run)
+    return metrics, info
+
+
+def _metrics(server: _Server) -> Metrics:
+    context, config, tls = server.context, server.context.config, server.context.tls
+    return Metrics(
+        broker=server.delivery.broker,
+        health=server.replication.health,
+        scrubber=server.replication.scrubber,
+        digests=server.delivery.digests,
+        clients=server.clients,
+        about=About(
             sandq.__version__,
-            this_node.name,
+            config.node.id,
             config.cluster.name,
-            parts.data_dir,
+            context.started.data_dir,
             bool(config.exposed),
             config.slo.target_ppm / PPM,
-        )
-        numbers = None if tls is None else (tls.certificates, tls.handshakes)
-        metrics = Metrics(
-            broker=broker,
-            health=parts.health,
-            scrubber=parts.scrubber,
-            digests=parts.digests,
-            clients=clients,
-            about=about,
-            members=discovery.seen,
-            pusher=pusher,
-            audit=audit,
-            tls=numbers,
-            quotas=quotas,
-            usage=member.usage,
-        )
-        overview = Overview(broker, metrics.topic_seen, pusher.states)
-        info = ServerInfo(
-            version=sandq.__version__,
-            zone_data=data_version(),
-            node_id=this_node.name,
-            cluster_name=config.cluster.name,
-            store_uuid=this_node.own.store_uuid,
-            host=advertised,
-            port=port,
-            limits={
-                **dataclasses.asdict(broker.limits),
-                "credit_least": -broker.limits.credit_max,
-                "authentication": parts.authenticator.mode,
-            },
-            broker=broker,
-            up=parts.links.versions,
-            members=discovery.membership.members,
-            hears_of_members=config.cluster.membership != "static",
-            waiting=cluster.waiting,
-            health=parts.health,
-            scrubber=parts.scrubber,
-            digests=parts.digests,
-            belongs=lambda: this_node.cluster_uuid,
-            init=cluster.init,
-            finalize=lambda dry_run: cluster.finalize(dry_run=dry_run),
-            log_level=log_level,
-            dump=dump.make,
-            topics=TopicRecords(broker.routes),
-            pushes=pusher.rows,
-            memory=parts.node_log.memory,
-            logins=logins,
-            identities=Identities(broker.administration.changes, lambda: broker.metadata),
-            overview=overview,
-            shut_replicas=parts.shut_replicas,
-            entry_skips=EntrySkips(
-                own=this_node.name,
-                node_log=parts.node_log,
-                catalog=broker.catalog,
-                shut_replicas=parts.shut_replicas,
-                up=broker.up,
-            ),
-            gateway_keys=lambda: parts.gateway_keys.current,
-            exposed=config.exposed,
-            audit=audit,
-            usage=member.usage,
-            slo=parts.slo,
-            quotas=quotas,
-        )
-
-        def session(connection: Connection) -> ClientSession:
-            return ClientSession(broker, connection, info)
-
-        request_timeout_s = config.health.request_timeout_ms / 1000
-        memory = parts.node_log.memory
-        server = ClientServer(
-            make_session=session,
-            limits=broker.limits,
-            http_address=str(web_address or ""),
-            stats=clients,
-            gate=gate,
-            request_timeout_s=request_timeout_s,
-            memory=memory,
-            sender=parts.sender,
-            tls=None if tls is None else tls.client_port,
-            client_name=config.tls.client_name,
-        )
-        serving.start_soon(server.serve, listeners)
-        serving.start_soon(metrics.run)
-        serving.start_soon(parts.slo.run)
-        serving.start_soon(overview.run)
-        node = NodeState(broker, parts.health, metrics.render, cluster.waiting)
-        async with serving_http(
-            config=config,
-            name=this_node.name,
-            memory=memory,
-            limits=broker.limits,
-            metrics=metrics,
-            node=node,
-            listeners=web,
-            server=str(server_address),
-            gateway_secret=lambda: parts.gateway_keys.first,
-            quotas=info.quotas,
-            tls=tls,
-            inside=inside,
-        ):
-            if waits:
-                await take_part(member, broker, serving)
-            serving.start_soon(parts.sweeper.sweep)
-            metadata = broker.metadata_host
-            serving.start_soon(info.logins.run, metadata)
-            mode, files = parts.authenticator.mode, parts.files
-            serving.start_soon(give_first_token, mode, metadata, info.identities, parts.runner, files, parts.data_dir)
-            async with serving_sql(config, queries, str(server_address)), pushing(pusher):
-                yield Serving(
-                    client_host=host,
-                    client_port=port,
-                    http=web_address,
-                    sql=Address(*queries[0].socket.getsockname()[:2]) if queries else None,
-                    data_dir=parts.data_dir,
-                    broker=broker,
-                    metrics=metrics,
-                    digests=parts.digests,
-                    identities=info.identities,
-                    quotas=info.quotas,
-                    usage=member.usage,
-                    restart=parts.health.restart,
-                )
-                await cluster.hand_over(parts.clocks, parts.health)
-            await discovery.leave()
-        serving.cancel_scope.cancel()
+        ),
+        members=server.membership.discovery.seen,
+        pusher=server.pusher,
+        audit=server.audit,
+        tls=None if tls is None else (tls.certificates, tls.handshakes),
+        quotas=server.http.quotas,
+        usage=server.membership.usage,
+        http=server.http.status,
+    )
 
 
-def _follow_secrets(parts: Parts, discovery: Discovery, logins: Logins, serving: trio.Nursery) -> None:
-    """Go on with others when they are changed: those of gateways are asked for each time."""
+def _info(server: _Server, log_level: LogLevel, overview: Overview) -> ServerInfo:
+    """Return what requests about the node and its cluster are answered from."""
+    context, replication, delivery = server.context, server.replication, server.delivery
+    config, broker, this_node = context.config, delivery.broker, replication.this_node
+    discovery, cluster = server.membership.discovery, server.membership.cluster
+    dump = NodeDump(broker, replication.health, server.clients, context.watch, lambda: told(config), sandq.__version__)
+    return ServerInfo(
+        version=sandq.__version__,
+        zone_data=data_version(),
+        node_id=this_node.name,
+        cluster_name=config.cluster.name,
+        store_uuid=this_node.own.store_uuid,
+        host=server.advertised.host,
+        port=server.advertised.port,
+        limits={
+            **dataclasses.asdict(broker.limits),
+            "credit_least": -broker.limits.credit_max,
+            "authentication": delivery.authenticator.mode,
+        },
+        broker=broker,
+        up=replication.links.versions,
+        members=discovery.membership.members,
+        hears_of_members=config.cluster.membership != "static",
+        waiting=cluster.waiting,
+        health=replication.health,
+        scrubber=replication.scrubber,
+        digests=delivery.digests,
+        belongs=lambda: this_node.cluster_uuid,
+        init=cluster.init,
+        finalize=lambda dry_run: cluster.finalize(dry_run=dry_run),
+        log_level=log_level,
+        dump=dump.make,
+        topics=TopicRecords(broker.routes),
+        pushes=server.pusher.rows,
+        memory=replication.node_log.memory,
+        logins=server.logins,
+        identities=Identities(broker.administration.changes, lambda: broker.metadata),
+        overview=overview,
+        shut_replicas=replication.shut_replicas,
+        http=server.http.status,
+        entry_skips=EntrySkips(
+            own=this_node.name,
+            node_log=replication.node_log,
+            catalog=broker.catalog,
+            shut_replicas=replication.shut_replicas,
+            up=broker.up,
+        ),
+        gateway_keys=lambda: context.gateway_keys.current,
+        exposed=config.exposed,
+        audit=server.audit,
+        usage=server.membership.usage,
+        slo=delivery.slo,
+        quotas=server.http.quotas,
+    )
+
+
+def _serving_http(server: _Server, metrics: Metrics) -> contextlib.AbstractAsyncContextManager[None]:
+    """Tell the HTTP process how the node is; at the end of the block let it finish its requests and end."""
+    supervisor, status, replication = server.http.supervisor, server.http.status, server.replication
+    replication.node_log.memory.measure("http", HTTP_SHARE, lambda: status.held_bytes)
+    if supervisor is None:
+        return contextlib.nullcontext()
+    waiting = server.membership.cluster.waiting
+    return supervisor.reporting(NodeState(server.delivery.broker, replication.health, metrics.render, waiting))
+
+
+def _serve_identities(server: _Server, storage: Storage, info: ServerInfo, nursery: trio.Nursery) -> None:
+    """Follow the identities of the cluster, and give out its first token."""
+    metadata, mode = server.delivery.broker.metadata_host, server.delivery.authenticator.mode
+    runner, data_dir = server.replication.runner, server.context.started.data_dir
+    nursery.start_soon(server.logins.run, metadata)
+    nursery.start_soon(give_first_token, mode, metadata, info.identities, runner, storage.files, data_dir)
+
+
+def _running(server: _Server, metrics: Metrics, info: ServerInfo, queries: Listeners) -> Serving:
+    started = server.context.started
+    host, port = started.client[0].socket.getsockname()[:2]
+    return Serving(
+        client_host=host,
+        client_port=port,
+        http=None if started.http is None else started.http.address,
+        sql=Address(*queries[0].socket.getsockname()[:2]) if queries else None,
+        data_dir=started.data_dir,
+        broker=server.delivery.broker,
+        metrics=metrics,
+        digests=server.delivery.digests,
+        identities=info.identities,
+        quotas=server.http.quotas,
+        usage=server.membership.usage,
+        restart=server.replication.health.restart,
+    )
+
+
+def _follow_secrets(
+    context: Context, replication: Replication, membership: Membership, logins: Logins, nursery: trio.Nursery
+) -> None:
+    """Go on with other secrets when their files change. Those of gateways are read at each use."""
 
     def on_change() -> None:
-        discovery.secrets_changed()
-        parts.links.secrets_changed()
+        membership.discovery.secrets_changed()
+        replication.links.secrets_changed()
         logins.secrets_changed()
 
-    if parts.secrets is not None:
-        serving.start_soon(follow_secrets, parts.secrets, on_change)
-    if parts.gateway_secrets is not None:
-        serving.start_soon(follow_secrets, parts.gateway_secrets, logins.secrets_changed)
+    if context.secrets is not None:
+        nursery.start_soon(follow_secrets, context.secrets, on_change)
+    if context.gateway_secrets is not None:
+        nursery.start_soon(follow_secrets, context.gateway_secrets, logins.secrets_changed)
 
 
 @contextlib.asynccontextmanager
-async def _audit(parts: Parts) -> AsyncIterator[AuditLog]:
-    """The audit log; what was noted is written when the block ends."""
-    kept = parts.config.audit
-    files = AuditFiles(parts.data_dir / AUDIT_NAME, kept.file_bytes, kept.files) if kept.enabled else None
-    audit = AuditLog(parts.this_node.name, files, parts.broker.clock.now_ms)
+async def _audit(context: Context, now_ms: Callable[[], int]) -> AsyncIterator[AuditLog]:
+    """Open the audit log; what was noted is written when the block ends."""
+    kept = context.config.audit
+    directory = context.started.data_dir / AUDIT_NAME
+    files = AuditFiles(directory, kept.file_bytes, kept.files) if kept.enabled else None
+    audit = AuditLog(context.config.node.id, files, now_ms)
     try:
         yield audit
     finally:
@@ -257,19 +335,16 @@ async def _audit(parts: Parts) -> AsyncIterator[AuditLog]:
 
 
 @contextlib.asynccontextmanager
-async def _listening(
-    config: NodeConfig,
-) -> AsyncIterator[list[list[trio.SocketListener]]]:
-    """Listeners for clients, for HTTP, of a node that may have peers for them, and for SQL: all or none."""
-    listen_at = config.listen
-    peer = listen_at.peer if config.cluster.peers or config.cluster.membership != "static" else None
+async def _listening(config: NodeConfig) -> AsyncIterator[tuple[Listeners, Listeners]]:
+    """Listen for peers, if the node may have any, and for SQL: both or none."""
+    has_peers = config.cluster.peers or config.cluster.membership != "static"
     async with contextlib.AsyncExitStack() as stack:
-        listeners: list[list[trio.SocketListener]] = []
-        for address, what in (
-            *((listen_at.client, "client"), (listen_at.http, "http")),
-            *((peer, "peer"), (listen_at.sql, "sql")),
-        ):
-            listeners.append(await listen(address.host, address.port, what) if address else [])
-            for listener in listeners[-1]:
+
+        async def opened(address: Address | None, what: str) -> Listeners:
+            listeners = await listen(address.host, address.port, what) if address else []
+            for listener in listeners:
                 stack.push_async_callback(listener.aclose)
-        yield listeners
+            return listeners
+
+        between = await opened(config.listen.peer if has_peers else None, "peer")
+        yield between, await opened(config.listen.sql, "sql")

@@ -27,24 +27,15 @@ class NodeTls:
 
     @property
     def client_port(self) -> TlsPort | None:
-        """Of the client port."""
-        return self._port(self._config.tls.client, "client")
-
-    @property
-    def http_port(self) -> TlsPort | None:
-        """Of HTTP, in the node."""
-        return self._port(self._config.tls.http, "http")
+        """TLS of the client port; None: it speaks none."""
+        mode = self._config.tls.client
+        return None if mode == OFF else TlsPort(mode, lambda: self.certificates.loaded.client, self.handshakes)
 
     @property
     def peers(self) -> PeerTls | None:
         """Between nodes."""
         mode = self._config.tls.peer
         return None if mode == OFF else PeerTls(mode, self.certificates, self.handshakes)
-
-    def _port(self, mode: str, which: str) -> TlsPort | None:
-        if mode == OFF:
-            return None
-        return TlsPort(mode, lambda: getattr(self.certificates.loaded, which), self.handshakes)
 
     def inside(self) -> ClientTls | None:
         """How this node speaks to client ports, its own among them: see `nodes_tls`."""

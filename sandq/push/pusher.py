@@ -18,7 +18,7 @@ import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.event_loop import Signal
-from sandq.broker.stats.node_stats import SECONDS, Histogram
+from sandq.broker.stats.histogram import SECONDS, Histogram
 from sandq.client import Client, connect_with
 from sandq.client.options import Options
 from sandq.client.tls import ClientTls

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from sandq.broker.stats.node_stats import SECONDS, Histogram
+from sandq.broker.stats.histogram import SECONDS, Histogram
 from sandq.model.errors import Corruption, SandqError, StorageFailed, TimedOut
 from sandq.protocol.frames import Type
 from sandq.server.caller_requests import CallerRequests

@@ -31,6 +31,7 @@ from sandq.server.audit.audit_log import AuditLog
 from sandq.server.debug.log_level import LogLevel
 from sandq.server.entrance import Logins
 from sandq.server.failed_logins import FailedLogins
+from sandq.server.metrics.http_requests import HttpProcess
 from sandq.server.overview import Overview
 from sandq.server.quota_meters import QuotaMeters
 from sandq.server.request_rates import RequestRates
@@ -106,6 +107,7 @@ class ServerInfo:
     identities: Identities
     overview: Overview
     shut_replicas: ShutReplicas
+    http: HttpProcess
     entry_skips: EntrySkips
     gateway_keys: Callable[[], Sequence[bytes]] = tuple
     """Any of these proves to this node that a client is a gateway."""
@@ -182,6 +184,7 @@ class ServerInfo:
             "storage_failed": broker.node_log.failed.message if broker.node_log.failed else None,
             "stalled": self.health.stalled,
             "no_room": self.health.no_room,
+            "http_down": self.http.down,
             "damage": self.scrubber.damage,
             "floors_ahead": floors_ahead,
             "different": [] if waiting is not None else self._different(access),

@@ -16,7 +16,8 @@ import trio
 from sandq.broker.broker import Broker
 from sandq.broker.catalog import OpenTopic
 from sandq.broker.event_loop import Turn
-from sandq.broker.stats.node_stats import LATENESS, TopicStats
+from sandq.broker.stats.histogram import LATENESS
+from sandq.broker.stats.node_stats import TopicStats
 from sandq.model.access import Access, Right
 from sandq.model.health import PushState
 from sandq.partition.records.metrics import Counted

@@ -9,9 +9,9 @@ may ask for something else soon after. A request that is refused is not counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -35,13 +35,15 @@ _LEAST_S: Final = 1e-9
 class Meter:
     """What one identity has taken here."""
 
-    __slots__ = ("bytes", "bytes_full_at", "connections", "rates", "refused", "requests", "requests_full_at")
+    __slots__ = ("bytes", "bytes_full_at", "connections", "rates", "refused", "requests", "requests_full_at", "taken")
 
     def __init__(self) -> None:
         self.requests = self.bytes = self.refused = self.connections = 0
         self.requests_full_at = self.bytes_full_at = 0.0
         self.rates: tuple[int | None, int | None] = (None, None)
         """That the buckets are of: under others they begin full."""
+        self.taken = (0, 0, 0)
+        """Requests, bytes and refusals that `take_counts` returned."""
 
 
 class QuotaMeters:
@@ -147,6 +149,27 @@ class QuotaMeters:
             yield
         finally:
             self.disconnect(principal)
+
+    def take_counts(self) -> list[list[str | int]]:
+        """Return what was counted since the last call, as JSON: `[principal, requests, bytes, refused]` of each."""
+        counts: list[list[str | int]] = []
+        for principal, meter in self.meters.items():
+            now, taken = (meter.requests, meter.bytes, meter.refused), meter.taken
+            if now != taken:
+                counts.append([principal, *(new - old for new, old in zip(now, taken, strict=True))])
+                meter.taken = now
+        return counts
+
+    def add_counts(self, counts: Iterable[Sequence[Any]]) -> None:
+        """Add what `take_counts` of another process returned: it is counted here, and takes nothing from the buckets.
+
+        Raises ValueError or TypeError if it is something else.
+        """
+        for principal, requests, size, refused in counts:
+            meter = self._meter(principal)
+            meter.requests += requests
+            meter.bytes += size
+            meter.refused += refused
 
     def _meter(self, principal: str) -> Meter:
         meter = self.meters.get(principal)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import socket
@@ -17,7 +16,7 @@ from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.caller import ANONYMOUS, Caller
 from sandq.model.config_tls import SUBJECT
 from sandq.model.config_types import is_loopback
-from sandq.model.errors import Overloaded, SandqError, StartupError, WrongPort
+from sandq.model.errors import Overloaded, SandqError, WrongPort
 from sandq.model.limits import Limits
 from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import encode_error
@@ -43,18 +42,6 @@ FRAME_HEAD: Final = b"\0"
 LAST_WORDS_S: Final = 1.0
 
 log = structlog.get_logger("sandq.server")
-
-
-async def listen(host: str, port: int, what: str) -> list[trio.SocketListener]:
-    """Raises StartupError that says which setting to change."""
-    try:
-        return await trio.open_tcp_listeners(port, host=host)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise StartupError(
-                f"{host}:{port} is in use by another process: stop it, or set listen.{what} to another port"
-            ) from None
-        raise StartupError(f"cannot listen on {host}:{port} (listen.{what}): {error.strerror or error}") from None
 
 
 class ClientServer:

@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
 import trio.testing
@@ -21,15 +21,20 @@ from sandq.model.config import load_config
 from sandq.model.errors import ClosedError, SandqError, TimedOut
 from sandq.model.features import KNOWN
 from sandq.model.principals import TOKEN, TOKEN_BYTES, principal_of, token_hash, token_text
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.partition import commands as c
 from sandq.protocol.requests_access import IdentityDelete, IdentityPut
 from sandq.protocol.requests_admin import TopicCreate
+from sandq.server.http.launch import Process
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
 from sandq.testing.quiet import quiet_logs
 from sandq.testing.silence import Silence
 from sandq.testing.virtual_time import VirtualClock, VirtualTimers
+
+if TYPE_CHECKING:
+    from sandq.server.http.thread import ThreadLaunch
 
 T = TypeVar("T")
 
@@ -53,6 +58,8 @@ class State(NamedTuple):
     sent: int
     leased: int
     """Messages that consumers have, over all groups."""
+    http: int
+    """Requests of HTTP that are under way, without those that wait for something to happen."""
 
 
 class Options(NamedTuple):
@@ -71,6 +78,7 @@ class EmbeddedNode:
         self.clock = VirtualClock(options.start_ms)
         self.serving: Serving
         self._timers = VirtualTimers(self.clock)
+        self._http: ThreadLaunch | None = None
         self._gate = trio.Lock()
         self._token: trio.lowlevel.TrioToken
         self._stop = trio.Event()
@@ -134,7 +142,6 @@ class EmbeddedNode:
             "NODE__DATA_DIR": tempfile.gettempdir(),
             "LISTEN__CLIENT": "127.0.0.1:0",
             "LISTEN__HTTP": "127.0.0.1:0" if self._options.http else "none",
-            "HTTP__WORKERS": "0",
             "AUDIT__ENABLED": "false",
             # It is alone, and stays it.
             "CLUSTER__MEMBERSHIP": "static",
@@ -148,6 +155,7 @@ class EmbeddedNode:
         async with run_node(
             config,
             files=MemoryFiles(),
+            launch=self._launch_http,
             stores=lambda path, create: MemoryStores(),
             clock=self.clock,
             timers=lambda clock: self._timers,
@@ -157,6 +165,13 @@ class EmbeddedNode:
             await self._until_at_level()
             self._started.set_result(None)
             await self._stop.wait()
+
+    async def _launch_http(self, descriptors: Sequence[int]) -> Process:
+        # FastAPI takes its time to load: whoever does not use HTTP does not pay for it.
+        from sandq.server.http.thread import ThreadLaunch
+
+        self._http = self._http or ThreadLaunch()
+        return await self._http(descriptors)
 
     async def _until_at_level(self) -> None:
         """Until everything that this version has can be used, which is a moment after it serves."""
@@ -220,11 +235,12 @@ class EmbeddedNode:
             for group in leader.raft_group.status.groups
         )
         self._given_up = min(self._given_up, leased)
-        return State(clients.received_bytes, clients.sent_bytes, leased)
+        http = 0 if self._http is None else self._http.requests_under_way
+        return State(clients.received_bytes, clients.sent_bytes, leased, http)
 
     def is_settled(self, state: State) -> bool:
-        """Whether everything that is waited for was settled."""
-        return state.leased <= self._given_up
+        """Whether everything that is waited for was settled, and requests of HTTP were answered."""
+        return state.leased <= self._given_up and not state.http
 
     def give_up(self, state: State) -> None:
         """What is held now is held on purpose, or its consumer does not look at it."""

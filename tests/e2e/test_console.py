@@ -36,7 +36,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     node = NodeProcess(
         tmp_path_factory.mktemp("node"),
         SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}",
-        SANDQ_HTTP__WORKERS="1",
         SANDQ_SQL__HTTP="true",
         SANDQ_BACKUP__URL=str(tmp_path_factory.mktemp("backups")),
     )

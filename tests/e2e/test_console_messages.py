@@ -50,7 +50,7 @@ def http_port() -> int:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory, http_port: int) -> Iterator[NodeProcess]:
-    environ: dict[str, Any] = {"SANDQ_LISTEN__HTTP": f"127.0.0.1:{http_port}", "SANDQ_HTTP__WORKERS": "1"}
+    environ: dict[str, Any] = {"SANDQ_LISTEN__HTTP": f"127.0.0.1:{http_port}"}
     found = NodeProcess(tmp_path_factory.mktemp("node"), **environ)
     found.start()
     yield found

@@ -94,12 +94,12 @@ def kill_node(node: NodeProcess) -> None:
 
 # A request that a kill ends leaves one of httpx' own generators to the garbage collector.
 @pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning")
-@pytest.mark.parametrize(("workers", "kill"), [("0", kill_node), ("1", NodeProcess.kill_http)], ids=["node", "process"])
+@pytest.mark.parametrize("kill", [kill_node, NodeProcess.kill_http], ids=["node", "process"])
 async def test_what_was_answered_is_kept(
-    workers: str, kill: Callable[[NodeProcess], None], make_node: Callable[..., NodeProcess]
+    kill: Callable[[NodeProcess], None], make_node: Callable[..., NodeProcess]
 ) -> None:
     port = free_port()
-    node = make_node(SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}", SANDQ_HTTP__WORKERS=workers)
+    node = make_node(SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}")
     node.start()
     record = Record()
     stop, done = trio.Event(), trio.Event()

@@ -7,7 +7,8 @@ import pytest
 import trio
 
 import sandq
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config

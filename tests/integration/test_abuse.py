@@ -25,7 +25,7 @@ from sandq.broker.event_loop import FIRST_WORK, TURN_WORK
 from sandq.broker.memory_budget import Held
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.node import Serving, run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import FrameReader, Type
 from sandq.protocol.request import REQUESTS
 from sandq.server.handlers.session import ClientSession
@@ -33,6 +33,7 @@ from tests.integration.conftest import Dial
 from tests.support.nodes.mutated import Mutated, mutated
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node
 from tests.support.simulation.seeds import few_of
 from tests.support.waiting import PATIENCE_S, until_holds
 

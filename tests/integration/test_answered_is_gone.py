@@ -3,6 +3,7 @@ cycles, which looks rarely."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -15,15 +16,18 @@ import trio
 import trio.testing
 
 from sandq.model.batch import Column, encode
-from sandq.node import Serving, run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node
 from tests.support.waiting import PATIENCE_S
 
 SIZE = 200_000
 """Each request is larger than this; of all of them that there were so much is not to stay: connections leave little."""
+SHARED = (type, asyncio.AbstractEventLoop)
+"""What many refer to, and nothing that is left over keeps."""
 ASKED = 5
 """Each request so often."""
 
@@ -54,7 +58,7 @@ def kept() -> Iterator[list[Any]]:
 def size_of(found: list[Any]) -> int:
     """In bytes, with what these have."""
     every = {id(one): one for whole in found for one in (whole, *gc.get_referents(whole))}
-    return sum(sys.getsizeof(one) for one in every.values() if not isinstance(one, type) and one is not sys.modules)
+    return sum(sys.getsizeof(one) for one in every.values() if not isinstance(one, SHARED) and one is not sys.modules)
 
 
 def test_it_would_be_seen() -> None:

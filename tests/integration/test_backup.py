@@ -25,7 +25,8 @@ from sandq.client.backups import BackupTransfer
 from sandq.errors import Conflict, Forbidden, InvalidRequest, NotFound, TopicExists, Unavailable, UnknownTopic
 from sandq.model.caller import NODE
 from sandq.model.principals import token_hash, token_text
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.requests_access import IdentityPut
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take

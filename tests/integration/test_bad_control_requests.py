@@ -6,7 +6,7 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.hand_clock import HandClock

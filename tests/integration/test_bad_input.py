@@ -12,11 +12,12 @@ import trio.testing
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.node import Serving, run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.raw_client import Frame, RawClient, values_of
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node
 from tests.support.waiting import PATIENCE_S, until_holds
 
 

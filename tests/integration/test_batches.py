@@ -10,7 +10,7 @@ import pytest
 import trio
 
 import sandq
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.three import NAMES, three_nodes
 from tests.support.nodes.working import take_until, waits_until_trimmed
 from tests.support.waiting import PATIENCE_S, until_answer

@@ -10,7 +10,7 @@ import trio
 
 import sandq
 from sandq.errors import TooLate
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.working import connected
 from tests.support.waiting import PATIENCE_S
 

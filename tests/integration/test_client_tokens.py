@@ -15,7 +15,8 @@ from sandq.broker.peers import secret
 from sandq.client import cluster_of, connect_with
 from sandq.client.options import Options
 from sandq.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unauthenticated
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from tests.integration.test_identities import give
 from tests.support.nodes.small_node import small_config
 from tests.support.push_receiver import receiving

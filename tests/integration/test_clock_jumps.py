@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.hand_clock import HandClock

@@ -8,7 +8,8 @@ import pytest
 import trio
 
 import sandq
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.partition.kv import compaction
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected

@@ -8,7 +8,7 @@ import pytest
 
 import sandq
 from sandq.errors import InvalidRequest, UnknownGroup
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock, Onward
 from tests.support.nodes.working import connected, take, take_until, values, waits_until_trimmed, with_topic
 from tests.support.waiting import until_answer

@@ -12,7 +12,7 @@ import trio
 import sandq
 from sandq.client.transport.requests import call
 from sandq.errors import InvalidRequest
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.requests_debug import LogLevel
 from sandq.server import logs
 from tests.support.processes.node import NodeProcess

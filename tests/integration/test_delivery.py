@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.hand_clock import HandClock

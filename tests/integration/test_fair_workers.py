@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import sandq
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.three import NAMES, three_nodes
 from tests.support.nodes.working import connected
 from tests.support.waiting import until_answer, until_holds

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from sandq.model.errors import Corruption, DiskFull, SandqError, TimedOut
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.storage.files import RealFiles
 from tests.integration.conftest import Dial

@@ -10,7 +10,7 @@ import sandq
 from sandq.errors import InvalidRequest, UnknownPartition, UnknownTopic
 from sandq.model import offsets
 from sandq.model.batch import Batch
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.support.nodes.raw_client import Frame, RawClient
 from tests.support.nodes.working import take

@@ -11,7 +11,7 @@ import trio
 
 import sandq
 from sandq.broker.leader.partition_leader import UPKEEP_PAUSE_MS
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.working import connected, take
 

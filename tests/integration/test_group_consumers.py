@@ -6,7 +6,7 @@ import pytest
 
 import sandq
 from sandq.errors import UnknownGroup, UnknownTopic
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.working import take
 from tests.support.waiting import until_answer
 

@@ -13,7 +13,8 @@ import sandq
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.errors import Conflict, InvalidRequest, InvalidSetting, NotFound, TooLarge, UnknownGroup, UnknownTopic
 from sandq.model import offsets
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.partition.base import rows
 from sandq.server.http.overview_rows import findings
 from tests.support.nodes.hand_clock import HandClock

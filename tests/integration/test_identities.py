@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from sandq.model.caller import NODE
 from sandq.model.errors import Conflict
 from sandq.model.principals import token_hash, token_text
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_access import IdentityPut, RolePut
 from sandq.server.handlers.rights import NAMES_AT_ONCE

@@ -24,7 +24,8 @@ from sandq.backup import (
 )
 from sandq.client.backups import BackupTransfer
 from sandq.errors import InvalidRequest, TopicExists, Unavailable
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take

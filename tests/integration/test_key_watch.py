@@ -12,7 +12,7 @@ import sandq
 from sandq.broker.reads import kv_watch
 from sandq.broker.reads.linearizable_reads import Room
 from sandq.model.batch import Batch, Column, encode
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.partition.kv.watch import Watch
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_keys import KvChanges

@@ -11,7 +11,8 @@ import trio
 
 import sandq
 from sandq.errors import HistoryGone, InvalidRequest, TooLarge, UnknownTopic, VersionChanged
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.proxy import proxy_to
 from tests.support.nodes.small_node import small_config

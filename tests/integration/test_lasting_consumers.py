@@ -11,7 +11,7 @@ import sandq
 from sandq.broker.delivery.subscribe import EPOCH_BITS, EPOCHS_AHEAD_MS
 from sandq.client.client import cluster_of
 from sandq.errors import ConsumerFenced, InvalidName, LeaseLost
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.partition.leasing.lease_reclaim import RECLAIMS_MOST
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial

@@ -10,7 +10,7 @@ import trio
 import sandq
 from sandq.errors import InvalidRequest, Overloaded, UnknownTopic
 from sandq.model import offsets as offset_model
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.partition import commands as c
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial

@@ -13,7 +13,7 @@ import trio
 from structlog.testing import capture_logs
 
 from sandq.model.errors import StorageFailed
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.server import logs
 from sandq.server.client_stats import LOGGED_PER_S, Seldom

@@ -11,7 +11,8 @@ import trio
 
 import sandq
 from sandq.errors import DuplicateKey
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from tests.support.nodes.proxy import Proxy, proxy_to
 from tests.support.nodes.small_node import small_config
 from tests.support.waiting import PATIENCE_S

@@ -8,7 +8,7 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.partition import commands as c
 from sandq.protocol.frames import Type
 from sandq.server.handlers.consume import PART_WORK

@@ -15,7 +15,8 @@ from sandq.broker.controller import reconciler
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.replication.node_log import NodeLog
 from sandq.errors import InvalidRequest, TooLarge
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.server.topic_records import TopicRecords
 from tests.integration.conftest import Dial

@@ -10,7 +10,8 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.small_node import small_config

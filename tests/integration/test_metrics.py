@@ -15,7 +15,8 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 import sandq
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.schedules.zones import data_version
 from sandq.server import tcp
@@ -259,9 +260,9 @@ async def test_topics_beyond_the_limit_share_a_label(tmp_path: Path) -> None:
 
 
 async def test_http_requests_are_told_of(node: Serving) -> None:
-    node.metrics.http_requests.observe("GET", "/topics/{topic}", 200, 0.002)
-    node.metrics.http_requests.observe("GET", "/topics/{topic}", 404, 0.2)
-    node.metrics.http_requests.observe("BREW", "(none)", 405, 0.001)
+    node.metrics.http.requests.observe("GET", "/topics/{topic}", 200, 0.002)
+    node.metrics.http.requests.observe("GET", "/topics/{topic}", 404, 0.2)
+    node.metrics.http.requests.observe("BREW", "(none)", 405, 0.001)
     found = await scrape(node)
     assert found("http_requests_total", method="GET", route="/topics/{topic}", status="404") == 1
     assert found("http_request_duration_seconds_count", method="GET", route="/topics/{topic}") == 2
@@ -306,7 +307,7 @@ async def test_the_zone_data_is_told_of(node: Serving) -> None:
 async def test_a_label_may_hold_anything(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path)) as node:
         odd = 'a"b\\c\nd'
-        node.metrics.http_requests.observe("GET", odd, 200, 0.1)
+        node.metrics.http.requests.observe("GET", odd, 200, 0.1)
         assert (await scrape(node))("http_requests_total", method="GET", route=odd, status="200") == 1
 
 

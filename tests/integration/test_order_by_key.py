@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import sandq
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.working import connected, take, take_until, values
 from tests.support.waiting import PATIENCE_S, until_answer
 

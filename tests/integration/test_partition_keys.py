@@ -7,7 +7,7 @@ import pytest
 import sandq
 from sandq.errors import InvalidRequest, InvalidSetting
 from sandq.model.partitioning import partition_for
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type, encode_frame
 from tests.integration.conftest import Dial
 

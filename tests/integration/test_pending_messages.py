@@ -10,7 +10,7 @@ import pytest
 import sandq
 from sandq.errors import NotFound, TooLate
 from sandq.model import offsets
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.working import connected, refusals, take, take_until, values, waits_until_trimmed, with_topic
 from tests.support.waiting import until_answer

@@ -14,7 +14,7 @@ import pytest
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.partitioning import partition_for
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.raw_client import Frame, RawClient

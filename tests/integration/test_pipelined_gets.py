@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sandq.model.offsets import OFFSET_BYTES
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.integration.test_pipelined_batches import answers, packed

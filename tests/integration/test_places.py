@@ -9,7 +9,8 @@ from typing import Any, Final
 import pytest
 import trio
 
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.protocol.proofs import prove_gateway
 from sandq.server import tcp

@@ -15,7 +15,8 @@ import trio
 import sandq
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.errors import InvalidRequest, InvalidSetting, UnknownTopic
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.push.circuit import THRESHOLD
 from sandq.server.http.overview_rows import findings
 from tests.support.hostile_rows import HEADERS, NO_HEADERS, accept_any_headers

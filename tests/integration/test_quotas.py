@@ -15,7 +15,8 @@ from sandq.broker.owner_usage import NOTHING
 from sandq.model.batch import Column, encode
 from sandq.model.caller import NODE
 from sandq.model.principals import token_hash, token_text
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_access import IdentityPut
 from tests.support.nodes.raw_client import Frame, RawClient, values_of

@@ -11,11 +11,12 @@ import pytest
 
 import sandq
 from sandq.errors import InvalidSetting, Throttled
-from sandq.node import Serving, run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node
 from tests.support.nodes.working import connected
 from tests.support.waiting import PATIENCE_S, until_holds
 

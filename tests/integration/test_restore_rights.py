@@ -11,7 +11,8 @@ import pytest
 
 from sandq.model.batch import Column
 from sandq.model.outbox import DEAD_LETTER
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.partition.base import rows
 from sandq.partition.outbox import MESSAGE, Batch, Letter
 from sandq.protocol.frames import Type

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import sandq
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock, Onward
 from tests.support.nodes.working import (
     connected,

@@ -10,7 +10,8 @@ import pytest
 
 import sandq
 from sandq.errors import LeaseLost
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take, values, with_topic

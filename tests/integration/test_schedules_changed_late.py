@@ -9,7 +9,7 @@ import trio
 
 from sandq.broker.leader.schedule_firing import ScheduleFiring
 from sandq.broker.requests.schedule_requests import ScheduleRequests
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.working import connected, with_topic
 from tests.support.waiting import until_answer

@@ -11,7 +11,8 @@ import trio
 import sandq
 from sandq.errors import LeaseLost
 from sandq.model import offsets
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient, values_of

@@ -10,7 +10,7 @@ import sandq
 from sandq.broker.delivery import sending_acks
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.errors import Conflict, InvalidRequest, LeaseLost, TooLarge, Unavailable, UnknownTopic
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.hostile_rows import NO_HEADERS

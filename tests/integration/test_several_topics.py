@@ -14,7 +14,7 @@ from sandq.client.client import connect_with
 from sandq.client.consumer import chosen_topics
 from sandq.client.options import Options
 from sandq.errors import ConsumerFenced, InvalidName, InvalidRequest, TooLarge, UnknownTopic
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.working import connected, take, values

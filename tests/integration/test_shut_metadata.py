@@ -13,7 +13,8 @@ import pytest
 from sandq.metadata.commands import Entry
 from sandq.metadata.state import MetadataState
 from sandq.model.errors import Corruption
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from tests.integration.conftest import Dial
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take, values

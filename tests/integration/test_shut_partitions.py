@@ -14,8 +14,8 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.shut import ApplyFailure, Step
 from sandq.model.batch import Column, encode
 from sandq.model.errors import Conflict, InvalidRequest
-from sandq.node import Serving, run_node
-from sandq.node.node import STORES_NAME
+from sandq.node import STORES_NAME, run_node
+from sandq.node.running import Serving
 from sandq.partition.base import rows
 from sandq.partition.state_machine import TimerPartition
 from sandq.protocol.frames import Type

@@ -9,7 +9,7 @@ import trio
 
 import sandq
 from sandq.errors import InvalidRequest, UnknownPartition
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.working import take, values

@@ -10,7 +10,7 @@ import trio
 import sandq
 from sandq.errors import ConnectionLost, UnknownTopic
 from sandq.model.times import format_instant
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.spark import jobs
 from sandq.spark.jobs.forecast import collect_forecast
 from sandq.spark.jobs.report import collect_report

@@ -12,7 +12,7 @@ import sandq
 from sandq.errors import ConnectionLost, Unavailable, UnknownTopic
 from sandq.model import offsets
 from sandq.model.headers import headers_pack
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.spark.source.columns import schema
 from sandq.spark.source.latest import LatestTask, read_latest
 from sandq.spark.source.options import Extra

@@ -16,7 +16,7 @@ import trio
 import sandq
 from sandq.errors import ConnectionLost, DuplicateKey, InvalidRequest, ProducerFenced, Unavailable, UnknownTopic
 from sandq.model.partitioning import partition_for
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.spark.sink import chunks as chunks_module
 from sandq.spark.sink.identity import Identity
 from sandq.spark.sink.options import parse_sink_options

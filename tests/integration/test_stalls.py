@@ -12,7 +12,8 @@ import trio
 import trio.lowlevel
 
 import sandq
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.storage.files import RealFiles
 from tests.support.nodes.small_node import small_config
 from tests.support.storage.faulty_files import FaultyFiles, Plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.working import connected, with_topic
 

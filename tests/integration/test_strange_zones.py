@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from sandq.model.errors import InvalidRequest
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.schedules import recurrence
 from sandq.schedules.zones import zone
 from tests.support.nodes.hand_clock import HandClock

@@ -18,7 +18,8 @@ import sandq
 from sandq.client import connect_with
 from sandq.client.options import Options
 from sandq.errors import ConnectionLost, InvalidRequest, WrongPort
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.node.tls import NodeTls
 from sandq.protocol.frames import FrameReader, Type, encode_frame
 from sandq.spark.source.brokers import ClientBrokers

@@ -7,7 +7,7 @@ import pytest
 import sandq
 from sandq.errors import InvalidRequest, InvalidSetting, InvalidTime, TooLarge
 from sandq.model.batch import Column, encode
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.working import take

@@ -9,7 +9,8 @@ import pytest
 
 import sandq
 from sandq.errors import DuplicateKey, InvalidSetting, UnknownTopic
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.hand_clock import HandClock

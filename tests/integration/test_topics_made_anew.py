@@ -12,7 +12,7 @@ import sandq
 from sandq.client import cluster_of
 from sandq.errors import InvalidRequest
 from sandq.model.partitioning import KeyPartitions
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.working import connected
 
 KEYS = [f"{owner}/{thing}" for owner in ("ada", "bob", "cid") for thing in ("lamp", "radio")]

@@ -21,7 +21,7 @@ from sandq.client.producer.validation import MessageValidation
 from sandq.client.tracing import creating, processing, tracing_of
 from sandq.errors import InvalidRequest, TooLarge
 from sandq.model.headers import headers_unpack
-from sandq.node import Serving
+from sandq.node.running import Serving
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -10,7 +10,7 @@ import trio
 import sandq
 from sandq.errors import DuplicateKey, InvalidRequest, NotFound, UnknownTopic
 from sandq.model import offsets
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.working import connected, take, take_until, values, with_topic
 

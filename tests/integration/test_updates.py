@@ -10,7 +10,7 @@ import sandq.errors
 import sandq.sync
 import sandq.testing
 from sandq.model import offsets
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.working import take, with_topic

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from sandq.model.membership import State
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from tests.support.gossip.serf_agent import SerfAgent, new_key
 from tests.support.nodes.found import FoundNodes
 from tests.support.nodes.working import take, values

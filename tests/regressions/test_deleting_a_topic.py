@@ -8,7 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient

@@ -90,9 +90,7 @@ def main() -> None:
     chance, port = random.Random(7), free_port()
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, chromium() as browser:
-        environ: dict[str, Any] = {
-            **{"SANDQ_LISTEN__HTTP": f"127.0.0.1:{port}", "SANDQ_HTTP__WORKERS": "1", "SANDQ_SQL__HTTP": "true"}
-        }
+        environ: dict[str, Any] = {**{"SANDQ_LISTEN__HTTP": f"127.0.0.1:{port}", "SANDQ_SQL__HTTP": "true"}}
         node = NodeProcess(Path(directory), **environ)
         node.start()
         try:

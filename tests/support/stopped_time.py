@@ -115,7 +115,9 @@ def node_time(loop_clock: StoppedClock | None, monkeypatch: pytest.MonkeyPatch) 
     """For a `conftest.py` beside `loop_clock`: nodes in this process go by the same clock, and so do elections."""
     stopped = loop_clock.time if loop_clock is not None else StoppedTime()
     monkeypatch.setattr(f"{__name__}._this_test", stopped)
-    monkeypatch.setattr("sandq.node.node.GuardedClock", partial(GuardedClock, wall=stopped.wall, monotonic=stopped.now))
+    monkeypatch.setattr(
+        "sandq.node.context.GuardedClock", partial(GuardedClock, wall=stopped.wall, monotonic=stopped.now)
+    )
     undo = replace_time(stopped.now, random.Random())
     yield
     undo()

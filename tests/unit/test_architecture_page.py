@@ -35,3 +35,12 @@ def test_path_names_its_modules_and_their_number(request_: str) -> None:
     for name in own:
         assert (ROOT / "sandq" / f"{name}.py").is_file(), name
     assert len(COMMON) + len(own) == int(number)
+
+
+def test_path_of_a_post_names_its_modules_and_their_number() -> None:
+    (text,) = re.findall(r"^- \*\*POST\*\*: (.*?)\Z", PATHS, re.MULTILINE | re.DOTALL)
+    path, number = re.findall(r"(.*?)(\d+) modules\.", text, re.DOTALL)[0]
+    own = modules_of(path)
+    for name in own:
+        assert (ROOT / "sandq" / f"{name}.py").is_file(), name
+    assert len(own) == int(number)

@@ -24,7 +24,7 @@ from sandq.partition.records.leases import HISTORY_ERROR_CHARS
 from sandq.protocol.requests_backup import LOG_BYTES
 from sandq.protocol.requests_messages import PREVIEW_BYTES_MAX
 from sandq.server import caller_requests, connection, failed_logins, open_requests, output, tcp
-from sandq.server.http import bodies, bounds, connections, event_streams, guards, lines, supervisor, worker_pipe
+from sandq.server.http import bodies, bounds, event_streams, guards, lines, node_link, supervisor
 from sandq.server.slots import Slots
 from tests.support.paths import ROOT
 
@@ -90,9 +90,6 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         ),
         "an HTTP connection without a request": (f"{bounds.IDLE_S:g} s",),
         "an HTTP body": (f"{guards.BODY_S:g} s {slow}", size(guards.CONTROL_BYTES)),
-        "small pieces of HTTP requests that have not come whole": (
-            f"less than {size(connections.SMALL_BYTES)}: {connections.PIECES_PER_S:,} a second",
-        ),
         "JSON": (
             f"{json_values.PARTS_MOST:,} parts",
             f"{json_values.ARRAYS_MOST:,} arrays",
@@ -112,7 +109,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         "the HTTP process of a node": (
             f"{supervisor.STOP_S:g} s to end",
             f"{supervisor.BACK_OFF_FIRST_S:g} s to {supervisor.BACK_OFF_MOST_S:g} s before the next one",
-            f"what the node says of itself {worker_pipe.STALE_S:g} s",
+            f"what the node says of itself {node_link.STALE_S:g} s",
         ),
     }
     found = rows(section("What is limited by what"))
@@ -245,7 +242,8 @@ def test_what_holds_between_nodes_is_as_in_the_code() -> None:
 
 
 def test_what_clients_can_cause_together_is_added_up() -> None:
-    memory, by_clients = MemoryBudget(DEFAULT.memory_bytes), 0.0
+    memory = MemoryBudget(DEFAULT.memory_bytes)
+    by_clients = memory_budget.HTTP_SHARE * DEFAULT.memory_bytes
     for account in memory.accounts.values():
         by_clients += account.share_bytes if isinstance(account, Account) else 0
     share = by_clients / DEFAULT.memory_bytes

@@ -18,7 +18,7 @@ from typing import Any, Final
 from sandq.broker.memory_budget import LOGS_SHARE, PRODUCERS_SHARE, ROWS_SHARE, MemoryBudget
 from sandq.broker.replication.applier import Applier, Apply, DigestView, Published
 from sandq.broker.replication.journals import open_journal
-from sandq.broker.replication.raft_group import PASS_WORK, Backlog, RaftGroup
+from sandq.broker.replication.raft_group import PASS_WORK, RaftGroup
 from sandq.broker.replication.replica import (
     METADATA_GROUP,
     MetadataReplica,
@@ -26,6 +26,7 @@ from sandq.broker.replication.replica import (
     Replica,
     loaded_status,
 )
+from sandq.broker.replication.requests import Backlog
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import Topic
 from sandq.model.errors import Conflict, Corruption, SandqError, StartupError, StorageFailed, Unavailable
@@ -68,9 +69,9 @@ SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Hooks:
-    """What the rest of a node wants to know of its log, and says to it."""
+    """What the log of a node calls. Whatever is opened after the log sets its own hook."""
 
     wake: Callable[[], None] = lambda: None
     """Called when there is something to commit."""
@@ -92,9 +93,6 @@ class Hooks:
     """Told of each replica that could not apply an entry, or whose rows could not be read."""
 
 
-NO_HOOKS: Final = Hooks()
-
-
 class NodeLog:
     """`now_ms` stamps entries."""
 
@@ -109,12 +107,13 @@ class NodeLog:
         limits: Limits,
         segment_bytes: int = SEGMENT_BYTES,
         create: bool = True,
-        hooks: Hooks = NO_HOOKS,
+        hooks: Hooks | None = None,
         levels: Levels = KNOWN,
     ) -> None:
         """Recovers the WAL. `create`: there may be nothing yet. Raises Corruption, StorageFailed."""
         self.memory = MemoryBudget(limits.memory_bytes)
         """Of this node."""
+        self._hooks = hooks = hooks or Hooks()
         self.stores = WriteBehindStores(stores, ROWS_SHARE * limits.memory_bytes, hooks.on_written)
         self.memory.measure("rows", ROWS_SHARE, lambda: self.stores.bytes)
         self._held: set[int] = set()
@@ -151,10 +150,6 @@ class NodeLog:
         self.applier = Applier(self.stores, publish, hooks.on_applied, evict)
         self._now_ms = now_ms
         self._levels = levels
-        self._on_leads = hooks.on_leads
-        self._on_digest = hooks.on_digest
-        self._on_shut = hooks.on_shut
-        self._reason_to_wait = hooks.reason_to_wait
         self._checkpoint_mark = self._applied_mark = self.wal.mark
         self._segment_bytes = segment_bytes
         self._overdue: set[int] = set()
@@ -293,7 +288,7 @@ class NodeLog:
             backlog=self.backlog,
             limits=self.limits,
             check_level=self.check_level,
-            reason_to_wait=self._reason_to_wait,
+            reason_to_wait=self._hooks.reason_to_wait,
             has_room=self._has_room,
             what=what,
             settles=number == METADATA_GROUP,
@@ -301,7 +296,7 @@ class NodeLog:
         self.hosts[number] = host
         self._loads[number] = load
         if host.shut is not None:
-            self._on_shut(host)
+            self._hooks.on_shut(host)
         if not host.group.term and self.own(Members(pointer.voters[:1])):
             host.group.campaign_soon()  # the first of a new group's members is meant to lead it
         return host
@@ -375,7 +370,7 @@ class NodeLog:
         )
         host.replace(replica, status)
         if host.shut is not None:
-            self._on_shut(host)
+            self._hooks.on_shut(host)
 
     def uninstall(self, groups: Sequence[int], metadata_index: int = 0) -> None:
         """Drop the pointers of closed groups, durably: their rows and log are garbage from now on. Blocks.
@@ -431,7 +426,7 @@ class NodeLog:
             host = self.hosts.get(group.number)
             if host is not None:
                 if group.is_leader:
-                    self._on_leads(host)
+                    self._hooks.on_leads(host)
                 host.look()
         return tasks
 
@@ -456,14 +451,14 @@ class NodeLog:
         """Whether a group may propose more: not much that it proposed is yet to be applied, and not much of its rows,
         and of what they will be, waits to be written. It is ticked again once there is room."""
         prefix = store_prefix(host.replica.store)
-        has_work = host.unapplied_work < UNAPPLIED_WORK
-        if has_work and self.stores.takes(prefix, host.unapplied_bytes):
+        has_work = host.requests.unapplied_work < UNAPPLIED_WORK
+        if has_work and self.stores.takes(prefix, host.requests.unapplied_bytes):
             return True
         self._held.add(host.number)
         if not has_work:
             return False
         # Again: whoever wrote rows just now did not know that somebody waits.
-        if not self.stores.takes(prefix, host.unapplied_bytes):
+        if not self.stores.takes(prefix, host.requests.unapplied_bytes):
             return False
         self._held.discard(host.number)
         return True
@@ -525,11 +520,11 @@ class NodeLog:
             found = self.hosts.get(number)
             if found is not None and found.replica is replica:
                 found.shut_off()
-                self._on_shut(found)
+                self._hooks.on_shut(found)
         for answered, value in published.answers:
             answered(value)
         for view in published.views:
-            self._on_digest(view)
+            self._hooks.on_digest(view)
         if self._held:
             self.propose_again()
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from sandq.broker.stats.node_stats import LATENESS, NodeStats
+from sandq.broker.stats.histogram import LATENESS
+from sandq.broker.stats.node_stats import NodeStats
 from sandq.model.errors import Corruption
 from sandq.storage import small_file
 

@@ -1,1 +1,1 @@
-"""The HTTP API: FastAPI under Hypercorn's trio server, a client of the cluster like any other (ADR 0009)."""
+"""The HTTP API: FastAPI on uvicorn, a client of the cluster like any other (ADRs 9 and 50)."""

@@ -8,11 +8,11 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    from sandq.server.http.worker_pipe import NodeInput
+    from sandq.server.http.node_link import NodeInput
 
-    told = NodeInput(sys.stdin.buffer)
+    node = NodeInput(sys.stdin.buffer, ends_process=True)
 
     # It takes its time to load.
     from sandq.server.http.worker import main
 
-    main(told)
+    main(node)

@@ -17,7 +17,7 @@ from sandq.client import Client
 from sandq.model.errors import SandqError, StartupError
 from sandq.model.limits import Limits
 from sandq.server.http.bounds import Deadlines
-from sandq.server.http.fast_connections import serve_http_fast
+from sandq.server.http.connections import serve_http
 from sandq.server.http.serve import HttpSettings
 from sandq.server.http.tls_door import TlsDoor
 from sandq.server.metrics.catalog import HTTP
@@ -111,7 +111,7 @@ async def serve_alone(
     requests = HttpRequests()
     state = GatewayState(requests)
     account = Account(limits.memory_bytes * HTTP_SHARE)
-    serving = serve_http_fast(listeners, settings, limits, deadlines, state, requests.observe, account, tls)
+    serving = serve_http(listeners, settings, limits, deadlines, state, requests.observe, account, tls)
     async with serving as running, anyio.create_task_group() as watching:
         watching.start_soon(state.run, running.client)
         on_ready()

@@ -54,9 +54,9 @@ def create_app(
     account: Account,
     notes: AuditNotes | None = None,
     quotas: QuotaMeters | None = None,
-) -> Any:
-    """The ASGI application of a node; `account` is of what requests take, `notes` takes what is refused,
-    `quotas` counts what callers ask."""
+) -> Guard:
+    """Return the ASGI application; `account` is of what requests take, `notes` takes what is refused, `quotas` counts
+    what identities take."""
     app = _application(gateway.version)
     hot = HotRoutes(app, [route for route in app.state.routes if route.endpoint in _HOT])
     of_node = {"gateway": gateway, "reading": anyio.CapacityLimiter(1)}

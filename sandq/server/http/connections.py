@@ -1,413 +1,491 @@
-"""HTTP in the loop of its node, by Hypercorn on trio: as many connections as are allowed, each ended when its client
-takes nothing, all of them at the end.
+"""Serves HTTP on asyncio, by uvicorn's HTTP protocol with uvloop and httptools.
 
-Hypercorn speaks the protocol: HTTP/1 and nothing else, read strictly. It shields what it sends from being cancelled, so
-a client that reads nothing is cut off here, below it.
-
-When there is no place left, the connection goes that has been without a request for longest: who floods a node with
-connections, or with halves of requests, loses those. When all have requests, a few more are taken, for which health and
-metrics are answered alone.
+Uvicorn reads and writes. What it does not bound is bounded here: the number of connections in all and of one address,
+the size of a request's head and the time it may take, the bytes that are read ahead of the request under way, the time
+in which a client must take its response, and the time in which all connections end. A request that two parsers might
+understand differently is refused.
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import math
-import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from email.utils import formatdate
 from functools import partial
 from typing import Any, Final
 
 import anyio
-import h11
+import httptools
 import structlog
-import trio
-from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.task_group import TaskGroup
-from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
-from hypercorn.trio.worker_context import EventWrapper, WorkerContext
-from hypercorn.typing import ConnectionState
-from hypercorn.utils import parse_socket_addr, wrap_app
+from anyio.abc import TaskStatus
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from sandq.broker.memory_budget import Account
 from sandq.model.config_tls import SUBJECT
-from sandq.model.errors import SandqError, WrongPort
 from sandq.model.limits import Limits
 from sandq.model.sources import source_of
 from sandq.server.http.bounds import (
-    CROWDED_STALL_S,
     FULL,
-    GRACE_S,
     HEAD_BYTES,
-    HEAD_S,
     HEADERS_MOST,
-    IDLE_S,
     PLAIN,
     REFUSED_MOST,
-    REFUSED_S,
     SEND_BYTES,
-    SEND_STALL_S,
     SPARE_PLACES,
+    Deadlines,
 )
 from sandq.server.http.gateway import Node
 from sandq.server.http.guards import CERTIFICATE_NAME, IS_ENCRYPTED, NO_PLACE, Observe
-from sandq.server.http.serve import HttpSettings, running_app
+from sandq.server.http.serve import HttpSettings, RunningApp, running_app
+from sandq.server.http.tls_door import TlsDoor, certificate_of
 from sandq.server.slots import OpenConnections
-from sandq.tls.names import client_name
-from sandq.tls.port import TlsPort
-from sandq.tls.stream import TlsStream
+from sandq.tls.names import client_name, read
 
 log = structlog.get_logger("sandq.http")
 
-READ_AHEAD: Final = 1
-"""Pieces that were received and are not looked at, while a request is under way: those of the requests behind it."""
-SMALL_BYTES: Final = 16_384
-PIECES_PER_S: Final = 1000
-"""Pieces smaller than that, of requests that have not come whole, which are read of all connections together. Who sends
-byte by byte has its bytes gather meanwhile: each read costs some 60 us."""
-READ_S = 120
-"""A connection on which nothing is said for so long, while no request is under way, is closed."""
+SLICE_BYTES: Final = 4096
+"""So much is parsed at once: requests one behind the other that are in it wait as what they are, not as bytes."""
+AHEAD_BYTES: Final = 65_536
+"""What is received behind a request that is under way; beyond it, nothing is read any more."""
+UNSENT_BYTES: Final = 16_384
+"""Of an answer, that the system has not taken yet, when no more of it is made."""
+BACKLOG: Final = 1024
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
+"""Scheme and authority of a request target, as clients send it to proxies."""
 
 
-class _Stream:
-    """A client's socket, as Hypercorn uses it."""
-
-    def __init__(self, stream: trio.SocketStream, account: Account) -> None:
-        """`account`: of what answers take."""
-        self.socket = stream.socket
-        self._stream: trio.SocketStream | TlsStream = stream
-        self._account = account
-
-    def secure(self, stream: TlsStream) -> None:
-        """From now on what is said goes through this one."""
-        self._stream = stream
-
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether it is TLS."""
-        return isinstance(self._stream, TlsStream)
-
-    async def send_all(self, data: bytes) -> None:
-        view = memoryview(data)
-        for start in range(0, len(data), SEND_BYTES):
-            with trio.move_on_after(CROWDED_STALL_S if self._account.is_waited_for else SEND_STALL_S) as scope:
-                await self._stream.send_all(view[start : start + SEND_BYTES])
-            if scope.cancelled_caught:
-                log.warning("a client takes nothing of its answer: its connection is closed")
-                await self.cut()
-                raise trio.BrokenResourceError
-
-    async def receive_some(self, max_bytes: int) -> bytes:
-        return bytes(await self._stream.receive_some(max_bytes))
-
-    async def send_eof(self) -> None:
-        await self._stream.send_eof()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    async def cut(self) -> None:
-        """Whoever is sending, or waiting for more, is told that it is closed."""
-        await trio.aclose_forcefully(self._stream)
+class _Refusal(Exception):
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
 
 
-class SmallPieces:
-    """The turns of those who send in small pieces."""
+class _Connection(HttpToolsProtocol):
+    """A client's connection. The timer is of one thing at a time: between requests, for a head, or at the end."""
 
-    def __init__(self) -> None:
-        self._next_s = -math.inf
+    def __init__(self, server: HttpServer, requires_tls: bool = False) -> None:
+        """`requires_tls`: it is told so, and nothing else."""
+        self._requires_tls = requires_tls
+        super().__init__(server.config, server.state, {}, asyncio.get_running_loop())
+        self._server = server
+        self._account = server.account
+        self._deadlines = server.deadlines
+        app = server.app
 
-    async def wait(self) -> None:
-        """Wait for the next turn, behind all who wait already."""
-        self._next_s = max(self._next_s + 1 / PIECES_PER_S, trio.current_time())
-        await trio.sleep_until(self._next_s)
+        async def drained(scope: Scope, receive: Receive, send: Send) -> None:
+            """What is answered is there until the client has taken it, and so its request is under way until then."""
 
+            async def sent(message: Message) -> None:
+                await send(message)
+                if self.flow.write_paused:
+                    await self.flow.drain()
 
-class _Requests(h11.Connection):
-    """Reads requests, and refuses what two readers might understand differently."""
+            await app(scope, receive, sent)
 
-    def next_event(self) -> Any:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            _check(event)
-        return event
-
-
-def _check(request: h11.Request) -> None:
-    names = [name for name, _ in request.headers]
-    if request.http_version not in (b"1.0", b"1.1"):
-        raise h11.RemoteProtocolError("HTTP/1.1 is spoken here", 505)
-    if len(names) > HEADERS_MOST:
-        raise h11.RemoteProtocolError(f"{len(names)} headers; {HEADERS_MOST} at most", 431)
-    if b"transfer-encoding" in names and b"content-length" in names:
-        raise h11.RemoteProtocolError("the length of the body is told in two ways", 400)
-
-
-class _Gone(Exception):
-    """The client says nothing more: no further request of it is begun."""
-
-
-class _NextRequest(EventWrapper):
-    """Set when the next request may be looked at."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._has_gone = False
-
-    async def wait(self) -> None:
-        await super().wait()
-        if self._has_gone:
-            raise _Gone
-
-    async def leave(self) -> None:
-        """There is none any more."""
-        self._has_gone = True
-        await self.set()
-
-    async def clear(self) -> None:
-        if not self._has_gone:
-            await super().clear()
-
-
-class _Http1(H11Protocol):
-    def __init__(self, app: Any, config: Config, *args: Any) -> None:
-        super().__init__(app, config, *args)
-        self.can_read: _NextRequest = _NextRequest()
-        self.connection = _Requests(h11.SERVER, max_incomplete_event_size=config.h11_max_incomplete_size)
-
-    @property
-    def has_half(self) -> bool:
-        """Whether something came that is no whole request yet."""
-        return bool(self.connection.trailing_data[0])
-
-    @property
-    def has_half_body(self) -> bool:
-        """Whether a request came whose body has not come whole."""
-        return bool(self.connection.their_state is h11.SEND_BODY)
-
-    async def _check_protocol(self, event: h11.Request) -> None:
-        """No other protocol is begun, whatever is asked for."""
-
-
-class _Connection(TCPServer):
-    """`on_idle(whether it is)`: told when a request begins, and when all of its answer is out."""
-
-    protocol: _Http1  # type: ignore[assignment]
-
-    def __init__(self, *args: Any, on_idle: Callable[[bool], None], small_pieces: SmallPieces) -> None:
-        super().__init__(*args)
-        self._on_idle = on_idle
-        self._small_pieces = small_pieces
-        self._is_idle = True
-        self._head_begun = False
+        self.app: Any = drained
+        self._running: RequestResponseCycle | None = None
+        """The request under way; `cycle` is the one that came last."""
+        self._ahead = bytearray()
+        self._in_head = False
+        self._is_new = True
+        """Nothing of the next request has come."""
+        self._unseen_bytes = 0
+        """That were parsed since anything came of it that is bounded elsewhere."""
+        self._refusal: _Refusal | None = None
         self._has_ended = False
         """The client says nothing more."""
+        self._has_place = False
+        self._is_refused = False
+        """It has no place, and takes its answer."""
+        self._stall: asyncio.TimerHandle | None = None
+        self._unsent = 0
+        self._unsent_since = 0.0
 
-    async def run(self) -> None:
-        socket: Any = self.stream.socket
-        try:
-            client = parse_socket_addr(socket.family, socket.getpeername())
-            server = parse_socket_addr(socket.family, socket.getsockname())
-            async with TaskGroup() as tasks:
-                self._task_group = tasks
-                state = ConnectionState(self.state)
-                send = self.protocol_send
-                is_tls = self.stream.is_encrypted
-                self.protocol = _Http1(self.app, self.config, self.context, tasks, state, is_tls, client, server, send)
-                await self.idle_task.restart(tasks, self._idle_timeout)
-                await self._read_data()
-        except OSError:
-            pass  # it has gone
-        finally:
-            await self._close()
+    # -- from its beginning to its end -------------------------------------------------------------------------------
 
-    async def protocol_send(self, event: Event) -> None:
-        if isinstance(event, Updated):
-            if self._has_ended:
-                return  # its last answer is out: the idle time would be waited out with nobody there
-            self._is_idle = event.idle
-            self._head_begun = False
-            self._on_idle(event.idle)
-        await super().protocol_send(event)
-
-    async def _read_data(self) -> None:
-        """Read a little ahead of what is handled: a client that has gone is noticed while requests that it sent one
-        behind the other wait, and those are not begun."""
-        ahead, pieces = trio.open_memory_channel[bytes](READ_AHEAD)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._handle_data, pieces)
-            async with ahead:
-                while data := await self._receive():
-                    await ahead.send(data)
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(UNSENT_BYTES, 0)
+        if self.client is None:
+            transport.abort()  # it has gone
+            return
+        self._has_place, given_up = self._server.open.add(self, source_of(self.client[0]))
+        if given_up is not None:
+            given_up.transport.abort()
+        if self._has_place and self._requires_tls:
+            self._leave_with(PLAIN)
+        elif self._has_place:
+            shown = certificate_of(transport)
+            name = None if shown is None else client_name(read(shown), self._server.client_name_of)
+            known = {CERTIFICATE_NAME: name, IS_ENCRYPTED: shown is not None}
+            self.app_state = {NO_PLACE: self._server.open.is_spare(self), **known}
+            self._end_after(self._deadlines.idle_s)
+        elif self._server.refused < REFUSED_MOST:
+            self._server.refused += 1
+            self._is_refused = True
+            self._leave_with(FULL)
+        else:
             self._has_ended = True
-            nursery.cancel_scope.deadline = trio.current_time() + GRACE_S
-            await self.protocol.can_read.leave()
-        await self.idle_task.stop()
-        await self.protocol.handle(Closed())
+            transport.write(FULL)
+            transport.close()
 
-    async def _receive(self) -> bytes:
-        """What comes next; nothing: that was all."""
-        while True:
-            try:
-                with trio.fail_after(self.config.read_timeout or math.inf):
-                    return bytes(await self.stream.receive_some(MAX_RECV))
-            except trio.TooSlowError:
-                if self._is_idle:
-                    return b""  # a client whose answer is under way has nothing to say
-            except (trio.ClosedResourceError, trio.BrokenResourceError):
-                return b""
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.lost(self)
+        self._server.refused -= self._is_refused
+        self._is_refused = False
+        for cycle in (self._running, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._drop_what_follows()
+        self._unset_keepalive_if_required()
+        self._stop_stall()
+        super().connection_lost(exc)
 
-    async def _handle_data(self, pieces: trio.MemoryReceiveChannel[bytes]) -> None:
-        with suppress(_Gone, OSError):
-            async for data in pieces:
-                await self.protocol.handle(RawData(data))
-                if self._is_idle and not self._head_begun and self.protocol.has_half:
-                    self._head_begun = True
-                    await self.idle_task.restart(self._task_group, self._head_timeout)
-                if len(data) < SMALL_BYTES and (self._head_begun or self.protocol.has_half_body):
-                    await self._small_pieces.wait()
-        async for _ in pieces:
-            pass  # it is of no request that is looked at
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """What is under way is answered for a while, if it has come whole; no further request is begun."""
+        self._has_ended = True
+        self._drop_what_follows()
+        if not self._is_running or (self._running is self.cycle and self.cycle.more_body):
+            return False
+        self._end_after(self._deadlines.leave_s)
+        return True
 
-    async def _head_timeout(self) -> None:
-        with trio.move_on_after(HEAD_S):
-            await self.context.terminated.wait()
-        with trio.CancelScope(shield=True):
-            await self._initiate_server_close()
+    def shutdown(self) -> None:
+        self._drop_what_follows()
+        if self._running is not None and self._is_running:
+            self._running.keep_alive = False
+        elif not self.transport.is_closing():
+            self.transport.close()
+
+    def _drop_what_follows(self) -> None:
+        self.pipeline.clear()
+        self._ahead.clear()
+
+    def _end_after(self, seconds: float) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def _leave_with(self, answer: bytes) -> None:
+        """What is left unread would take the answer away from the client: it is read for a moment."""
+        self._has_ended = True
+        self.transport.write(answer)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()  # TLS reads what is left by itself, until the client has said the last word
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self._deadlines.refused_s, self.transport.abort)
+
+    # -- what it sends -----------------------------------------------------------------------------------------------
+
+    @property
+    def _is_running(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether what has come is of requests behind the one that is under way."""
+        return bool(self.pipeline)
+
+    def data_received(self, data: bytes) -> None:
+        if self._has_ended or self._refusal is not None:
+            return
+        if self._must_wait or self._ahead:
+            self._ahead += data
+        else:
+            self._parse(data)
+        self._read_on_or_not()
+
+    def _read_on_or_not(self) -> None:
+        if len(self._ahead) > AHEAD_BYTES:
+            self.flow.pause_reading()
+        elif self.pipeline:
+            self.flow.resume_reading()  # a client that has gone is noticed while its requests wait
+
+    def _parse(self, data: bytes) -> None:
+        for start in range(0, len(data), SLICE_BYTES):
+            if self._must_wait:
+                self._ahead += data[start:]
+                break
+            self._parse_slice(data[start : start + SLICE_BYTES])
+            if self._refusal is not None or self.transport.is_closing():
+                return
+        if self._in_head and not self._is_running and self._is_new:
+            self._is_new = False
+            self._end_after(self._deadlines.head_s)
+
+    def _parse_slice(self, data: bytes) -> None:
+        self._unseen_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+            if self._unseen_bytes > HEAD_BYTES:
+                raise _Refusal(431, f"more than {HEAD_BYTES} bytes of headers")
+        except httptools.HttpParserUpgrade:
+            # No other protocol is begun, whatever is asked for; what follows might be of that.
+            self._has_ended = True
+            if self._is_running or self.pipeline:
+                self.cycle.keep_alive = False
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, _Refusal) else _refusal_of(error))
+        except _Refusal as refusal:
+            self._refuse(refusal)
+
+    def _refuse(self, refusal: _Refusal) -> None:
+        """Behind the answers to what came before."""
+        self._refusal = refusal
+        cycle = self.cycle
+        if cycle is not None and cycle.more_body and not cycle.response_complete:
+            # The rest of this one never comes.
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle is self._running:
+                self._running = None
+                if cycle.response_started:
+                    self.transport.abort()
+                    return
+            else:
+                self.pipeline.popleft()
+        if not self._is_running and not self.pipeline:
+            self._say_refusal(refusal)
+
+    def _say_refusal(self, refusal: _Refusal) -> None:
+        why = str(refusal).encode("ascii", "replace")
+        headers = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(why)
+        self._leave_with(STATUS_LINE[refusal.status] + headers + why)
+
+    # -- what the parser calls ---------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._is_new = True
+        self._unseen_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # behind a body: nobody asks for these
+        super().on_header(name, value)
+        if len(self.headers) > HEADERS_MOST:
+            raise _Refusal(431, f"more than {HEADERS_MOST} headers")
+
+    def on_headers_complete(self) -> None:
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            raise _Refusal(505, "version 1.1 of HTTP is spoken here")
+        names = [name for name, _ in self.headers]
+        if b"transfer-encoding" in names and b"content-length" in names:
+            raise _Refusal(400, "the length of the body is told in two ways")
+        if not self.url.startswith(b"/"):
+            self._take_authority()
+        self._in_head = False
+        self._unseen_bytes = 0
+        if not self._is_running:
+            self._unset_keepalive_if_required()
+        super().on_headers_complete()
+
+    def _take_authority(self) -> None:
+        """Put the authority of a request target in absolute form in place of Host (RFC 9112, 3.2.2)."""
+        match = _ABSOLUTE.match(self.url)
+        if match is not None:
+            self.headers[:] = [(b"host", match[1]), *(header for header in self.headers if header[0] != b"host")]
+
+    def on_body(self, body: bytes) -> None:
+        self._unseen_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unseen_bytes = 0
+        super().on_message_complete()
+
+    # -- its answers -------------------------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        self._server.open.set_idle(self, False)
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        if self._has_ended and not self.pipeline and not self.transport.is_closing():
+            self.transport.close()
+        super().on_response_complete()
+        if self.transport.is_closing() or self._is_running:
+            return
+        if self._refusal is not None:
+            self._say_refusal(self._refusal)
+            return
+        if not self.flow.write_paused:
+            self._server.open.set_idle(self, True)
+        if self._in_head:
+            self._end_after(self._deadlines.head_s)
+        ahead, self._ahead = bytes(self._ahead), bytearray()
+        if ahead:
+            self._parse(ahead)
+        self._read_on_or_not()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._server.open.set_idle(self, False)
+        self._unsent = self.transport.get_write_buffer_size()
+        self._unsent_since = self.loop.time()
+        self._stall = self.loop.call_later(self._deadlines.crowded_stall_s, self._look_for_stall)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_stall()
+        if not self._is_running and not self.transport.is_closing():
+            self._server.open.set_idle(self, True)
+
+    def _look_for_stall(self) -> None:
+        unsent, now = self.transport.get_write_buffer_size(), self.loop.time()
+        if unsent <= self._unsent - SEND_BYTES:
+            self._unsent, self._unsent_since = unsent, now
+        deadlines = self._deadlines
+        longest = deadlines.crowded_stall_s if self._account.is_waited_for else deadlines.send_stall_s
+        if now - self._unsent_since >= longest:
+            log.warning("a client takes nothing of its answer: its connection is closed")
+            self.transport.abort()
+        else:
+            self._stall = self.loop.call_later(self._deadlines.crowded_stall_s, self._look_for_stall)
+
+    def _stop_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+
+def _refusal_of(error: httptools.HttpParserError) -> _Refusal:
+    """What llhttp says."""
+    why = str(error)
+    is_version = "version" in why.lower() or "PRI" in why
+    return _Refusal(
+        505 if is_version else 400, "version 1.1 of HTTP is spoken here" if is_version else "that is no request"
+    )
 
 
 class HttpServer:
-    """Accepts connections up to the limit, see above; one for which there is no place is told so and closed."""
+    """Accepts connections up to the limit; one for which there is no place is told so and closed."""
 
     def __init__(
-        self,
-        app: Any,
-        connections: int,
-        account: Account,
-        tls: TlsPort | None = None,
-        client_name_of: str = SUBJECT,
+        self, app: ASGIApp, connections: int, account: Account, deadlines: Deadlines, tls: TlsDoor | None = None
     ) -> None:
-        """`tls`: None: it speaks none. `client_name_of`: what of a client's certificate is its name."""
+        """`tls`: None: it speaks none."""
         self._tls = tls
-        self._client_name_of = client_name_of
-        self._account = account
-        self._app = wrap_app(app, 0, "asgi")
-        self._config = _config()
-        self._context = WorkerContext(None)
-        self._open: OpenConnections[_Stream] = OpenConnections(connections, SPARE_PLACES)
-        self._small_pieces = SmallPieces()
-        self._refused = 0
+        self.client_name_of = SUBJECT if tls is None else tls.client_name
+        self.app = app
+        self.deadlines = deadlines
+        self.account = account
+        self.config = Config(
+            app,
+            interface="asgi3",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=math.ceil(deadlines.idle_s),
+        )
+        self.config.load()
+        self.state = ServerState()
+        self.open: OpenConnections[_Connection] = OpenConnections(connections, SPARE_PLACES)
+        self.refused = 0
         """Connections without a place that take their answer."""
-        self._none_left = trio.Event()
+        self._none_left = anyio.Event()
+        self._is_ending = False
 
-    async def serve(self, listeners: list[trio.SocketListener], ending: anyio.Event) -> None:
-        """Until `ending`, and until what is under way then is done, or its time is over."""
-        async with trio.open_nursery() as connections:
-            async with trio.open_nursery() as accepting:
-                serve = partial(trio.serve_listeners, self._serve, listeners, handler_nursery=connections)
-                accepting.start_soon(serve)
+    async def serve(
+        self,
+        listeners: list[socket.socket],
+        ending: anyio.Event,
+        *,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Until `ending`, and until what is under way then is done, or its time is over. Closes the listeners."""
+        loop, tls = asyncio.get_running_loop(), self._tls
+        servers = [
+            await loop.create_server(lambda: _Connection(self), sock=listener, backlog=BACKLOG)
+            for listener in listeners
+            if tls is None
+        ]
+        try:
+            async with anyio.create_task_group() as tasks:
+                if tls is not None:
+                    tasks.start_soon(tls.certificates.follow)
+                    for listener in listeners:
+                        listener.listen(BACKLOG)
+                        tasks.start_soon(tls.serve, listener, partial(_Connection, self))
+                tasks.start_soon(self._tell_time)
+                task_status.started()
                 await ending.wait()
-                accepting.cancel_scope.cancel()
-            await self._context.terminated.set()
-            connections.start_soon(self._end, connections.cancel_scope)
-
-    async def _end(self, scope: trio.CancelScope) -> None:
-        if self._open:
-            with trio.move_on_after(GRACE_S):
-                await self._none_left.wait()
-        scope.deadline = trio.current_time() + GRACE_S
-        for stream in list(self._open):
-            await stream.cut()
-        scope.cancel()
-
-    async def _serve(self, accepted: trio.SocketStream) -> None:
-        try:
-            address = str(accepted.socket.getpeername()[0])
-        except OSError:
-            await trio.aclose_forcefully(accepted)
-            return
-        stream, source = _Stream(accepted, self._account), source_of(address)
-        has_place, given_up = self._open.add(stream, source)
-        if given_up is not None:
-            await given_up.cut()
-        if not has_place:
-            await self._refuse(accepted, FULL)
-            return
-
-        def on_idle(is_idle: bool) -> None:
-            self._open.set_idle(stream, is_idle)
-
-        try:
-            session = None if self._tls is None else await self._tls.greet(accepted, source)
-            name = None
-            if session is not None:
-                stream.secure(TlsStream(accepted, session))
-                name = client_name(session.certificate, self._client_name_of)
-            known = {CERTIFICATE_NAME: name, IS_ENCRYPTED: session is not None}
-            state = ConnectionState({NO_PLACE: self._open.is_spare(stream), **known})
-            of_server = self._app, self._config, self._context
-            connection = _Connection(*of_server, state, stream, on_idle=on_idle, small_pieces=self._small_pieces)
-            await connection.run()
-        except WrongPort:
-            await self._refuse(accepted, PLAIN)
-        except SandqError as error:
-            log.debug("a client was not let in", error=error.message)
-        except Exception:
-            # A fault in one connection must not take the others with it; the log has it whole.
-            log.exception("an HTTP connection ended with an unexpected error")
+                tasks.cancel_scope.cancel()
         finally:
-            self._open.remove(stream)
-            if not self._open and self._context.terminated.is_set():
-                self._none_left.set()
-            await stream.cut()
+            for server in servers:
+                server.close()
+            for listener in listeners if tls is not None else ():
+                listener.close()
+            with anyio.CancelScope(shield=True):
+                await self._end()
 
-    async def _refuse(self, accepted: trio.SocketStream, answer: bytes) -> None:
-        if self._refused < REFUSED_MOST:
-            self._refused += 1
-            try:
-                with trio.move_on_after(REFUSED_S), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                    await accepted.send_all(answer)
-                    await accepted.send_eof()
-                    while await accepted.receive_some(65_536):
-                        pass  # what is left unread would take the answer away from the client
-            finally:
-                self._refused -= 1
-        else:
-            with suppress(OSError):
-                os.write(accepted.socket.fileno(), answer)
-        await trio.aclose_forcefully(accepted)
+    async def _end(self) -> None:
+        self._is_ending = True
+        for step, seconds in self._steps():
+            for connection in self._connections():
+                step(connection)
+            if not self.state.connections:
+                return
+            with anyio.move_on_after(seconds):
+                await self._none_left.wait()
+
+    def _steps(self) -> Iterator[tuple[Callable[[_Connection], None], float]]:
+        yield _Connection.shutdown, self.deadlines.grace_s
+        yield lambda connection: connection.transport.close(), self.deadlines.leave_s
+        yield lambda connection: connection.transport.abort(), self.deadlines.leave_s
+
+    def _connections(self) -> list[_Connection]:
+        return [connection for connection in self.state.connections if isinstance(connection, _Connection)]
+
+    def lost(self, connection: _Connection) -> None:
+        """Its place is free."""
+        self.open.remove(connection)
+        self.state.connections.discard(connection)
+        if self._is_ending and not self.state.connections:
+            self._none_left.set()
+
+    async def _tell_time(self) -> None:
+        """Of the Date header: it has seconds."""
+        while True:
+            self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+            await anyio.sleep(1)
 
 
 @asynccontextmanager
 async def serve_http(
-    listeners: list[trio.SocketListener],
+    listeners: list[socket.socket],
     settings: HttpSettings,
     limits: Limits,
+    deadlines: Deadlines,
     node: Node,
     observe: Observe,
     account: Account,
-    tls: TlsPort | None = None,
-    client_name_of: str = SUBJECT,
-) -> AsyncIterator[None]:
-    """Serves inside the block. The client port must be served already: what is asked here is asked there."""
-    async with running_app(settings, limits, node, observe, account) as running, trio.open_nursery() as nursery:
-        server = HttpServer(running.app, limits.http_connections, account, tls, client_name_of)
-        nursery.start_soon(server.serve, listeners, running.ending)
+    tls: TlsDoor | None = None,
+) -> AsyncIterator[RunningApp]:
+    """Serve inside the block; close the listeners at its end, and leave it once what is under way then is done."""
+    async with (
+        running_app(settings, limits, node, observe, account) as running,
+        anyio.create_task_group() as serving,
+    ):
+        server = HttpServer(running.guard, limits.http_connections, account, deadlines, tls)
+        await serving.start(server.serve, listeners, running.ending)
         try:
-            yield
+            yield running
         finally:
             running.ending.set()
-
-
-def _config() -> Config:
-    config = Config()
-    config.errorlog = logging.getLogger("sandq.http.server")
-    config.loglevel = "WARNING"
-    config.include_server_header = False
-    config.h11_max_incomplete_size = HEAD_BYTES
-    config.keep_alive_timeout = IDLE_S
-    config.read_timeout = READ_S
-    return config

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final, Protocol
-from urllib.parse import unquote
 
 import anyio
 import structlog
@@ -80,8 +79,6 @@ _SETTLES = re.compile(r"/topics/[^/]+/groups/[^/]+/(ack|nack|dead|extend)")
 """What is counted, and not refused: who may not ack would get the same messages again."""
 _BY_GET = re.compile(r"/(topics/[^/]+/groups/[^/]+|overview)/stream")
 """Asked for by GET, and it changes something, or keeps a place."""
-_ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)(/[^?#]*)?", re.IGNORECASE)
-"""A request target with scheme and authority, as clients send it to proxies."""
 OTHER_SITES: Final = (b"cross-site", b"same-site")
 """Of Sec-Fetch-Site, by which browsers say whose page asks."""
 HSTS: Final = (b"strict-transport-security", b"max-age=31536000")
@@ -156,10 +153,10 @@ class Guard:
         quotas: QuotaMeters | None = None,
     ) -> None:
         """`account`: of what requests take. `logins` says who asks; None: everybody may do everything. `notes` takes
-        what is refused; `quotas` counts what callers ask."""
+        what is refused. `quotas`: counts what identities take; None: in meters of its own."""
         self._logins = logins
         self._notes = notes
-        self._quotas = quotas if quotas is not None else QuotaMeters(anyio.current_time)
+        self.quotas = quotas if quotas is not None else QuotaMeters(anyio.current_time)
         self._account = account
         self._app = app
         self._rules = rules
@@ -167,6 +164,11 @@ class Guard:
         self._log = log.bind()  # not for each request: what is not logged costs nothing
         self._under_way = Slots(rules.requests)
         self._waiting = Slots(rules.waiting)
+
+    @property
+    def under_way(self) -> int:
+        """Number of requests that are under way, without those that wait for something to happen."""
+        return self._under_way.used
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -177,8 +179,6 @@ class Guard:
         state = dict(scope.get("state", ()))
         scope = {**scope, "state": state}
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of several the first
-        if not scope["raw_path"].startswith(b"/"):
-            _to_origin_form(scope, headers)
         once = state.get(NO_PLACE, False)
         address = str((scope.get("client") or ("?",))[0])
         # As nodes write the addresses of their own clients.
@@ -294,7 +294,7 @@ class Guard:
         self, caller: HttpCaller, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange
     ) -> None:
         """Pass on what a quota allows. Raises Refused."""
-        quota, quotas = caller.quota, self._quotas
+        quota, quotas = caller.quota, self.quotas
         if quota is NO_QUOTA:
             await self._pass_on(scope, headers, exchange)
             return
@@ -568,15 +568,6 @@ def _is_localhost(headers: Mapping[bytes, bytes]) -> bool:
 def _is_preflight(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
     """Whether a page of another site asks what it may ask: that shows nothing that says who it is."""
     return scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
-
-
-def _to_origin_form(scope: Scope, headers: dict[bytes, bytes]) -> None:
-    """Read a request target in absolute form (RFC 9112): its authority stands in place of Host."""
-    match = _ABSOLUTE.fullmatch(scope["raw_path"])
-    if match is not None:
-        headers[b"host"] = match[1]
-        scope["raw_path"] = match[2] or b"/"
-        scope["path"] = unquote(scope["raw_path"].decode("latin-1"))
 
 
 def _has_body(headers: Mapping[bytes, bytes]) -> bool:

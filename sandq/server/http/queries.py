@@ -55,8 +55,8 @@ class HttpSql:
         section = self._section
         if section is None:
             raise Conflict(
-                "SQL by HTTP is off here: say sql.http: true, with http.workers: 1, in the configuration of this node, "
-                "or sql.http: true in that of `sandq http`"
+                "SQL by HTTP is off here: say sql.http: true in the configuration of this node, or in that "
+                "of `sandq http`"
             )
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:

@@ -368,8 +368,9 @@ async def _produce(
 ) -> Any:
     client, now_ms = gateway_of(request).client, time.time_ns() // 1_000_000
     if isinstance(body, bodies.MessageIn):
-        check_delays(request, [body.arguments()])
-        (arguments,) = await _for_topic(client, topic, [body.arguments()], now_ms)
+        given = [body.arguments()]
+        check_delays(request, given)
+        (arguments,) = await _for_topic(client, topic, given, now_ms)
         receipt = await client.send(topic, **arguments, partition=partition)
         return _stored(await receipt, receipt)
     checks, turn = MessageValidation(client.limits), Turn()

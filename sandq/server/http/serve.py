@@ -1,4 +1,4 @@
-"""Makes the application and the client behind it, for the server that is to have them; under trio and asyncio alike."""
+"""Makes the HTTP application and the client behind it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
-from starlette.types import ASGIApp
 
 from sandq.broker.memory_budget import SOURCE_SHARE, Account
 from sandq.client import Client, connect_with
@@ -21,7 +20,7 @@ from sandq.server.http.audit_notes import AuditNotes
 from sandq.server.http.backups import BackupTarget, HttpBackups
 from sandq.server.http.bounds import GATEWAY_S
 from sandq.server.http.gateway import Gateway, Node
-from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Observe, Rules
+from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Guard, Observe, Rules
 from sandq.server.http.looks import Looks
 from sandq.server.http.queries import HttpSql
 from sandq.server.quota_meters import QuotaMeters
@@ -53,16 +52,16 @@ class HttpSettings:
     requires_tls: bool = False
     """Whether it is served by TLS alone."""
     quotas: QuotaMeters | None = None
-    """What callers take, those of a node, if it is served within one; None: of this server alone."""
+    """Counts what identities take; None: nobody reads these counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningApp:
-    """`ending`: to be set when it is to end, so that nobody waits any more."""
-
-    app: ASGIApp
+    guard: Guard
+    """The ASGI application."""
     client: Client
     ending: anyio.Event
+    """Set by the server that ends: requests that wait for something to happen are then answered."""
 
 
 @asynccontextmanager
@@ -107,11 +106,11 @@ async def running_app(
                 backups=backups,
                 sql=sql,
             )
-            app = create_app(gateway, rules, observe, account, notes, settings.quotas)
+            guard = create_app(gateway, rules, observe, account, notes, settings.quotas)
             tasks.start_soon(notes.run)
             tasks.start_soon(looks.run)
             try:
-                yield RunningApp(app, client, ending)
+                yield RunningApp(guard, client, ending)
             finally:
                 await sql.close()
             tasks.cancel_scope.cancel()

@@ -1,45 +1,50 @@
-"""Starts the HTTP process of a node, watches it, and ends it (ADR 25); the node's side of `worker_pipe`.
+"""Starts the HTTP process of a node, restarts it when it ends, and ends it with the node.
 
-A process that ends by itself is started again, a little later each time. The node's sockets go on listening meanwhile:
-who connects waits. The process learns of the node's end by the end of its input, whatever ended it.
+This is the node's side of `node_link`.
+
+A process that ends by itself is restarted after a back-off. The node's sockets listen meanwhile: clients that connect
+wait. After `FAILED_STARTS` starts in a row that served nothing, the sockets are closed between two attempts, so that
+clients are refused at once. The process notices the end of the node by the end of its input, whatever ended the node.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from subprocess import PIPE
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 import trio
 
-from sandq.server.http.worker_pipe import LINE_BYTES, PUSH_S, Begin, encode
-from sandq.server.metrics.http_requests import HttpRequests
+from sandq.model.errors import StartupError
+from sandq.server.http.launch import HttpPort, Process, end
+from sandq.server.http.node_link import LINE_BYTES, PUSH_S, STARTING, Begin, encode
+from sandq.server.metrics.http_requests import HttpProcess, Why
+from sandq.server.quota_meters import QuotaMeters
 
 log = structlog.get_logger("sandq.http")
 
 STOP_S: Final = 15.0
-"""A process that is to end has so long: more than its requests and their answers have (`Deadlines`)."""
+"""Time for a process to end after `stop`, in seconds: more than its requests and their responses have (`Deadlines`)."""
 START_S: Final = 120.0
-"""A process has so long to load its modules, and to say its first word: on a machine that has much else to do ..."""
+"""Time for a process to load its modules and to send its first message, on a machine that is busy with other work."""
 SILENT_S: Final = 30.0
-"""... and one that says nothing for so long after that hangs: it says something twice a second."""
+"""Time without a message after which a process that has sent one is taken for hung. It answers each push."""
 BACK_OFF_FIRST_S: Final = 0.1
 BACK_OFF_MOST_S: Final = 5.0
-"""Before it is started again: the first time, then doubled."""
+"""Longest time between two starts; it doubles from `BACK_OFF_FIRST_S`."""
 STEADY_S: Final = 60.0
-"""One that lived for so long begins anew with the first."""
+"""A process that lived this long resets the back-off."""
+FAILED_STARTS: Final = 3
+"""Starts in a row that served nothing, after which the sockets are closed between two attempts."""
 RECEIVE_BYTES: Final = 65_536
 FAULT: Final = "a fault of sandq; the node's log has it"
 
 
 class Node(Protocol):
-    """What the process is told of the node."""
+    """What the process is told about the node. `info.NodeState`, and `StartingNode` before that exists."""
 
     def failure(self) -> str | None: ...
 
@@ -50,120 +55,165 @@ class Node(Protocol):
     async def metrics(self, accept: str) -> tuple[bytes, str]: ...
 
 
-class Process(Protocol):
-    """What is used of `trio.Process`."""
+class StartingNode:
+    """A node that recovers its storage: alive, not ready, without metrics."""
 
-    @property
-    def pid(self) -> int: ...
+    def failure(self) -> str | None:
+        """Return None: nothing has failed."""
+        return None
 
-    @property
-    def stdin(self) -> trio.abc.SendStream | None: ...
+    def stalled(self) -> str | None:
+        """Return None: nothing is stalled."""
+        return None
 
-    @property
-    def stdout(self) -> trio.abc.ReceiveStream | None: ...
+    def ready(self) -> str | None:
+        """Return why the node is not ready."""
+        return STARTING
 
-    @property
-    def returncode(self) -> int | None: ...
-
-    async def wait(self) -> int: ...
-
-    def kill(self) -> None: ...
+    async def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Return an empty exposition."""
+        return b"", "text/plain; version=0.0.4"
 
 
-Launch = Callable[[], Awaitable[Process]]
-"""Start a process. Raises OSError."""
+class _End(NamedTuple):
+    """How one process ended."""
+
+    why: Why
+    text: str
 
 
 class Supervisor:
-    """Sees to it that there is one process, while it runs."""
+    """Keeps one HTTP process running while `run` runs."""
 
     def __init__(
         self,
+        *,
         begin: Begin,
-        node: Node,
-        requests: HttpRequests,
-        on_restart: Callable[[], None],
-        launch: Launch,
+        port: HttpPort,
+        status: HttpProcess,
+        quotas: QuotaMeters,
         gateway_secret: Callable[[], bytes],
     ) -> None:
-        """`requests`: where those of all its processes are counted. `gateway_secret`: what they prove themselves to
-        nodes with, as it is now."""
-        self._gateway_secret = gateway_secret
+        """`begin`: first message to each process; its sockets and secret are those of the moment. `quotas`: to which
+        the counts of the process are added. `gateway_secret`: returns the current secret by which the process proves
+        itself to nodes."""
+        self.node: Node = StartingNode()
+        self.status = status
         self._begin = begin
-        self._node = node
-        self._requests = requests
-        self._on_restart = on_restart
-        self._launch = launch
+        self._port = port
+        self._quotas = quotas
+        self._gateway_secret = gateway_secret
         self._stopping = trio.Event()
+        self._changed = trio.Event()
+        """Set when `node` is another one, which is reported at once."""
+        self._ended = trio.Event()
         self._sending = trio.Lock()
-        self._patience = trio.CancelScope()
-        """For the process to say something."""
-        self.held_bytes = 0
-        """What the process' account held when it last said so."""
+        self._served = False
+        """Whether the current process has begun to serve."""
+        self._has_spoken = False
+        """Whether the current process has sent a message."""
+        self._unanswered = 0
+        """Pushes since the last message of the process. Time in which the node itself stands still does not count."""
+        self._hung: str | None = None
+        """Why the current process was killed as hung."""
 
-    async def run(self) -> None:
-        """Until `stop` was called and the process has ended; one that is there when this is cancelled is killed."""
-        back_off_s = BACK_OFF_FIRST_S
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run processes until `stop` was called and the last one ended. Started once the first one has its orders.
+
+        Kills the process if it is cancelled.
+        """
+        began = trio.Event()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._run_all, began)
+                await began.wait()
+                task_status.started()
+        finally:
+            self._ended.set()
+
+    @asynccontextmanager
+    async def reporting(self, node: Node) -> AsyncIterator[None]:
+        """Report `node` to the process inside the block; at its end, close the sockets, let requests under way be
+        answered, and wait until the process has ended."""
+        self.node = node
+        self._changed.set()
+        try:
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._port.close()
+                self._stopping.set()
+                await self._ended.wait()
+
+    async def _run_all(self, began: trio.Event) -> None:
+        back_off_s, failed_starts = BACK_OFF_FIRST_S, 0
         while True:
             began_s = trio.current_time()
-            why = await self._run_one()
-            self.held_bytes = 0
+            ended = await self._run_one(began)
+            began.set()
+            self.status.held_bytes = 0
             if self._stopping.is_set():
                 return
+            failed_starts = 0 if self._served else failed_starts + 1
+            if failed_starts >= FAILED_STARTS:
+                await self._port.close()
             if trio.current_time() - began_s >= STEADY_S:
                 back_off_s = BACK_OFF_FIRST_S
-            log.error("the HTTP process has ended: it is started again", why=why, in_s=back_off_s)
+            self.status.down = ended.text
+            log.error("the HTTP process has ended: it is started again", why=ended.text, in_s=back_off_s)
             with trio.move_on_after(back_off_s):
                 await self._stopping.wait()
                 return
             back_off_s = min(2 * back_off_s, BACK_OFF_MOST_S)
-            self._on_restart()
+            self.status.restarts[ended.why] += 1
 
-    def stop(self) -> None:
-        """Have the process answer what is under way, and end."""
-        self._stopping.set()
-
-    async def _run_one(self) -> str:
-        """Why it has ended."""
+    async def _run_one(self, began: trio.Event) -> _End:
+        self._served = self._has_spoken = False
+        self._unanswered, self._hung = 0, None
         try:
-            process = await self._launch()
+            process = await self._port.launch()
         except OSError as error:
-            return f"it cannot be started: {error.strerror or error}"
+            return _End("not_started", f"it cannot be started: {error.strerror or error}")
+        except StartupError as error:
+            return _End("not_started", error.message)
         try:
             async with trio.open_nursery() as nursery:
-                for task in (self._say, self._listen, self._watch, self._end):
-                    nursery.start_soon(task, process)
+                nursery.start_soon(self._push, process, began)
+                nursery.start_soon(self._listen, process)
+                nursery.start_soon(self._end, process)
                 code = await process.wait()
                 nursery.cancel_scope.cancel()
-            return f"signal {-code}" if code < 0 else f"exit code {code}"
         finally:
-            with trio.CancelScope(shield=True):
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
-                for stream in (process.stdin, process.stdout):
-                    if stream is not None:
-                        await trio.aclose_forcefully(stream)
+            await end(process)
+        if self._hung is not None:
+            return _End("hung", self._hung)
+        return _End("killed", f"signal {-code}") if code < 0 else _End("ended", f"exit code {code}")
 
-    async def _watch(self, process: Process) -> None:
-        """Kill one that hangs: it reports behind each word of how the node is, from its first moment on."""
-        with trio.move_on_after(START_S) as self._patience:
-            await trio.sleep_forever()
-        log.error("the HTTP process says nothing: it is killed")
-        process.kill()
-
-    async def _say(self, process: Process) -> None:
+    async def _push(self, process: Process, began: trio.Event) -> None:
+        """Send the orders, then report the node every `PUSH_S`; kill a process that does not react."""
         secret = self._gateway_secret().hex()
-        await self._send(process, encode({"begin": replace(self._begin, gateway_secret=secret).said()}))
+        begin = replace(self._begin, gateway_secret=secret, listeners=self._port.descriptors)
+        await self._send(process, encode({"begin": begin.said()}))
+        began.set()
         while True:
             before, secret = secret, self._gateway_secret().hex()
             if secret != before:
                 await self._send(process, encode({"gateway_secret": secret}))
             await self._send(process, encode({"health": self._health()}))
-            await trio.sleep(PUSH_S)
+            with trio.move_on_after(PUSH_S):
+                await self._changed.wait()
+                self._changed = trio.Event()
+            self._unanswered += 1
+            if self._unanswered * PUSH_S >= (SILENT_S if self._has_spoken else START_S):
+                self._kill(process, f"it has answered nothing for {self._unanswered * PUSH_S:g} s")
+
+    def _kill(self, process: Process, why: str) -> None:
+        log.error("the HTTP process is killed", why=why)
+        self._hung = why
+        process.kill()
 
     def _health(self) -> list[str | None]:
-        node = self._node
+        node = self.node
         try:
             return [node.failure(), node.stalled(), node.ready()]
         except Exception:  # as one in a request: the node goes on
@@ -172,9 +222,12 @@ class Supervisor:
 
     async def _send(self, process: Process, data: bytes) -> None:
         assert process.stdin is not None
-        async with self._sending:
-            with suppress(trio.BrokenResourceError):  # it ends
-                await process.stdin.send_all(data)
+        with trio.move_on_after(SILENT_S) as scope:
+            async with self._sending:
+                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # it ends
+                    await process.stdin.send_all(data)
+        if scope.cancelled_caught:  # the pipe is full, and a part of a message may be in it
+            self._kill(process, f"it has read nothing for {SILENT_S:g} s")
 
     async def _listen(self, process: Process) -> None:
         assert process.stdout is not None
@@ -188,19 +241,22 @@ class Supervisor:
                     raise ValueError(f"a line of more than {LINE_BYTES} bytes")
         except (ValueError, LookupError, TypeError):
             log.exception("the HTTP process says what means nothing")
-            process.kill()
+            self._kill(process, "it does not speak the protocol of this node")
 
     async def _on_message(self, process: Process, message: Any) -> None:
-        self._patience.deadline = trio.current_time() + SILENT_S
+        self._has_spoken, self._unanswered = True, 0
         match message:
             case {"serves": _}:
+                self._served = True
+                self.status.down = None
                 log.info("HTTP is served by a process", pid=process.pid)
             case {"report": report}:
-                self._requests.add(report["requests"])
-                self.held_bytes = report["held_bytes"]
+                self.status.requests.add(report["requests"])
+                self._quotas.add_counts(report["identities"])
+                self.status.held_bytes = report["held_bytes"]
             case {"metrics": number, "accept": accept}:
                 try:
-                    text, content_type = await self._node.metrics(accept)
+                    text, content_type = await self.node.metrics(accept)
                 except Exception:
                     log.exception("metrics failed with an unexpected error")  # who asked gives up
                     return
@@ -213,43 +269,3 @@ class Supervisor:
             await trio.sleep_forever()
         log.warning("the HTTP process has not ended in time: it is killed", after_s=STOP_S)
         process.kill()
-
-
-@asynccontextmanager
-async def serve_http_apart(listeners: list[trio.SocketListener], supervisor: Supervisor) -> AsyncIterator[None]:
-    """A process serves inside the block, on sockets that are closed at its end; what is under way then is done."""
-    ended = trio.Event()
-
-    async def run() -> None:
-        try:
-            await supervisor.run()
-        finally:
-            ended.set()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
-        try:
-            yield
-        finally:
-            with trio.CancelScope(shield=True):
-                for listener in listeners:
-                    await listener.aclose()
-                supervisor.stop()
-                await ended.wait()
-
-
-def launch_on(descriptors: Sequence[int]) -> Launch:
-    """Start processes that get these sockets, under the numbers that they have here."""
-    # Modules are found where this process finds them, whatever lies where it was started.
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join([path or os.getcwd() for path in sys.path])}
-
-    async def launch() -> Process:
-        return await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-m", "sandq.server.http"],
-            stdin=PIPE,
-            stdout=PIPE,
-            pass_fds=descriptors,
-            env=environ,
-        )
-
-    return launch

@@ -1,7 +1,8 @@
-"""HTTP in a process that its node starts and watches (ADR 25): `python -m sandq.server.http`.
+"""Serves the HTTP of a node (ADR 50): in a process that the node starts, `python -m sandq.server.http`.
 
-It listens on sockets that the node has bound, asks everything of the node's client port, and learns by its standard
-input how the node is, when to end, and that the node is no more: then it ends at once, whatever it does.
+It listens on sockets that the node has bound, asks everything of the node's client port, and learns from the node by a
+pipe how the node is and when to end. The end of the pipe is the end of the node: the process then ends at once. In
+`sandq.testing` a thread does the same (`thread`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -27,13 +30,14 @@ from sandq.server import logs, open_files
 from sandq.server.collector import collect_rarely
 from sandq.server.heap import give_back_heap
 from sandq.server.http.backups import target_of
-from sandq.server.http.fast_connections import serve_http_fast
+from sandq.server.http.connections import serve_http
+from sandq.server.http.node_link import STALE_S, STARTING, Begin, NodeInput, encode
 from sandq.server.http.nodes_tls import nodes_tls
-from sandq.server.http.serve import HttpSettings
+from sandq.server.http.serve import HttpSettings, RunningApp
 from sandq.server.http.tls_door import TlsDoor
-from sandq.server.http.worker_pipe import STALE_S, Begin, NodeInput, encode
 from sandq.server.line_writer import LineWriter
 from sandq.server.metrics.http_requests import HttpRequests
+from sandq.server.quota_meters import QuotaMeters
 from sandq.tls.certificates import Certificates
 
 log = structlog.get_logger("sandq.http")
@@ -43,7 +47,7 @@ METRICS_S: Final = 10.0
 EXIT_FAILED: Final = 1
 EXIT_OTHER_VERSION: Final = 4
 
-Say = Callable[[bytes], object]
+Send = Callable[[bytes], object]
 
 
 class NodeAfar:
@@ -51,28 +55,32 @@ class NodeAfar:
 
     def __init__(
         self,
-        say: Say,
+        send: Send,
         requests: HttpRequests,
         account: Account,
+        quotas: QuotaMeters,
         stale_s: float = STALE_S,
         gateway_secret: bytes = b"",
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`say`: sends it a message. It is told of what the requests came to, and of what the account holds."""
+        """`send`: sends bytes to the node. It is told what `requests` and `quotas` counted and what `account` holds."""
         self._now_s = now_s
-        self._say = say
+        self._send = send
         self._requests = requests
         self._account = account
+        self._quotas = quotas
         self._stale_s = stale_s
-        self._health: tuple[str | None, str | None, str | None] = (None, None, "the node has not said yet how it is")
-        self._told_s = now_s()
-        """When it said so last; at first, since when it is waited for."""
+        self._health: tuple[str | None, str | None, str | None] = (None, None, STARTING)
+        self._told_s: float | None = None
+        """Time of the last report, in s; None before the first: a node that recovers its storage cannot send any."""
         self._asking = anyio.Lock()
         self._asked = 0
         self._metrics: tuple[bytes, str] | None = None
         self._answered = anyio.Event()
         self.stop = anyio.Event()
-        """Set when the node wants an end."""
+        """Set when the process is to answer the requests under way and to end."""
+        self.gone = anyio.Event()
+        """Set when the node has ended, or has given this thread up."""
         self.gateway_secret = gateway_secret
         """What proves to nodes that this process may say for whom it asks."""
 
@@ -89,6 +97,8 @@ class NodeAfar:
                 self.gateway_secret = bytes.fromhex(digits)
             case {"stop": _}:
                 self.stop.set()
+            case {"gone": _}:
+                self.gone.set()
 
     def failure(self) -> str | None:
         """Why it cannot store anything any more."""
@@ -104,7 +114,7 @@ class NodeAfar:
 
     def silent(self) -> str | None:
         """That nothing is heard of it: its process hangs."""
-        if self._now_s() - self._told_s <= self._stale_s:
+        if self._told_s is None or self._now_s() - self._told_s <= self._stale_s:
             return None
         return f"the node has not said for {self._stale_s:g} s how it is"
 
@@ -114,7 +124,7 @@ class NodeAfar:
             self._asked += 1
             self._metrics, self._answered = None, anyio.Event()
             self._report()
-            self._say(encode({"metrics": self._asked, "accept": accept}))
+            self._send(encode({"metrics": self._asked, "accept": accept}))
             with anyio.move_on_after(METRICS_S):
                 await self._answered.wait()
             if self._metrics is None:
@@ -122,77 +132,101 @@ class NodeAfar:
             return self._metrics
 
     def _report(self) -> None:
-        report = {"requests": self._requests.take(), "held_bytes": self._account.bytes}
-        self._say(encode({"report": report}))
+        report = {
+            "requests": self._requests.take(),
+            "identities": self._quotas.take_counts(),
+            "held_bytes": self._account.bytes,
+        }
+        self._send(encode({"report": report}))
 
 
-def main(told: NodeInput) -> None:
-    """Serve until the node says that it is enough, and end this process."""
-    said = LineWriter(_own_output())
-    begin = Begin.of(told.first()["begin"])
+def main(node: NodeInput) -> None:
+    """Serve until the node sends `stop`, and end this process."""
+    output = LineWriter(_own_output())
+    begin = Begin.of(node.first()["begin"])
     logs.set_up(begin.log_format, begin.log_level, begin.node)
     structlog.contextvars.bind_contextvars(process="http")
-    code = 0
-    if begin.version != __version__:
-        log.error("another version of sandq is installed by now: restart the node", version=__version__)
-        code = EXIT_OTHER_VERSION
-    else:
+    if begin.version == __version__:
         open_files.raise_limit()
         give_back_heap()
-        try:
-            anyio.run(_serve, begin, told, said, backend="asyncio", backend_options={"use_uvloop": True})
-        except Exception:
-            log.exception("the HTTP process ends with an unexpected error")
-            code = EXIT_FAILED
+        collect_rarely()
+    code = run(begin, node, lambda data: output.write(data.decode()))
     logs.finish()
     os._exit(code)  # the thread that reads what the node says would not let go of its file
 
 
-async def _serve(begin: Begin, told: NodeInput, said: LineWriter) -> None:
+def run(begin: Begin, node: NodeInput, send: Send, on_running: Callable[[RunningApp], object] | None = None) -> int:
+    """Serve until the node sends `stop`, and return the exit code. `send`: sends bytes to the node."""
+    if begin.version != __version__:
+        log.error("another version of sandq is installed by now: restart the node", version=__version__)
+        return EXIT_OTHER_VERSION
+    try:
+        serving = partial(_serve, begin, node, send, on_running)
+        anyio.run(serving, backend="asyncio", backend_options={"use_uvloop": True})
+    except Exception:
+        log.exception("the HTTP process ends with an unexpected error")
+        return EXIT_FAILED
+    return 0
+
+
+async def _serve(begin: Begin, node: NodeInput, send: Send, on_running: Callable[[RunningApp], object] | None) -> None:
     requests, account = HttpRequests(), Account(begin.limits.memory_bytes * HTTP_SHARE)
-    node = NodeAfar(
-        lambda data: said.write(data.decode()), requests, account, begin.stale_s, bytes.fromhex(begin.gateway_secret)
-    )
+    quotas = QuotaMeters(anyio.current_time)
+    afar = NodeAfar(send, requests, account, quotas, begin.stale_s, bytes.fromhex(begin.gateway_secret))
     loop = asyncio.get_running_loop()
 
     def hand_on(message: Mapping[str, Any], body: bytes) -> None:
         with suppress(RuntimeError):  # the loop has ended, and so does this process
-            loop.call_soon_threadsafe(node.on_message, message, body)
+            loop.call_soon_threadsafe(afar.on_message, message, body)
 
-    told.hand_on(hand_on)
-    names, origins = frozenset(begin.names), frozenset(begin.origins)
-    door, inside, certificates = None, None, None
+    node.hand_on(hand_on)
+    door, certificates = None, None
     if begin.tls is not None:
         section = TlsSection(**begin.tls)  # type: ignore[arg-type]
         certificates = Certificates(section)
         door = TlsDoor(section, certificates) if section.http != OFF else None
-        own = begin.own_hosts, begin.own_names
-        inside = nodes_tls(certificates, *own)
-    settings = HttpSettings(
-        names=names,
-        origins=origins,
+    requires_tls = door is not None and door.requires_tls
+    settings = replace(
+        _settings(begin, certificates, requires_tls=requires_tls),
+        gateway_secret=lambda: afar.gateway_secret,
+        quotas=quotas,
+    )
+    listeners = [socket.socket(fileno=descriptor) for descriptor in begin.listeners]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_end_with, afar, tasks.cancel_scope)
+        serving = serve_http(listeners, settings, begin.limits, begin.deadlines, afar, requests.observe, account, door)
+        async with serving as running:
+            if certificates is not None and door is None:
+                tasks.start_soon(certificates.follow)
+            if on_running is not None:
+                on_running(running)
+            send(encode({"serves": True}))
+            await afar.stop.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def _end_with(node: NodeAfar, scope: anyio.CancelScope) -> None:
+    """Cancel a scope when the node is gone."""
+    await node.gone.wait()
+    scope.cancel()
+
+
+def _settings(begin: Begin, certificates: Certificates | None, *, requires_tls: bool) -> HttpSettings:
+    own = {"own_hosts": begin.own_hosts, "own_names": begin.own_names}
+    inside = None if certificates is None else nodes_tls(certificates, begin.own_hosts, begin.own_names)
+    return HttpSettings(
+        names=frozenset(begin.names),
+        origins=frozenset(begin.origins),
         servers=begin.servers,
         version=begin.version,
         timeout_s=begin.timeout_s,
         starts_alone=True,
-        gateway_secret=lambda: node.gateway_secret,
         nodes_tls=inside,
         backup=None if begin.backup is None else target_of(BackupSection(**begin.backup)),
         sql=None if begin.sql is None else SqlSection.model_construct(**begin.sql),
-        requires_tls=door is not None and door.requires_tls,
-        sql_tls=None
-        if inside is None
-        else {"section": begin.tls, "own_hosts": begin.own_hosts, "own_names": begin.own_names},
+        requires_tls=requires_tls,
+        sql_tls=None if inside is None else {"section": begin.tls, **own},
     )
-    listeners = [socket.socket(fileno=descriptor) for descriptor in begin.listeners]
-    serving = serve_http_fast(listeners, settings, begin.limits, begin.deadlines, node, requests.observe, account, door)
-    async with serving, anyio.create_task_group() as tasks:
-        if certificates is not None and door is None:
-            tasks.start_soon(certificates.follow)
-        collect_rarely()
-        said.write(encode({"serves": True}).decode())
-        await node.stop.wait()
-        tasks.cancel_scope.cancel()
 
 
 def _own_output() -> int:

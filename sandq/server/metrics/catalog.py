@@ -105,7 +105,7 @@ HTTP: Final = (
     Metric("sandq_http_request_duration_seconds", HISTOGRAM, ("method", "route"), "How long HTTP requests took."),
 )
 HTTP_PROCESS: Final = (
-    Metric("sandq_http_process_restarts_total", COUNTER, (), "Times that HTTP's process was started again."),
+    Metric("sandq_http_process_restarts_total", COUNTER, ("why",), "Restarts of the process that serves HTTP."),
 )
 TOPICS: Final = (
     Metric("sandq_topic_messages", GAUGE, TOPIC, "Messages in the log, delayed ones included."),

@@ -1,17 +1,25 @@
-"""How many requests of HTTP were answered, and how long they took."""
+"""What a node counts of HTTP: requests, their durations, and restarts of the process that serves them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
-from sandq.broker.stats.node_stats import SECONDS, Histogram
+from sandq.broker.stats.histogram import SECONDS, Histogram
 from sandq.server.metrics.text import Exposition
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _COUNTER: Final = "sandq_http_requests_total"
 _TIMER: Final = "sandq_http_request_duration_seconds"
+_RESTARTS: Final = "sandq_http_process_restarts_total"
+
+Why = Literal["not_started", "ended", "killed", "hung"]
+"""Why an HTTP process had to be started again.
+
+`not_started`: it could not be launched. `ended`: it ended by itself. `killed`: a signal ended it. `hung`: the node
+killed it because it did not answer, or did not speak the protocol between both.
+"""
 
 
 class HttpRequests:
@@ -55,3 +63,22 @@ class HttpRequests:
         durations = list(self._durations.items())
         for route, histogram in sorted(durations, key=lambda pair: pair[0]):
             told.histogram(_TIMER, histogram, told.labels(_TIMER, *route))
+
+
+class HttpProcess:
+    """What a node knows of its HTTP process."""
+
+    def __init__(self) -> None:
+        self.requests = HttpRequests()
+        """Requests that all its processes answered."""
+        self.restarts: Counter[Why] = Counter()
+        self.down: str | None = None
+        """Why HTTP is not served; None: it is served, or the first process is starting."""
+        self.held_bytes = 0
+        """Bytes that requests hold in the process, as it last reported."""
+
+    def tell(self, told: Exposition) -> None:
+        """Write the metrics of HTTP. May be called in any thread."""
+        self.requests.tell(told)
+        for why in get_args(Why):
+            told.value(_RESTARTS, self.restarts[why], told.labels(_RESTARTS, why))

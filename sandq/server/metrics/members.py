@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sandq.broker.stats.node_stats import Histogram
+from sandq.broker.stats.histogram import Histogram
 from sandq.membership.discovery import Seen
 from sandq.server.metrics.text import Exposition
 

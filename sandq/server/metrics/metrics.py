@@ -30,7 +30,7 @@ from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.replication.replica import PartitionReplica
-from sandq.broker.stats.node_stats import SECONDS, Histogram
+from sandq.broker.stats.histogram import SECONDS, Histogram
 from sandq.membership.discovery import Seen
 from sandq.model.errors import StorageFailed, Unavailable
 from sandq.model.names import FAIR
@@ -41,7 +41,7 @@ from sandq.server import logs
 from sandq.server.audit.audit_log import AuditLog
 from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
-from sandq.server.metrics.http_requests import HttpRequests
+from sandq.server.metrics.http_requests import HttpProcess
 from sandq.server.metrics.members import tell_members
 from sandq.server.metrics.own_process import OwnProcess
 from sandq.server.metrics.pushes import tell_pushes
@@ -137,7 +137,9 @@ class Metrics:
         tls: tuple[Certificates, Handshakes] | None = None,
         quotas: QuotaMeters | None = None,
         usage: OwnerUsage | None = None,
+        http: HttpProcess | None = None,
     ) -> None:
+        """`http`: the process that serves HTTP; None if none does."""
         self._tls = tls
         self.registry = CollectorRegistry()
         self._broker = broker
@@ -162,9 +164,7 @@ class Metrics:
         """By group number: the status that they were asked for at, and the tenants of its groups."""
         self._rendering = trio.Lock()
         OwnProcess(registry=self.registry)
-        self.http_requests = HttpRequests()
-        self.http_restarts = 0
-        """Of HTTP's process."""
+        self.http = http if http is not None else HttpProcess()
 
     # -- what others call -----------------------------------------------------------------------------------------
 
@@ -179,10 +179,6 @@ class Metrics:
         """The text for Prometheus, and its content type: OpenMetrics where the Accept header asks for it."""
         async with self._rendering:
             return await trio.to_thread.run_sync(self._text, self._see(), accept)
-
-    def on_http_restart(self) -> None:
-        """HTTP's process was started again."""
-        self.http_restarts += 1
 
     async def refresh(self) -> None:
         """Learn what came due in partitions in which nothing happened since."""
@@ -383,8 +379,7 @@ class Metrics:
             told.histogram(timer, durations, told.labels(timer, kind))
         for labels, count in failures:
             told.value(counter, count, told.labels(counter, *labels))
-        self.http_requests.tell(told)
-        told.value("sandq_http_process_restarts_total", self.http_restarts)
+        self.http.tell(told)
 
     def _tell_storage(self, seen: _Seen, told: Exposition) -> None:
         stats, node_log = self._stats, self._broker.node_log

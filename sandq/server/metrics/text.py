@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sandq.broker.stats.node_stats import Histogram
+from sandq.broker.stats.histogram import Histogram
 from sandq.server.metrics.catalog import COUNTER, Metric
 
 _TOTAL = "_total"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from sandq.broker.stats.node_stats import LATENESS, Histogram, TopicStats
+from sandq.broker.stats.histogram import LATENESS, Histogram
+from sandq.broker.stats.node_stats import TopicStats
 from sandq.partition.group_status import GroupStatus, Limited
 from sandq.partition.groups.group import PAUSED
 from sandq.partition.partition_status import Status

@@ -23,7 +23,7 @@ from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.snapshots.snapshots import _Store
 from sandq.metadata import commands as m
 from sandq.model.members import node_of
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.raft import Members, core
 from sandq.raft.elections import Election
 from sandq.storage import snapshot

@@ -164,7 +164,7 @@ async def test_nodes_with_other_zone_data_are_told_of(tmp_path: Path, monkeypatc
     def tags(**told: Any) -> dict[str, str]:
         return node_tags(**told | ({"zone_data": "2020.1"} if told["node"] == "node2" else {}))
 
-    monkeypatch.setattr("sandq.node.member.node_tags", tags)
+    monkeypatch.setattr("sandq.node.membership.node_tags", tags)
     async with found_nodes(tmp_path, "node1", "node2") as nodes, nodes.connect("node1") as client:
         info = await until_answer(client.admin.cluster, lambda info: info["other_zone_data"] == ["node2"])
         assert {row["node"]: row["zone_data"] for row in info["nodes"]} == {

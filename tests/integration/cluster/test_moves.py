@@ -18,7 +18,7 @@ from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.metadata.records import Topic
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.administrator import Administrator
 from tests.support.nodes.found import FoundNodes, found_nodes, refusals
 from tests.support.nodes.hand_clock import HandClock

@@ -226,15 +226,18 @@ async def test_over_http(tmp_path: Path) -> None:
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as web,
     ):
         assert (await web.get("/healthz")).status_code == 200
-        ready = await web.get("/readyz")
-        assert ready.status_code == 503 and "sandctl cluster init" in ready.json()["detail"]
+
+        def waits(ready: httpx.Response) -> bool:
+            return ready.status_code == 503 and "sandctl cluster init" in ready.json()["detail"]
+
+        await until_answer(lambda: web.get("/readyz"), waits)
         assert "sandq_build_info" in (await web.get("/metrics")).text
         assert (await web.get("/cluster")).json()["cluster_uuid"] == ""
         founded = await web.post("/cluster/init")
         assert founded.status_code == 200
         assert (await web.get("/cluster")).json()["cluster_uuid"] == founded.json()["cluster_uuid"]
         await until_holds(lambda: "node1" in nodes.running)
-        assert (await web.get("/readyz")).status_code == 200
+        await until_answer(lambda: web.get("/readyz"), lambda ready: ready.status_code == 200)
         assert (await web.post("/topics", json={"name": "t"})).status_code == 201
         again = await web.post("/cluster/init")
         assert (again.status_code, again.json()["code"]) == (409, "CONFLICT")

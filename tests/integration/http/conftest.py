@@ -1,32 +1,25 @@
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from sandq.node import Serving, run_node
-from tests.support.nodes.gateway import ALONE, INSIDE, gateway
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node
 from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
-async def web_node(tmp_path: Path, hand: HandClock, request: pytest.FixtureRequest) -> AsyncIterator[Serving]:
-    """A node in this process whose clock `hand` moves, and where its HTTP is served: in its loop, or, in tests with
-    `by_both`, by a gateway."""
-    at = "none" if getattr(request, "param", INSIDE) == ALONE else "127.0.0.1:0"
-    config = small_config(tmp_path, LISTEN__HTTP=at, LIMITS__HTTP_BODY_BYTES="2MiB")
+async def web_node(tmp_path: Path, hand: HandClock) -> AsyncIterator[Serving]:
+    """A node in this process whose clock `hand` moves."""
+    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_BODY_BYTES="2MiB")
     async with run_node(config, clock=hand.guarded()) as serving:
-        if serving.http is not None:
-            yield serving
-            return
-        async with gateway(f"127.0.0.1:{serving.client_port}", config.limits) as address:
-            yield dataclasses.replace(serving, http=address)
+        yield serving
 
 
 @pytest.fixture

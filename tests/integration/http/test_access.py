@@ -9,9 +9,10 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from sandq.node import Serving, run_node
+from sandq.node.running import Serving
 from tests.integration.test_identities import give
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node
 from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("node_time")

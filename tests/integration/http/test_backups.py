@@ -12,9 +12,10 @@ import pytest
 
 import sandq
 from sandq.backup import BackupFollower, BackupKey, create_backup, place_of
-from sandq.node import Serving, run_node
+from sandq.node.running import Serving
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node
 from tests.support.waiting import PATIENCE_S, until_answer
 
 

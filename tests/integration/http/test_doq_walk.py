@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.nodes.http_requests import Web
 
 GROUP = "/topics/q/groups/workers"

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.nodes.gateway import by_both
 from tests.support.nodes.http_requests import Web
 
 
@@ -25,7 +24,6 @@ async def refused(web: Web, method: str, path: str, body: object) -> dict[str, A
     return found
 
 
-@by_both
 async def test_everything_that_is_wrong_with_a_topic_is_told_at_once(web: Web) -> None:
     body = {
         "name": "a b",
@@ -54,7 +52,6 @@ async def test_everything_that_is_wrong_with_a_topic_is_told_at_once(web: Web) -
     }
 
 
-@by_both
 async def test_an_ack_that_may_send_messages_is_none_itself(web: Web) -> None:
     await web.post("/topics", {"name": "t"}, 201)
     for body, wrong in (
@@ -64,7 +61,6 @@ async def test_an_ack_that_may_send_messages_is_none_itself(web: Web) -> None:
         assert places(await refused(web, "POST", "/topics/t/groups/g/ack", body)) == wrong
 
 
-@by_both
 async def test_settings_are_told_one_by_one(web: Web) -> None:
     wrong = {"settings": {"leese": "1m", "max_attempts": 0, "backoff": {"knd": "fixed"}}}
     await web.post("/topics", {"name": "t"}, 201)
@@ -80,7 +76,6 @@ async def test_settings_are_told_one_by_one(web: Web) -> None:
         )
 
 
-@by_both
 async def test_everything_that_is_wrong_with_a_message_is_told_at_once(web: Web) -> None:
     await web.post("/topics", {"name": "t"}, 201)
     wrong = {"text": "a", "json": 1, "delya": 1, "delay": "soon", "ttl": -1, "key": "k", "key_base64": "aw=="}
@@ -101,7 +96,6 @@ async def test_everything_that_is_wrong_with_a_message_is_told_at_once(web: Web)
     assert places(found) == {"body.messages.1.ttl": None}
 
 
-@by_both
 async def test_other_errors_have_one_mistake(web: Web) -> None:
     await web.post("/topics", {"name": "t"}, 201)
     for method, path, body, where in (

@@ -16,12 +16,13 @@ import pytest
 import trio
 
 from sandq.model.config_types import Address
-from sandq.node import Serving, run_node
+from sandq.node.running import Serving
 from sandq.server.http import alone, guards
 from sandq.server.http.bounds import FULL, SPARE_PLACES
-from sandq.server.http.fast_connections import AHEAD_BYTES
+from sandq.server.http.connections import AHEAD_BYTES
 from tests.support.nodes.gateway import PATIENT, gateway
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node
 from tests.support.nodes.working import connected
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 

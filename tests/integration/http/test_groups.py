@@ -10,13 +10,13 @@ import httpx
 import trio
 
 import sandq
-from sandq.node import Serving, run_node
-from tests.support.nodes.gateway import by_both
+from sandq.node.running import Serving
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node
 from tests.support.nodes.working import connected
-from tests.support.waiting import PATIENCE_S, until_answer
+from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 LEASE = "/topics/t/groups/g/lease"
 
@@ -91,7 +91,6 @@ async def test_groups_and_their_lag(web: Web) -> None:
     await web.delete("/topics/t/groups/g", 404)
 
 
-@by_both
 async def test_consumers_of_a_group(web: Web) -> None:
     await topic(web, "a", "b")
     await lease(web, 2, wait="1m")
@@ -143,7 +142,6 @@ SETTLING: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@by_both
 async def test_a_lease_of_another_topic_is_refused(web: Web) -> None:
     for topic in ("t", "u"):
         await web.post("/topics", {"name": topic, "partitions": 2})
@@ -205,6 +203,8 @@ async def test_whoever_goes_away_gives_back(web: Web, web_node: Serving) -> None
         nursery.start_soon(lambda: lease(web, wait="1m"))
         await until_answer(lambda: web.get("/topics/t/groups"), lambda told: bool(told["groups"]))
         nursery.cancel_scope.cancel()
+    watchers = web_node.broker.node_log.memory.watchers
+    await until_holds(lambda: not watchers.bytes)
     async with connected(web_node) as api:
         await api.produce("t", b"m")
         (message,) = await api.leases("t", "g").take(wait="1m")
@@ -266,7 +266,6 @@ BAD_BODIES: list[tuple[str, object, str]] = [
 ]
 
 
-@by_both
 async def test_bad_bodies(web: Web) -> None:
     await topic(web, "a")
     await lease(web)
@@ -275,7 +274,6 @@ async def test_bad_bodies(web: Web) -> None:
         assert words in found["detail"], (path, body, found["detail"])
 
 
-@by_both
 async def test_no_such_group_or_topic(web: Web) -> None:
     await topic(web)
     for path, body in (("seek", {"to": "latest"}), ("dead/redrive", {"all": True}), ("dead/purge", {"all": True})):
@@ -287,7 +285,6 @@ async def test_no_such_group_or_topic(web: Web) -> None:
     assert (await web.post("/topics/t/groups/-/lease", None, 400))["code"] == "INVALID_NAME"
 
 
-@by_both
 async def test_an_empty_lease_sent_back_settles_nothing(web: Web) -> None:
     await topic(web)
     leased = await web.post("/topics/t/groups/g/lease", {"max": 5})
@@ -400,7 +397,6 @@ async def test_limits_of_a_group(web: Web) -> None:
     assert (await web.get("/topics/t/groups/g"))["limits"] is None
 
 
-@by_both
 async def test_what_is_no_limit_of_a_group(web: Web) -> None:
     await topic(web)
     limits = "/topics/t/groups/g/limits"
@@ -439,7 +435,6 @@ async def test_leasing_from_some_partitions(web: Web) -> None:
         assert (await web.post("/topics/four/groups/g/lease", {"partitions": bad}, 400))["code"] == "INVALID"
 
 
-@by_both
 async def test_a_push_is_set_shown_and_removed(web: Web) -> None:
     await topic(web)
     path, url = "/topics/t/groups/g/push", "https://shop.example/hooks"

@@ -15,13 +15,12 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.server.http import routes_groups
 from tests.integration.conftest import Dial, dial
 from tests.integration.http.test_streams import streamed
 from tests.support.hostile_rows import CELLS, HEADERS, NO_HEADERS, TEXTS, accept_any_headers, shown, shown_value
-from tests.support.nodes.gateway import by_both
 from tests.support.nodes.http_requests import Web
 
 __all__ = ["dial"]
@@ -90,7 +89,6 @@ async def filled(web: Web, web_node: Serving, dial: Dial, monkeypatch: pytest.Mo
     monkeypatch.undo()
 
 
-@by_both
 async def test_one_bad_message_keeps_no_other_from_a_lease(
     web: Web, web_node: Serving, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +114,6 @@ async def test_messages_are_given_back_if_no_answer_can_be_made(web: Web, monkey
     assert [(row["text"], row["attempt"]) for row in found] == [("a", 1), ("b", 1)]
 
 
-@by_both
 async def test_every_route_that_reads_messages_shows_each_row(
     web: Web, web_node: Serving, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from sandq.server.http import hot_routes
 from sandq.server.http.hot_routes import HotRoutes
-from tests.support.nodes.gateway import by_both
 from tests.support.nodes.http_requests import Web
 
 HOT, OTHER = "topic-1", "topic-2"
@@ -63,7 +62,6 @@ def told(response: httpx.Response, topic: str) -> tuple[int, list[tuple[str, str
     return response.status_code, headers, text
 
 
-@by_both
 async def test_they_are_answered_as_fastapi_answers(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     past: list[str] = []
     answer, pass_all_on = hot_routes._answer, False
@@ -95,7 +93,6 @@ async def test_they_are_counted_by_their_route(web: Web) -> None:
     assert 'sandq_http_requests_total{method="POST",route="/topics/{topic}",status="201"} 1' in metrics
 
 
-@by_both
 async def test_a_fault_in_one_is_told_as_a_fault(
     web: Web, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

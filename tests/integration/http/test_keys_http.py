@@ -10,7 +10,6 @@ import httpx
 import trio
 
 from sandq.model.partitioning import partition_for
-from tests.support.nodes.gateway import by_both
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.http_requests import KEYS, Web, path, put, value_of
 
@@ -77,7 +76,6 @@ NO_VALUES: list[tuple[object, str]] = [
 ]
 
 
-@by_both
 async def test_what_is_no_value(keys: Web) -> None:
     for body, words in NO_VALUES:
         assert words in (await keys.ask("PUT", f"{KEYS}/a", body, 400))["detail"], body
@@ -131,7 +129,6 @@ async def test_keys_that_clients_take_for_something_else(keys: Web) -> None:
         assert (await keys.get(f"{KEYS}/{name}", encoding="base64"))["key"] == key
 
 
-@by_both
 async def test_keys_that_are_no_text(keys: Web) -> None:
     name = base64.urlsafe_b64encode(b"\xff\xfe\x00").decode()
     made = await keys.ask("PUT", f"{KEYS}/{name}?encoding=base64", {"text": "v"}, 200)
@@ -169,7 +166,6 @@ NOT_MEANT: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@by_both
 async def test_what_cannot_be_meant(keys: Web) -> None:
     for at, params, words in NOT_MEANT:
         found = await keys.ask("GET", at, None, 400, **({"params": params} if params else {}))

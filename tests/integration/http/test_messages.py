@@ -9,7 +9,6 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.support.nodes.gateway import by_both
 from tests.support.nodes.http_requests import Web
 
 
@@ -51,7 +50,6 @@ JSON_VALUES: list[Any] = [
 ]
 
 
-@by_both
 @pytest.mark.parametrize("value", JSON_VALUES)
 async def test_a_message_sent_as_json_is_returned_as_json(web: Web, value: Any) -> None:
     await topic(web, settings={"max_attempts": 1})
@@ -89,7 +87,6 @@ HOSTILE_JSON: list[bytes] = [
 ]
 
 
-@by_both
 async def test_a_value_that_is_no_strict_json_is_shown_as_text(web: Web) -> None:
     """Headers may lie; the other messages of a lease are delivered with such a message."""
     await topic(web)
@@ -142,7 +139,6 @@ async def test_many(web: Web) -> None:
     assert sorted(int(message["text"]) for message in await taken(web, 1000)) == list(range(500))
 
 
-@by_both
 async def test_some_of_many_are_refused(web: Web) -> None:
     await topic(web)
     first = await web.post("/topics/t", {"text": "a", "unique_key": "k", "delay": "1h"})
@@ -158,7 +154,6 @@ async def test_some_of_many_are_refused(web: Web) -> None:
     assert (await web.get("/topics/t/messages/k", by="unique_key"))["id"] == replaced["id"]
 
 
-@by_both
 async def test_delay_in_milliseconds(web: Web) -> None:
     await topic(web)
     one = await web.post("/topics/t", {"text": "a", "delay_ms": 3_600_000})
@@ -210,7 +205,6 @@ NO_MESSAGES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@by_both
 async def test_what_is_no_message(web: Web) -> None:
     await topic(web)
     for body, words in NO_MESSAGES:
@@ -280,7 +274,6 @@ async def test_a_tenant_tells_where_a_unique_key_is(web: Web, query: dict[str, s
     assert (await web.get("/topics/t/messages/k", by="unique_key"))["state"] == "delayed"
 
 
-@by_both
 async def test_message_with_a_key_is_named_by_both(web: Web) -> None:
     await topic(web, partitions=3)
     body = {"unique_key": "i/1", "delay": "1h"}
@@ -331,7 +324,6 @@ async def test_many_at_once_are_cancelled_and_moved(web: Web) -> None:
 ODD_KEYS = ["order-17/mail", "order-17/why", "a/", "/", "%2F", "a%2Fb", "50%", "a?b#c", "é/ü", "k\n", "why"]
 
 
-@by_both
 async def test_a_unique_key_with_a_slash_names_one_message(web: Web) -> None:
     await topic(web)
     await web.post("/topics/t", {"text": "other", "delay": "1h", "unique_key": "order-17"})
@@ -435,7 +427,6 @@ async def test_values_of_a_list_are_cut_between_characters(web: Web) -> None:
     assert "order" in str(await web.get("/topics/t/messages", 400, order="up"))
 
 
-@by_both
 async def test_what_is_no_list(web: Web) -> None:
     await topic(web)
     wrong: list[dict[str, object]] = [
@@ -469,7 +460,6 @@ async def test_a_partitions_log(web: Web) -> None:
     assert [json.loads(line)["text"] for line in lines.text.splitlines()] == ["0", "1", "2"]
 
 
-@by_both
 async def test_listing_dead_messages_is_told_where_they_are(web: Web) -> None:
     await topic(web)
     found = await web.get("/topics/t/messages", 400, state="dead")

@@ -13,15 +13,16 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from sandq.node import Serving, run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.protocol.proofs import prove_gateway
 from sandq.server.caller_requests import WAITING_BYTES
-from tests.support.nodes.gateway import ALONE, INSIDE, PATIENT, gateway
+from tests.support.nodes.gateway import PATIENT, gateway
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.three import three_nodes
+from tests.support.nodes.with_http import run_node
 from tests.support.nodes.working import connected
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
@@ -33,31 +34,21 @@ REQUESTS: Final = 2
 
 
 @pytest.fixture
-async def node(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Serving]:
-    """It has topic "t" of one partition, and little room for each connection; HTTP is served in its loop, or by a
-    gateway."""
+async def node(tmp_path: Path) -> AsyncIterator[Serving]:
+    """It has topic "t" of one partition, and little room for each connection."""
     secret_file = tmp_path / "gateway-secret"
     secret_file.write_bytes(SECRET + b"\n")
     secret_file.chmod(0o600)
-    inside = getattr(request, "param", INSIDE) == INSIDE
     config = small_config(
         tmp_path,
-        LISTEN__HTTP="127.0.0.1:0" if inside else "none",
+        LISTEN__HTTP="127.0.0.1:0",
         HTTP__GATEWAY_SECRET_FILE=str(secret_file),
         LIMITS__REQUESTS_PER_CONNECTION=str(REQUESTS),
     )
     async with run_node(config) as serving:
         async with connected(serving) as api:
             await api.admin.create_topic("t")
-        if inside:
-            yield serving
-            return
-        deadlines = replace(PATIENT, leave_s=0.02)  # a client that has gone waits for nothing
-        async with gateway(f"127.0.0.1:{serving.client_port}", config.limits, deadlines, SECRET) as address:
-            yield replace(serving, http=address)
-
-
-by_both = pytest.mark.parametrize("node", [INSIDE, ALONE], indirect=True)
+        yield serving
 
 
 @asynccontextmanager
@@ -74,7 +65,6 @@ def waiting_bytes(node: Serving, address: str) -> int:
     return node.broker.node_log.memory.watchers.of(address).bytes
 
 
-@by_both
 async def test_one_address_takes_nothing_of_another(node: Serving) -> None:
     async with web_from(GREEDY, node) as greedy, web_from(MODEST, node) as modest, trio.open_nursery() as nursery:
         for _ in range(REQUESTS):
@@ -95,7 +85,6 @@ def logs() -> Iterator[list[MutableMapping[str, Any]]]:
         yield logs
 
 
-@by_both
 async def test_a_refusal_is_logged_with_who_asked(logs: list[MutableMapping[str, Any]], node: Serving) -> None:
     async with web_from(GREEDY, node) as greedy:
         await greedy.get("/topics/t/messages/00000000000000000000000000", 404)

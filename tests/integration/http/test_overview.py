@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.server import http
 from sandq.server import overview as node_overview
 from sandq.server.http import looks
-from tests.support.nodes.gateway import by_both
 from tests.support.nodes.http_requests import Web
 from tests.support.waiting import until_answer
 
@@ -32,7 +31,6 @@ async def overview(web: Web, **params: Any) -> Any:
     return await web.get("/overview", 200, **params)
 
 
-@by_both
 async def test_topics_are_told_with_rates_lag_and_findings(web: Web) -> None:
     for name in ("a.one", "a.two", "b"):
         await web.post("/topics", {"name": name, "partitions": 2}, 201)
@@ -79,7 +77,6 @@ async def test_the_last_hour_of_a_topic_is_told(web: Web) -> None:
     assert slots[0]["late_p99_ms"] >= slots[0]["late_p50_ms"]
 
 
-@by_both
 async def test_the_stream_tells_all_and_then_changes(web: Web, web_node: Serving) -> None:
     await web.post("/topics", {"name": "t"}, 201)
     assert web_node.http is not None

@@ -10,10 +10,11 @@ import httpx
 import pytest
 import trio
 
-from sandq.node import Serving, run_node
+from sandq.node import run_node
 from sandq.node import web as node_web
+from sandq.node.running import Serving
 from sandq.server.caller_requests import WAITING_BYTES
-from sandq.server.http.worker_pipe import Begin
+from sandq.server.http.node_link import Begin
 from tests.support.nodes.gateway import PATIENT
 from tests.support.nodes.small_node import small_config
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
@@ -48,7 +49,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_it_answers_what_is_under_way_before_the_client_port_closes(tmp_path: Path, patient: None) -> None:
     """What waits is told to come again; who comes then is not let in."""
-    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", HTTP__WORKERS="1")
+    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")
     stopped, stop = trio.Event(), trio.Event()
 
     async def run(task_status: trio.TaskStatus[Serving]) -> None:
@@ -79,7 +80,7 @@ async def test_it_answers_what_is_under_way_before_the_client_port_closes(tmp_pa
 
 
 async def test_the_node_believes_its_process_on_whose_behalf_it_asks(tmp_path: Path, patient: None) -> None:
-    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", HTTP__WORKERS="1")
+    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")
     with trio.fail_after(PATIENCE_S):
         async with run_node(config) as node:
             assert node.http is not None
@@ -93,9 +94,7 @@ async def test_the_node_believes_its_process_on_whose_behalf_it_asks(tmp_path: P
 
 
 async def test_process_of_a_node_with_a_place_for_backups_lists_them(tmp_path: Path, patient: None) -> None:
-    config = small_config(
-        tmp_path, LISTEN__HTTP="127.0.0.1:0", HTTP__WORKERS="1", BACKUP__URL=str(tmp_path / "backups")
-    )
+    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", BACKUP__URL=str(tmp_path / "backups"))
     with trio.fail_after(PATIENCE_S):
         async with run_node(config) as node:
             assert node.http is not None

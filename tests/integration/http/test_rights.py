@@ -19,7 +19,7 @@ from sandq.model.access import ROLES, Access, Right
 from sandq.model.caller import NODE
 from sandq.model.errors import Forbidden
 from sandq.model.principals import token_hash, token_text
-from sandq.node import Serving, run_node
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_access import IdentityDelete, IdentityPut
 from sandq.protocol.requests_audit import AuditNote
@@ -30,6 +30,7 @@ from sandq.server.http.rights import NEEDS, UNKNOWN, is_open
 from tests.support.nodes.gateway import gateway
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node, serving
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 ROUTES = [(next(iter(route.methods - {"HEAD"})), route.path, route) for route in _application("0").state.routes]
@@ -389,7 +390,9 @@ async def test_callers_are_held_to_their_quotas(strict: Serving, web: httpx.Asyn
     told = refused[0].json()
     assert (told["code"], told["quota"], told["maximum"], told["retriable"]) == ("QUOTA", "requests_per_s", 2, True)
     assert refused[0].headers["retry-after"] == "1" and told["retry_after_ms"] > 0
-    assert strict.quotas.meters["token:few"].requests == len(answers) - len(refused)
+    meters, answered = strict.quotas.meters, len(answers) - len(refused)
+    await until_holds(lambda: "token:few" in meters and meters["token:few"].requests == answered)
+    assert meters["token:few"].refused == len(refused)
     assert (await web.get("/topics", headers=admin)).status_code == 200
 
 
@@ -452,7 +455,7 @@ async def test_connections_that_wait_keep_nobody_from_settling(strict: Serving, 
         for what in ("ack", "nack", "extend"):
             settled = await web.post(f"/topics/t/groups/g/{what}", json=items, headers=one)
             assert settled.status_code != 429, (what, settled.text)
-    await until_holds(lambda: not strict.quotas.meters["token:one"].connections)
+    await until_holds(lambda: not serving().guard.quotas.meters["token:one"].connections)
 
 
 async def test_a_body_that_is_too_large_takes_no_more_than_the_largest(strict: Serving, web: httpx.AsyncClient) -> None:
@@ -463,7 +466,6 @@ async def test_a_body_that_is_too_large_takes_no_more_than_the_largest(strict: S
     head = f"POST /topics/t HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {large['authorization']}\r\n"
     async with await anyio.connect_tcp(*strict.http) as raw:
         await raw.send(f"{head}Content-Length: {'9' * 18}\r\n\r\n".encode())
-        await raw.send_eof()
         answer = await raw.receive()
     assert b" 413 " in answer.splitlines()[0]
     assert (await web.get("/topics", headers=large)).status_code == 200

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.support.nodes.gateway import by_both
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.http_requests import Web
 
@@ -68,7 +67,6 @@ async def test_names_of_any_printable_text(timers: Web, name: str) -> None:
     await timers.delete(at(name), 204)
 
 
-@by_both
 async def test_slashes_that_are_not_encoded_name_no_schedule(timers: Web) -> None:
     await timers.post(SCHEDULES, {"name": "a/b", "text": "", "every": "1h"}, 201)
     assert (await timers.get(f"{SCHEDULES}/a/b", 404))["code"] == "NO_ROUTE"
@@ -160,7 +158,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@by_both
 async def test_what_is_no_schedule(timers: Web) -> None:
     for body, words in WRONG:
         response = await timers.raw("POST", SCHEDULES, content=json.dumps(body))

@@ -12,14 +12,14 @@ import pytest
 import sandq
 from sandq.model.caller import NODE
 from sandq.model.config_sql import SqlSection
-from sandq.model.errors import StartupError
 from sandq.model.limits import Limits
 from sandq.model.principals import token_hash, token_text
-from sandq.node import Serving, run_node
+from sandq.node.running import Serving
 from sandq.protocol.requests_access import IdentityPut
 from tests.support.nodes.gateway import gateway
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node
 from tests.support.waiting import PATIENCE_S
 
 
@@ -79,15 +79,9 @@ async def test_what_is_refused(asked: Web, api: sandq.Client) -> None:
     assert "8,388,608 bytes" in found["detail"]
 
 
-async def test_it_is_off_unless_that_is_said(web: Web, tmp_path: Path) -> None:
+async def test_sql_is_off_by_default(web: Web) -> None:
     found = await web.post("/sql", {"statement": "SELECT 1"}, 409)
     assert "sql.http" in found["detail"]
-    config = small_config(tmp_path / "other", LISTEN__HTTP="127.0.0.1:0", SQL__HTTP="true")
-    with pytest.RaisesGroup(
-        pytest.RaisesExc(StartupError, match="workers: 1"), allow_unwrapped=True, flatten_subgroups=True
-    ):
-        async with run_node(config):
-            pass
 
 
 async def test_what_is_seen_goes_by_who_asks(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from sandq.model.config_sql import SqlSection
 from sandq.model.limits import Limits
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.server.http import sql_processes
 from tests.integration.sql.test_process import NOT_INTERRUPTED
 from tests.support.nodes.gateway import PATIENT, gateway

@@ -15,11 +15,12 @@ import pytest
 import trio
 
 from sandq.model.config_types import Address
-from sandq.node import Serving, run_node
-from sandq.server.http import connections, event_streams
-from tests.support.nodes.gateway import by_both, gateway
+from sandq.node.running import Serving
+from sandq.server.http import event_streams
+from tests.support.nodes.gateway import PATIENT, gateway
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node
 from tests.support.nodes.working import connected
 from tests.support.waiting import PATIENCE_S, until_answer
 
@@ -101,7 +102,6 @@ async def count(web: Web, what: str) -> int:
     return found
 
 
-@by_both
 async def test_messages_come_when_they_are_ready_as_lease_answers_them(web: Web, web_node: Serving) -> None:
     await topic(web, "a", "b")
     (leased,) = (await web.post(f"{GROUP}/lease", {}))["messages"]
@@ -118,7 +118,6 @@ async def test_messages_come_when_they_are_ready_as_lease_answers_them(web: Web,
         assert await count(web, "lag") == 0
 
 
-@by_both
 async def test_no_more_are_out_than_its_client_may_hold(
     web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +148,6 @@ async def test_no_more_are_out_than_its_client_may_hold(
     assert texts == ["0", "1", "2", "3", "4", "5"]
 
 
-@by_both
 async def test_what_was_not_settled_is_given_back_when_the_client_goes(
     web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +164,6 @@ async def test_what_was_not_settled_is_given_back_when_the_client_goes(
     assert [(message["text"], message["attempt"]) for message in again] == [("b", 1), ("c", 1)]
 
 
-@by_both
 async def test_it_lives_while_nothing_comes(web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_streams, "HEARTBEAT_S", 0.01)
     await topic(web)
@@ -176,7 +173,6 @@ async def test_it_lives_while_nothing_comes(web: Web, web_node: Serving, monkeyp
             assert await events.said() == {"comment": "-"}
 
 
-@by_both
 async def test_why_it_cannot_go_on_is_said_last(web: Web, web_node: Serving) -> None:
     await topic(web, "a")
     async with streamed(web_node) as events:
@@ -187,7 +183,6 @@ async def test_why_it_cannot_go_on_is_said_last(web: Web, web_node: Serving) -> 
         assert await events.said() == {}
 
 
-@by_both
 async def test_what_is_wrong_at_the_start_is_answered_as_ever(web: Web, web_node: Serving) -> None:
     await web.get(STREAM, 404)
     await topic(web, "a")
@@ -251,7 +246,6 @@ async def test_one_that_finds_no_place_to_wait_takes_nothing(tmp_path: Path) -> 
             assert (message.attempt, other.attempt) == (1, 1)
 
 
-@by_both
 async def test_little_is_read_for_a_client_that_takes_nothing(
     web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,20 +263,18 @@ async def test_little_is_read_for_a_client_that_takes_nothing(
         assert [event.message["text"][:2] for event in found] == [f"{number:02}" for number in range(total)]
 
 
-async def test_one_whose_client_has_nothing_to_say_is_not_cut_off(
+async def test_stream_whose_client_sends_nothing_outlasts_the_idle_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client says nothing for as long as its answer goes on; one that has no request under way has its time."""
-    monkeypatch.setattr(connections, "READ_S", 0.02)
-    monkeypatch.setattr(connections, "GRACE_S", 0.02)
+    """A connection without a request is closed after the idle time; one whose response goes on is not."""
     monkeypatch.setattr(event_streams, "HEARTBEAT_S", 0.01)
-    async with (
-        run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")) as node,
-        connected(node) as api,
-    ):
+    deadlines = dataclasses.replace(PATIENT, idle_s=0.02)
+    async with run_node(small_config(tmp_path)) as node, connected(node) as api:
         await api.admin.create_topic("t")
-        async with streamed(node) as events:
-            for _ in range(20):
-                assert await events.said()
-        async with await trio.open_tcp_stream(*node.http or ("", 0)) as stream:
-            assert await stream.receive_some(1) == b""
+        server = f"127.0.0.1:{node.client_port}"
+        async with gateway(server, node.broker.limits, deadlines) as address:
+            async with streamed(address) as events:
+                for _ in range(20):
+                    assert await events.said()
+            async with await trio.open_tcp_stream(*address) as stream:
+                assert await stream.receive_some(1) == b""

@@ -1,8 +1,7 @@
-"""TLS of HTTP, by both servers, and what they ask of a client port that requires it."""
+"""TLS of HTTP, and what it asks of a client port that requires it."""
 
 from __future__ import annotations
 
-import dataclasses
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,22 +14,19 @@ import pytest
 import trio
 from cryptography import x509
 
-from sandq.client.tls import ClientTls
-from sandq.node import Serving, run_node
+from sandq.node import run_node as run_with_process
 from sandq.node import web as node_web
-from sandq.server.http.connections import _Connection as Inside
-from sandq.server.http.fast_connections import _Connection as Fast
-from sandq.server.http.tls_door import TlsDoor
-from sandq.server.http.worker_pipe import Begin
+from sandq.node.running import Serving
+from sandq.server.http.connections import _Connection
+from sandq.server.http.node_link import Begin
 from sandq.tls import certificates
-from sandq.tls.certificates import Certificates
 from tests.support.certificates import Authority
-from tests.support.nodes.gateway import ALONE, INSIDE, PATIENT, gateway
+from tests.support.nodes.gateway import PATIENT
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.with_http import run_node
 from tests.support.waiting import PATIENCE_S, until_answer
 
 HOST: Final = "127.0.0.1"
-both = pytest.mark.parametrize("where", [INSIDE, ALONE])
 
 
 @pytest.fixture
@@ -39,22 +35,13 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @asynccontextmanager
-async def serving(directory: Path, authority: Authority, where: str, **more: str) -> AsyncIterator[Serving]:
-    """A node that requires TLS of clients, and its HTTP, in its loop or by a gateway."""
+async def serving(directory: Path, authority: Authority, **more: str) -> AsyncIterator[Serving]:
+    """A node that requires TLS of clients and of HTTP."""
     pair = authority.issue("node1", [x509.DNSName("node1"), x509.DNSName("localhost")], days=0.5)
     files = {"CERT_FILE": str(pair.certificate), "KEY_FILE": str(pair.key), "CA_FILE": str(authority.ca)}
     environ = {f"TLS__{name}": value for name, value in {**files, **more}.items()}
-    at = "none" if where == ALONE else f"{HOST}:0"
-    config = small_config(directory, LISTEN__HTTP=at, **environ)
-    async with run_node(config) as node:
-        if where == INSIDE:
-            yield node
-            return
-        door = TlsDoor(config.tls, Certificates(config.tls))
-        asks = ClientTls(ca=authority.ca, cert=pair.certificate, key=pair.key)
-        server = f"localhost:{node.client_port}"
-        async with gateway(server, config.limits, tls=door, nodes_tls=asks) as address:
-            yield dataclasses.replace(node, http=address)
+    async with run_node(small_config(directory, LISTEN__HTTP=f"{HOST}:0", **environ)) as node:
+        yield node
 
 
 def web(node: Serving, context: ssl.SSLContext | None, **options: Any) -> httpx.AsyncClient:
@@ -72,9 +59,8 @@ def trusting(authority: Authority, name: str | None = None) -> ssl.SSLContext:
     return context
 
 
-@both
-async def test_requests_go_through(tmp_path: Path, authority: Authority, where: str) -> None:
-    async with serving(tmp_path, authority, where) as node, web(node, trusting(authority)) as client:
+async def test_requests_go_through(tmp_path: Path, authority: Authority) -> None:
+    async with serving(tmp_path, authority) as node, web(node, trusting(authority)) as client:
         made = await client.post("/topics", json={"name": "t", "partitions": 2})
         assert made.status_code == 201, made.text
         large = "x" * 1_500_000
@@ -87,9 +73,8 @@ async def test_requests_go_through(tmp_path: Path, authority: Authority, where: 
                 nursery.start_soon(client.get, "/topics")
 
 
-@both
-async def test_plain_is_told_what_to_do(tmp_path: Path, authority: Authority, where: str) -> None:
-    async with serving(tmp_path, authority, where) as node, web(node, None) as client:
+async def test_plain_is_told_what_to_do(tmp_path: Path, authority: Authority) -> None:
+    async with serving(tmp_path, authority) as node, web(node, None) as client:
         answer = await client.get("/topics")
         assert answer.status_code == 400 and "this port requires TLS: ask by https://" in answer.text
         with pytest.raises(httpx.ConnectError):
@@ -99,50 +84,42 @@ async def test_plain_is_told_what_to_do(tmp_path: Path, authority: Authority, wh
             assert (await known.get("/topics")).is_success
 
 
-@both
 async def test_browsers_are_told_to_come_by_tls_alone_where_it_is_required(
-    tmp_path: Path, authority: Authority, where: str
+    tmp_path: Path, authority: Authority
 ) -> None:
-    async with serving(tmp_path / "required", authority, where) as node, web(node, trusting(authority)) as client:
+    async with serving(tmp_path / "required", authority) as node, web(node, trusting(authority)) as client:
         for status, path in ((200, "/topics"), (404, "/topics/none"), (403, "/topics")):
             name = "queue.example" if status == 403 else f"{HOST}:{node.http.port if node.http else 0}"
             answer = await client.get(path, headers={"host": name})
             assert (answer.status_code, answer.headers["strict-transport-security"]) == (status, "max-age=31536000")
         answer = await client.get("/topics")
         assert "strict-transport-security" not in answer.headers, "localhost has other programs, too"
-    accepting = serving(tmp_path / "accepted", authority, where, HTTP="accept", CLIENT="accept")
+    accepting = serving(tmp_path / "accepted", authority, HTTP="accept", CLIENT="accept")
     async with accepting as node, web(node, trusting(authority)) as client:
         answer = await client.get("/topics", headers={"host": HOST})
         assert answer.status_code == 200 and "strict-transport-security" not in answer.headers
 
 
-@both
-async def test_both_are_let_in(tmp_path: Path, authority: Authority, where: str) -> None:
-    async with serving(tmp_path, authority, where, HTTP="accept", CLIENT="accept") as node:
+async def test_both_are_let_in(tmp_path: Path, authority: Authority) -> None:
+    async with serving(tmp_path, authority, HTTP="accept", CLIENT="accept") as node:
         for context in (None, trusting(authority)):
             async with web(node, context) as client:
                 assert (await client.get("/topics")).is_success
 
 
-@both
 async def test_a_connection_says_who_it_is(
-    tmp_path: Path, authority: Authority, where: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states: list[Any] = []
-    run, start = Inside.run, Fast._start_asgi_task
+    start = _Connection._start_asgi_task
 
-    async def inside(self: Any) -> None:
-        states.append(self.state)
-        await run(self)
-
-    def fast(self: Any, cycle: Any, app: Any) -> None:
+    def noted(self: Any, cycle: Any, app: Any) -> None:
         states.append(cycle.scope["state"])
         start(self, cycle, app)
 
-    monkeypatch.setattr(Inside, "run", inside)
-    monkeypatch.setattr(Fast, "_start_asgi_task", fast)
+    monkeypatch.setattr(_Connection, "_start_asgi_task", noted)
     modes = {"HTTP": "accept", "CLIENT_CERTIFICATES": "accept"}
-    async with serving(tmp_path, authority, where, **modes) as node:
+    async with serving(tmp_path, authority, **modes) as node:
         for context in (trusting(authority, "ada"), trusting(authority), None):
             async with web(node, context) as client:
                 assert (await client.get("/topics")).is_success
@@ -150,9 +127,8 @@ async def test_a_connection_says_who_it_is(
     assert found == [("ada", True), (None, True), (None, False)]
 
 
-@both
-async def test_clients_with_certificates_alone(tmp_path: Path, authority: Authority, where: str) -> None:
-    async with serving(tmp_path, authority, where, CLIENT_CERTIFICATES="require") as node:
+async def test_clients_with_certificates_alone(tmp_path: Path, authority: Authority) -> None:
+    async with serving(tmp_path, authority, CLIENT_CERTIFICATES="require") as node:
         async with web(node, trusting(authority, "ada")) as client:
             assert (await client.get("/topics")).is_success
         async with web(node, trusting(authority)) as client:
@@ -160,10 +136,7 @@ async def test_clients_with_certificates_alone(tmp_path: Path, authority: Author
                 await client.get("/topics")
 
 
-@both
-async def test_what_is_renewed_is_used(
-    tmp_path: Path, authority: Authority, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_renewed_is_used(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificates, "LOOK_S", 0.01)
 
     async def serial(client: httpx.AsyncClient) -> int:
@@ -172,7 +145,7 @@ async def test_what_is_renewed_is_used(
             tls = answer.extensions["network_stream"].get_extra_info("ssl_object")
             return x509.load_der_x509_certificate(tls.getpeercert(True)).serial_number
 
-    async with serving(tmp_path, authority, where) as node, web(node, trusting(authority)) as kept:
+    async with serving(tmp_path, authority) as node, web(node, trusting(authority)) as kept:
         first = await serial(kept)
         authority.node("node1", force=True)
         found = first
@@ -193,8 +166,8 @@ async def test_by_a_process_of_the_node(
     # Without an authority it trusts its node by that one's own certificate.
     more = {"CA_FILE": str(authority.ca), "CLIENT_CERTIFICATES": "accept"} if has_authority else {"PEER": "off"}
     environ = {f"TLS__{name}": value for name, value in {**files, **more}.items()}
-    config = small_config(tmp_path, LISTEN__HTTP=f"{HOST}:0", HTTP__WORKERS="1", **environ)
-    async with run_node(config) as node, web(node, trusting(authority, "ada")) as client:
+    config = small_config(tmp_path, LISTEN__HTTP=f"{HOST}:0", **environ)
+    async with run_with_process(config) as node, web(node, trusting(authority, "ada")) as client:
         found = await client.post("/topics", json={"name": "t"})
         while found.status_code == 503:
             found = await client.post("/topics", json={"name": "t"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.nodes.gateway import by_both
 from tests.support.nodes.http_requests import Web
 
 
@@ -78,7 +77,6 @@ NO_TOPICS: list[tuple[object, int, str, str]] = [
 ]
 
 
-@by_both
 async def test_what_is_no_topic(web: Web) -> None:
     for body, status, code, words in NO_TOPICS:
         found = await web.post("/topics", body, status)
@@ -91,7 +89,6 @@ async def test_the_same_twice(web: Web) -> None:
     assert (await web.post("/topics", {"name": "t"}, 409))["code"] == "TOPIC_EXISTS"
 
 
-@by_both
 async def test_what_is_no_change(web: Web) -> None:
     await web.post("/topics", {"name": "t"})
     wrong: list[object] = [{}, {"settings": {}}, {"settings": {"nope": 1}}, {"settings": {"ordering": "key"}}]
@@ -110,7 +107,6 @@ async def test_purge_and_forecast(web: Web) -> None:
     assert (await web.get("/topics/t/forecast"))["buckets"] == []
 
 
-@by_both
 async def test_what_is_no_forecast(web: Web) -> None:
     await web.post("/topics", {"name": "t"})
     wrong: list[dict[str, object]] = [

@@ -13,7 +13,7 @@ import pytest
 
 import sandq
 from sandq.model.batch import Column, encode
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.sql import Budget, Ducks, Session, SqlError
 from sandq.sql.errors import MESSAGE_CHARS

@@ -41,7 +41,6 @@ class Secured:
             directory,
             SANDQ_LISTEN__HTTP=f"127.0.0.1:{http_port}",
             SANDQ_LISTEN__SQL=f"127.0.0.1:{self.port}",
-            SANDQ_HTTP__WORKERS="1",
             SANDQ_SQL__HTTP="true",
             SANDQ_SECURITY__AUTHENTICATION="require",
             SANDQ_TLS__CERT_FILE=str(pair.certificate),

@@ -8,7 +8,6 @@ from dataclasses import fields
 from typing import Final
 
 import anyio
-import pytest
 import trio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -21,11 +20,6 @@ from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
 from sandq.server.http.tls_door import TlsDoor
 from tests.support.waiting import PATIENCE_S
-
-INSIDE, ALONE = "inside", "alone"
-by_both = pytest.mark.parametrize("web_node", [INSIDE, ALONE], indirect=True)
-"""For tests of what HTTP is, whichever server speaks it."""
-
 
 PATIENT: Final = Deadlines(*[PATIENCE_S] * len(fields(Deadlines)))
 """It goes by the machine's clock, whatever clock the test has: what its deadlines do is shown by tests that shorten one

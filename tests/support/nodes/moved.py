@@ -14,7 +14,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.metadata import commands as m
 from sandq.metadata.records import DRAINING, IN, Partition
 from sandq.model.errors import NotLeader, TimedOut, Unavailable
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.storage.keys import store_of
 from tests.support.nodes.found import FoundNodes
 from tests.support.processes.load import SETTINGS, Record, under_load

@@ -9,7 +9,7 @@ from unittest.mock import patch
 from weakref import WeakSet
 
 from sandq.broker.replication.replica import PartitionReplica
-from sandq.node import Serving
+from sandq.node.running import Serving
 from sandq.partition import commands as c
 from sandq.partition.base.view import View
 

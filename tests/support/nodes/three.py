@@ -11,8 +11,9 @@ import trio
 
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.config import NodeConfig, load_config
-from sandq.node import Serving, run_node
+from sandq.node.running import Serving
 from tests.support.nodes.patient import patient_client
+from tests.support.nodes.with_http import run_node
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 

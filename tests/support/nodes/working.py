@@ -11,7 +11,7 @@ import trio
 
 import sandq
 from sandq.errors import TooLate
-from sandq.node import Serving
+from sandq.node.running import Serving
 from tests.support.waiting import PATIENCE_S, until_answer
 
 T = TypeVar("T")

@@ -18,7 +18,8 @@ import sandq.node
 from sandq.cli import main
 from sandq.model.config import NodeConfig
 from sandq.model.errors import SandqError
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from tests.support.nodes.next_level import NEXT, Mark, next_version
 
 log = structlog.get_logger("sandq.tests")

@@ -15,6 +15,10 @@ from tests.support.ports import free_port
 from tests.support.processes.forks import Fork
 from tests.support.waiting import PATIENCE_S, wait_until
 
+SERVES = b"clients are served"
+SERVES_HTTP = b"HTTP is served by a process"
+"""Events in the log of a node."""
+
 
 class NodeProcess:
     """`program` of a `python` runs the node, behind the command `launcher`; what it prints goes to `log`.
@@ -53,6 +57,8 @@ class NodeProcess:
             **environ,
         }
         self._process: subprocess.Popen[bytes] | Fork | None = None
+        self._logged_before = 0
+        """Bytes of its log before it was started last."""
 
     @property
     def address(self) -> str:
@@ -61,6 +67,7 @@ class NodeProcess:
     def start(self, *, wait: bool = True, log: int | None = None) -> None:
         """`log`: a descriptor to print to instead of the file."""
         with self.log.open("ab") as file:
+            self._logged_before = file.tell()
             out = file.fileno() if log is None else log
             if self._forks and self.program[0] == "-m":
                 _, module, *arguments = self.program
@@ -69,24 +76,29 @@ class NodeProcess:
                 self._process = subprocess.Popen(
                     (*self._python, *self.program), env=self.environ, stdout=out, stderr=out, cwd=self.directory
                 )
-        if wait:
+        if wait and log is None:
             self.wait_until_it_serves()
+        elif wait:
+            wait_until(self._listens)
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((self.host, self.port)) == 0
 
     def wait_until_it_serves(self) -> None:
-        """Wait until it listens for clients, and for HTTP if it is to."""
-        web = self.environ.get("SANDQ_LISTEN__HTTP", "none").rpartition(":")[2]
-        ports = [self.port] if web in ("none", "0") else [self.port, int(web)]
+        """Wait until it answers clients, and HTTP if it is to, by its log: its ports listen before."""
+        events = [SERVES]
+        if self.environ.get("SANDQ_LISTEN__HTTP", "none") != "none":
+            events.append(SERVES_HTTP)
 
         def serves() -> bool:
             assert self._process is not None
             if self._process.poll() is not None:
                 raise AssertionError(f"the node ended with {self._process.returncode}:\n{self.output()}")
-            while ports:
-                with socket.socket() as probe:
-                    if probe.connect_ex((self.host, ports[0])) != 0:
-                        return False
-                del ports[0]
-            return True
+            with self.log.open("rb") as log:
+                log.seek(self._logged_before)
+                logged = log.read()
+            return all(event in logged for event in events)
 
         try:
             wait_until(serves)

@@ -40,6 +40,7 @@ from sandq.model.members import member_id, own_member
 from sandq.model.names import COMPACTED, TIMER
 from sandq.node import run_node
 from sandq.node import serving as node_serving
+from sandq.node import start as node_start
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.protocol.peer import PeerFrame
@@ -184,6 +185,7 @@ class MembershipWorld:
             (trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),  # type: ignore[attr-defined]
             (trio.to_thread, "run_sync", in_task),
             (trio, "open_tcp_stream", self.net.connect),
+            (node_start, "listen", self.net.listen),
             (node_serving, "listen", self.net.listen),
             (runner, "Worker", TaskWorker),
             (runner, "FairWorker", FairTaskWorker),

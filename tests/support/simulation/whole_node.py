@@ -24,7 +24,7 @@ from sandq.storage.stores import MemoryStores
 from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 if TYPE_CHECKING:
-    from sandq.node import Serving
+    from sandq.node.running import Serving
 
 THREADS: Final = {
     "sandq-wal": "log",

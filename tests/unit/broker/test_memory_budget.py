@@ -128,7 +128,7 @@ def test_the_shares_are_less_than_the_limit(limit: int) -> None:
     memory.requests.take(5)
     assert sum(account.share_bytes for account in memory.accounts.values()) <= limit
     assert {name: account.bytes for name, account in memory.accounts.items()} == {
-        **dict.fromkeys(("look_aheads", "answers", "watchers", "http"), 0),
+        **dict.fromkeys(("look_aheads", "answers", "watchers"), 0),
         "requests": 5,
         "logs": 7,
     }

@@ -215,7 +215,7 @@ def test_every_key_has_its_variable() -> None:
     names = environment_names()
     assert {"SANDQ_NODE__ID", "SANDQ_LISTEN__GOSSIP", "SANDQ_CLUSTER__REASSIGN_AFTER"} <= set(names)
     assert {"SANDQ_LIMITS__CONNECTIONS", "SANDQ_SHUTDOWN_GRACE", "SANDQ_DELIVERY__LEASE_AHEAD"} <= set(names)
-    assert len(names) == len(set(names)) == 97 + len(DEFAULT.__dataclass_fields__)
+    assert len(names) == len(set(names)) == 96 + len(DEFAULT.__dataclass_fields__)
 
 
 def test_what_is_wrong_in_the_environment() -> None:
@@ -225,6 +225,7 @@ def test_what_is_wrong_in_the_environment() -> None:
         "SANDQ_ZZZZ": "1",
         "SANDQ_": "",
         "SANDQ_NODE": "1",
+        "SANDQ_HTTP__WORKERS": "1",
     }
     environ |= {"SANDQ_CLUSTER__SEEDS": "[a:1"}
     assert mistakes(None, environ) == [
@@ -233,6 +234,7 @@ def test_what_is_wrong_in_the_environment() -> None:
         ' like "90s", "5m", "1h30m", "250ms" is expected',
         "environment SANDQ_CLUSTER__SEEDS: cluster.seeds: while parsing a flow sequence expected ',' or ']',"
         " but got '<stream end>'",
+        f"environment SANDQ_HTTP__WORKERS: {NO_WORKERS}",
         "environment SANDQ_NODE: no such setting; did you mean SANDQ_NODE__ID?",
         "environment SANDQ_NODE__IDD: no such setting; did you mean SANDQ_NODE__ID?",
         "environment SANDQ_ZZZZ: no such setting",
@@ -302,6 +304,7 @@ NO_WAY = (
     "say bootstrap: true to found a cluster, or name the seeds of one to join"
 )
 FOUND = "cluster: {bootstrap: true}\n"
+NO_WORKERS = "removed: a node always serves HTTP from a process that it starts; delete the key"
 
 
 @pytest.mark.parametrize(
@@ -310,14 +313,7 @@ FOUND = "cluster: {bootstrap: true}\n"
         ("node: {id: n}\ncluster:\n", [f"bad.yaml:2:9: {NO_WAY}"]),
         ("cluster: {name: c}", [f"bad.yaml:1:10: {NO_WAY}"]),
         ("cluster: {membership: static}", [f"bad.yaml:1:10: {NO_WAY.replace('seeds', 'peers')}"]),
-        (
-            f"{FOUND}http: {{workers: 2}}",
-            [
-                "bad.yaml:2:17: http.workers: 2 processes: a node has 1 at most; "
-                "run gateways (sandq http) beside it for more"
-            ],
-        ),
-        (f"{FOUND}http: {{workers: -1}}", ["bad.yaml:2:17: http.workers: -1 is not within 0 to 1"]),
+        (f"{FOUND}http: {{workers: 1}}", [f"bad.yaml:2:8: http.workers: {NO_WORKERS}"]),
         ("- 1", ["bad.yaml:1:1: a mapping of sections is expected"]),
         ("words", ["bad.yaml:1:1: a mapping of sections is expected"]),
         ("cluster: 5", ["bad.yaml:1:10: cluster: a mapping of keys is expected, not 5"]),

@@ -42,6 +42,7 @@ NODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "clock-alarm": {"clock_alarm": True},
     "exposed": {"exposed": ["listen.client on 10.0.0.1"]},
     "feature-level": {"feature_level": KNOWN.highest, "feature_level_next": KNOWN.highest + 1},
+    "http-down": {"http_down": "exit code 4"},
     "replica-shut": {"shut": [{"topic": "t", "partition": 1, "node": "n1", "error": "entry 5"}]},
     "replica-differs": {"different": [{"topic": "t", "partition": 1, "nodes": ["n2"]}]},
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,19 +13,21 @@ import trio
 import trio.testing
 
 from sandq.model.limits import DEFAULT
+from sandq.server.http.launch import HttpPort
+from sandq.server.http.node_link import LINE_BYTES, PUSH_S, STARTING, Begin, encode
 from sandq.server.http.supervisor import (
     BACK_OFF_FIRST_S,
     BACK_OFF_MOST_S,
+    FAILED_STARTS,
     FAULT,
     SILENT_S,
     START_S,
     STEADY_S,
     STOP_S,
     Supervisor,
-    serve_http_apart,
 )
-from sandq.server.http.worker_pipe import LINE_BYTES, PUSH_S, Begin, encode
-from sandq.server.metrics.http_requests import HttpRequests
+from sandq.server.metrics.http_requests import HttpProcess
+from sandq.server.quota_meters import QuotaMeters
 
 BEGIN = Begin(
     version="1.0",
@@ -38,7 +41,11 @@ BEGIN = Begin(
     log_level="info",
     gateway_secret="ab" * 32,
 )
-REPORT = {"requests": {"counts": [["GET", "/healthz", "200", 2]], "durations": []}, "held_bytes": 5}
+REPORT = {
+    "requests": {"counts": [["GET", "/healthz", "200", 2]], "durations": []},
+    "identities": [["token:a", 3, 40, 1]],
+    "held_bytes": 5,
+}
 Messages = list[tuple[dict[str, Any], bytes]]
 Clock = trio.testing.MockClock
 
@@ -104,21 +111,21 @@ class Bed:
 
     def __init__(self) -> None:
         self.node = Node()
-        self.requests = HttpRequests()
+        self.status = HttpProcess()
+        self.quotas = QuotaMeters()
         self.processes: list[Process] = []
         self.tried_s: list[float] = []
-        self.restarts = 0
         self.fails = 0
         self.secret = bytes.fromhex(BEGIN.gateway_secret)
+        self.port: HttpPort
+        self.supervisor: Supervisor
         self._launched = trio.Event()
-        self.supervisor = Supervisor(
-            BEGIN, self.node, self.requests, self._on_restart, self._launch, lambda: self.secret
-        )
 
-    def _on_restart(self) -> None:
-        self.restarts += 1
+    @property
+    def restarts(self) -> int:
+        return self.status.restarts.total()
 
-    async def _launch(self) -> Process:
+    async def _launch(self, descriptors: Sequence[int]) -> Process:
         self.tried_s.append(trio.current_time())
         if self.fails:
             self.fails -= 1
@@ -134,10 +141,21 @@ class Bed:
         await trio.testing.wait_all_tasks_blocked()
         return self.processes[number]
 
+    async def set_up(self) -> None:
+        """Listen on a real socket; nothing is launched yet."""
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        self.port = HttpPort("127.0.0.1", listeners, self._launch)
+        self.supervisor = Supervisor(
+            begin=BEGIN, port=self.port, status=self.status, quotas=self.quotas, gateway_secret=lambda: self.secret
+        )
+
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        async with serve_http_apart([], self.supervisor):
-            yield
+        await self.set_up()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.supervisor.run)
+            async with self.supervisor.reporting(self.node):
+                yield
 
     def stop_with(self, process: Process) -> Callable[[], Any]:
         """A process that ends as it is told to."""
@@ -154,9 +172,10 @@ async def test_a_process_is_told_what_to_do_and_again_and_again_how_the_node_is(
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():
         process = await bed.process()
-        (begin, _), (health, _) = await process.hear()
-        assert Begin.of(json.loads(json.dumps(begin["begin"]))) == BEGIN
-        assert health == {"health": [None, None, "no leader"]}
+        (begin, _), *healths = await process.hear()
+        orders = Begin.of(json.loads(json.dumps(begin["begin"])))
+        assert orders == replace(BEGIN, listeners=bed.port.descriptors) and len(orders.listeners) == 1
+        assert [health["health"][2] for health, _ in healths] == [STARTING, "no leader"]
         bed.node.stands_still = "the disk hangs"
         began_s = trio.current_time()
         assert await process.hear() == [({"health": [None, "the disk hangs", "no leader"]}, b"")]
@@ -203,13 +222,13 @@ async def test_one_that_hangs_is_killed_and_another_one_started(autojump_clock: 
     async with trio.open_nursery() as nursery, bed.serving():
         silent = await bed.process()
         await silent.ended.wait()
-        assert trio.current_time() - silent.began_s == pytest.approx(START_S)
+        assert trio.current_time() - silent.began_s == pytest.approx(START_S, abs=PUSH_S)
         hangs = await bed.process(1)
         await trio.sleep(START_S - 1)
         hangs.say({"report": REPORT})
         said_s = trio.current_time()
         await hangs.ended.wait()
-        assert trio.current_time() - said_s == pytest.approx(SILENT_S)
+        assert trio.current_time() - said_s == pytest.approx(SILENT_S, abs=PUSH_S)
         assert (silent.returncode, hangs.returncode) == (-9, -9)
         nursery.start_soon(bed.stop_with(await bed.process(2)))
 
@@ -230,12 +249,13 @@ async def test_what_processes_counted_adds_up_and_what_the_last_one_holds_counts
             process.say({"serves": True})
             process.say({"report": REPORT})
             await trio.testing.wait_all_tasks_blocked()
-            assert bed.supervisor.held_bytes == 5
+            assert bed.status.held_bytes == 5
             process.end(1)
             await trio.testing.wait_all_tasks_blocked()
-            assert bed.supervisor.held_bytes == 0
+            assert bed.status.held_bytes == 0
         nursery.start_soon(bed.stop_with(await bed.process(2)))
-    assert bed.requests.take()["counts"] == [["GET", "/healthz", "200", 4]]
+    assert bed.status.requests.take()["counts"] == [["GET", "/healthz", "200", 4]]
+    assert bed.quotas.take_counts() == [["token:a", 6, 80, 2]]
 
 
 async def test_it_asks_for_metrics_and_is_told(autojump_clock: Clock) -> None:
@@ -254,7 +274,7 @@ async def test_a_fault_in_what_the_node_tells_ends_neither(autojump_clock: Clock
     bed.node.has_fault = True
     async with trio.open_nursery() as nursery, bed.serving():
         process = await bed.process()
-        assert (await process.hear())[1][0] == {"health": [None, FAULT, FAULT]}
+        assert (await process.hear())[-1][0] == {"health": [None, FAULT, FAULT]}
         process.say({"metrics": 1, "accept": ""})
         assert [message for message, _ in await process.hear()] == [{"health": [None, FAULT, FAULT]}]
         nursery.start_soon(bed.stop_with(process))
@@ -299,11 +319,82 @@ async def test_none_is_started_again_once_it_is_to_end(autojump_clock: Clock) ->
 
 async def test_one_is_killed_when_the_node_fails(autojump_clock: Clock) -> None:
     bed = Bed()
+    await bed.set_up()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(bed.supervisor.run)
+        await nursery.start(bed.supervisor.run)
         process = await bed.process()
         nursery.cancel_scope.cancel()
     assert process.returncode == -9
+    await bed.port.end()
+
+
+async def test_process_that_was_launched_early_is_the_first_one(autojump_clock: Clock) -> None:
+    bed = Bed()
+    await bed.set_up()
+    await bed.port.launch_early()
+    (early,) = bed.processes
+    async with trio.open_nursery() as nursery:
+        await nursery.start(bed.supervisor.run)
+        assert "begin" in (await early.hear())[0][0] and bed.processes == [early]
+        nursery.cancel_scope.cancel()
+    await bed.port.end()
+
+
+async def test_process_that_nobody_took_is_killed_with_the_port(autojump_clock: Clock) -> None:
+    bed = Bed()
+    await bed.set_up()
+    await bed.port.launch_early()
+    await bed.port.end()
+    assert bed.processes[0].returncode == -9 and not bed.port.descriptors
+
+
+async def test_failed_starts_close_the_port_until_the_next_attempt(autojump_clock: Clock) -> None:
+    """Clients are refused meanwhile; the node says why, and the first process that serves ends it."""
+    bed = Bed()
+    async with trio.open_nursery() as nursery, bed.serving():
+        address = bed.port.address
+        for number in range(FAILED_STARTS):
+            process = await bed.process(number)
+            assert bed.port.descriptors and (number == 0) == (bed.status.down is None)
+            process.end(4)
+            await trio.testing.wait_all_tasks_blocked()
+        assert bed.port.descriptors == () and bed.status.down == "exit code 4"
+        with pytest.raises(OSError):
+            await trio.open_tcp_stream(*address)
+        process = await bed.process(FAILED_STARTS)
+        assert bed.port.address == address and len(bed.port.descriptors) == 1
+        assert (await process.hear())[0][0]["begin"]["listeners"] == list(bed.port.descriptors)
+        process.say({"serves": True})
+        await trio.testing.wait_all_tasks_blocked()
+        assert bed.status.down is None and bed.status.restarts == {"ended": FAILED_STARTS}
+        nursery.start_soon(bed.stop_with(process))
+
+
+async def test_port_that_another_process_took_is_a_failed_start(autojump_clock: Clock) -> None:
+    bed = Bed()
+    async with trio.open_nursery() as nursery, bed.serving():
+        for number in range(FAILED_STARTS):
+            (await bed.process(number)).end(1)
+        await trio.testing.wait_all_tasks_blocked()
+        (taken,) = await trio.open_tcp_listeners(bed.port.address.port, host="127.0.0.1")
+        await trio.sleep(3 * BACK_OFF_MOST_S)
+        assert bed.status.restarts["not_started"] > 0
+        assert "in use by another process" in (bed.status.down or "")
+        await taken.aclose()
+        nursery.start_soon(bed.stop_with(await bed.process(FAILED_STARTS)))
+
+
+async def test_time_in_which_the_node_stands_still_counts_for_no_silence(autojump_clock: Clock) -> None:
+    """A node that recovers its storage for minutes pushes nothing, so the process has nothing to answer."""
+    bed = Bed()
+    async with trio.open_nursery() as nursery, bed.serving():
+        process = await bed.process()
+        process.say({"report": REPORT})
+        await trio.testing.wait_all_tasks_blocked()
+        autojump_clock.jump(10 * START_S)
+        await trio.sleep(SILENT_S / 2)
+        assert process.returncode is None
+        nursery.start_soon(bed.stop_with(process))
 
 
 def test_the_secret_of_gateways_is_not_shown() -> None:

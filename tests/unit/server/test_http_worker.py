@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +15,13 @@ import trio.testing
 
 from sandq.broker.memory_budget import Account
 from sandq.model.errors import Unavailable
+from sandq.model.quotas import Quota
+from sandq.server.http.node_link import STALE_S, STARTING
 from sandq.server.http.routes_node import livez
 from sandq.server.http.worker import METRICS_S, NodeAfar
-from sandq.server.http.worker_pipe import STALE_S
 from sandq.server.metrics.http_requests import HttpRequests
+from sandq.server.quota_meters import QuotaMeters
+from tests.support.paths import ROOT
 
 WELL = {"health": [None, None, None]}
 
@@ -26,8 +32,13 @@ class Bed:
         self.now_s = 100.0
         self.requests = HttpRequests()
         self.account = Account(1000)
+        self.quotas = QuotaMeters(lambda: self.now_s)
         self.node = NodeAfar(
-            lambda data: self.said.append(json.loads(data)), self.requests, self.account, now_s=lambda: self.now_s
+            lambda data: self.said.append(json.loads(data)),
+            self.requests,
+            self.account,
+            self.quotas,
+            now_s=lambda: self.now_s,
         )
 
     def tell(self, message: dict[str, Any], body: bytes = b"") -> None:
@@ -39,17 +50,11 @@ class Bed:
 
 
 def test_it_is_not_ready_before_the_node_said_so() -> None:
+    """A node that recovers its storage cannot report: it is not taken for one that hangs."""
     bed = Bed()
-    assert bed.unwell == (None, None, "the node has not said yet how it is")
-    bed.tell(WELL)
-    assert bed.unwell == (None, None, None)
-
-
-def test_a_node_that_never_says_how_it_is_is_taken_for_stalled() -> None:
-    bed = Bed()
-    bed.now_s += STALE_S + 0.1
-    silent = "the node has not said for 2 s how it is"
-    assert bed.unwell == (None, silent, silent)
+    assert bed.unwell == (None, None, STARTING)
+    bed.now_s += 100 * STALE_S
+    assert bed.unwell == (None, None, STARTING)
     bed.tell(WELL)
     assert bed.unwell == (None, None, None)
 
@@ -85,10 +90,12 @@ def test_whenever_it_is_told_it_tells_what_was_counted_since() -> None:
     bed = Bed()
     bed.requests.observe("GET", "/healthz", 200, 0.1)
     bed.account.take(7)
+    bed.quotas.take("token:a", Quota(requests_per_s=5), 2, 30)
     bed.tell(WELL)
     bed.tell(WELL)
     first, second = (message["report"] for message in bed.said)
     assert first["requests"]["counts"] == [["GET", "/healthz", "200", 1]] and first["held_bytes"] == 7
+    assert first["identities"] == [["token:a", 2, 30, 0]] and second["identities"] == []
     assert second["requests"] == {"counts": [], "durations": []}
     again = HttpRequests()
     again.add(first["requests"])
@@ -122,3 +129,18 @@ def test_it_stops_when_it_is_told_to() -> None:
     assert not bed.node.stop.is_set()
     bed.tell({"stop": True})
     assert bed.node.stop.is_set()
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("sandq.node", ("fastapi", "plyvel", "sandq.client", "sandq.broker.broker", "sandq.partition.state_machine")),
+        ("sandq.server.http.worker", ("plyvel", "pysyncobj", "sandq.partition.state_machine", "sandq.raft")),
+    ],
+)
+def test_start_of_a_node_and_of_http_imports_little(module: str, heavy: tuple[str, ...]) -> None:
+    """The node launches HTTP before it loads itself: what both import delays the first reply."""
+    code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

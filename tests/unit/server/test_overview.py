@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from sandq.broker.stats.node_stats import LATENESS, Histogram
+from sandq.broker.stats.histogram import LATENESS, Histogram
 from sandq.partition.records.metrics import Counted
 from sandq.server.overview import MINUTE_LOOKS, RATE_LOOKS, SLOT_S, SLOTS, TopicTrack
 

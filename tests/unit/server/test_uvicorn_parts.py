@@ -1,4 +1,4 @@
-"""The parts of uvicorn that `fast_connections` overrides or uses are as they were when it was written (ADR 25)."""
+"""The parts of uvicorn that `connections` overrides or uses are as they were when it was written (ADR 25)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from uvicorn.server import ServerState
 
 from sandq.broker.memory_budget import Account
 from sandq.server.http.bounds import Deadlines
-from sandq.server.http.fast_connections import FastHttpServer, _Connection
+from sandq.server.http.connections import HttpServer, _Connection
 from tests.support.paths import ROOT
 
-READ = "read what changed in uvicorn, then fast_connections and ADR 25, and put it here as it is now"
+READ = "read what changed in uvicorn, then connections and ADR 25, and put it here as it is now"
 OVERRIDDEN = {
     "__init__": ["self", "config", "server_state", "app_state", "_loop"],
     "connection_made": ["self", "transport"],
@@ -78,7 +78,7 @@ async def nothing(scope: Scope, receive: Receive, send: Send) -> None: ...
 def test_what_is_looked_at_is_there() -> None:
     loop = asyncio.new_event_loop()
     try:
-        server = FastHttpServer(nothing, 1, Account(0), Deadlines())
+        server = HttpServer(nothing, 1, Account(0), Deadlines())
         protocol = HttpToolsProtocol(server.config, server.state, {}, loop)
     finally:
         loop.close()
@@ -92,7 +92,7 @@ def test_what_is_looked_at_is_there() -> None:
 
 
 def test_it_does_what_it_did() -> None:
-    """Names may stay where the order of things changes; on which `fast_connections` relies as well."""
+    """Names may stay where the order of things changes; on which `connections` relies as well."""
     code = "".join(map(inspect.getsource, (HttpToolsProtocol, RequestResponseCycle, flow_control.FlowControl)))
     digest = hashlib.sha256(re.sub(r"\s+", " ", code).encode()).hexdigest()[:16]
     assert digest == "08d283fea07d7abb", f"{httptools_impl.__name__}: {READ}"

@@ -294,7 +294,7 @@ async def test_time_in_which_a_machine_stands_still_is_no_waiting(
         async def state(self) -> State:
             autojump_clock.jump(3.0)
             looks.append(True)
-            return State(1, 1, 1)
+            return State(1, 1, 1, 0)
 
         def is_settled(self, state: State) -> bool:
             return False

@@ -161,7 +161,7 @@ def test_help_has_an_example_and_imports_no_node(args: list[str]) -> None:
         "import sys; from sandq.cli import main\n"
         f"try: main({[*args, '--help']!r})\n"
         "except SystemExit: pass\n"
-        "names = ('trio', 'plyvel', 'pysyncobj', 'fastapi', 'hypercorn', 'uvicorn', 'pydantic', 'yaml', 'structlog')\n"
+        "names = ('trio', 'plyvel', 'pysyncobj', 'fastapi', 'uvicorn', 'pydantic', 'yaml', 'structlog')\n"
         "print([name for name in names if name in sys.modules])"
     )
     environ = os.environ | {"PYTHONPATH": str(ROOT)}

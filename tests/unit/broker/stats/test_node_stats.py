@@ -8,7 +8,8 @@ from bisect import bisect_left
 import pytest
 
 from sandq.broker.replication.replica import Delivery
-from sandq.broker.stats.node_stats import LATENESS, Histogram, NodeStats, TopicStats
+from sandq.broker.stats.histogram import LATENESS, Histogram
+from sandq.broker.stats.node_stats import NodeStats, TopicStats
 from sandq.model import offsets
 from sandq.model.config_slo import LATENESS_MS
 from sandq.model.piece import Piece

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from sandq.broker.stats.node_stats import LATENESS, NodeStats
+from sandq.broker.stats.histogram import LATENESS
+from sandq.broker.stats.node_stats import NodeStats
 from sandq.broker.stats.slo_book import (
     BOUNDS_US,
     BURN_MS,

@@ -1,15 +1,17 @@
 """What a node and its HTTP process say to each other, by the process' standard input and output.
 
-A message is an object of JSON in a line of its own; `body` is how many bytes follow the line.
+A message is an object of JSON in a line of its own. `body` is the number of bytes that follow the line.
 
-    node     -> {"begin": {...}}                                          first, and once: see `Begin`
-             -> {"health": [failure, stalled, ready]}                     texts or null, every `PUSH_S`
-             -> {"metrics": number, "content_type": text, "body": size}   the answer to this question
-             -> {"gateway_secret": digits}                               it is another one: see `Begin`
-             -> {"stop": true}                                            end once what is under way is answered
-    process  -> {"serves": true}                                          once
-             -> {"report": {"requests": [...], "held_bytes": size}}       behind each health and before each question
-             -> {"metrics": number, "accept": text}                       a question: what Prometheus reads
+    node     -> {"begin": {...}}                        first, and once: see `Begin`
+             -> {"health": [failure, stalled, ready]}   texts or null, every `PUSH_S`
+             -> {"metrics": number, "content_type": text, "body": size}
+                                                        the answer to the question with this number
+             -> {"gateway_secret": digits}              it has changed: see `Begin`
+             -> {"stop": true}                          end once the requests under way are answered
+    process  -> {"serves": true}                        once
+             -> {"report": {"requests": {...}, "identities": [...], "held_bytes": size}}
+                                                        after each health, and before each question
+             -> {"metrics": number, "accept": text}     a question: the text for Prometheus
 
 The end of the process' input is the end of its node. Both are always of one version: nothing here is kept.
 """
@@ -32,6 +34,8 @@ PUSH_S: Final = 0.5
 """How often the node says how it is."""
 STALE_S: Final = 2.0
 """What it said so long ago is not believed any more."""
+STARTING: Final = "the node is starting"
+"""Why HTTP is not ready before the node reports how it is."""
 LINE_BYTES: Final = 4 << 20
 """Of a line that the node reads."""
 EXIT_NODE_GONE: Final = 3
@@ -88,35 +92,46 @@ def encode(message: Mapping[str, Any], body: bytes = b"") -> bytes:
 
 
 OnMessage = Callable[[Mapping[str, Any], bytes], None]
+GONE: Final = "gone"
+"""Key of the message that `NodeInput` delivers itself, to a thread whose node has ended."""
 
 
 class NodeInput:
-    """What the node says, read in a thread: its end is heard at once, however busy or young this process is, and ends
-    it there and then."""
+    """Reads the messages of the node in a thread, so that the end of the node is noticed however busy the caller is."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, *, ends_process: bool) -> None:
+        """`ends_process`: end this process at once when the input ends; else deliver `GONE`."""
         self._file = file
+        self._ends_process = ends_process
         self._queue: SimpleQueue[tuple[Mapping[str, Any], bytes]] = SimpleQueue()
-        """Until somebody else takes it: little, as the node says little by itself."""
+        """Messages that came before `hand_on`: few, as the node sends little unasked."""
         self._lock = threading.Lock()
         self._hand_on: OnMessage = lambda *message: self._queue.put(message)
         threading.Thread(target=self._read, name="node", daemon=True).start()
 
     def first(self) -> Mapping[str, Any]:
-        """Wait for what comes first."""
+        """Wait for the first message and return it."""
         return self._queue.get()[0]
 
     def hand_on(self, to: OnMessage) -> None:
-        """Call this, in the thread, with all that came since the first, and with what comes."""
+        """Call `to`, in the reading thread, with all messages since the first, and with those to come."""
         with self._lock:
             while not self._queue.empty():
                 to(*self._queue.get())
             self._hand_on = to
 
+    def end(self) -> None:
+        """Act as if the input had ended."""
+        if self._ends_process:
+            os._exit(EXIT_NODE_GONE)
+        with self._lock:
+            self._hand_on({GONE: True}, b"")
+
     def _read(self) -> None:
-        for line in self._file:
-            message = json.loads(line)
-            body = self._file.read(message.get("body", 0))
-            with self._lock:
-                self._hand_on(message, body)
-        os._exit(EXIT_NODE_GONE)
+        with self._file:
+            for line in self._file:
+                message = json.loads(line)
+                body = self._file.read(message.get("body", 0))
+                with self._lock:
+                    self._hand_on(message, body)
+        self.end()

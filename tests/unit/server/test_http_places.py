@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from sandq.broker.memory_budget import Account
 from sandq.server.http.bounds import FULL, REFUSED_MOST, SPARE_PLACES, Deadlines
-from sandq.server.http.fast_connections import FastHttpServer, _Connection
+from sandq.server.http.connections import HttpServer, _Connection
 
 PLACES: Final = 4
 
@@ -50,7 +50,7 @@ async def nothing(scope: Scope, receive: Receive, send: Send) -> None: ...
 
 class Bed:
     def __init__(self) -> None:
-        self.server = FastHttpServer(nothing, PLACES, Account(1 << 30), Deadlines())
+        self.server = HttpServer(nothing, PLACES, Account(1 << 30), Deadlines())
 
     def connect(self, host: str) -> tuple[_Connection, Transport]:
         connection, transport = _Connection(self.server), Transport(host)

@@ -1,0 +1,103 @@
+"""What all subsystems of a node share: its configuration, its clock, its certificates and secrets."""
+
+from __future__ import annotations
+
+import dataclasses
+import ssl
+from collections.abc import Callable
+from typing import TypedDict
+
+from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.clock.timers import Timers
+from sandq.broker.peers.secret import Secrets
+from sandq.broker.stats.node_stats import NodeStats
+from sandq.model.config import NodeConfig
+from sandq.model.features import KNOWN, Levels
+from sandq.node.started import Started
+from sandq.node.tls import NodeTls
+from sandq.push.pusher import tls_of
+from sandq.server import open_files
+from sandq.server.connection import Gate
+from sandq.server.debug.loop_watch import LoopWatch
+from sandq.server.gateway_proof import SETTING as GATEWAY_SETTING
+from sandq.server.gateway_proof import GatewayKeys
+from sandq.storage.stores import LevelStores, Stores
+
+
+class NodeOptions(TypedDict, total=False):
+    """What tests and `sandq.testing` replace in a node, and what its process adds."""
+
+    stores: Callable[..., Stores]
+    """Opens the stores; a test has stores in memory, or faulty ones."""
+    clock: GuardedClock
+    timers: Callable[[GuardedClock], Timers]
+    gate: Gate
+    """Awaited before a request of a client is looked at."""
+    levels: Levels
+    """Feature levels that the node knows; a test has nodes of another version by that."""
+    abandon: Callable[[], None]
+    """Called at the end when a thread hangs in the disk, and does not return. Without it StorageFailed is raised then,
+    and the data directory must not be opened again by this process."""
+    watch: LoopWatch
+    """Remembers when the loop of this process stood still; whoever makes it runs it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What all subsystems of a node share."""
+
+    started: Started
+    config: NodeConfig
+    """The configuration of `started`, with the limits of this process."""
+    open_stores: Callable[..., Stores]
+    clock: GuardedClock
+    timers: Timers
+    levels: Levels
+    stats: NodeStats
+    secrets: Secrets | None
+    """Secrets that nodes share; None: they share none."""
+    gateway_secrets: Secrets | None
+    """Secrets that nodes share with gateways; None: they share none."""
+    gateway_keys: GatewayKeys
+    tls: NodeTls | None
+    """None: the node speaks no TLS."""
+    push_tls: ssl.SSLContext | None
+    gate: Gate | None
+    abandon: Callable[[], None] | None
+    watch: LoopWatch | None
+
+
+def context_of(
+    started: Started,
+    *,
+    stores: Callable[..., Stores] = LevelStores,
+    clock: GuardedClock | None = None,
+    timers: Callable[[GuardedClock], Timers] = Timers,
+    gate: Gate | None = None,
+    levels: Levels = KNOWN,
+    abandon: Callable[[], None] | None = None,
+    watch: LoopWatch | None = None,
+) -> Context:
+    """Return the context of a node. Parameters: see `NodeOptions`. Raises StartupError: a file cannot be used."""
+    config = started.config
+    clock = clock or GuardedClock(max_drift_ms=config.clock.max_drift_ms, slew_ppm=config.clock.slew_ppm)
+    secret_file, gateway_file = config.cluster.secret_file, config.http.gateway_secret_file
+    secrets = Secrets(secret_file) if secret_file is not None else None
+    gateway_secrets = Secrets(gateway_file, GATEWAY_SETTING) if gateway_file is not None else None
+    return Context(
+        started=started,
+        config=config.model_copy(update={"limits": open_files.within(config.limits)}),
+        open_stores=stores,
+        clock=clock,
+        timers=timers(clock),
+        levels=levels,
+        stats=NodeStats(config.slo.lateness_ms / 1000),
+        secrets=secrets,
+        gateway_secrets=gateway_secrets,
+        gateway_keys=GatewayKeys(gateway_secrets, secrets),
+        tls=NodeTls.of(config),
+        push_tls=tls_of(config.push.ca_file),
+        gate=gate,
+        abandon=abandon,
+        watch=watch,
+    )

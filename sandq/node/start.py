@@ -1,0 +1,91 @@
+"""Starts a node: what happens before the node's modules are loaded (floor F6).
+
+The data directory is locked, the ports of clients and of HTTP are bound, and the HTTP process is launched. Only then
+are the modules of the node imported: they take about as long to load as those of HTTP. This module therefore imports
+little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+import trio
+
+from sandq.model.config import NodeConfig
+from sandq.model.errors import StartupError
+from sandq.node.started import LOCK_NAME, Started
+from sandq.server.http.launch import HttpPort, Launch, launch_process
+from sandq.server.listening import listen
+from sandq.storage import identity
+from sandq.storage.files import DIRECTORY_MODE, Files, RealFiles
+
+if TYPE_CHECKING:
+    from sandq.node.context import NodeOptions
+    from sandq.node.running import Serving
+
+
+@contextlib.asynccontextmanager
+async def run_node(
+    config: NodeConfig,
+    *,
+    files: Files | None = None,
+    launch: Launch = launch_process,
+    **options: Unpack[NodeOptions],
+) -> AsyncIterator[Serving]:
+    """Run a node inside the block, and stop it cleanly at its end.
+
+    `files`: the data directory, of `config` unless given. `launch`: starts what serves HTTP. Raises StartupError
+    (ConfigError, DataDirInUse, Corruption), StorageFailed.
+    """
+    data_dir = _make_data_dir(config)
+    files = files or RealFiles(data_dir)
+    identity.load(files)  # refuses data of another version before anything is written or opened
+    with contextlib.closing(files.lock(LOCK_NAME)):
+        async with _listening(config) as client, _launched(config, launch) as http:
+            from sandq.node.node import running
+
+            started = Started(config=config, data_dir=data_dir, files=files, client=client, http=http)
+            async with running(started, **options) as serving:
+                yield serving
+
+
+@contextlib.asynccontextmanager
+async def _listening(config: NodeConfig) -> AsyncIterator[list[trio.SocketListener]]:
+    """Listen for clients. Whoever connects before the node accepts waits, and a TCP probe finds the node alive."""
+    address = config.listen.client
+    listeners = await listen(address.host, address.port, "client")
+    try:
+        yield listeners
+    finally:
+        with trio.CancelScope(shield=True):
+            for listener in listeners:
+                await listener.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _launched(config: NodeConfig, launch: Launch) -> AsyncIterator[HttpPort | None]:
+    """Listen for HTTP and launch what serves it."""
+    address = config.listen.http
+    if address is None:
+        yield None
+        return
+    port = HttpPort(address.host, await listen(address.host, address.port, "http"), launch)
+    try:
+        with contextlib.suppress(OSError):  # the supervisor tries again, and says why
+            await port.launch_early()
+        yield port
+    finally:
+        with trio.CancelScope(shield=True):
+            await port.end()
+
+
+def _make_data_dir(config: NodeConfig) -> Path:
+    data_dir = Path(config.node.data_dir).absolute()
+    try:
+        data_dir.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"node.data_dir {data_dir}: {error.strerror or error}") from None
+    return data_dir

@@ -1,0 +1,96 @@
+"""Serves HTTP in a thread of the node's process, with an event loop of its own: for `sandq.testing` and for tests."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+import structlog
+import trio
+
+from sandq.server.http.node_link import Begin, NodeInput
+from sandq.server.http.serve import RunningApp
+from sandq.server.http.worker import run
+
+log = structlog.get_logger("sandq.http")
+
+
+class HttpThread:
+    """The thread, as a supervisor sees a process."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        """`descriptors`: sockets that listen. The thread serves on copies of them."""
+        self.pid = os.getpid()
+        self.returncode: int | None = None
+        self.running: RunningApp | None = None
+        """The application; None until it serves."""
+        self._descriptors = tuple(os.dup(descriptor) for descriptor in descriptors)
+        to_thread, write_to_thread = os.pipe()
+        read_from_thread, from_thread = os.pipe()
+        self.stdin = trio.lowlevel.FdStream(write_to_thread)
+        self.stdout = trio.lowlevel.FdStream(read_from_thread)
+        self._from_thread = from_thread
+        self._node = NodeInput(os.fdopen(to_thread, "rb"), ends_process=False)
+        self._ended = trio.Event()
+        self._token = trio.lowlevel.current_trio_token()
+        threading.Thread(target=self._run, name="sandq-http", daemon=True).start()
+
+    async def wait(self) -> int:
+        """Wait for the end of the thread and return its exit code."""
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        """Make the thread give up what it does."""
+        self._node.end()
+
+    @property
+    def requests_under_way(self) -> int:
+        """Number of requests that are neither answered nor wait for something to happen."""
+        return 0 if self.running is None else self.running.guard.under_way
+
+    def _run(self) -> None:
+        code = 0
+        begin = self._node.first().get("begin")
+        if begin is not None:
+            # The sockets are those of the copies; the orders name the sockets of the node.
+            orders = Begin.of({**begin, "listeners": self._descriptors})
+            structlog.contextvars.bind_contextvars(node=orders.node, process="http")
+            code = run(orders, self._node, self._send, self._on_running)
+        else:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+        os.close(self._from_thread)
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._on_end, code)
+
+    def _send(self, data: bytes) -> None:
+        with suppress(OSError):  # the node reads nothing any more
+            os.write(self._from_thread, data)
+
+    def _on_running(self, running: RunningApp) -> None:
+        self.running = running
+
+    def _on_end(self, code: int) -> None:
+        self.returncode = code
+        self._ended.set()
+
+
+class ThreadLaunch:
+    """Launches HTTP in threads, and knows the current one."""
+
+    def __init__(self) -> None:
+        self.thread: HttpThread | None = None
+
+    async def __call__(self, descriptors: Sequence[int]) -> HttpThread:
+        """Start a thread that serves on these sockets."""
+        self.thread = HttpThread(descriptors)
+        return self.thread
+
+    @property
+    def requests_under_way(self) -> int:
+        """Number of requests that are neither answered nor wait for something to happen."""
+        return 0 if self.thread is None else self.thread.requests_under_way

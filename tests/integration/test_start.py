@@ -1,0 +1,83 @@
+"""The start of a node: ports and HTTP come before storage."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sandq.model.errors import Corruption, DataDirInUse, StartupError
+from sandq.node import run_node
+from sandq.server.http.node_link import STARTING
+from sandq.server.http.thread import ThreadLaunch
+from sandq.storage.stores import LevelStores, Stores
+from tests.support.nodes.small_node import small_config
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_S
+
+
+class Start:
+    """A node whose storage opens while a test looks at its ports; the event loop stands still meanwhile."""
+
+    def __init__(self, directory: Path) -> None:
+        self.client_port, self.http_port = free_port(), free_port()
+        at = {"LISTEN__CLIENT": f"127.0.0.1:{self.client_port}", "LISTEN__HTTP": f"127.0.0.1:{self.http_port}"}
+        self.config = small_config(directory, **at)
+        self.launch = ThreadLaunch()
+        self.found: dict[str, Any] = {}
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{self.http_port}{path}", timeout=PATIENCE_S)
+
+    def open_stores(self, path: Path, create: bool) -> Stores:
+        socket.create_connection(("127.0.0.1", self.client_port), timeout=PATIENCE_S).close()
+        self.found = {name: self.get(name) for name in ("/livez", "/readyz")}
+        return LevelStores(path, create=create)
+
+    def fail(self, path: Path, create: bool) -> Stores:
+        raise Corruption("the stores are damaged")
+
+
+async def test_http_answers_while_storage_opens(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    async with run_node(start.config, launch=start.launch, stores=start.open_stores):
+        assert start.found["/livez"].json() == {"status": "ok"}
+        refused = start.found["/readyz"]
+        assert (refused.status_code, refused.json()["detail"]) == (503, STARTING)
+
+
+async def test_start_that_fails_ends_http_and_frees_the_ports(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    with pytest.RaisesGroup(Corruption, flatten_subgroups=True, allow_unwrapped=True):
+        async with run_node(start.config, launch=start.launch, stores=start.fail):
+            pass
+    assert start.launch.thread is not None and start.launch.thread.returncode is not None
+    for port in (start.client_port, start.http_port):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+    async with run_node(start.config, launch=start.launch):
+        assert start.get("/livez").status_code == 200
+
+
+async def test_second_node_of_a_data_directory_takes_no_ports(tmp_path: Path) -> None:
+    first, second = Start(tmp_path), Start(tmp_path)
+    async with run_node(first.config, launch=first.launch):
+        with pytest.raises(DataDirInUse):
+            async with run_node(second.config, launch=second.launch):
+                pass
+        assert second.launch.thread is None
+
+
+async def test_port_of_clients_that_is_taken_launches_nothing(tmp_path: Path) -> None:
+    first, second = Start(tmp_path / "one"), Start(tmp_path / "two")
+    second.config = small_config(
+        tmp_path / "two", LISTEN__CLIENT=f"127.0.0.1:{first.client_port}", LISTEN__HTTP="127.0.0.1:0"
+    )
+    async with run_node(first.config, launch=first.launch):
+        with pytest.raises(StartupError, match=r"listen\.client"):
+            async with run_node(second.config, launch=second.launch):
+                pass
+        assert second.launch.thread is None
