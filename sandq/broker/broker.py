@@ -43,8 +43,9 @@ from sandq.broker.reads.linearizable_reads import LinearizableReads
 from sandq.broker.reads.schedule_outlook import ScheduleOutlooks
 from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.node_log import NodeLog
-from sandq.broker.replication.raft_group import Done, RaftGroup
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import Delivery, MetadataView, PartitionReplica
+from sandq.broker.replication.requests import Done
 from sandq.broker.replication.runner import Runner
 from sandq.broker.stats.node_stats import NodeStats
 from sandq.model.batch import Column

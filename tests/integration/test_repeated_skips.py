@@ -13,7 +13,8 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.client.client import Client
 from sandq.model.batch import Column, encode
 from sandq.model.errors import Conflict
-from sandq.node import Serving, run_node
+from sandq.node import run_node
+from sandq.node.running import Serving
 from sandq.partition import commands as c
 from tests.support.nodes.planted import POISON, STEPS, Plan, planted
 from tests.support.nodes.small_node import small_config
@@ -31,7 +32,7 @@ def append(value: bytes) -> c.Append:
 
 def submit(host: RaftGroup, entries: Sequence[Sequence[bytes]]) -> None:
     """Propose these values, in entries of their own, all before the first of them is applied."""
-    most = host._limits.entry_messages  # that the first command is said to have, so that it begins an entry
+    most = host.requests._limits.entry_messages  # that the first command is said to have, so that it begins an entry
     for entry in entries:
         for at, value in enumerate(entry):
             host.submit(append(value), lambda result: None, messages=0 if at else most)
@@ -115,7 +116,7 @@ async def test_skip_of_an_entry_refuses_only_the_command_that_failed_when_it_com
             await client.admin.create_topic("t")
             host = host_of(node)
             for at, command in enumerate([append(POISON), *beside]):
-                host.submit(command, lambda result: None, messages=0 if at else host._limits.entry_messages)
+                host.submit(command, lambda result: None, messages=0 if at else host.requests._limits.entry_messages)
             await until_holds(lambda: host.shut is not None)
             await skip(client)
             await until_holds(lambda: host_of(node).ready)

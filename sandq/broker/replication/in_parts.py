@@ -6,7 +6,8 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any, Final
 
-from sandq.broker.replication.raft_group import Done, RaftGroup
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.requests import Done
 from sandq.model.errors import SandqError
 from sandq.partition import commands as c
 from sandq.partition.leasing.settlement import Part

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -12,16 +12,16 @@ import trio
 
 from sandq.broker import verbose
 from sandq.broker.replication.applier import Apply
-from sandq.broker.replication.fair_queue import FairQueue
+from sandq.broker.replication.followed_skips import FollowedSkips
 from sandq.broker.replication.log_pin import LogPin
 from sandq.broker.replication.reader_pins import ReaderPins
 from sandq.broker.replication.replica import Replica, loaded_status
-from sandq.broker.replication.shut import ApplyFailure, Step
+from sandq.broker.replication.requests import Backlog, Done, Request, Requests
+from sandq.broker.replication.shut import ApplyFailure
 from sandq.model.errors import (
     Conflict,
     DiskFull,
     NotLeader,
-    Overloaded,
     SandqError,
     StorageFailed,
     TimedOut,
@@ -34,32 +34,15 @@ from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed
 
 log = structlog.get_logger("sandq.replication")
 
-Done = Callable[[Any], None]
-"""Called on the loop with the result, or with the SandqError that stands for it. Must not raise."""
-
-
 AFTER_STALL_MOST = 10_000
 PASS_WORK: Final = 4 << 20
 PASS_BYTES: Final = 1 << 20
 """Of the entries of a group in one pass, but for the last: others wait for all of it to be written and synced, and may
 wait for as much again."""
 
-BACKLOG_SHARE: Final = 1 / 2
-"""Of what may wait to be stored on a node, what may wait for one group: others have room beside it."""
-
 
 class Stalled(Unavailable):
     """The log or the state of this node stands still, for now; nothing was done."""
-
-
-@dataclass(slots=True)
-class Request:
-    command: Any
-    """Until it is encoded, and proposed: what is large is not kept twice."""
-    size: int
-    work: int
-    messages: int
-    done: Done
 
 
 class Confirmation:
@@ -85,14 +68,14 @@ class Sending:
     """Of what was read of it last, and is being sent."""
 
 
-class Backlog:
-    """Bytes that were submitted and not answered yet, over all groups of a node."""
+@dataclass(slots=True)
+class _Listeners:
+    """Callbacks of `RaftGroup.listen`."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.bytes = 0
-        self.no_room: str | None = None
-        """Why nothing new is stored: the disk is nearly full."""
+    status: list[Callable[[], None]] = field(default_factory=list)
+    ready: list[Callable[[bool], None]] = field(default_factory=list)
+    flush: list[Callable[[], None]] = field(default_factory=list)
+    route: list[Callable[[bool], None]] = field(default_factory=list)
 
 
 class RaftGroup:
@@ -132,14 +115,8 @@ class RaftGroup:
         to be loaded from its rows again."""
         self._shut_in: tuple[ApplyFailure, int, int] | None = None
         """The failure and the term that `taken_while_shut` counts from, and the bytes of the log at that time."""
-        self._is_skip_proposed = False
-        """A SKIP is proposed, and it is not known yet what became of it."""
-        self._followed: dict[int, int] = {}
-        """Index of the SKIP that this replica followed, by the index of the entry that the SKIP replaces."""
-        self._on_status: list[Callable[[], None]] = []
-        self._on_ready: list[Callable[[bool], None]] = []
-        self._on_flush: list[Callable[[], None]] = []
-        self._on_route: list[Callable[[bool], None]] = []
+        self._skips = FollowedSkips()
+        self._listeners = _Listeners()
         self._was_ready = self._was_route = False
         self._leaving = False
         self._readers: list[trio.Event] = []
@@ -161,23 +138,10 @@ class RaftGroup:
         self._encode = encode
         self._group_commit = group_commit
         self._backlog = backlog
-        self._limits = limits
         self._check_level = check_level
         self._reason_to_wait = reason_to_wait
         self._has_room = has_room
-        self._pending: FairQueue[Request] = FairQueue()
-        self._waiting_bytes = 0
-        """Bytes of commands that were submitted and are not answered."""
-        self.unapplied_bytes = 0
-        """Bytes of commands that were proposed and are not applied."""
-        self.unapplied_work = 0
-        self._proposed_count = 0
-        self._proposals: dict[int, list[Request]] = {}
-        """By their number, rising: handed to Raft, neither committed nor refused yet."""
-        self._in_flight: dict[int, list[Request]] = {}
-        """By index: committed, not applied yet."""
-        self._expiring = (0, 0, 0)
-        """What has no higher number, index or count was there when it was looked last."""
+        self.requests = Requests(backlog=backlog, limits=limits, what=what)
         self.group: Group = group_commit.add(
             number, member, journal, applied=applied, before_tick=self.flush, settles=settles
         )
@@ -195,17 +159,17 @@ class RaftGroup:
         proposed: what is submitted then is written and synced with it; `on_route(here)` when requests are to come to
         this node from now on, and when they are not, before `on_ready`."""
         if on_route is not None:
-            self._on_route.append(on_route)
+            self._listeners.route.append(on_route)
         if on_status is not None:
-            self._on_status.append(on_status)
+            self._listeners.status.append(on_status)
         if on_ready is not None:
-            self._on_ready.append(on_ready)
+            self._listeners.ready.append(on_ready)
         if on_flush is not None:
-            self._on_flush.append(on_flush)
+            self._listeners.flush.append(on_flush)
 
     def notify_status(self) -> None:
         """Tell all listeners that the status is another one."""
-        for on_status in self._on_status:
+        for on_status in self._listeners.status:
             on_status()
 
     @property
@@ -273,23 +237,11 @@ class RaftGroup:
         while another SKIP of it is not followed; StorageFailed; TimedOut."""
         if self.is_skipping(skip.index):
             raise Conflict(f"entry {skip.index} is being skipped already; ask again in a moment")
-        await self._propose_own(partial(self._append_skip, skip))
-
-    def _append_skip(self, skip: Skip, done: Proposed) -> None:
-        def decided(index: int | None, failure: ProposalFailed | None) -> None:
-            self._is_skip_proposed = False
-            done(index, failure)
-
-        self._is_skip_proposed = True
-        self.group.propose_skip(skip, decided)
+        await self._propose_own(partial(self._skips.propose, self.group, skip))
 
     def is_skipping(self, index: int) -> bool:
-        """Return whether a SKIP of an entry is proposed, or in the log, that this replica has not followed yet.
-
-        Another one must not be proposed then. It would not contain the first, and replicas that follow one of the two
-        would be shut where they meet the other."""
-        ats = [at for at, skip in self.group.journal.skips.items() if skip.index == index]
-        return self._is_skip_proposed or (bool(ats) and self._followed.get(index) != ats[-1])
+        """Return whether a SKIP of an entry is proposed, or in the log, that this replica has not followed yet."""
+        return self._skips.is_skipping(self.group, index)
 
     async def _propose_own(self, propose: Callable[[Proposed], None]) -> None:
         """Propose what is decided by the log alone: a shut leader may do that, too."""
@@ -353,11 +305,11 @@ class RaftGroup:
         route = ready or self.is_shut_leader
         if route != self._was_route:
             self._was_route = route
-            for on_route in self._on_route:
+            for on_route in self._listeners.route:
                 on_route(route)
         if ready != self._was_ready:
             self._was_ready = ready
-            for on_ready in self._on_ready:
+            for on_ready in self._listeners.ready:
                 on_ready(ready)
 
     def check_ready(self) -> None:
@@ -413,24 +365,10 @@ class RaftGroup:
                 f"an operator skipped this very request in {self.what}, because no replica could apply it: nothing was "
                 "done, and sending it again cannot help"
             )
-        backlog = self._backlog
-        if backlog.no_room is not None and command.needs_space:
-            raise DiskFull(backlog.no_room)
-        if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
-            raise Overloaded(
-                f"{backlog.bytes} bytes wait to be stored here (limit {backlog.limit_bytes}); send again in a moment"
-            )
-        own_limit_bytes = int(BACKLOG_SHARE * backlog.limit_bytes)
-        if self._waiting_bytes + size > own_limit_bytes and self._waiting_bytes:
-            raise Overloaded(
-                f"{self._waiting_bytes} bytes wait to be stored in {self.what} (limit {own_limit_bytes}); "
-                "send again in a moment"
-            )
-        backlog.bytes += size
-        self._waiting_bytes += size
-        work = size if work is None else work
-        # What is very large does not wait for as much of everybody else.
-        self._pending.add(Request(command, size, work, messages, done), min(work, self._limits.entry_bytes), line)
+        if self._backlog.no_room is not None and command.needs_space:
+            raise DiskFull(self._backlog.no_room)
+        self.requests.check_room(size)
+        self.requests.add(Request(command, size, size if work is None else work, messages, done), line)
         self._group_commit.mark(self.group)
 
     async def call(
@@ -539,75 +477,52 @@ class RaftGroup:
         """Go on with another state of the same group: that of a snapshot, or what a shut replica has stored."""
         self.replica, self.status = replica, status
         self.shut, self.reopens = replica.failure, False
-        self._followed.clear()
-        self._is_skip_proposed = False
-        unknown = TimedOut("the group was installed anew: the outcome is unknown")
-        self._drop(self._proposals, unknown)
-        self._drop(self._in_flight, unknown)
+        self._skips.clear()
+        self.requests.drop_all(TimedOut("the group was installed anew: the outcome is unknown"))
         self.look()
         self.notify_status()
 
     def flush(self) -> None:
         """Propose what has gathered, merged into as few entries as the limits allow, up to `PASS_WORK` and
         `PASS_BYTES`. Runs at the start of a tick."""
-        if not self._pending:
+        requests = self.requests
+        if not requests.waiting:
             return
         if not self.group.is_leader:
-            self._answer_all(self._pending.take_all(), NotLeader("this node does not lead it any more"))
+            requests.refuse_waiting(NotLeader("this node does not lead it any more"))
             return
         reason = self._reason_to_wait(self)
         if reason is not None:  # only here are entries stamped
-            self._answer_all(self._pending.take_all(), _not_taken(reason))
-        for on_flush in self._on_flush:
+            requests.refuse_waiting(_not_taken(reason))
+        for on_flush in self._listeners.flush:
             on_flush()
         left, left_bytes = PASS_WORK, PASS_BYTES
-        while self._pending:
+        while requests.waiting:
             if left <= 0 or left_bytes <= 0:
                 self._group_commit.mark(self.group)
                 return
             if not self._has_room(self):
                 return
-            requests = self._take()
-            work = sum([request.work for request in requests])
-            left -= work
-            self.unapplied_work += work
-            self.unapplied_bytes += sum([request.size for request in requests])
-            entry = self._encode([request.command for request in requests])
+            merged = requests.take_entry()
+            left -= sum([request.work for request in merged])
+            entry = self._encode([request.command for request in merged])
             left_bytes -= len(entry)
-            for request in requests:
-                request.command = None
-            self._proposed_count = number = self._proposed_count + 1
-            self._proposals[number] = requests
-            self.group.propose(entry, partial(self._proposed, number, requests))
+            number = requests.propose(merged)
+            self.group.propose(entry, partial(self._proposed, number, merged))
 
-    def _take(self) -> list[Request]:
-        requests: list[Request] = []
-        work = messages = 0
-        while self._pending:
-            request = self._pending.first()
-            work += request.work
-            messages += request.messages
-            if requests and (work > self._limits.entry_bytes or messages > self._limits.entry_messages):
-                break
-            requests.append(self._pending.take())
-        return requests
-
-    def _proposed(
-        self, number: int, requests: list[Request], index: int | None, failure: ProposalFailed | None
-    ) -> None:
-        self._proposals.pop(number, None)
+    def _proposed(self, number: int, merged: list[Request], index: int | None, failure: ProposalFailed | None) -> None:
+        self.requests.proposed.pop(number, None)
         if index is not None:
-            self._in_flight[index] = requests
+            self.requests.committed[index] = merged
         elif failure in (ProposalFailed.NOT_LEADER, ProposalFailed.LOST):
-            self._answer_all(requests, NotLeader("this node does not lead it any more"))
+            self.requests.answer_all(merged, NotLeader("this node does not lead it any more"))
         else:
-            self._answer_all(requests, TimedOut("leadership was lost meanwhile: the outcome is unknown"))
+            self.requests.answer_all(merged, TimedOut("leadership was lost meanwhile: the outcome is unknown"))
 
     def task(self, index: int, command: bytes, skip: Skip | None = None) -> Apply:
         """What the apply thread is to do with a committed entry. Notes which SKIP it follows."""
-        if self.group.journal.skips and (at := self._decided().get(index)) is not None:
-            self._followed[index] = at
-        return Apply(self.number, self.replica, index, command, index in self._in_flight, skip)
+        self._skips.follow(self.group, index)
+        return Apply(self.number, self.replica, index, command, index in self.requests.committed, skip)
 
     def shut_off(self) -> None:
         """The replica is shut (`Replica.failure`). What was proposed may be applied later, by this node or another one,
@@ -618,10 +533,8 @@ class RaftGroup:
             self.status = self.replica.status()
         except Exception as error:  # the state that cannot be summed up is the very reason
             log.error("the last state of a shut replica is shown", group=self.number, error=repr(error))
-        self._answer_all(self._pending.take_all(), Unavailable(f"nothing was done: {failure.reason}"))
-        unknown = TimedOut(f"the outcome is unknown: {failure.reason}")
-        self._drop(self._proposals, unknown)
-        self._drop(self._in_flight, unknown)
+        self.requests.refuse_waiting(Unavailable(f"nothing was done: {failure.reason}"))
+        self.requests.drop_all(TimedOut(f"the outcome is unknown: {failure.reason}"))
         self.group.reads.fail()
         self._note_skips()
         self.look()
@@ -629,65 +542,40 @@ class RaftGroup:
 
     def discard(self, index: int, skip: Skip | None) -> None:
         """A committed entry is not applied, as the replica is shut: it will be once that opens again."""
-        self._in_flight.pop(index, None)
+        self.requests.committed.pop(index, None)
         if skip is not None:
             self._note_skips()
             self.look()
 
     def _note_skips(self) -> None:
-        """Note whether the group has decided to skip an entry that the replica's rows do not have. One that it has is
-        no reason: only a snapshot helps then. Neither is one that the replica followed before it failed, nor one behind
-        its failure: it would fail again, and again."""
-        stored, failure = self.replica.applied_index, self.shut
-        if failure is None or failure.step is Step.SKIPPED or failure.index is None:
-            self.reopens = False
-            return
-        if not failure.is_exact:
-            self.reopens = True  # to learn which entry it was
-            return
-        decided = {index: at for index, at in self._decided().items() if stored < index <= failure.index}
-        self.reopens = any([self._followed.get(index) != at for index, at in decided.items()])
-
-    def _decided(self) -> dict[int, int]:
-        """Return the index of the last committed SKIP of each entry that is skipped, by the index of the entry."""
-        group = self.group
-        return {skip.index: at for at, skip in group.journal.skips.items() if at <= group.commit_index}
+        self.reopens = self._skips.may_reopen(self.group, self.replica.applied_index, self.shut)
 
     def applied(self, index: int, results: list[Any]) -> None:
         if verbose.is_on():
             log.debug("an entry is applied", group=self.number, index=index, requests=len(results))
-        for request, result in zip(self._in_flight.pop(index, ()), results, strict=False):
-            self._answer(request, result)
+        for request, result in zip(self.requests.committed.pop(index, ()), results, strict=False):
+            self.requests.answer(request, result)
 
     def fail(self, error: StorageFailed) -> None:
         """The node cannot write any more. What is committed is still answered; the rest fails, outcome unknown: who
         has other members to go on with asks those."""
         self.failed = error
         alone = self.group.is_only_voter
-        self._drop(self._proposals, error if alone else TimedOut(f"the outcome is unknown: {error.message}"))
+        self.requests.drop_proposed(error if alone else TimedOut(f"the outcome is unknown: {error.message}"))
         self._give_up_changes()
         self.group.reads.fail()
 
     def expire(self, timeout_s: float) -> None:
         """Answer what was submitted before this was called last, that time ago, and is still not done."""
-        number, index, count = self._expiring
-        self._expiring = self._proposed_count, self.group.commit_index, self._pending.added
-        held = self._pending.take_first(count)
-        self._answer_all(held, Overloaded(f"for {timeout_s:g} s there was no room for it in {self.what}; send again"))
-        late = [requests for proposed, requests in self._proposals.items() if proposed <= number]
-        late += [requests for committed, requests in self._in_flight.items() if committed <= index]
-        for requests in late:
-            self._answer_all(requests, TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown"))
-        if self._pending:
+        self.requests.expire(timeout_s, self.group.commit_index)
+        if self.requests.waiting:
             self._group_commit.mark(self.group)  # it may have waited for what was given up
 
     def stall(self, why: str) -> None:
         """Nothing goes on here, for as long as it takes: answer what waits, and leave the group to other members."""
         self.stalled = why
-        self._answer_all(self._pending.take_all(), Unavailable(f"it was not stored: {why}"))
-        unknown = TimedOut(f"the outcome is unknown: {why}")
-        self._drop(self._proposals, unknown)
-        self._drop(self._in_flight, unknown)
+        self.requests.refuse_waiting(Unavailable(f"it was not stored: {why}"))
+        self.requests.drop_all(TimedOut(f"the outcome is unknown: {why}"))
         self._give_up_changes()
         self.group.reads.fail()
         self.look()
@@ -715,15 +603,14 @@ class RaftGroup:
         if self.group.is_only_voter:
             self.close(error)
         else:
-            self._drop(self._in_flight, TimedOut(f"the outcome is unknown: {error.message}"))
+            self.requests.drop_committed(TimedOut(f"the outcome is unknown: {error.message}"))
             self._stands = Unavailable(f"this node cannot go on: {error.message}")
             self.look()
 
     def close(self, error: SandqError) -> None:
         """The group is gone: nothing more will be taken or applied."""
         self._closed = error
-        self._drop(self._proposals, error)
-        self._drop(self._in_flight, error)
+        self.requests.drop_all(error)
         self._give_up_changes()
         self.group.reads.fail()
         self.look()
@@ -732,26 +619,6 @@ class RaftGroup:
         """Nobody will say what became of them."""
         for finished in self._changers:
             finished.set()
-
-    def _drop(self, waiting: dict[int, list[Request]], error: SandqError) -> None:
-        self._answer_all(self._pending.take_all(), error)
-        for requests in list(waiting.values()):
-            self._answer_all(requests, error)
-        waiting.clear()
-
-    def _answer_all(self, requests: list[Request], result: Any) -> None:
-        taken = list(requests)
-        requests.clear()
-        for request in taken:
-            self._answer(request, result)
-
-    def _answer(self, request: Request, result: Any) -> None:
-        self._backlog.bytes -= request.size
-        self._waiting_bytes -= request.size
-        if request.command is None:
-            self.unapplied_bytes -= request.size
-            self.unapplied_work -= request.work
-        request.done(result)
 
 
 def _not_taken(reason: str) -> Unavailable:

@@ -17,7 +17,8 @@ from sandq.broker.reads.fan_out import call_all, read_all
 from sandq.broker.reads.linearizable_reads import PAGE_WORK, Room, no_bytes
 from sandq.broker.reads.partition_time import PartitionTime
 from sandq.broker.replication.in_parts import submit_in_parts
-from sandq.broker.replication.raft_group import Done, RaftGroup
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.requests import Done
 from sandq.broker.requests.group_consumers import ConsumerTable
 from sandq.model import health, offsets
 from sandq.model.batch_format import Column

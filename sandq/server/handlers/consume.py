@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-from sandq.broker.replication.raft_group import Done
+from sandq.broker.replication.requests import Done
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.protocol.frames import Frame
 from sandq.protocol.requests import Ack, AckThen, Credit, Extend, Lease, Nack, Subscribe, Unsubscribe

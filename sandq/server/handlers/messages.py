@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandq.broker.replication.raft_group import Done
+from sandq.broker.replication.requests import Done
 from sandq.protocol.requests_admin import DeadList, DeadPurge, DeadRedrive
 from sandq.protocol.requests_log import Fetch, Measure
 from sandq.protocol.requests_messages import Cancel, Forecast, Get, List, Move, Why

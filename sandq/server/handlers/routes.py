@@ -21,7 +21,7 @@ import msgpack
 import trio
 
 from sandq.broker.broker import Broker
-from sandq.broker.replication.raft_group import Done
+from sandq.broker.replication.requests import Done
 from sandq.broker.requests.kv_requests import KvRequests
 from sandq.broker.requests.message_requests import MessageRequests
 from sandq.broker.requests.schedule_requests import ScheduleRequests

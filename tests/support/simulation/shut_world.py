@@ -242,7 +242,7 @@ class ShutWorld(ClusterWorld):
             replacement, _ = replacement_of(host.number, skip_id, command, positions, failure)
         except SandqError:
             return  # all of it is skipped
-        host._append_skip(Skip(index, term, skip_id, replacement), lambda at, error: self._skipped(error))
+        host._skips.propose(host.group, Skip(index, term, skip_id, replacement), lambda at, error: self._skipped(error))
         node.node_log.group_commit.mark(host.group)
 
     def _skipped(self, error: Any) -> None:

@@ -48,9 +48,10 @@ def test_who_waits_for_a_group_is_told_of_it_alone() -> None:
 def test_all_are_told_when_it_is_not_known_what_changed() -> None:
     bed = Watched()
     bed.take()
-    heard, bed.host._on_status = bed.host._on_status, []
+    listeners = bed.host._listeners
+    heard, listeners.status = listeners.status, []
     bed.call(c.Touch(["g"]))  # a status that the leader does not see
-    bed.host._on_status = heard
+    listeners.status = heard
     assert bed.take() == []
     bed.call(c.Touch(["h"]))
     assert bed.take() == ["g", "h", "none"]

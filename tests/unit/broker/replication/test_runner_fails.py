@@ -152,7 +152,7 @@ async def test_what_is_proposed_is_not_kept_beside_its_entry() -> None:
         kept: list[object] = []
         node.metadata.submit(command, lambda result: None)
         node.metadata.flush()
-        for requests in node.metadata._proposals.values():
+        for requests in node.metadata.requests.proposed.values():
             kept += [request.command for request in requests]
         assert kept and kept == [None] * len(kept)
 
@@ -182,11 +182,11 @@ async def test_so_much_of_a_group_is_in_one_pass() -> None:
         for _ in range(10):
             host.submit(register_node("n1", "store", {}), done.append, work=PASS_WORK // 4)
         host.flush()
-        assert len(host._proposals) == 4 and len(host._pending) == 6
+        assert len(host.requests.proposed) == 4 and len(host.requests.waiting) == 6
         host.flush()
-        assert len(host._proposals) == 8
+        assert len(host.requests.proposed) == 8
         host.flush()
-        assert len(host._proposals) == 8, "no more before some of it is applied"
+        assert len(host.requests.proposed) == 8, "no more before some of it is applied"
         await until_holds(lambda: len(done) == 10)
 
 
@@ -199,7 +199,7 @@ async def test_so_many_bytes_of_a_group_are_in_one_pass() -> None:
             host.submit(register_node("n1", "s" * size, {}), done.append, size=size)
         for proposed in (2, 4, 6):
             host.flush()
-            assert sum(map(len, host._proposals.values())) == proposed
+            assert sum(map(len, host.requests.proposed.values())) == proposed
         await until_holds(lambda: len(done) == 6)
 
 

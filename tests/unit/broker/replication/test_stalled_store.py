@@ -124,7 +124,7 @@ def test_a_store_that_stands_still_for_seconds_delays_no_answer_until_its_limit(
     bed.go_on()
     assert len(large) == sent + 9 and not any(isinstance(answer, Exception) for answer in large + small)
     ids = [base for base, _ in large]
-    assert ids == sorted(ids) and not bed.node_log.backlog.bytes and not one.unapplied_bytes
+    assert ids == sorted(ids) and not bed.node_log.backlog.bytes and not one.requests.unapplied_bytes
     for host in bed.hosts:
         bed.check_rows(host.replica)  # type: ignore[arg-type]
 
@@ -146,7 +146,7 @@ def test_who_waits_too_long_for_room_is_told_that_nothing_was_stored() -> None:
     assert "no room" in str(refused[0])
     bed.go_on()
     assert not isinstance(answers[-1], Exception) and len(answers) == len(refused) + stored + 1
-    assert bed.node_log.backlog.bytes == host.unapplied_bytes == 0
+    assert bed.node_log.backlog.bytes == host.requests.unapplied_bytes == 0
     assert host.status.messages == stored + 1
 
 

@@ -1,0 +1,161 @@
+"""Requests of one Raft group: waiting, proposed, or committed and not applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sandq.broker.replication.fair_queue import FairQueue
+from sandq.model.errors import Overloaded, SandqError, TimedOut
+from sandq.model.limits import Limits
+
+Done = Callable[[Any], None]
+"""Called on the loop with the result, or with the SandqError that stands for it. Must not raise."""
+
+BACKLOG_SHARE: Final = 1 / 2
+"""Share of the bytes that may wait to be stored on a node that one group may have: others have room beside it."""
+
+
+@dataclass(slots=True)
+class Request:
+    """A command and what it takes."""
+
+    command: Any
+    """None once it is encoded and proposed: a large command is not kept twice."""
+    size: int
+    """Bytes that it takes until it is answered."""
+    work: int
+    """Cost of applying it, in bytes of a batch that costs as much."""
+    messages: int
+    done: Done
+
+
+class Backlog:
+    """Bytes that were submitted and not answered yet, over all groups of a node."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.bytes = 0
+        self.no_room: str | None = None
+        """Why nothing new is stored: the disk is nearly full."""
+
+
+class Requests:
+    """Requests of one group, each from its submission to its answer."""
+
+    def __init__(self, *, backlog: Backlog, limits: Limits, what: str) -> None:
+        """`what` the group is, for messages."""
+        self._backlog = backlog
+        self._limits = limits
+        self._what = what
+        self.waiting: FairQueue[Request] = FairQueue()
+        """Requests that were submitted and not proposed."""
+        self.proposed: dict[int, list[Request]] = {}
+        """Requests of each proposed entry, neither committed nor refused yet, by a number that rises."""
+        self.committed: dict[int, list[Request]] = {}
+        """Requests of each committed entry that is not applied yet, by its index."""
+        self._waiting_bytes = 0
+        """Bytes of requests that are not answered."""
+        self.unapplied_bytes = 0
+        """Bytes of requests that were proposed and are not answered."""
+        self.unapplied_work = 0
+        self._entries = 0
+        """Entries that were proposed: the number of the last."""
+        self._expiring = (0, 0, 0)
+        """Entries proposed, index committed and requests added at the last `expire`."""
+
+    def check_room(self, size: int) -> None:
+        """Raise Overloaded if a request of this size has no room."""
+        backlog = self._backlog
+        if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
+            raise Overloaded(
+                f"{backlog.bytes} bytes wait to be stored here (limit {backlog.limit_bytes}); send again in a moment"
+            )
+        own_limit_bytes = int(BACKLOG_SHARE * backlog.limit_bytes)
+        if self._waiting_bytes + size > own_limit_bytes and self._waiting_bytes:
+            raise Overloaded(
+                f"{self._waiting_bytes} bytes wait to be stored in {self._what} (limit {own_limit_bytes}); "
+                "send again in a moment"
+            )
+
+    def add(self, request: Request, line: Hashable | None) -> None:
+        """Let a request wait. `line`: see `FairQueue.add`."""
+        self._backlog.bytes += request.size
+        self._waiting_bytes += request.size
+        # A very large request does not wait for as much of everybody else.
+        self.waiting.add(request, min(request.work, self._limits.entry_bytes), line)
+
+    def take_entry(self) -> list[Request]:
+        """Take the requests of the next entry: as many as the limits of an entry allow, and one at least."""
+        requests: list[Request] = []
+        work = messages = 0
+        while self.waiting:
+            request = self.waiting.first()
+            work += request.work
+            messages += request.messages
+            if requests and (work > self._limits.entry_bytes or messages > self._limits.entry_messages):
+                break
+            requests.append(self.waiting.take())
+        self.unapplied_work += sum([request.work for request in requests])
+        self.unapplied_bytes += sum([request.size for request in requests])
+        return requests
+
+    def propose(self, requests: list[Request]) -> int:
+        """Note that an entry with these requests is proposed, and return its number."""
+        for request in requests:
+            request.command = None
+        self._entries += 1
+        self.proposed[self._entries] = requests
+        return self._entries
+
+    def expire(self, timeout_s: float, commit_index: int) -> None:
+        """Answer the requests that were there when this was called last, `timeout_s` ago."""
+        number, index, count = self._expiring
+        self._expiring = self._entries, commit_index, self.waiting.added
+        held = self.waiting.take_first(count)
+        self.answer_all(held, Overloaded(f"for {timeout_s:g} s there was no room for it in {self._what}; send again"))
+        late = [requests for proposed, requests in self.proposed.items() if proposed <= number]
+        late += [requests for committed, requests in self.committed.items() if committed <= index]
+        for requests in late:
+            self.answer_all(requests, TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown"))
+
+    def refuse_waiting(self, error: SandqError) -> None:
+        """Answer the requests that are not proposed."""
+        self.answer_all(self.waiting.take_all(), error)
+
+    def drop_proposed(self, error: SandqError) -> None:
+        """Answer the requests that are not committed."""
+        self.refuse_waiting(error)
+        self._drop(self.proposed, error)
+
+    def drop_committed(self, error: SandqError) -> None:
+        """Answer the requests that wait, and those that are committed and not applied."""
+        self.refuse_waiting(error)
+        self._drop(self.committed, error)
+
+    def drop_all(self, error: SandqError) -> None:
+        """Answer all requests."""
+        self.drop_proposed(error)
+        self._drop(self.committed, error)
+
+    def answer_all(self, requests: list[Request], result: Any) -> None:
+        """Answer requests with one result. The list is empty afterwards, so that nothing is answered twice."""
+        taken = list(requests)
+        requests.clear()
+        for request in taken:
+            self.answer(request, result)
+
+    def answer(self, request: Request, result: Any) -> None:
+        """Answer a request, and count it no more."""
+        self._backlog.bytes -= request.size
+        self._waiting_bytes -= request.size
+        if request.command is None:
+            self.unapplied_bytes -= request.size
+            self.unapplied_work -= request.work
+        request.done(result)
+
+    def _drop(self, waiting: dict[int, list[Request]], error: SandqError) -> None:
+        for requests in list(waiting.values()):
+            self.answer_all(requests, error)
+        waiting.clear()
