@@ -265,8 +265,8 @@ class ClockResets:
     def _own_place(self, step: Step, message_id: bytes) -> bytes:
         """The place for a message that is only in rows of groups: the same for all of these."""
         moved = step.view.get(rows.MOVED + message_id)
-        if moved is not None and offsets.unpack(at := rows.unpack(moved)[0]).index >= self._now().from_index:
-            return bytes(at)
+        if moved is not None and offsets.unpack(at := rows.load_moved(moved).offset).index >= self._now().from_index:
+            return at
         return self.next_place(step, self._now().new_ms - 1)
 
     def _place_kept(self, step: Step) -> bool:
@@ -304,7 +304,7 @@ class ClockResets:
     def _kept_wanted_ms(self, message: Message, view: View) -> int:
         """When a message is wanted that only groups keep."""
         moved = view.get(rows.MOVED + message.id)
-        asked_ms: int = (rows.unpack(moved)[2] if moved is not None else None) or message.created_ms
+        asked_ms: int = (rows.load_moved(moved).moved_ms if moved is not None else None) or message.created_ms
         if message.wanted is None:
             # Whether the time of a redriven message was a delay is not known. A group in which it waits has had it
             # before; another group must not receive it early.
@@ -348,7 +348,7 @@ class ClockResets:
     def _follow_move(self, step: Step, message_id: bytes, offset: bytes) -> None:
         """Remember where the message of an id is now."""
         moved = step.view.get(rows.MOVED + message_id)
-        _, moves, moved_ms, _ = rows.unpack(moved) if moved is not None else (offset, 0, None, None)
+        _, moves, moved_ms, _ = rows.load_moved(moved) if moved is not None else rows.Moved(offset)
         step.view.put(rows.MOVED + message_id, rows.pack(offset, moves, moved_ms, None))
 
     # -- what is forgotten, and what waits ------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class ClockResets:
         stop = rows.after(rows.TOMBSTONE + _last_of(state.old_ms))
         found = view.scan(start, stop, limit=STEP_ROWS, max_bytes=_NO_LIMIT)
         for key, value in found:
-            why, at_ms, forgotten_ms = rows.unpack(value)
+            why, at_ms, forgotten_ms = rows.load_tombstone(value)
             if why != CANCELLED:
                 view.delete(key)
             elif forgotten_ms is None:
@@ -520,7 +520,7 @@ class _Placing:
         wanted_ms: int = rest[-1].get(Column.DELIVER_MS, at_ms)
         if flags & rows.FLAG_DELAY:
             if message_id is not None and (moved := self._view.get(rows.MOVED + message_id)) is not None:
-                from_ms = rows.unpack(moved)[2] or from_ms
+                from_ms = rows.load_moved(moved).moved_ms or from_ms
             # A delay counts from when it was asked for: by the clock that is right, that was not after now.
             wanted_ms -= max(from_ms - self._state.new_ms, 0)
         return _Message(offset, message_id or offset, wanted_ms, value)

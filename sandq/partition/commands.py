@@ -17,6 +17,7 @@ import msgpack
 
 from sandq.model.errors import Corruption, StartupError
 from sandq.model.features import FIRST_LEVEL
+from sandq.model.nack_ends import RETRY
 from sandq.model.sequence import number_of
 
 ENTRY_VERSION = 1
@@ -77,6 +78,19 @@ with its tenant, unless that is `default`: `[TARGET_KEY, bytes, tenant]`; of a m
 `[TARGET_KEY, bytes, None, key]`."""
 
 TARGET_ID, TARGET_KEY = 0, 1
+
+
+class MessageName(NamedTuple):
+    """The fields of a `Target`."""
+
+    kind: int
+    """`TARGET_ID` or `TARGET_KEY`."""
+    name: bytes
+    """Id or unique key."""
+    tenant: str | None = None
+    key: bytes | None = None
+
+
 DEAD_JOBS: Final = ("redrive", "purge_dead")
 DEAD_FILTERS: Final = ("error", "key_prefix")
 """Arguments of these jobs that they have only where they are given."""
@@ -190,20 +204,44 @@ class Ack(Command):
     """(token, what), ..."""
 
 
+class NackItem(NamedTuple):
+    """One lease of a `Nack`. The entry may leave out fields at the end that have their defaults."""
+
+    token: int
+    what: What
+    delay_ms: int | None
+    """Time until the next attempt; None: the back-off decides."""
+    error: str | None
+    is_begun: bool = True
+    """Whether the consumer has begun the messages: else the attempt is not counted."""
+    changes: dict[int, Any] | None = None
+    """`{column: value}` that the messages have in the group from then on: priority, headers."""
+    end: int = RETRY
+    """How the attempt ends (`model.nack_ends`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Nack(Command):
     type: ClassVar[int] = CommandType.NACK
     items: Sequence[Sequence[Any]]
-    """(token, what, delay_ms (None: the back-off), error), ...; a fifth, False: they were not begun; a sixth:
-    `{column: value}` that the messages have in the group from then on (priority, headers); a seventh: how the attempt
-    ends (`model.nack_ends`), and the sixth may be None."""
+    """Fields of a `NackItem` each."""
+
+
+class ExtendItem(NamedTuple):
+    """One lease of an `Extend`. The entry leaves out the last field if nothing was begun."""
+
+    token: int
+    lease_ms: int
+    """The new deadline, counted from the stamp."""
+    begun: What = None
+    """Messages that the consumer has begun; None: it reports none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extend(Command):
     type: ClassVar[int] = CommandType.EXTEND
     items: Sequence[Sequence[Any]]
-    """(token, lease_ms from the stamp on), ...; a third: which messages were begun, a `What` that is not None."""
+    """Fields of an `ExtendItem` each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,15 +326,26 @@ class Cancel(Command):
     targets: Sequence[Target]
 
 
+class MoveItem(NamedTuple):
+    """One message of a `Move`. The entry may leave out fields at the end that are None."""
+
+    target: Target
+    to_ms: int | None
+    """The new delivery time, in ms, or (`is_delay`) a delay in ms, counted from the stamp; None: the time stays."""
+    is_delay: bool
+    priority: int | None = None
+    """None: the priority stays."""
+    changes: dict[int, Any] | None = None
+    """`{column: value}` that the message gets: value, headers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Move(Command):
-    """Give messages that are their producer's another delivery time."""
+    """Give messages that are their producer's another delivery time, priority, value or headers."""
 
     type: ClassVar[int] = CommandType.MOVE
     items: Sequence[Sequence[Any]]
-    """(target, instant or, when relative, delay after the stamp (ms), relative), ...; with a fourth: the
-    priority that it gets; its time may be None then, and stays; with a fifth: `{column: value}` that it gets (value,
-    headers), and the fourth may be None."""
+    """Fields of a `MoveItem` each."""
 
     @property
     def needs_space(self) -> bool:
@@ -529,6 +578,19 @@ class OutboxRefused(Command):
     error: str | None
 
 
+class SentMessage(NamedTuple):
+    """One message that an ack sends."""
+
+    topic: int | None
+    """Number of the topic; None, as the partition then: the partition of the lease itself."""
+    partition: int | None
+    at_ms: int | None
+    """Delivery time in ms, or (`is_delay`) a delay in ms, counted from the stamp; None: at once."""
+    is_delay: bool
+    fields: dict[int, Any]
+    """`{column: value}`."""
+
+
 @dataclass(frozen=True, slots=True)
 class AckThen(Command):
     """Ack messages of a lease and send others, all of it or nothing."""
@@ -538,8 +600,7 @@ class AckThen(Command):
     token: int
     what: What
     messages: Sequence[Sequence[Any]]
-    """(number of the topic, partition (both None: this one), an instant or, when relative, a delay after the stamp (ms;
-    None: at once), relative, {column: value}), ..."""
+    """Fields of a `SentMessage` each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from sandq.partition.leasing.settlement import Lost, Part
 from sandq.partition.log.message_log import Stored
 from sandq.partition.partition_state import PartitionState
 from sandq.partition.reader.look_aheads import LookAheads
+from sandq.partition.records.claim import Outcome
 from sandq.partition.records.leases import Lease
 from sandq.partition.restore.restore_commands import apply_closed
 from sandq.partition.sending.acks import SendingAcks
@@ -122,17 +123,19 @@ class TimerPartition(PartitionState):
 
     def _move(self, step: Step, command: c.Move) -> Result:
         outcomes = []
-        for target, at_ms, relative, *others in self.shared.in_turns(command.items):
+        for fields in self.shared.in_turns(command.items):
             position = step.next_position()  # every item has one of its own, also if it is not moved
             if self.shared.is_budget_spent:
-                outcomes.append([NOT_YET, None])
+                outcomes.append(Outcome(NOT_YET))
                 continue
-            to_ms = step.stamp_ms + at_ms if relative else at_ms
-            priority = others[0] if others else None
-            change = Change.of(others[1]) if len(others) > 1 else None
-            outcomes.append(
-                self.pending.move(step, target, to_ms, position, is_delay=relative, priority=priority, change=change)
+            target, to_ms, is_delay, priority, changes = c.MoveItem(*fields)
+            if is_delay and to_ms is not None:
+                to_ms += step.stamp_ms
+            change = Change.of(changes)
+            outcome = self.pending.move(
+                step, target, to_ms, position, is_delay=is_delay, priority=priority, change=change
             )
+            outcomes.append(outcome)
         return outcomes
 
     # -- leases ---------------------------------------------------------------------------------------------------
@@ -165,10 +168,7 @@ class TimerPartition(PartitionState):
         return self.settlement.nack(step, command.items)
 
     def _extend(self, step: Step, command: c.Extend) -> list[int | None]:
-        return [
-            self.settlement.extend(step, token, lease_ms, begun[0] if begun else None)
-            for token, lease_ms, *begun in self.shared.in_turns(command.items)
-        ]
+        return [self.settlement.extend(step, *c.ExtendItem(*item)) for item in self.shared.in_turns(command.items)]
 
     def _expire(self, step: Step, command: c.Expire) -> int:
         self.trim_schedule.note_settled(step)

@@ -11,12 +11,12 @@ from sandq.broker.replication.requests import Done
 from sandq.model.errors import SandqError
 from sandq.partition import commands as c
 from sandq.partition.leasing.settlement import Part
+from sandq.partition.records.claim import Outcome
 from sandq.partition.shared_state import NOT_YET
 
 LEAST_ITEMS: Final = 8
 """That are submitted again at a time, and twice as many as the last entry did: each is looked up in each entry that it
 is in, and a thousand large ones, of which an entry does three, would be half a million times."""
-_NOT_YET_MOVED: Final = [NOT_YET, None]
 
 
 def submit_in_parts(
@@ -66,4 +66,4 @@ def submit_in_parts(
 
 def is_not_yet(outcome: Any) -> bool:
     """Whether an item of a move or a nack is to be asked for again."""
-    return outcome in (NOT_YET, _NOT_YET_MOVED)
+    return outcome == NOT_YET or (isinstance(outcome, Outcome) and outcome.word == NOT_YET)

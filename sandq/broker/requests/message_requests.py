@@ -41,10 +41,10 @@ from sandq.model.topic_limits import MAX_MESSAGE_BYTES
 from sandq.model.unfinished import unfinished_conflict
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import NOTHING
-from sandq.partition.jobs.redrive import Outcome
 from sandq.partition.produce_validation import check_not_far, most_value_bytes
 from sandq.partition.queries.fetch import Extent, Fetched
 from sandq.partition.queries.queries import UNITS_S, PartitionQueries
+from sandq.partition.records.claim import Outcome
 from sandq.protocol.request import PartitionRequest
 from sandq.protocol.requests_admin import (
     CHECK,

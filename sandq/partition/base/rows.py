@@ -335,6 +335,59 @@ def value_rows(
     return [(LOG + offset, heads[len(value)] + value) for offset, value in zip(column, values, strict=True)]
 
 
+class Moved(NamedTuple):
+    """The fields of a `MOVED` row: where a message is that was moved."""
+
+    offset: bytes
+    moves: int = 0
+    """How often its producer moved it."""
+    moved_ms: int | None = None
+    """When it was moved last; None: only a clock reset moved it."""
+    forgotten_ms: int | None = None
+
+
+def load_moved(row: bytes) -> Moved:
+    """Read a `MOVED` row."""
+    return Moved(*unpack(row))
+
+
+class Tombstone(NamedTuple):
+    """The fields of a `TOMBSTONE` row."""
+
+    why: str
+    at_ms: int
+    forgotten_ms: int | None
+
+
+def load_tombstone(row: bytes) -> Tombstone:
+    """Read a `TOMBSTONE` row."""
+    return Tombstone(*unpack(row))
+
+
+class KeptRow(NamedTuple):
+    """The fields of a `KEPT` row: a message that a group keeps."""
+
+    id: bytes
+    created_ms: int
+    fields: Fields
+    is_immortal: bool
+    """Whether its ttl counts no more."""
+    is_delay: bool | None = None
+    """Whether its time was asked for as a delay; None: that is not known."""
+    lives: Sequence[Any] = ()
+
+
+def load_kept(row: bytes) -> KeptRow:
+    """Read a `KEPT` row."""
+    return KeptRow(*unpack(row))
+
+
+def id_of(key: bytes, value: bytes) -> bytes:
+    """Return the id of the message in a log row of its own."""
+    message_id: bytes | None = unpack(value[LOG_HEADER.size :])[0]
+    return message_id or key[1:]
+
+
 def moved_row(value: bytes, message_id: bytes, wanted_ms: int | None = None, *, is_delay: bool = False) -> bytes:
     """The log row of a message at another offset; its payload, when apart, stays where it is. `wanted_ms`: as in
     `needed_of`; `is_delay` as in `message_rows`."""
@@ -395,13 +448,13 @@ def kept_row(
 
 def is_immortal(kept: bytes) -> bool:
     """Whether the ttl of a message that a group keeps counts no more."""
-    return bool(unpack(kept)[3])
+    return load_kept(kept).is_immortal
 
 
 def kept_entry(offset: bytes, row: bytes) -> LogEntry:
     """What leasing needs of a message that a group keeps."""
-    message_id, _, fields, *_ = unpack(row)
-    return LogEntry(offset, 1, len(row), kept_extra(message_id, fields)._replace(order=order_of(fields)))
+    kept = load_kept(row)
+    return LogEntry(offset, 1, len(row), kept_extra(kept.id, kept.fields)._replace(order=order_of(kept.fields)))
 
 
 def log_entry(key: bytes, value: bytes) -> LogEntry:

@@ -369,7 +369,7 @@ class Group:
         """The ordering hash of a message of its own row, if it has a key."""
         if kept:
             row = view.get(rows.of_group(rows.KEPT, self.group_id, offset))
-            return None if row is None else rows.order_of(rows.unpack(row)[2])
+            return None if row is None else rows.order_of(rows.load_kept(row).fields)
         entry = single_row_entry(view, offset)
         return None if entry.extra is None else entry.extra.order
 

@@ -72,10 +72,10 @@ class KeptMessages:
 
     def forget(self, step: Step, offset: bytes, row: bytes) -> None:
         """A group keeps a message no longer: let go of what is remembered of it, unless somebody else has it."""
-        message_id, _, fields, *_ = rows.unpack(row)
-        self.expire_move(step, offset, message_id)
+        kept = rows.load_kept(row)
+        self.expire_move(step, offset, kept.id)
         if not self.is_in_log(offset, step.view):
-            self._unique.release(step, rows.kept_extra(message_id, fields), offset)
+            self._unique.release(step, rows.kept_extra(kept.id, kept.fields), offset)
 
     def expire_move(self, step: Step, offset: bytes, message_id: bytes) -> None:
         """Remember only for a while where a message had been moved, once neither the log nor a group has it."""

@@ -43,9 +43,9 @@ class MessageTtl:
         if kept:
             row = view.get(rows.of_group(rows.KEPT, group.group_id, base))
             assert row is not None
-            _, _, fields, immortal, *_ = rows.unpack(row)
-            extra = rows.Extra(base, fields.get(Column.TTL_MS), None, None)
-            return None if immortal else self.entry_expires_ms(LogEntry(base, 1, 0, extra))
+            message = rows.load_kept(row)
+            extra = rows.Extra(base, message.fields.get(Column.TTL_MS), None, None)
+            return None if message.is_immortal else self.entry_expires_ms(LogEntry(base, 1, 0, extra))
         if self.any_own:
             return self.entry_expires_ms(single_row_entry(view, base))
         ttl_ms = self._shared.settings["ttl_ms"]

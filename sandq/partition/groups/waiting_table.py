@@ -97,7 +97,7 @@ class WaitingTable:
                 if entry.kept:
                     row = view.get(rows.of_group(rows.KEPT, group.group_id, offset))
                     assert row is not None, "a message that a group keeps has a row"
-                    queue = queue_keys.of_fields(rank, rows.unpack(row)[2])
+                    queue = queue_keys.of_fields(rank, rows.load_kept(row).fields)
                 else:
                     named = queue_keys.of_message(rank, view, offset)
                     assert named is not None, "a message that waits has a row"

@@ -23,11 +23,12 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.jobs.job import DONE, RUNNING, STOPPED, Job
-from sandq.partition.jobs.redrive import Outcome, Redrive
+from sandq.partition.jobs.redrive import Redrive
 from sandq.partition.jobs.waiting_ranks import Waited, WaitingRanks
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.pending.ranking import Ranking
 from sandq.partition.reader.reader import LogReader, cursor_before
+from sandq.partition.records.claim import Outcome
 from sandq.partition.shared_state import SharedState
 
 STEP_MESSAGES = 1000

@@ -11,8 +11,6 @@ now: it is to be asked for again.
 
 from __future__ import annotations
 
-from typing import Any
-
 from sandq.model import offsets
 from sandq.model.errors import Overloaded, Unavailable
 from sandq.model.limits import FIXED
@@ -26,7 +24,7 @@ from sandq.partition.groups.group import SEEKING, Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.jobs.job import Job
 from sandq.partition.pending.pending import READY
-from sandq.partition.records.claim import LEASED, WAITING
+from sandq.partition.records.claim import LEASED, NOT_DEAD, NOT_FOUND, PURGED, REDRIVEN, WAITING, Outcome
 from sandq.partition.records.leases import Made, Waiting, merged
 from sandq.partition.records.packed_ranges import PackedRanges
 from sandq.partition.shared_state import NOT_YET, TURN_READS, SharedState
@@ -37,8 +35,6 @@ PAUSE_MS = 1000
 EACH_BYTES = 8 << 20
 """Of dead messages that are named: beyond these the rest is left for the next command."""
 
-Outcome = list[Any]
-REDRIVEN, PURGED, NOT_DEAD, NOT_FOUND = "redriven", "purged", "not_dead", "not_found"
 FORWARDED = "forwarded"
 """State of a dead letter that may have been sent to the dead letter topic: it goes from here once that is sure."""
 
@@ -127,14 +123,14 @@ class Redrive:
         size = again = again_bytes = 0
         for message_id in self._shared.in_turns(command.ids, TURN_READS):
             if size >= EACH_BYTES:
-                outcomes.append([NOT_YET, None])
+                outcomes.append(Outcome(NOT_YET))
                 continue
             message = self._find(group, message_id, view)
             if message is None:
                 outcomes.append(self._not_dead(group, message_id, now_ms, view))
                 continue
             if self._dead.is_leaving(message):
-                outcomes.append([NOT_DEAD, FORWARDED])
+                outcomes.append(Outcome(NOT_DEAD, FORWARDED))
                 continue
             if is_redrive and message.sent_to is not None and message.offset not in chosen:
                 again, again_bytes = again + 1, again_bytes + message.size
@@ -144,12 +140,12 @@ class Redrive:
                             f"the outbox of the partition has no room for what an ack has sent (limits "
                             f"{FIXED.outbox_messages} messages and {FIXED.outbox_bytes} bytes); ask again in a moment"
                         )
-                    outcomes.append([NOT_YET, None])
+                    outcomes.append(Outcome(NOT_YET))
                     continue
             if message.offset not in chosen:
                 chosen[message.offset] = message
                 size += message.size
-            outcomes.append([REDRIVEN if is_redrive else PURGED, message.id])
+            outcomes.append(Outcome(REDRIVEN if is_redrive else PURGED, message.id))
         if chosen:
             messages = [chosen[offset] for offset in sorted(chosen)]
             (self.redrive if is_redrive else self.purge)(step, group, messages)
@@ -162,15 +158,15 @@ class Redrive:
 
     def _offset_of(self, message_id: bytes, view: View) -> bytes:
         moved = view.get(rows.MOVED + message_id)
-        return message_id if moved is None else bytes(rows.unpack(moved)[0])
+        return message_id if moved is None else rows.load_moved(moved).offset
 
     def _not_dead(self, group: Group, message_id: bytes, now_ms: int, view: View) -> Outcome:
         holder = group.holder_of(self._offset_of(message_id, view))
         if holder is None:
-            return [NOT_FOUND, None]
+            return Outcome(NOT_FOUND)
         if isinstance(holder, Waiting):
-            return [NOT_DEAD, WAITING if holder.due_ms > now_ms else READY]
-        return [NOT_DEAD, LEASED]
+            return Outcome(NOT_DEAD, WAITING if holder.due_ms > now_ms else READY)
+        return Outcome(NOT_DEAD, LEASED)
 
     def redrive(self, step: Step, group: Group, messages: list[DeadMessage]) -> None:
         """Make dead messages ready again, attempt 0, in rows that their group keeps: those that died too early, under a

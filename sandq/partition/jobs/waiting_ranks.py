@@ -108,7 +108,7 @@ class WaitingRanks:
         found = view.scan(start, stop, limit=limit, max_bytes=max_bytes) if start < stop else []
         chosen = []
         for key, row in self._shared.in_turns(found, AT_ONCE):
-            offset, fields = key[-offsets.OFFSET_BYTES :], rows.unpack(row)[2]
+            offset, fields = key[-offsets.OFFSET_BYTES :], rows.load_kept(row).fields
             # What has it was met in the log, perhaps, and has left that since: it counts once.
             if (fields.get(Column.PRIORITY) or 0) == priority or not is_chosen(offset, fields):
                 continue

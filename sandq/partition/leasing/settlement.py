@@ -11,7 +11,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.errors import TooLarge
 from sandq.model.limits import FIXED
-from sandq.model.nack_ends import DEAD, MAX_SNOOZES, RETRY, SNOOZE
+from sandq.model.nack_ends import DEAD, MAX_SNOOZES, SNOOZE
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
@@ -23,7 +23,7 @@ from sandq.partition.groups.renewal import Change, renew_each
 from sandq.partition.groups.unique_keys import UniqueKeys
 from sandq.partition.leasing import retry
 from sandq.partition.leasing.retry import Wait
-from sandq.partition.records.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, History, Lease, Waiting
+from sandq.partition.records.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, Attempt, History, Lease, Waiting
 from sandq.partition.records.packed_ranges import PackedRanges
 from sandq.partition.shared_state import NOT_YET, SharedState
 
@@ -36,8 +36,6 @@ SNOOZED = "snoozed"
 """How an attempt ended that is not counted: beside what messages die of, in their history."""
 CUT_SHARE: Final = 4
 """Ranges are cut for the jitter up to this part of what may wait: 2,500 messages of a group in a partition."""
-_NACK_REST: tuple[Any, ...] = (True, None, RETRY)
-"""What an item of a Nack says that is not there: begun, no changes, and how it ends."""
 
 Lost = list[list[Any]] | None
 """None: done. Else the ranges `[[base, count], ...]` of which the lease was lost; []: the whole lease."""
@@ -114,47 +112,46 @@ class LeaseSettlement:
         return _lost(lease, mask & lease.left, foreign, what)
 
     def nack(self, step: Step, items: Sequence[Sequence[Any]]) -> list[Lost | str | Part]:
-        """`items`: those of a Nack. Raises TooLarge when one of them gives more headers than an entry may write: then
-        nothing is done."""
-        self._check_headers(items)
+        """Nack the leases that `items` name. Raises TooLarge if one of them gives more headers than an entry may write:
+        then nothing is done."""
+        named = [c.NackItem(*item) for item in items]
+        self._check_headers(named)
         results: list[Lost | str | Part] = []
         put_off: set[int] = set()
-        for item in self._shared.in_turns(items):
+        for item in self._shared.in_turns(named):
             # What comes behind of the same lease may be about the same messages: it comes behind still.
-            result = NOT_YET if item[0] in put_off else self._nack(step, item)
+            result = NOT_YET if item.token in put_off else self._nack(step, item)
             if result == NOT_YET or isinstance(result, Part):
-                put_off.add(item[0])
+                put_off.add(item.token)
             results.append(result)
         return results
 
-    def _check_headers(self, items: Sequence[Sequence[Any]]) -> None:
+    def _check_headers(self, items: Sequence[c.NackItem]) -> None:
         most = FIXED.entry_copied_bytes
-        for token, what, _, _, *more in items:
-            changes: dict[int, Any] = (more[1] if len(more) > 1 else None) or {}
-            headers = changes.get(Column.HEADERS.value, b"")
-            lease = self._leases.by_token.get(token)
+        for item in items:
+            headers = (item.changes or {}).get(Column.HEADERS.value, b"")
+            lease = self._leases.by_token.get(item.token)
             if not headers or lease is None:
                 continue
-            count = (lease.mask_of(what)[0] & lease.live).bit_count()
+            count = (lease.mask_of(item.what)[0] & lease.live).bit_count()
             if count * len(headers) > most:
                 raise TooLarge(
                     f"headers of {len(headers)} bytes for {count} messages: a nack may give {most} bytes of them; nack "
                     "fewer at once"
                 )
 
-    def _nack(self, step: Step, item: Sequence[Any]) -> Lost | str | Part:
-        """`item`: one of a Nack. Where it writes messages again it is done as far as the budget of the entry allows:
-        NOT_YET, if there is none left."""
-        token, what, delay_ms, error, *more = item
-        begun, changes, end = (*more, *_NACK_REST[len(more) :])
+    def _nack(self, step: Step, item: c.NackItem) -> Lost | str | Part:
+        """Nack messages of a lease. What writes messages again is done as far as the entry's budget allows: return
+        NOT_YET if nothing is left of it."""
+        token, what, delay_ms, error, is_begun, changes, end = item
         lease = self._leases.by_token.get(token)
         if lease is None:
             return []
         mask, foreign = lease.mask_of(what)
         fresh = done = mask & lease.live
-        if fresh and begun and self._shared.is_budget_spent and self._copies(lease, changes, end):
+        if fresh and is_begun and self._shared.is_budget_spent and self._copies(lease, changes, end):
             return NOT_YET
-        if fresh and not begun:
+        if fresh and not is_begun:
             self._requeue(step, lease, fresh, step.now_ms, lease.attempt - 1, None, None, crashes=lease.crashes)
         elif fresh and end == DEAD:
             done = self._bury(step, lease, fresh, REJECTED, error)
@@ -426,7 +423,7 @@ class LeaseSettlement:
         now: History = ()
         if reason is not None:
             short = None if error is None else error[:HISTORY_ERROR_CHARS]
-            now = ((lease.attempt, lease.consumer, lease.leased_ms, step.now_ms, reason, short),)
+            now = (Attempt(lease.attempt, lease.consumer, lease.leased_ms, step.now_ms, reason, short),)
         if not lease.past:
             return [(ranges, now, queue) for queue, ranges in lease.by_queue(mask)]
         found: dict[tuple[History, bytes | None], list[Range]] = {}
@@ -464,7 +461,8 @@ class LeaseSettlement:
 def _joined(history: History, now: History) -> History:
     """A history and what has just ended. Of snoozes one after another the last one stays: they are to leave room for
     the attempts before them."""
-    if now and history and history[-1][4] == now[0][4] == SNOOZED and history[-1][0] == now[0][0]:
+    last = history[-1] if history else None
+    if now and last and last.end == now[0].end == SNOOZED and last.number == now[0].number:
         history = history[:-1]
     return (*history, *now)[-HISTORY_ATTEMPTS:]
 

@@ -400,7 +400,7 @@ class MessageLog:
             moved = batch.look_up(rows.MOVED, message_id, view)
         else:
             moved = view.get(rows.MOVED + message_id)
-        offset, moves, moved_ms, _ = rows.unpack(moved) if moved is not None else (message_id, 0, None, None)
+        offset, moves, moved_ms, _ = rows.load_moved(moved) if moved is not None else rows.Moved(message_id)
         if batch is None or not batch.holds(offset):
             key = rows.log_key(offset)
             value = view.get(key)
@@ -416,7 +416,7 @@ class MessageLog:
             if value[0] == rows.KIND_MESSAGE:
                 if moved is None:
                     # Asked for by the offset to which it was moved.
-                    message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or offset
+                    message_id = rows.id_of(key, value)
                     if message_id != offset:
                         return self.find(message_id, view)
                 return Found(offset, message_id, key, value, len(value), moves, moved_ms)
@@ -446,14 +446,14 @@ class MessageLog:
         if found is not None:
             return found
         moved = view.get(rows.MOVED + message_id)
-        offset = rows.unpack(moved)[0] if moved is not None else message_id
+        offset = rows.load_moved(moved).offset if moved is not None else message_id
         row = None if view.get(rows.TOMBSTONE + offset) is not None else self._kept.any_row(offset, view)
         if row is None:
             return None
-        first_id: bytes = rows.unpack(row)[0]
+        first_id = rows.load_kept(row).id
         if first_id != message_id:
             moved = view.get(rows.MOVED + first_id)  # asked for by the offset to which it was moved
-        return Kept(offset, first_id, row, rows.unpack(moved)[1] if moved is not None else 0)
+        return Kept(offset, first_id, row, rows.load_moved(moved).moves if moved is not None else 0)
 
     def is_pending(self, offset: bytes, view: View) -> bool:
         """No group made an attempt at it: it may be cancelled and moved."""
@@ -612,7 +612,7 @@ class MessageLog:
         key = rows.TOMBSTONE + offset
         row = step.view.get(key)
         assert row is not None
-        why, at_ms, forgotten_ms = rows.unpack(row)
+        why, at_ms, forgotten_ms = rows.load_tombstone(row)
         if why == CANCELLED and at_ms + CANCEL_MEMORY_MS > step.now_ms:
             if forgotten_ms is None:
                 self._expiring_rows.put(step, key, at_ms + CANCEL_MEMORY_MS, why, at_ms)

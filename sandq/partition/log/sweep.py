@@ -152,7 +152,7 @@ class Sweeper:
             for offset in sorted(set(offsets.run(entry.first, entry.length)) - set(live)):
                 log.drop_tombstone(step, offset)
         if value[0] == rows.KIND_MESSAGE:
-            message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or entry.first
+            message_id = rows.id_of(key, value)
             step.view.delete(rows.PAYLOAD + message_id)
             self._kept_messages.expire_move(step, entry.first, message_id)
         if entry.extra is not None:

@@ -218,7 +218,7 @@ class Trimmer:
         second = offsets.deliver_ms(state.trimmed) // 1000
         state.gone = (second, entry.length - gone + (state.gone[1] if state.gone[0] == second else 0))
         if value[0] == rows.KIND_MESSAGE:
-            message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or entry.first
+            message_id = rows.id_of(key, value)
             step.view.delete(rows.PAYLOAD + message_id)
             self._kept.expire_move(step, entry.first, message_id)
 

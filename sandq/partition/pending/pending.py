@@ -1,16 +1,16 @@
 """Cancel, move and update by a producer's own names for its messages, each with a definite answer.
 
-Outcomes: `["cancelled", id]`, `["moved", new offset]`, `["updated", offset]`, `["too_late", state]` (leased, acked,
-dead, waiting or gone) and `["not_found", nil]`. A message is anybody's to cancel, move and update while no group holds
-it, or has acked or killed it: also while it waits for another attempt. Moved then, it stays at its offset, and comes at
-another time where it waits. What waits in one group while another has yet to take it can be cancelled and updated, and
-not moved: placed anew, it would come to the first once more as if nothing had been tried.
+A producer may cancel, move and update a message while no group holds it, has acked it or has killed it: also while the
+message waits for another attempt. A message that is moved then stays at its offset, and comes at another time where it
+waits. A message that waits in one group while another group has yet to take it can be cancelled and updated, but not
+moved: at another offset it would come to the first group once more as if nothing had been tried.
+
+The state after `TOO_LATE` is leased, acked, dead, waiting or gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from sandq.model import offsets
 from sandq.partition import commands as c
@@ -21,15 +21,27 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.renewal import Change
-from sandq.partition.log.message_log import CANCELLED, Found, Kept, MessageLog
+from sandq.partition.log.message_log import CANCELLED as TAKEN_BY_CANCEL
+from sandq.partition.log.message_log import Found, Kept, MessageLog
 from sandq.partition.pending.ranking import Ranking
 from sandq.partition.pending.updates import Updates
 from sandq.partition.reader.reader import holding_bounds
-from sandq.partition.records.claim import ACKED, DEAD, LEASED, WAITING, Claim
+from sandq.partition.records.claim import (
+    ACKED,
+    CANCELLED,
+    DEAD,
+    LEASED,
+    MOVED,
+    NOT_FOUND,
+    TOO_LATE,
+    UPDATED,
+    WAITING,
+    Claim,
+    Outcome,
+)
 from sandq.partition.records.leases import Waiting
 from sandq.partition.shared_state import SharedState
 
-Outcome = list[Any]
 DELAYED, READY, GONE = "delayed", "ready", "gone"
 AHEAD_FROM = 8
 """With fewer ids than that nothing is looked up for all of them at once."""
@@ -40,6 +52,9 @@ LOOK_RANGES = 1024
 """That are looked up in one go, which takes some 2 ms, and reads a large row once more."""
 _FIRST_OF = (LEASED, WAITING, DEAD, READY, DELAYED, ACKED)
 """What the groups made of a message, as one word: the first of these that is true in one of them."""
+
+_NONE = Outcome("")
+"""Of a message that can be had."""
 
 
 class Pending:
@@ -111,7 +126,7 @@ class Pending:
         if found is None:
             return refusal
         self._log.cancel(step, found)
-        return ["cancelled", found.id]
+        return Outcome(CANCELLED, found.id)
 
     def move(
         self,
@@ -128,19 +143,19 @@ class Pending:
         None. `position` is the position in the entry that the message gets if it goes to another offset."""
         found, claim, refusal = self._find_owned(step, target, step.index - 1)
         if found is None:
-            return ["too_late", GONE] if refusal[0] == "cancelled" else refusal
+            return Outcome(TOO_LATE, GONE) if refusal.word == CANCELLED else refusal
         stays = to_ms is None and priority is None
         if claim is not None and claim.waiting and claim.pending and not stays:
-            return ["too_late", WAITING]
+            return Outcome(TOO_LATE, WAITING)
         if change is not None:
             self._updates.update(step, found, change)
             if stays:
-                return ["updated", found.offset]
+                return Outcome(UPDATED, found.offset)
             found, claim, _ = self._find_owned(step, target, step.index - 1)
             assert found is not None, "a message that was just updated is gone"
-        verdict = "moved" if change is None else "updated"
+        word = MOVED if change is None else UPDATED
         moved = self._move(step, found, claim, to_ms, position, is_delay=is_delay, priority=priority)
-        return [verdict, moved]
+        return Outcome(word, moved)
 
     def _move(
         self,
@@ -177,7 +192,7 @@ class Pending:
         view = step.view
         message_id = self.id_of(target, step.now_ms, view)
         if message_id is None:
-            return None, None, ["not_found", None]
+            return None, None, Outcome(NOT_FOUND)
         if self._inside and self._log.gap[1]:
             self._look_into_gap(step)
         owned = self._log.find_owned(message_id, view)
@@ -185,33 +200,33 @@ class Pending:
             return None, None, self._absent(step, message_id, applied_index)
         claim = self._ownership.claim(owned.offset, view)
         if claim.refusal is not None:
-            return None, claim, ["too_late", claim.refusal]
-        return owned, claim, []
+            return None, claim, Outcome(TOO_LATE, claim.refusal)
+        return owned, claim, _NONE
 
     def _absent(self, step: Step, message_id: bytes, applied_index: int) -> Outcome:
         view = step.view
         moved = view.get(rows.MOVED + message_id)
-        offset = rows.unpack(moved)[0] if moved is not None else message_id
+        offset = rows.load_moved(moved).offset if moved is not None else message_id
         tombstone = view.get(rows.TOMBSTONE + offset)
         if tombstone is not None:
             # What was moved away has its row where it is now; one that is not there was trimmed since.
-            return ["cancelled", message_id] if rows.unpack(tombstone)[0] == CANCELLED else ["too_late", GONE]
+            is_cancelled = rows.load_tombstone(tombstone).why == TAKEN_BY_CANCEL
+            return Outcome(CANCELLED, message_id) if is_cancelled else Outcome(TOO_LATE, GONE)
         state = self.own_rows_state(offset, view)
         if state is not None or moved is not None:
-            return ["too_late", state or GONE]
+            return Outcome(TOO_LATE, state or GONE)
         parts = offsets.unpack(message_id)
         if parts.index > applied_index or parts.deliver_ms > step.floor_ms or parts.partition != self._log.partition:
-            return ["not_found", None]
-        return ["too_late", GONE]
+            return Outcome(NOT_FOUND)
+        return Outcome(TOO_LATE, GONE)
 
     # -- looking --------------------------------------------------------------------------------------------------
 
     def id_of(self, target: c.Target, now_ms: int, view: View) -> bytes | None:
-        kind, name, *within = target
+        kind, name, tenant, key = c.MessageName(*target)
         if kind == c.TARGET_ID:
             return bytes(name)
-        tenant = within[0].encode() if within and within[0] is not None else None
-        named = self._log.find_named(name, tenant, within[1] if len(within) > 1 else None, now_ms, view)
+        named = self._log.find_named(name, None if tenant is None else tenant.encode(), key, now_ms, view)
         return None if named is None else named.id
 
     def state_of(self, offset: bytes, now_ms: int, view: View) -> str:

@@ -72,7 +72,7 @@ class PartitionQueries:
             message = machine.log.load(found, view)
             return self._shown(message, self._state(found.offset), values=True, found=found)
         moved = view.get(rows.MOVED + message_id)
-        return self._get_own(rows.unpack(moved)[0] if moved is not None else message_id)
+        return self._get_own(rows.load_moved(moved).offset if moved is not None else message_id)
 
     def _get_own(self, offset: bytes) -> Shown | None:
         """A message that is only in a row of a group's own any more."""
@@ -471,7 +471,7 @@ class PartitionQueries:
         elif message.id != message.offset:
             row = self._view.get(rows.MOVED + message.id)
             if row is not None:
-                _, moves, moved_ms, _ = rows.unpack(row)
+                _, moves, moved_ms, _ = rows.load_moved(row)
         fields = message.fields
         return {
             "id": message.id,

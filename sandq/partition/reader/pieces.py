@@ -427,8 +427,7 @@ def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterato
 
 def load_kept(offset: bytes, row: bytes) -> Message:
     """The message of a row that a group keeps of it."""
-    message_id, created_ms, fields, _, *more = rows.unpack(row)
-    is_delay, lives = (more[0] if more else None), (more[1] if len(more) > 1 else ())
+    message_id, created_ms, fields, _, is_delay, lives = rows.load_kept(row)
     wanted_ms = fields.pop(Column.DELIVER_MS, None)
     is_known = is_delay is not None or wanted_ms is not None
     wanted = Wanted(wanted_ms, bool(is_delay)) if is_known else None

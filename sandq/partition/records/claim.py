@@ -1,8 +1,8 @@
-"""What groups made of a message, as far as its producer may ask for it."""
+"""What groups made of a message, and the outcome of a command that asks for it."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 LEASED: Final = "leased"
 WAITING: Final = "waiting"
@@ -26,3 +26,23 @@ class Claim(NamedTuple):
     def is_settled(self) -> bool:
         """Whether every group is done with it."""
         return not (self.pending or self.waiting) and self.refusal != LEASED
+
+
+CANCELLED: Final = "cancelled"
+MOVED: Final = "moved"
+UPDATED: Final = "updated"
+TOO_LATE: Final = "too_late"
+NOT_FOUND: Final = "not_found"
+REDRIVEN: Final = "redriven"
+PURGED: Final = "purged"
+NOT_DEAD: Final = "not_dead"
+
+
+class Outcome(NamedTuple):
+    """What became of a message that a command names: sent to the client as an array of two."""
+
+    word: str
+    """One of the words above, or `NOT_YET`."""
+    detail: Any = None
+    """The id after `CANCELLED`, `REDRIVEN` and `PURGED`; the offset after `MOVED` and `UPDATED`; the state after
+    `TOO_LATE` and `NOT_DEAD`; else None."""

@@ -22,8 +22,19 @@ MANY = 8
 HISTORY_ATTEMPTS = 5
 HISTORY_ERROR_CHARS = 200
 
-Attempt = tuple[int, str, int, int, str, str | None]
-"""An attempt that failed: its number, the consumer, leased_ms, ended_ms, how it ended, the error."""
+
+class Attempt(NamedTuple):
+    """An attempt that failed."""
+
+    number: int
+    consumer: str
+    leased_ms: int
+    ended_ms: int
+    end: str
+    """How it ended: what a message may die of, or `settlement.SNOOZED`."""
+    error: str | None
+
+
 History = tuple[Attempt, ...]
 """The last `HISTORY_ATTEMPTS` of them."""
 
@@ -528,4 +539,4 @@ def _base(known: tuple[bytes, int, History]) -> bytes:
 
 
 def load_history(history: list[list[Any]]) -> History:
-    return tuple((a, b, c, d, e, f) for a, b, c, d, e, f in history)
+    return tuple([Attempt(*attempt) for attempt in history])

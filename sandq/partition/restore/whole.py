@@ -98,7 +98,7 @@ def _check_log(view: View, give_way: Callable[[], None]) -> None:
                 raise Conflict(f"{_shown(key)} says a payload of {apart[0]} bytes, and it is not there")
         if message_id is not None:
             moved = view.get(rows.MOVED + message_id)
-            if moved is None or rows.unpack(moved)[0] != offset:
+            if moved is None or rows.load_moved(moved).offset != offset:
                 raise Conflict(f"{_shown(key)} is of a message that was moved, and cannot be found by its id")
 
 

@@ -20,7 +20,7 @@ from sandq.partition.base.view import View
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.pending.pending import Pending
-from sandq.partition.records.claim import ACKED, DEAD
+from sandq.partition.records.claim import ACKED, DEAD, TOO_LATE
 from sandq.partition.schedules.schedule import (
     GRACE_MS,
     MISSED,
@@ -281,8 +281,7 @@ class ScheduleTable:
     def _cancel(self, step: Step, message_id: bytes) -> bool:
         """Cancel a message. False: it is too late for that."""
         target = c.TARGET_ID, message_id
-        outcome, _ = self._pending.cancel(step, target, U48_MAX)
-        return bool(outcome != "too_late")
+        return self._pending.cancel(step, target, U48_MAX).word != TOO_LATE
 
     def _plan(self, step: Step, schedule: Schedule, next_ms: int | None, fire_ms: int | None) -> None:
         """Have an occurrence be the next one, and make its message if that is made ahead of its time."""

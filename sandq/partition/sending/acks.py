@@ -8,7 +8,6 @@ message was acked by another, which sent nothing, is refused: else it would be s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from sandq.model import offsets
 from sandq.model.errors import Conflict, Overloaded
@@ -37,15 +36,17 @@ class SendingAcks:
             if lost is None and command.messages:
                 self._check_repeated(command)
             return [lost]
-        self._check_room([message for message in command.messages if message[0] is not None])
+        messages = [c.SentMessage(*message) for message in command.messages]
+        self._check_room([message for message in messages if message.topic is not None])
         group_id = self._settlement.group_of(command.token)
-        for topic, partition, at_ms, is_delay, fields in command.messages:
-            if is_delay:
+        for topic, partition, at_ms, is_delay, fields in messages:
+            if is_delay and at_ms is not None:
                 at_ms += step.stamp_ms
             if topic is None:
                 wanted_ms = step.stamp_ms if at_ms is None else at_ms
                 self._log.store(step, fields, wanted_ms)
             else:
+                assert partition is not None, "a message to another topic names its partition"
                 deliver_ms = 0 if at_ms is None else min(at_ms, offsets.U48_MAX)
                 message_id = offsets.pack(step.floor_ms, step.index, step.next_position(), self._log.partition)
                 letter = Letter(MESSAGE, group_id, message_id, deliver_ms, fields)
@@ -60,8 +61,8 @@ class SendingAcks:
                 "to be sent"
             )
 
-    def _check_room(self, messages: Sequence[Sequence[Any]]) -> None:
-        size = sum([Letter(MESSAGE, 0, b"", 0, message[4]).size for message in messages])
+    def _check_room(self, messages: Sequence[c.SentMessage]) -> None:
+        size = sum([Letter(MESSAGE, 0, b"", 0, message.fields).size for message in messages])
         messages_most, bytes_most = FIXED.outbox_messages, FIXED.outbox_bytes
         outbox = self._outbox
         if not outbox.has_room(len(messages), size):

@@ -462,13 +462,13 @@ class GroupModel(Model):
         for one in ids:
             held = group.held.get(by_id[one].name)
             if held is None or held.state == "blocked":
-                outcomes.append(["not_found", None])
+                outcomes.append(("not_found", None))
             elif held.state == "dead":
                 chosen.append(by_id[one].name)
-                outcomes.append(["purged" if is_purge else "redriven", one])
+                outcomes.append(("purged" if is_purge else "redriven", one))
             else:
                 ready = held.state == "waiting" and held.due <= self.now
-                outcomes.append(["not_dead", "ready" if ready else held.state])
+                outcomes.append(("not_dead", "ready" if ready else held.state))
         again = [self._redriven(group, name) for name in self.by_offset(set(chosen))]
         if again and not is_purge:
             self._again(group, again)

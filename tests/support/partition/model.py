@@ -312,21 +312,21 @@ class Model:
     def refusals(self, name: str, *, moved: bool = False) -> list[list[Any]]:
         """What may be answered to who wants to cancel the message or to move it; [] when it is to be had."""
         message = self.messages[name]
-        gone: list[Any] = ["too_late", "gone"]
+        gone = ("too_late", "gone")
         if message.gone is not None:
-            again: list[Any] = ["cancelled", message.id]
+            again = ("cancelled", message.id)
             if message.gone == "cancelled" and message.gone_at + CANCEL_MEMORY > self.now:
                 return [again]
-            return [again, gone, ["not_found", None]]
+            return [again, gone, ("not_found", None)]
         if message.offset > self.trimmed or self.is_kept(name):
             is_pending, waits, refusal = self.claim(name)
             if refusal is None and moved and is_pending and waits:
                 refusal = "waiting"
-            return [] if refusal is None else [["too_late", refusal]]
+            return [] if refusal is None else [("too_late", refusal)]
         states = [group.held[name].state for group in self.groups.values() if name in group.held]
         held = "leased" if "leased" in states or "waiting" in states else "dead" if "dead" in states else "gone"
         # Where a message had been moved is forgotten some time after it is gone.
-        return [["too_late", held], *([["not_found", None]] if message.moves and held == "gone" else [])]
+        return [("too_late", held), *([("not_found", None)] if message.moves and held == "gone" else [])]
 
     # -- watched --------------------------------------------------------------------------------------------------
 

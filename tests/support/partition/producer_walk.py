@@ -89,7 +89,7 @@ class Producers(Bed):
         for outcome, (_, name) in zip(outcomes, targets, strict=True):
             if self._refused(outcome, name):
                 continue
-            assert name is not None and outcome == ["cancelled", self.model.messages[name].id]
+            assert name is not None and outcome == ("cancelled", self.model.messages[name].id)
             self.model.remove(name, "cancelled")
 
     @precondition(lambda self: self.model.messages)
@@ -106,12 +106,12 @@ class Producers(Bed):
         ]
         outcomes = self.apply(c.Move(items))
         for place, (outcome, (_, name), (_, to, _)) in enumerate(zip(outcomes, targets, items, strict=True)):
-            if self._refused(["too_late", "gone"] if outcome[0] == "cancelled" else outcome, name, "gone"):
+            if self._refused(("too_late", "gone") if outcome[0] == "cancelled" else outcome, name, "gone"):
                 assert outcome[0] != "cancelled"
                 continue
             assert name is not None
             to = self.model.now + to if relative else to - T
-            assert outcome == ["moved", self.model.move(name, to, place)]
+            assert outcome == ("moved", self.model.move(name, to, place))
 
     @precondition(lambda self: self.model.messages)
     @rule(
@@ -136,7 +136,7 @@ class Producers(Bed):
                 continue
             assert name is not None
             message = self.model.messages[name]
-            assert outcome == ["updated", message.offset]
+            assert outcome == ("updated", message.offset)
             message.suffix = suffix if is_value else message.suffix
             message.headers = message.headers if is_value else headers or None
 
@@ -165,10 +165,10 @@ class Producers(Bed):
     def _refused(self, outcome: Any, name: str | None, cancelled: str = "", moved: bool | None = None) -> bool:
         """Whether a cancel, a move or an update was refused, as it had to be."""
         if name is None:
-            assert outcome == ["not_found", None]
+            assert outcome == ("not_found", None)
             return True
         allowed = self.model.refusals(name, moved=bool(cancelled) if moved is None else moved)
         if cancelled:
-            allowed = [["too_late", cancelled] if one[0] == "cancelled" else one for one in allowed]
+            allowed = [("too_late", cancelled) if one[0] == "cancelled" else one for one in allowed]
         assert not allowed or outcome in allowed, (name, outcome, allowed)
         return bool(allowed)

@@ -583,7 +583,7 @@ class RankedWalk:
             make = c.RedriveDead if kind == "redrive" else c.PurgeDead
             word = "redriven" if kind == "redrive" else "purged"
             ids = [self.messages[name].id for name in dead]
-            assert self.apply(make(group.name, ids)) == [[word, one] for one in ids]
+            assert self.apply(make(group.name, ids)) == [(word, one) for one in ids]
         else:
             self._job(kind, group=group.name, reason=None, **({"rate": None} if kind == "redrive" else {}))
         for name in dead:

@@ -128,7 +128,7 @@ def test_ids_lead_to_messages_that_were_placed_again() -> None:
     kept = bench.put("c", at=1000, unique="k")
     set_back(bench, 3000)
     assert bench.cancel(offsets.shift(base, 1), at=4000)[0] == "cancelled"
-    assert bench.cancel(by_key("k"), at=4000) == ["cancelled", kept]
+    assert bench.cancel(by_key("k"), at=4000) == ("cancelled", kept)
     assert bench.values(bench.lease(at=4000)) == ["a"]
 
 

@@ -141,11 +141,11 @@ def test_when_half_of_it_was_cancelled_the_rest_has_rows_of_its_own(moments: Ben
     ids = offsets.run(base, count)
     for at, one in enumerate(ids):
         if at != kept:
-            assert moments.cancel(one) == ["cancelled", one]
+            assert moments.cancel(one) == ("cancelled", one)
     assert (kinds(moments), moments.status().messages) == ([rows.KIND_MESSAGE], 1)
     assert moments.status().bytes == len(moments.rows(rows.LOG)[0][1])
     moments.restart()
-    assert moments.cancel(ids[kept - 1], at=1_000) == ["cancelled", ids[kept - 1]], "it is remembered"
+    assert moments.cancel(ids[kept - 1], at=1_000) == ("cancelled", ids[kept - 1]), "it is remembered"
     assert moments.values(moments.lease(at=5_000)) == [NAMES[kept]]
 
 

@@ -355,7 +355,7 @@ class TestTrim:
         acked.bench.trim(at=3)
         assert acked.bench.rows(b"m") == []
         assert (acked.bench.status().messages, acked.bench.status().bytes) == (0, 0)
-        assert acked.bench.cancel(acked.offset, at=4) == ["too_late", "gone"]
+        assert acked.bench.cancel(acked.offset, at=4) == ("too_late", "gone")
 
     def test_the_row_of_a_dead_one_stays(self) -> None:
         dead = scene("dead")

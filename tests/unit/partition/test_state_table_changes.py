@@ -32,11 +32,11 @@ class TestCancel:
     def test_gone(self, state: str) -> None:
         pending = scene(state)
         bench = pending.bench
-        assert bench.cancel(pending.offset, at=3) == ["cancelled", pending.offset]
+        assert bench.cancel(pending.offset, at=3) == ("cancelled", pending.offset)
         assert pending.state == "gone"
         assert bench.status().messages == 0
         assert bench.lease(at=10_000_000) == []
-        assert bench.cancel(pending.offset, at=4) == ["cancelled", pending.offset], "repeated: answered likewise"
+        assert bench.cancel(pending.offset, at=4) == ("cancelled", pending.offset), "repeated: answered likewise"
 
     def test_a_ready_one_leaves_a_tombstone(self) -> None:
         """Also one that has a row of its own: below the closed time nothing vanishes without a trace."""
@@ -53,14 +53,14 @@ class TestCancel:
         delayed = scene("delayed")
         delayed.bench.cancel(delayed.offset, at=3)
         delayed.bench.trim(at=3 + CANCEL_MEMORY_MS - 1)
-        assert delayed.bench.cancel(delayed.offset, at=3 + CANCEL_MEMORY_MS - 1) == ["cancelled", delayed.offset]
+        assert delayed.bench.cancel(delayed.offset, at=3 + CANCEL_MEMORY_MS - 1) == ("cancelled", delayed.offset)
         delayed.bench.trim(at=3 + CANCEL_MEMORY_MS)
         assert delayed.bench.rows(b"t") == delayed.bench.rows(b"e") == delayed.bench.rows(b"m") == []
 
     @pytest.mark.parametrize("state", SETTLED)
     def test_too_late(self, state: str) -> None:
         held = scene(state)
-        assert held.bench.cancel(held.offset, at=3) == ["too_late", state]
+        assert held.bench.cancel(held.offset, at=3) == ("too_late", state)
         assert held.state == state
 
     @pytest.mark.parametrize("state", SETTLED)
@@ -71,30 +71,30 @@ class TestCancel:
         if first:
             held.bench.open("h", at=3)
         assert held.bench.state_of(held.offset, "h") == "ready"
-        assert held.bench.cancel(held.offset, at=3) == ["too_late", state]
-        assert held.bench.move(held.offset, 5000, at=3) == ["too_late", state]
+        assert held.bench.cancel(held.offset, at=3) == ("too_late", state)
+        assert held.bench.move(held.offset, 5000, at=3) == ("too_late", state)
         assert held.state == state
         assert held.bench.values(held.bench.lease(group="h", at=4)) == ["m"]
 
     def test_what_waits(self) -> None:
         waiting = scene("waiting")
         bench = waiting.bench
-        assert bench.cancel(waiting.offset, at=3) == ["cancelled", waiting.offset]
+        assert bench.cancel(waiting.offset, at=3) == ("cancelled", waiting.offset)
         assert (bench.status().messages, bench.rows(b"w"), bench.status().groups[0].waiting) == (0, [], 0)
         assert bench.lease(at=10_000_000) == []
-        assert bench.cancel(waiting.offset, at=4) == ["cancelled", waiting.offset], "repeated: answered likewise"
+        assert bench.cancel(waiting.offset, at=4) == ("cancelled", waiting.offset), "repeated: answered likewise"
         assert bench.ack(waiting.token, waiting.what, at=5) == waiting.what, "who had it has lost it"
 
     def test_what_no_group_tried_is_cancelled_in_all(self) -> None:
         ready = scene("ready", before=("h",))
-        assert ready.bench.cancel(ready.offset, at=3) == ["cancelled", ready.offset]
+        assert ready.bench.cancel(ready.offset, at=3) == ("cancelled", ready.offset)
         assert ready.bench.lease(at=4) == ready.bench.lease(at=4, group="h") == []
 
     def test_what_never_was(self) -> None:
         bench = scene("ready").bench
         unknown = offsets.pack(T + 5000, 99, 0, 0)
-        assert bench.cancel(unknown, at=3) == bench.move(unknown, 9, at=3) == ["not_found", None]
-        assert bench.cancel(by_key("nobody"), at=3) == ["not_found", None]
+        assert bench.cancel(unknown, at=3) == bench.move(unknown, 9, at=3) == ("not_found", None)
+        assert bench.cancel(by_key("nobody"), at=3) == ("not_found", None)
 
 
 class TestMove:
@@ -134,13 +134,13 @@ class TestMove:
     @pytest.mark.parametrize("state", SETTLED)
     def test_too_late(self, state: str) -> None:
         held = scene(state)
-        assert held.bench.move(held.offset, 9000, at=3) == ["too_late", state]
+        assert held.bench.move(held.offset, 9000, at=3) == ("too_late", state)
         assert held.state == state
 
     def test_what_waits(self) -> None:
         waiting = scene("waiting")
         bench = waiting.bench
-        assert bench.move(waiting.offset, 9000, at=3) == ["moved", waiting.offset], "it stays where it is"
+        assert bench.move(waiting.offset, 9000, at=3) == ("moved", waiting.offset), "it stays where it is"
         assert bench.lease(at=8999) == []
         again = bench.one(at=9000)
         assert (again.attempt, bench.values([again]), waiting.state) == (2, ["m"], "leased")
@@ -148,7 +148,7 @@ class TestMove:
     def test_what_was_cancelled(self) -> None:
         ready = scene("ready")
         ready.bench.cancel(ready.offset, at=3)
-        assert ready.bench.move(ready.offset, 9000, at=4) == ["too_late", "gone"]
+        assert ready.bench.move(ready.offset, 9000, at=4) == ("too_late", "gone")
 
     def test_again_and_again_by_its_first_name(self) -> None:
         delayed = scene("delayed")
@@ -157,14 +157,14 @@ class TestMove:
         found = delayed.bench.machine.log.find(delayed.offset, delayed.bench.view)
         assert found is not None and (found.moves, found.moved_ms) == (3, T + 3)
         assert delayed.bench.lease(at=6999) == []
-        assert delayed.bench.cancel(delayed.offset, at=6999) == ["cancelled", delayed.offset]
-        assert delayed.bench.cancel(delayed.offset, at=6999) == ["cancelled", delayed.offset]
+        assert delayed.bench.cancel(delayed.offset, at=6999) == ("cancelled", delayed.offset)
+        assert delayed.bench.cancel(delayed.offset, at=6999) == ("cancelled", delayed.offset)
         assert delayed.bench.lease(at=10_000) == []
 
     def test_it_may_be_named_by_where_it_is(self) -> None:
         delayed = scene("delayed")
         _, offset = delayed.bench.move(delayed.offset, 9000, at=3)
-        assert delayed.bench.cancel(offset, at=4) == ["cancelled", delayed.offset]
+        assert delayed.bench.cancel(offset, at=4) == ("cancelled", delayed.offset)
 
 
 class TestTtlPasses:
@@ -237,7 +237,7 @@ class TestTtlPasses:
         leased.bench.open("h", at=3)
         assert leased.bench.expire(at=100) == 1
         assert (leased.state, leased.bench.state_of(leased.offset, "h")) == ("leased", "dead")
-        assert leased.bench.cancel(leased.offset, at=101) == ["too_late", "leased"]
+        assert leased.bench.cancel(leased.offset, at=101) == ("too_late", "leased")
 
     def test_counted_from_where_it_stands(self, make: Callable[[str], Scene]) -> None:
         delayed = make("delayed")
@@ -292,7 +292,7 @@ class TestRedriveAndPurge:
         assert dead.bench.dead() == []
         assert dead.bench.rows(b"d") == dead.bench.rows(b"m") == []
         assert dead.bench.lease(at=10_000) == []
-        assert dead.bench.cancel(dead.offset, at=3) == ["too_late", "gone"]
+        assert dead.bench.cancel(dead.offset, at=3) == ("too_late", "gone")
 
     @pytest.mark.parametrize("kind", ["redrive", "purge_dead"])
     @pytest.mark.parametrize("state", ["delayed", "ready", "leased", "waiting", "acked"])
@@ -403,7 +403,7 @@ class TestSeekForward:
         bench.open()
         offset = bench.put("a", unique="k")
         bench.apply(3, c.Seek("g", "latest"))
-        assert bench.cancel(by_key("k"), at=3) == ["too_late", "acked"]
+        assert bench.cancel(by_key("k"), at=3) == ("too_late", "acked")
         other = bench.send("b", unique=["k"], at=4)
         assert other.refused == [] and other.offsets != offset
         bench.trim(at=5)

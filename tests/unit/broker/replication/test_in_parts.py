@@ -11,6 +11,7 @@ from sandq.broker.replication.in_parts import LEAST_ITEMS, submit_in_parts
 from sandq.model.errors import NotLeader, SandqError
 from sandq.partition import commands as c
 from sandq.partition.leasing.settlement import Part
+from sandq.partition.records.claim import Outcome
 from sandq.partition.shared_state import NOT_YET
 
 TARGETS = [(0, bytes([at]) * 16) for at in range(5)]
@@ -31,7 +32,7 @@ class OneAfterTheOther:
         if len(self.submitted) == self._fails_at:
             raise NotLeader("elsewhere")
         self.submitted.append((list(command.items), how))
-        not_yet: Any = [NOT_YET, None] if isinstance(command, c.Move) else NOT_YET
+        not_yet: Any = Outcome(NOT_YET) if isinstance(command, c.Move) else NOT_YET
         outcomes = [self._outcome(item) if at < self._at_once else not_yet for at, item in enumerate(command.items)]
         self._waiting.append(lambda: done(outcomes))
 

@@ -39,10 +39,10 @@ def test_same_unique_key_under_two_keys_names_two_messages(bench: Bench) -> None
     nobody = bench.put("of nobody", unique="i")
     assert len({ada, bob, nobody}) == 3
     assert bench.put("again", key="bob", unique="i") == bob
-    assert bench.cancel(pair("ada")) == ["cancelled", ada]
-    assert bench.cancel(pair("ada")) == ["cancelled", ada], "a repeated cancel has the same answer"
-    assert bench.cancel(by_key("i")) == ["cancelled", nobody]
-    assert bench.cancel(pair("eve")) == ["not_found", None]
+    assert bench.cancel(pair("ada")) == ("cancelled", ada)
+    assert bench.cancel(pair("ada")) == ("cancelled", ada), "a repeated cancel has the same answer"
+    assert bench.cancel(by_key("i")) == ("cancelled", nobody)
+    assert bench.cancel(pair("eve")) == ("not_found", None)
     assert bench.move(pair("bob"), 8000)[0] == "moved"
     assert bench.update(pair("bob"), "of bob, later")[0] == "updated"
     assert bench.values(bench.lease(at=8000)) == ["of bob, later"]
@@ -51,9 +51,9 @@ def test_same_unique_key_under_two_keys_names_two_messages(bench: Bench) -> None
 def test_equal_key_and_unique_key_are_one_name_and_no_key_another(bench: Bench) -> None:
     both, alone = bench.put("both", key="k", unique="k"), bench.put("alone", unique="k")
     assert both != alone
-    assert bench.cancel(by_key("k")) == ["cancelled", alone]
+    assert bench.cancel(by_key("k")) == ("cancelled", alone)
     assert bench.put("both", key="k", unique="k") == both
-    assert bench.cancel(pair("k", "k")) == ["cancelled", both]
+    assert bench.cancel(pair("k", "k")) == ("cancelled", both)
 
 
 def test_key_of_other_length_is_another_name(bench: Bench) -> None:
@@ -110,7 +110,7 @@ def test_message_that_a_group_keeps_is_named_by_its_pair(bench: Bench, is_apart:
     assert bench.rows(rows.KEPT), "the log has let go of it"
     bench.restart()
     assert bench.put("w", key="ada", unique="i", at=HOUR // 2) == first
-    assert bench.cancel(pair("ada"), at=HOUR // 2) == ["cancelled", first]
+    assert bench.cancel(pair("ada"), at=HOUR // 2) == ("cancelled", first)
 
 
 def test_pair_of_a_message_that_every_group_skipped_is_free(bench: Bench) -> None:

@@ -57,7 +57,7 @@ class TestSeveralGroups:
         if state == "dead":
             bench.machine.groups.named(second).settings = {"max_attempts": 1}
         self.settle(bench, second, state)
-        assert bench.cancel(offset, at=2) == bench.move(offset, 9000, at=2) == ["too_late", state]
+        assert bench.cancel(offset, at=2) == bench.move(offset, 9000, at=2) == ("too_late", state)
         assert (bench.state_of(offset, first), bench.state_of(offset, second)) == ("waiting", state)
 
     def test_it_waits_in_both(self) -> None:
@@ -65,8 +65,8 @@ class TestSeveralGroups:
         offset, _ = bench.append("m", "n")
         for group in ("g", "h"):
             give_back(bench, 1, group=group)
-        assert bench.cancel(offset, at=2) == ["cancelled", offset]
-        assert bench.move(offsets.shift(offset, 1), 7000, at=2) == ["moved", offsets.shift(offset, 1)]
+        assert bench.cancel(offset, at=2) == ("cancelled", offset)
+        assert bench.move(offsets.shift(offset, 1), 7000, at=2) == ("moved", offsets.shift(offset, 1))
         for group in ("g", "h"):
             assert bench.lease(at=6999, group=group) == []
             assert bench.values(bench.lease(at=7000, group=group)) == ["n"]
@@ -77,9 +77,9 @@ class TestSeveralGroups:
         bench = made("g", "h")
         offset, _ = bench.append("m", "n")
         give_back(bench, 1)
-        assert bench.move(offset, 9000, at=2) == ["too_late", "waiting"]
-        assert bench.cancel(offset, at=2) == ["cancelled", offset]
-        assert bench.move(offset, 9000, at=2) == ["too_late", "gone"]
+        assert bench.move(offset, 9000, at=2) == ("too_late", "waiting")
+        assert bench.cancel(offset, at=2) == ("cancelled", offset)
+        assert bench.move(offset, 9000, at=2) == ("too_late", "gone")
         for group in ("g", "h"):
             assert bench.values(bench.lease(at=5000, group=group)) == ["n"]
 
@@ -88,9 +88,9 @@ class TestSeveralGroups:
         bench = made()
         offset, _ = bench.append("m")
         bench.lease(at=1)
-        assert bench.cancel(offset, at=2) == ["too_late", "leased"]
+        assert bench.cancel(offset, at=2) == ("too_late", "leased")
         bench.release(at=2)
-        assert bench.cancel(offset, at=2) == ["cancelled", offset]
+        assert bench.cancel(offset, at=2) == ("cancelled", offset)
         assert bench.lease(at=3) == []
 
 
@@ -99,7 +99,7 @@ class TestMove:
         bench = made()
         offset, _ = bench.append("m")
         give_back(bench, 1)
-        assert bench.move(by_id(offset), 5000, at=2) == ["moved", offset]
+        assert bench.move(by_id(offset), 5000, at=2) == ("moved", offset)
         told = why(bench, offset)["g"]
         assert (told["state"], told["due_ms"], told["attempt"], told["error"]) == ("waiting", T + 5000, 1, "no")
         assert told["history"] == [[1, "c", T + 1, T + 1, "nacked", "no"]]
@@ -114,7 +114,7 @@ class TestMove:
         bench = made()
         offset, _ = bench.append("m")
         give_back(bench, 1, delay=700_000)
-        assert bench.move(offset, offsets.U48_MAX - T if to is None else to, at=2) == ["moved", offset]
+        assert bench.move(offset, offsets.U48_MAX - T if to is None else to, at=2) == ("moved", offset)
         assert bench.status().groups[0].next_ms == T + due
         assert bench.lease(at=due - 1) == []
         assert bench.values(bench.lease(at=due)) == ["m"]
@@ -153,7 +153,7 @@ class TestMove:
         bench = made(ttl="10s")
         offset, _ = bench.append("m", "n")
         give_back(bench, 1)
-        assert bench.move(offset, 60_000, at=2) == ["moved", offset]
+        assert bench.move(offset, 60_000, at=2) == ("moved", offset)
         assert "dies then" in why(bench, offset)["g"]["reason"]
         assert bench.values(bench.lease(at=1001)) == ["n"]
         assert bench.expire(at=10_000) == 1
@@ -191,10 +191,10 @@ class TestCopiedAside:
         bench, message_id, offset = self.waiting(moved=moved)
         target = {"id": by_id(message_id), "offset": by_id(offset), "key": by_key("k")}[name]
         at = PIN_MS + 20
-        assert bench.cancel(target, at=at) == ["cancelled", message_id]
+        assert bench.cancel(target, at=at) == ("cancelled", message_id)
         assert bench.rows(b"k") == bench.rows(b"w") == []
-        assert bench.cancel(by_id(message_id), at=at) == bench.cancel(by_key("k"), at=at) == ["cancelled", message_id]
-        assert bench.move(by_id(message_id), 9000, at=at) == ["too_late", "gone"]
+        assert bench.cancel(by_id(message_id), at=at) == bench.cancel(by_key("k"), at=at) == ("cancelled", message_id)
+        assert bench.move(by_id(message_id), 9000, at=at) == ("too_late", "gone")
         assert bench.send("n", unique=["k"], at=at).refused == [], "its unique key is free"
         bench.ack(bench.one(at=at).token, at=at)
         assert bench.lease(at=HOUR_MS * 3) == []
@@ -206,7 +206,7 @@ class TestCopiedAside:
     @pytest.mark.parametrize("moved", [True, False])
     def test_move(self, moved: bool) -> None:
         bench, message_id, offset = self.waiting(moved=moved)
-        assert bench.move(by_id(message_id), 90_000, at=PIN_MS + 20) == ["moved", offset]
+        assert bench.move(by_id(message_id), 90_000, at=PIN_MS + 20) == ("moved", offset)
         bench.restart()
         assert bench.lease(at=89_999) == []
         lease = bench.one(at=90_000)
@@ -219,7 +219,7 @@ class TestCopiedAside:
         dead = scene("dead")
         dead.bench.trim(at=3)
         dead.bench.job("redrive", at=3)
-        assert dead.bench.cancel(dead.offset, at=4) == ["cancelled", dead.offset]
+        assert dead.bench.cancel(dead.offset, at=4) == ("cancelled", dead.offset)
         assert dead.bench.lease(at=HOUR_MS) == dead.bench.rows(b"k") == []
 
 
@@ -229,14 +229,14 @@ class TestKeyOrder:
         first, _ = bench.put("a", key="k"), bench.put("b", key="k")
         give_back(bench, 1, delay=HOUR_MS)
         assert bench.lease(at=2) == []
-        assert bench.cancel(first, at=3) == ["cancelled", first]
+        assert bench.cancel(first, at=3) == ("cancelled", first)
         assert bench.values(bench.lease(at=4)) == ["b"]
 
     def test_a_move_holds_its_key_up(self) -> None:
         bench = made(ordering="key")
         first, _ = bench.put("a", key="k"), bench.put("b", key="k")
         give_back(bench, 1)
-        assert bench.move(first, 9000, at=2) == ["moved", first]
+        assert bench.move(first, 9000, at=2) == ("moved", first)
         assert bench.lease(at=8999) == []
         lease = bench.one(at=9000)
         assert bench.values([lease]) == ["a"]
@@ -250,10 +250,10 @@ class TestUniqueKey:
         first = bench.put("a", unique="k")
         give_back(bench, 1)
         assert bench.send("b", unique=["k"], at=2).refused == [(0, "delivered")]
-        assert bench.cancel(by_key("k"), at=3) == ["cancelled", first]
+        assert bench.cancel(by_key("k"), at=3) == ("cancelled", first)
         second = bench.put("b", unique="k", at=4)
         assert bench.values(bench.lease(at=5000)) == ["b"]
-        assert bench.cancel(by_key("k"), at=5000) == ["too_late", "leased"]
+        assert bench.cancel(by_key("k"), at=5000) == ("too_late", "leased")
         assert bench.send("c", unique=["k"], at=5000).offsets == second
 
 

@@ -30,9 +30,9 @@ def test_tenants_have_keys_of_their_own(bench: RankedBench) -> None:
     default = bench.add("of default", tenant="default", unique=["k"])
     beta = bench.add("of beta", tenant="beta", unique=["k"], due=[9000])
     assert default == nobody and len({*acme, *nobody, *beta}) == 3
-    assert bench.cancel(key_of(None)) == ["cancelled", nobody[0]]
-    assert bench.cancel(key_of("default")) == ["cancelled", nobody[0]], "it is remembered"
-    assert bench.cancel(key_of("gamma")) == ["not_found", None]
+    assert bench.cancel(key_of(None)) == ("cancelled", nobody[0])
+    assert bench.cancel(key_of("default")) == ("cancelled", nobody[0]), "it is remembered"
+    assert bench.cancel(key_of("gamma")) == ("not_found", None)
     assert bench.move(key_of("beta"), 8000)[0] == "moved"
     assert bench.take(9) == ["of acme"]
     assert bench.take(9, at=8000) == ["of beta"]
@@ -42,7 +42,7 @@ def test_a_name_that_goes_on_is_another_tenant(bench: RankedBench) -> None:
     one = bench.add("one", tenant="acme", unique=["video.k"])
     other = bench.add("other", tenant="acme.video", unique=["k"])
     assert one != other
-    assert bench.cancel(key_of("acme.video")) == ["cancelled", other[0]]
+    assert bench.cancel(key_of("acme.video")) == ("cancelled", other[0])
     assert bench.take(9) == ["one"]
 
 
@@ -68,7 +68,7 @@ def test_a_topic_without_tenants_has_plain_keys() -> None:
     bench.open()
     offset = bench.add("a", unique=["k"])
     assert [key for key, _ in bench.rows(rows.UNIQUE)] == [rows.UNIQUE + b"k"]
-    assert bench.cancel(by_key("k")) == ["cancelled", offset[0]]
+    assert bench.cancel(by_key("k")) == ("cancelled", offset[0])
     assert bench.rows(rows.SCOPED_UNIQUE) == []
 
 

@@ -66,32 +66,32 @@ class TestById:
         if restart:
             bench.restart()
         outcomes = bench.apply(2, command("g", [ids[2], unknown, ids[0]]))[0]
-        assert outcomes == [[word, ids[2]], ["not_found", None], [word, ids[0]]]
+        assert outcomes == [(word, ids[2]), ("not_found", None), (word, ids[0])]
         assert [m.id for m in bench.dead()] == [ids[1]]
         assert bench.values(bench.lease(at=2)) == (["a", "c"] if word == "redriven" else [])
 
     def test_once_more_while_it_waits_leased_and_acked(self) -> None:
         bench, (one,) = dead_bench("a")
         again = c.RedriveDead("g", [one])
-        assert bench.apply(2, again) == [[["redriven", one]]]
-        assert bench.apply(2, again) == [[["not_dead", "ready"]]]
+        assert bench.apply(2, again) == [[("redriven", one)]]
+        assert bench.apply(2, again) == [[("not_dead", "ready")]]
         lease = bench.one(at=3)
-        assert bench.apply(3, again) == [[["not_dead", "leased"]]]
+        assert bench.apply(3, again) == [[("not_dead", "leased")]]
         bench.ack(lease.token, at=4)
-        assert bench.apply(5, again, c.PurgeDead("g", [one])) == [[["not_found", None]], [["not_found", None]]]
+        assert bench.apply(5, again, c.PurgeDead("g", [one])) == [[("not_found", None)], [("not_found", None)]]
 
     def test_what_waits_for_another_attempt_is_not_dead(self) -> None:
         bench = Bench()
         bench.open()
         one = bench.put("a")
         bench.nack(bench.one().token, at=1, delay=1000)
-        assert bench.apply(2, c.PurgeDead("g", [one])) == [[["not_dead", "waiting"]]]
+        assert bench.apply(2, c.PurgeDead("g", [one])) == [[("not_dead", "waiting")]]
         assert bench.state_of(one) == "waiting"
 
     @both
     def test_one_that_is_named_twice_has_one_outcome(self, command: Any, word: str) -> None:
         bench, (one,) = dead_bench("a")
-        assert bench.apply(2, command("g", [one, one])) == [[[word, one]] * 2]
+        assert bench.apply(2, command("g", [one, one])) == [[(word, one)] * 2]
         assert bench.dead() == []
         assert bench.values(bench.lease(at=2)) == (["a"] if word == "redriven" else [])
 
@@ -103,14 +103,14 @@ class TestById:
         verdict, now = bench.move(one, 1000)
         assert verdict == "moved"
         bench.nack(bench.one(at=1000).token, at=1001)
-        assert bench.apply(1002, command("g", [now])) == [[["not_found", None]]], "where it stands is no name"
-        assert bench.apply(1003, command("g", [one])) == [[[word, one]]]
+        assert bench.apply(1002, command("g", [now])) == [[("not_found", None)]], "where it stands is no name"
+        assert bench.apply(1003, command("g", [one])) == [[(word, one)]]
 
     @both
     def test_only_of_the_group_that_is_named(self, command: Any, word: str) -> None:
         bench, (one,) = dead_bench("a")
         bench.open("h", at=2)
-        assert bench.apply(3, command("h", [one])) == [[["not_found", None]]]
+        assert bench.apply(3, command("h", [one])) == [[("not_found", None)]]
         (refused,) = bench.apply(3, command("nobody", [one]))
         assert isinstance(refused, UnknownGroup)
         assert len(bench.dead()) == 1
@@ -143,14 +143,14 @@ class TestById:
         bench.apply(2, c.RedriveDead("g", ids[:1]))
         (refused,) = bench.apply(2, c.RedriveDead("g", ids[1:]))
         assert isinstance(refused, Unavailable) and refused.retriable
-        assert bench.apply(2, c.PurgeDead("g", ids[1:])) == [[["purged", ids[1]]]], "a purge makes nothing wait"
+        assert bench.apply(2, c.PurgeDead("g", ids[1:])) == [[("purged", ids[1])]], "a purge makes nothing wait"
 
     def test_the_order_of_keys_holds(self) -> None:
         bench = Bench(ordering="key", max_attempts=1)
         bench.open()
         first, _ = bench.put("0", key="k"), bench.put("1", key="k")
         bench.nack(bench.one().token, at=1)
-        assert bench.apply(2, c.RedriveDead("g", [first])) == [[["redriven", first]]]
+        assert bench.apply(2, c.RedriveDead("g", [first])) == [[("redriven", first)]]
         bench.restart()
         again = bench.one(at=2)
         assert bench.values([again]) == ["0"]
@@ -169,7 +169,7 @@ class TestById:
             bench.nack(lease.token, at=1)
         if restart:
             bench.restart()
-        assert bench.apply(2, c.RedriveDead("g", [low, high])) == [[["redriven", low], ["redriven", high]]]
+        assert bench.apply(2, c.RedriveDead("g", [low, high])) == [[("redriven", low), ("redriven", high)]]
         if restart:
             bench.restart()
         lease = bench.one(limit=1, at=3)
@@ -354,4 +354,4 @@ class TestLives:
         bench.trim(at=200)
         (dead,) = bench.dead()
         assert [life.error for life in dead.lives] == ["boom"]
-        assert bench.apply(300, c.RedriveDead("g", [one])) == [[["redriven", one]]]
+        assert bench.apply(300, c.RedriveDead("g", [one])) == [[("redriven", one)]]

@@ -99,7 +99,7 @@ def test_a_step_copies_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None
 def test_cancel() -> None:
     bench, lease, (b, _) = held_up("b", "d")
     settle(bench)
-    assert bench.cancel(b, at=AT) == bench.cancel(b, at=AT) == ["cancelled", b]
+    assert bench.cancel(b, at=AT) == bench.cancel(b, at=AT) == ("cancelled", b)
     assert len(bench.rows(b"b")) == 1
     bench.ack(lease.token, at=AT)
     assert bench.values(bench.lease(at=AT)) == ["d"]

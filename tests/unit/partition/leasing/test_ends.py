@@ -213,7 +213,7 @@ class TestSnoozed:
         bench = bench_of()
         made, _ = bench.append("a", "b")
         bench.snooze(bench.one(at=1).token, at=2, delay=60_000)
-        assert bench.move(made, 50, at=3) == ["moved", made]
+        assert bench.move(made, 50, at=3) == ("moved", made)
         lease = bench.one(at=50)
         assert (bench.values([lease]), lease.snoozes) == (["a"], 1)
 

@@ -131,7 +131,7 @@ def test_the_priority_of_what_waits_changes(bench: RankedBench) -> None:
     (a,) = bench.add("a", priority=5, unique=["u"])
     bench.add("b", priority=5)
     bench.nack(bench.one(limit=1).token, delay=1000)
-    assert bench.apply(0, c.Move([(by_key("u"), None, False, 7)]))[0] == [["moved", a]]
+    assert bench.apply(0, c.Move([(by_key("u"), None, False, 7)]))[0] == [("moved", a)]
     bench.restart()
     assert bench.take(1, at=2000) == ["b"]
     lease = bench.one(limit=1, at=2000)
@@ -226,8 +226,8 @@ def test_two_groups_have_turns_of_their_own(fair: RankedBench) -> None:
 def test_what_is_ready_can_be_cancelled(bench: RankedBench) -> None:
     offsets_of = bench.add("a", "b", "c", "d", priority=4)
     bench.take(1)
-    assert bench.cancel(offsets_of[2]) == ["cancelled", offsets_of[2]]
-    assert bench.cancel(offsets_of[0]) == ["too_late", "acked"]
+    assert bench.cancel(offsets_of[2]) == ("cancelled", offsets_of[2])
+    assert bench.cancel(offsets_of[0]) == ("too_late", "acked")
     bench.restart()
     assert bench.take(5) == ["b", "d"]
     bench.trim(1)

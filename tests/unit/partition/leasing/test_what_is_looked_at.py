@@ -102,7 +102,7 @@ def test_a_late_cancel_asks_the_lease_that_holds_the_message_alone(monkeypatch: 
 
     monkeypatch.setattr(Lease, "holds", counted)
     chosen = leases[MANY // 8]
-    assert bench.cancel(chosen.ranges[1].base, at=10) == ["too_late", "leased"]
+    assert bench.cancel(chosen.ranges[1].base, at=10) == ("too_late", "leased")
     assert set(asked) == {chosen.token}
 
 

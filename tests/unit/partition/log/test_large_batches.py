@@ -64,7 +64,7 @@ def test_cancelling_by_id_reads_the_row_once() -> None:
     batch = LargeBatch()
     ids = batch.ids(1000)
     outcomes = batch.apply(1, c.Cancel([by_id(one) for one in ids]))[0]
-    assert outcomes == [["cancelled", one] for one in ids]
+    assert outcomes == [("cancelled", one) for one in ids]
     assert batch.stored.large_reads == 1
     assert batch.stored.reads < 100, "rows that are not there are not looked up one by one either"
     assert batch.machine.log.state.messages == MESSAGES - 1000
@@ -73,11 +73,11 @@ def test_cancelling_by_id_reads_the_row_once() -> None:
 def test_the_row_stays_known_to_later_entries_and_cancelled_messages_stay_cancelled() -> None:
     batch = LargeBatch()
     first, second = batch.ids(2)
-    assert batch.cancel(first) == ["cancelled", first]
-    assert batch.cancel(second) == ["cancelled", second]
+    assert batch.cancel(first) == ("cancelled", first)
+    assert batch.cancel(second) == ("cancelled", second)
     assert batch.stored.large_reads == 1
     again = batch.apply(2, c.Cancel([by_id(first), by_id(second)]))[0]
-    assert again == [["cancelled", first], ["cancelled", second]]
+    assert again == [("cancelled", first), ("cancelled", second)]
     assert batch.machine.log.state.messages == MESSAGES - 2
 
 
@@ -94,7 +94,7 @@ def test_moving_by_id_reads_the_row_once_to_find_and_once_to_copy() -> None:
     outcomes = batch.apply(1, c.Move([(by_id(one), T + 60_000, False) for one in ids]))[0]
     assert [outcome[0] for outcome in outcomes] == ["moved"] * 100
     assert batch.stored.large_reads == 2
-    assert batch.apply(2, c.Cancel([by_id(one) for one in ids]))[0] == [["cancelled", one] for one in ids]
+    assert batch.apply(2, c.Cancel([by_id(one) for one in ids]))[0] == [("cancelled", one) for one in ids]
 
 
 def test_a_step_of_a_cancel_job_reads_the_row_once_for_its_look_ahead_and_once_at_most_to_find() -> None:
@@ -127,7 +127,7 @@ def test_a_row_that_was_trimmed_is_not_known_any_more() -> None:
         batch.ack(leases[0].token, at=1)
     batch.trim(at=100_000_000)
     for other in batch.ids(10)[1:]:
-        assert batch.cancel(other, at=100_000_001) == ["too_late", "gone"]
+        assert batch.cancel(other, at=100_000_001) == ("too_late", "gone")
 
 
 @pytest.mark.parametrize("rows_ahead", [1, 7, 4096])
@@ -139,6 +139,6 @@ def test_batches_that_are_full_of_tombstones_answer_the_same(monkeypatch: pytest
         targets = random.Random(round_).sample(range(MESSAGES), 200)
         ids = [offsets.shift(batch.base, at) for at in targets]
         outcomes = batch.apply(round_, c.Cancel([by_id(one) for one in ids]))[0]
-        assert outcomes == [["cancelled", one] for one in ids]
+        assert outcomes == [("cancelled", one) for one in ids]
         gone.update(ids)
         assert batch.machine.log.state.messages == MESSAGES - len(gone)

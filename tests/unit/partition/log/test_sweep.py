@@ -71,7 +71,7 @@ def test_unique_key_of_swept_message_refuses_others_for_its_window(bench: Ranked
     swept(bench)
     assert offset not in log(bench)
     assert bench.add("b", unique=["u"]) == [offset]
-    assert bench.cancel(by_key("u")) == ["too_late", "gone"]
+    assert bench.cancel(by_key("u")) == ("too_late", "gone")
 
 
 def test_id_of_moved_message_that_was_swept_is_known_for_a_while(bench: RankedBench) -> None:
@@ -80,7 +80,7 @@ def test_id_of_moved_message_that_was_swept_is_known_for_a_while(bench: RankedBe
     assert moved[0] == "moved"
     swept(bench)
     assert moved[1] not in log(bench)
-    assert bench.cancel(offset) == ["too_late", "gone"]
+    assert bench.cancel(offset) == ("too_late", "gone")
     bench.trim(3_600_000)
     assert bench.rows(b"i") == []
 
@@ -91,7 +91,7 @@ def test_message_cancelled_among_swept_ones_is_told_to_be_cancelled(bench: Ranke
     swept(bench)
     assert offsets[0] not in log(bench)
     assert bench.cancel(offsets[1])[0] == "cancelled"
-    assert bench.cancel(offsets[0]) == ["too_late", "gone"]
+    assert bench.cancel(offsets[0]) == ("too_late", "gone")
 
 
 def test_no_bytes_of_batches_stay_counted(bench: RankedBench) -> None:

@@ -50,7 +50,7 @@ class TestPayloadApart:
         bench.trim(at=101)
         assert bench.rows(b"p") == bench.rows(b"m") == []
         assert bench.status().bytes == 0
-        assert bench.cancel(message_id, at=102) == ["too_late", "gone"], "though it was born for a later time"
+        assert bench.cancel(message_id, at=102) == ("too_late", "gone"), "though it was born for a later time"
         bench.trim(at=101 + CANCEL_MEMORY_MS)
         assert bench.rows(b"i") == bench.rows(b"e") == bench.rows(b"t") == []
 
@@ -116,10 +116,10 @@ class TestUniqueKeys:
 
     def test_a_cancelled_one_is_free_and_named_for_a_while(self, windowed: Bench) -> None:
         first = windowed.put("a", due=1000, unique="k")
-        assert windowed.cancel(by_key("k")) == windowed.cancel(by_key("k"), at=500) == ["cancelled", first]
+        assert windowed.cancel(by_key("k")) == windowed.cancel(by_key("k"), at=500) == ("cancelled", first)
         second = windowed.put("b", due=2000, unique="k", at=500)
         assert second != first
-        assert windowed.cancel(by_key("k"), at=600) == ["cancelled", second]
+        assert windowed.cancel(by_key("k"), at=600) == ("cancelled", second)
 
     def test_what_was_passed_over_keeps_no_key(self, windowed: Bench) -> None:
         """A group that begins at the latest, and the log is trimmed: nobody ever leased it."""
@@ -161,15 +161,15 @@ class TestWhatACancelRemembers:
             first = made.offsets[:16]
         else:
             first, _ = bench.append("a", "b")
-        assert bench.cancel(first) == ["cancelled", first]
+        assert bench.cancel(first) == ("cancelled", first)
         bench.ack(bench.one(at=1).token, at=1)
         bench.trim(at=1)
         assert bench.rows(b"m") == []
-        assert bench.cancel(first, at=CANCEL_MEMORY_MS - 1) == ["cancelled", first]
-        assert bench.move(first, 9000, at=CANCEL_MEMORY_MS - 1) == ["too_late", "gone"]
+        assert bench.cancel(first, at=CANCEL_MEMORY_MS - 1) == ("cancelled", first)
+        assert bench.move(first, 9000, at=CANCEL_MEMORY_MS - 1) == ("too_late", "gone")
         bench.trim(at=CANCEL_MEMORY_MS)
         assert bench.rows(b"t") == bench.rows(b"e") == []
-        assert bench.cancel(first, at=CANCEL_MEMORY_MS) == ["too_late", "gone"]
+        assert bench.cancel(first, at=CANCEL_MEMORY_MS) == ("too_late", "gone")
 
     def test_a_delayed_one_whose_time_passes_meanwhile(self, bench: Bench) -> None:
         bench.open()
@@ -178,7 +178,7 @@ class TestWhatACancelRemembers:
         bench.append("b", at=2000)
         bench.ack(bench.one(at=2000).token, at=2000)
         bench.trim(at=2000)
-        assert bench.cancel(first, at=2001) == ["cancelled", first]
+        assert bench.cancel(first, at=2001) == ("cancelled", first)
 
     def test_many_in_one_command_have_an_answer_each(self, bench: Bench) -> None:
         bench.open()
@@ -188,17 +188,17 @@ class TestWhatACancelRemembers:
         unknown = offsets.pack(T, 77, 0, 0)
         targets = [by_id(delayed), by_id(leased), by_id(unknown), by_id(delayed), by_key("x")]
         assert bench.apply(1, c.Cancel(targets))[0] == [
-            ["cancelled", delayed],
-            ["too_late", "leased"],
-            ["not_found", None],
-            ["cancelled", delayed],
-            ["not_found", None],
+            ("cancelled", delayed),
+            ("too_late", "leased"),
+            ("not_found", None),
+            ("cancelled", delayed),
+            ("not_found", None),
         ]
 
     def test_an_offset_of_another_partition_is_not_found(self, bench: Bench) -> None:
         bench.open()
         bench.append("a")
-        assert bench.cancel(offsets.pack(T, 1, 0, 1)) == ["not_found", None]
+        assert bench.cancel(offsets.pack(T, 1, 0, 1)) == ("not_found", None)
 
     def test_moved_and_trimmed_while_it_is_held(self, bench: Bench) -> None:
         """By its id it is found as long as a group has it, though its log row is gone."""
@@ -209,14 +209,14 @@ class TestWhatACancelRemembers:
         bench.expire(at=61_000)
         bench.trim(at=61_000)
         assert bench.rows(b"m") == []
-        assert bench.cancel(first, at=61_000) == bench.cancel(offset, at=61_000) == ["too_late", "leased"]
+        assert bench.cancel(first, at=61_000) == bench.cancel(offset, at=61_000) == ("too_late", "leased")
         for at in (61_000, 61_001):
             bench.nack(lease.token, at=at, delay=0)
             lease = bench.one(at=at)
         bench.nack(lease.token, at=61_002)
         assert [m.id for m in bench.dead()] == [first]
-        assert bench.cancel(first, at=62_000) == ["too_late", "dead"]
+        assert bench.cancel(first, at=62_000) == ("too_late", "dead")
         bench.job("purge_dead", at=62_000)
-        assert bench.cancel(first, at=62_000) == ["too_late", "gone"]
+        assert bench.cancel(first, at=62_000) == ("too_late", "gone")
         bench.trim(at=62_000 + CANCEL_MEMORY_MS)
         assert {key[:1] for key, _ in bench.everything()} <= {rows.STATE_KEY, b"g", b"l", b"a", b"n", b"j"}

@@ -139,7 +139,7 @@ def test_what_is_moved_or_cancelled_takes_its_priority_with_it(bench: RankedBenc
     for one in (a, b, d)[:of]:
         rank(bench, one, 1)
     moved = bench.apply(0, c.Move([(by_id(a), T + 1000, False)]))[0][0][1]
-    assert bench.apply(0, c.Cancel([by_id(b)]))[0] == [["cancelled", b]]
+    assert bench.apply(0, c.Cancel([by_id(b)]))[0] == [("cancelled", b)]
     assert priorities(bench) == [d][: max(of - 2, 0)]
     assert rank(bench, a, 0) == moved, "by its first id"
     assert bench.take(5) == ["d"]
@@ -176,7 +176,7 @@ def test_it_may_get_another_time_with_it(bench: RankedBench, priority: int) -> N
     (lease,) = bench.lease(1, at=9000)
     assert (bench.messages(lease)[0].fields.get(Column.PRIORITY) or 0) == priority
     bench.nack(lease.token, at=9000, delay=0)
-    assert bench.cancel(a, at=9000) == ["cancelled", a]
+    assert bench.cancel(a, at=9000) == ("cancelled", a)
     bench.trim(9000)
     assert bench.rows(rows.PAYLOAD) == [] and bench.status().bytes == 0
 
@@ -384,8 +384,8 @@ def test_what_was_not_taken_or_came_back_can_have_it(state: str, monkeypatch: py
     monkeypatch.setattr(DEFAULT, "is_ranked", True)
     one = scene(state)
     change = c.Move([(by_id(one.offset), None, False, -5)])
-    refusal = ["too_late", state] if state in ("leased", "acked", "dead") else None
-    assert one.bench.apply(3, change)[0] == [refusal or ["moved", one.offset]]
+    refusal = ("too_late", state) if state in ("leased", "acked", "dead") else None
+    assert one.bench.apply(3, change)[0] == [refusal or ("moved", one.offset)]
     one.bench.restart()
     assert one.state == state
 

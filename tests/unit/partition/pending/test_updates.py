@@ -71,7 +71,7 @@ def bytes_of_rows(bench: Bench) -> int:
 def test_a_pending_message_has_its_new_value_at_its_place(bench: Bench, kind: str, value: str) -> None:
     offset = add(bench, kind)
     before = fetched(bench)
-    assert bench.update(offset, value) == ["updated", offset]
+    assert bench.update(offset, value) == ("updated", offset)
     wanted = [value if one == "b" else one for one in before]
     assert fetched(bench) == wanted
     assert bench.status().bytes == bytes_of_rows(bench)
@@ -84,7 +84,7 @@ def test_a_pending_message_has_its_new_value_at_its_place(bench: Bench, kind: st
 def test_again_and_again_leaves_one(bench: Bench, kind: str) -> None:
     offset = add(bench, kind)
     for value in (LARGE, "short", LARGE + LARGE, "last"):
-        assert bench.update(offset, value) == ["updated", offset]
+        assert bench.update(offset, value) == ("updated", offset)
         assert bench.status().bytes == bytes_of_rows(bench)
     assert (values(bench).count("last"), bench.rows(rows.PAYLOAD)) == (1, [])
 
@@ -92,8 +92,8 @@ def test_again_and_again_leaves_one(bench: Bench, kind: str) -> None:
 def test_what_is_not_given_stays(bench: Bench) -> None:
     at = {"at": 5000}
     offset = bench.put("b", due=2000, ttl=60_000, unique="u")
-    assert bench.update(by_key("u"), headers=b"\x81\xa1a\x01") == ["updated", offset]
-    assert bench.update(by_key("u"), "new") == ["updated", offset]
+    assert bench.update(by_key("u"), headers=b"\x81\xa1a\x01") == ("updated", offset)
+    assert bench.update(by_key("u"), "new") == ("updated", offset)
     (message,) = bench.messages(bench.one(**at))
     assert (message.id, message.offset) == (offset, offset)
     kept = {Column.VALUE: b"new", Column.HEADERS: b"\x81\xa1a\x01", Column.TTL_MS: 60_000, Column.UNIQUE_KEY: b"u"}
@@ -124,11 +124,11 @@ def test_keys_keep_their_order() -> None:
     bench.update(one, "ONE")
     (lease,) = bench.lease()
     assert bench.values([lease]) == ["ONE"]
-    assert bench.update(two, "TWO", at=1) == ["updated", two], "its key blocks it"
+    assert bench.update(two, "TWO", at=1) == ("updated", two), "its key blocks it"
     bench.apply(PIN_MS + 2, c.Clock())
     bench.trim(at=PIN_MS + 2)
     bench.ack(lease.token, at=PIN_MS + 3)
-    assert bench.update(two, LARGE, at=PIN_MS + 4) == ["updated", two]
+    assert bench.update(two, LARGE, at=PIN_MS + 4) == ("updated", two)
     assert values(bench, at=PIN_MS + 5) == [LARGE]
 
 
@@ -143,7 +143,7 @@ def test_each_state(state: str) -> None:
 
 def _check_state(held: Scene, state: str) -> None:
     outcome = held.bench.update(held.offset, "new", at=held.at)
-    assert outcome == (["too_late", state] if state in ("leased", "acked", "dead") else ["updated", held.offset])
+    assert outcome == (("too_late", state) if state in ("leased", "acked", "dead") else ("updated", held.offset))
     if state in ("delayed", "ready", "waiting"):
         assert held.bench.values(held.bench.lease(at=5000)) == ["new"]
         assert held.bench.state_of(held.offset) == "leased"
@@ -158,7 +158,7 @@ def test_what_waits_keeps_its_attempts_and_its_time(bench: Bench, kind: str, kep
     if kept:
         bench.trim(at=1000 + PIN_MS)
         assert bench.rows(rows.KEPT) != []
-    assert bench.update(offset, "new", at=1000 + PIN_MS) == ["updated", offset]
+    assert bench.update(offset, "new", at=1000 + PIN_MS) == ("updated", offset)
     bench.restart()
     assert bench.lease(at=999 + 2 * PIN_MS) == []
     again = bench.one(at=1000 + 2 * PIN_MS)
@@ -173,8 +173,8 @@ def test_it_waits_in_one_group_and_another_has_yet_to_take_it(bench: Bench, kind
     offset = add(bench, kind)
     lease = bench.one(at=1000)
     bench.nack(lease.token, at=1000, delay=500)
-    assert bench.move(offset, 9000, at=1001) == ["too_late", "waiting"]
-    assert bench.update(offset, "new", at=1001) == ["updated", offset]
+    assert bench.move(offset, 9000, at=1001) == ("too_late", "waiting")
+    assert bench.update(offset, "new", at=1001) == ("updated", offset)
     for group in ("g", "other"):
         found = values(bench, group=group)
         assert (found.count("new"), found.count("b")) == (1, 0)
@@ -209,9 +209,9 @@ def test_a_nack_changed_it_for_one_group(bench: Bench) -> None:
 def test_too_late_and_not_found(bench: Bench) -> None:
     offset = add(bench, "batch")
     bench.cancel(offset)
-    assert bench.update(offset, "new") == ["too_late", "gone"]
-    assert bench.update(by_key("nobody"), "new") == ["not_found", None]
-    assert bench.update(offsets.pack(T + 1, 77, 0, 0), "new") == ["not_found", None]
+    assert bench.update(offset, "new") == ("too_late", "gone")
+    assert bench.update(by_key("nobody"), "new") == ("not_found", None)
+    assert bench.update(offsets.pack(T + 1, 77, 0, 0), "new") == ("not_found", None)
 
 
 # -- leases are bounded -----------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_nothing_is_left_of_what_was_acked(bench: Bench, kind: str) -> None:
 def test_it_is_cancelled_with_its_new_value(bench: Bench, kind: str) -> None:
     offset = add(bench, kind)
     bench.update(offset, LARGE)
-    assert bench.cancel(offset) == ["cancelled", offset]
+    assert bench.cancel(offset) == ("cancelled", offset)
     assert [bench.rows(tag) for tag in (rows.PAYLOAD, rows.OVERLAY, rows.UPDATED)] == [[], [], []]
     assert bench.status().messages == len(fetched(bench))
 
@@ -265,7 +265,7 @@ def test_it_is_moved_with_its_new_value(bench: Bench, kind: str, value: str) -> 
     verdict, moved = bench.move(offset, 3000)
     assert verdict == "moved" and moved != offset
     assert [bench.rows(tag) for tag in (rows.OVERLAY, rows.UPDATED)] == [[], []]
-    assert bench.update(offset, value + "er") == ["updated", moved], "by its id"
+    assert bench.update(offset, value + "er") == ("updated", moved), "by its id"
     found = values(bench)
     assert found[-1] == value + "er" and "b" not in found
 
@@ -284,7 +284,7 @@ def test_both_at_once_come_too_late_together(bench: Bench) -> None:
     offset = add(bench, "batch")
     bench.nack(bench.one(at=1).token, at=1, delay=10)
     change = {Column.VALUE.value: b"new"}
-    assert bench.apply(2, c.Move([(by_id(offset), T + 3000, False, None, change)]))[0] == [["too_late", "waiting"]]
+    assert bench.apply(2, c.Move([(by_id(offset), T + 3000, False, None, change)]))[0] == [("too_late", "waiting")]
     assert "new" not in values(bench)
 
 
@@ -335,7 +335,7 @@ def test_one_that_waits_its_turn_keeps_it(alone: bool) -> None:
     )
     bench.add("first", priority=1)
     bench.take(0)
-    assert bench.update(column[1], LARGE) == ["updated", column[1]]
+    assert bench.update(column[1], LARGE) == ("updated", column[1])
     ((verdict, _),) = bench.apply(0, c.Move([(by_id(column[2]), None, False, 0, {Column.VALUE.value: b"D"})]))[0]
     assert verdict == "updated"
     bench.restart()

@@ -29,7 +29,7 @@ def test_cancelled_in_a_batch(bench: Bench, places: set[int], restart: str, take
         bench.restart()
     gone = {place for place in places if place >= taken}
     for place in gone:
-        assert bench.cancel(offsets.shift(base, place)) == ["cancelled", offsets.shift(base, place)]
+        assert bench.cancel(offsets.shift(base, place)) == ("cancelled", offsets.shift(base, place))
     if restart == "after":
         bench.restart()
     assert bench.status().messages == 6 - len(gone)
@@ -47,7 +47,7 @@ def test_a_batch_of_one_that_was_cancelled(bench: Bench, restart: bool) -> None:
     if restart:
         bench.restart()
     assert bench.values(bench.lease()) == ["b"]
-    assert bench.cancel(base) == ["cancelled", base]
+    assert bench.cancel(base) == ("cancelled", base)
 
 
 def _many(bench: Bench, count: int) -> bytes:

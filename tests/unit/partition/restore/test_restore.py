@@ -129,7 +129,7 @@ def test_pairs_of_key_and_unique_key_are_there() -> None:
     assert made.put("again", at=LATE, key="k", unique="k") == taken
     assert [made.put("again", at=LATE, key=key, unique="k") for key in keys] == others
     assert made.put("new", at=LATE, key="c", unique="k") not in (taken, *others)
-    assert made.cancel([c.TARGET_KEY, b"k", None, b"k"], at=LATE) == ["cancelled", taken]
+    assert made.cancel([c.TARGET_KEY, b"k", None, b"k"], at=LATE) == ("cancelled", taken)
 
 
 def test_new_messages_never_share_an_offset_with_restored_ones() -> None:

@@ -172,7 +172,7 @@ class TestUndeliverable:
         if by_job:
             assert bench.job("redrive", at=6)[1] == 1
         else:
-            assert bench.apply(6, c.RedriveDead("g", [letter_id]))[0] == [["redriven", letter_id]]
+            assert bench.apply(6, c.RedriveDead("g", [letter_id]))[0] == [("redriven", letter_id)]
         assert bench.dead() == [] and bench.lease(at=7) == [], "the group never had it"
         to = receiver()
         carry(bench, to)
@@ -200,7 +200,7 @@ class TestUndeliverable:
         assert [letter.id for letter in bench.dead()] == ids[3:]
         to = receiver()
         carry(bench, to, at=7)
-        assert bench.apply(8, c.RedriveDead("g", ids[3:]))[0] == [["redriven", ids[3]]]
+        assert bench.apply(8, c.RedriveDead("g", ids[3:]))[0] == [("redriven", ids[3])]
         carry(bench, to, at=9)
         assert sorted(one.fields[Column.VALUE] for one in arrived(to)) == [b"a", b"b", b"c", b"d"]
 
@@ -227,11 +227,11 @@ class TestUndeliverable:
         monkeypatch.setattr(outbox, "FIXED", FixedLimits(outbox_bytes=1))
         ids = [letter.id for letter in bench.dead()]
         assert isinstance(bench.apply(6, c.RedriveDead("g", ids))[0], Overloaded)
-        assert bench.apply(6, c.PurgeDead("g", ids[:1]))[0] == [["purged", ids[0]]], "nothing is sent by that"
+        assert bench.apply(6, c.PurgeDead("g", ids[:1]))[0] == [("purged", ids[0])], "nothing is sent by that"
 
     def test_purged_it_is_gone(self) -> None:
         bench, letter_id = self.refused()
-        assert bench.apply(6, c.PurgeDead("g", [letter_id]))[0] == [["purged", letter_id]]
+        assert bench.apply(6, c.PurgeDead("g", [letter_id]))[0] == [("purged", letter_id)]
         assert bench.dead() == [] and bench.status().outbox is None
 
     def test_a_seek_leaves_it(self) -> None:
@@ -249,7 +249,7 @@ class TestUndeliverable:
         bench.apply(1000, c.ClockReset(T + 1000))
         bench.trim(1000)
         (letter,) = bench.dead()
-        assert bench.apply(1001, c.RedriveDead("g", [letter.id]))[0] == [["redriven", letter.id]]
+        assert bench.apply(1001, c.RedriveDead("g", [letter.id]))[0] == [("redriven", letter.id)]
         assert bench.batches.keys() == {HERE}
 
     def test_of_a_group_that_is_gone_nothing_is_left(self) -> None:
