@@ -352,10 +352,9 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     # Only what `run_node` needs to launch HTTP: the modules of the node are loaded meanwhile.
     from sandq.model.config import load_config
     from sandq.node import SWITCH_INTERVAL_S, run_node
-    from sandq.server import logs, open_files
-    from sandq.server.collector import collect_rarely
+    from sandq.server import logs, process_tuning
     from sandq.server.debug.loop_watch import LoopWatch
-    from sandq.server.heap import give_back_heap
+    from sandq.server.process_tuning import collect_rarely, give_back_heap
     from sandq.server.restarts import serve_until
     from sandq.storage.secret_file import OTHERS
 
@@ -417,7 +416,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     ready = trio.Event()
     try:
         log.info("started", version=sandq.__version__)
-        open_files.raise_limit()
+        process_tuning.raise_file_limit()
         give_back_heap()
         os.umask(OTHERS)  # LevelDB makes its files by it
         trio.run(run)

@@ -19,7 +19,7 @@ from sandq.client.admin.group_consumers import GroupConsumer, GroupConsumers
 from sandq.client.admin.slo import SloReport
 from sandq.client.admin.topics import Forecast
 from sandq.client.client import Client, cluster_of, connect, connect_with
-from sandq.client.consumer.chosen_topics import Topics, pattern
+from sandq.client.consumer.chosen import Topics, pattern
 from sandq.client.consumer.end_rules import Dead, Retry
 from sandq.client.consumer.lease import Extension
 from sandq.client.consumer.lease_api import Held, LeasedMessage, Leases

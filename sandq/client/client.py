@@ -15,8 +15,7 @@ import anyio.abc
 from sandq.client.admin.admin import Admin
 from sandq.client.admin.dead_letters import DeadLetters
 from sandq.client.arguments import suggesting
-from sandq.client.consumer.chosen_partitions import Partitions
-from sandq.client.consumer.chosen_topics import Topics
+from sandq.client.consumer.chosen import Partitions, Topics
 from sandq.client.consumer.end_rules import EndRules, Types
 from sandq.client.consumer.lease_api import Leases
 from sandq.client.consumer.subscription import Subscription

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from sandq.gossip.agenda import Agenda
-from sandq.gossip.awareness import Awareness
 from sandq.gossip.broadcasts import Broadcasts
-from sandq.gossip.chance import Chance
 from sandq.gossip.members import Members, Record
 from sandq.gossip.messages import VSN, Ack, Alive, Dead, IndirectPing, Message, Nack, Ping, Suspect, User, encode
-from sandq.gossip.nodes import Judge, Node, Nodes, Standing
+from sandq.gossip.nodes import Chance, Judge, Node, Nodes, Standing
 from sandq.gossip.packets import COMPOUND_BYTES, PACKET_BYTES, PART_BYTES, Packets
 from sandq.gossip.probing import Prober
 from sandq.gossip.serf_messages import (
@@ -32,6 +30,7 @@ from sandq.gossip.serf_messages import (
 )
 from sandq.gossip.steps import Steps, at_once
 from sandq.gossip.streams import PushPull
+from sandq.gossip.suspicion import Awareness
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError
 from sandq.model.gossip_timing import Timing

@@ -8,18 +8,16 @@ by which it refutes what others say.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final, Protocol, TypeVar
 
 from sandq.gossip.agenda import Agenda, Task
-from sandq.gossip.awareness import Awareness
 from sandq.gossip.broadcasts import Broadcasts
-from sandq.gossip.chance import Chance
 from sandq.gossip.messages import VSN, Alive, Dead, Suspect, encode
 from sandq.gossip.serf_messages import decode_tags
 from sandq.gossip.streams import NodeState
-from sandq.gossip.suspicion import Suspicion
+from sandq.gossip.suspicion import Awareness, Suspicion
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError
 from sandq.model.gossip_timing import Timing
@@ -361,3 +359,20 @@ def _same_store(one: bytes, other: bytes) -> bool:
         return store is not None and store == decode_tags(other).get("store")
     except ProtocolError:
         return False
+
+
+T = TypeVar("T")
+
+
+class Chance(Protocol):
+    """What the core draws."""
+
+    def random(self) -> float: ...
+
+    def randrange(self, stop: int, /) -> int: ...
+
+    def choice(self, seq: Sequence[T], /) -> T: ...
+
+    def sample(self, population: Sequence[T], /, k: int) -> list[T]: ...
+
+    def shuffle(self, x: MutableSequence[Any], /) -> None: ...

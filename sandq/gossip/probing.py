@@ -12,10 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from sandq.gossip.agenda import Agenda, Task
-from sandq.gossip.awareness import Awareness
-from sandq.gossip.chance import Chance
 from sandq.gossip.messages import Ack, IndirectPing, Message, Nack, Ping, Suspect
-from sandq.gossip.nodes import Node, Nodes, Standing
+from sandq.gossip.nodes import Chance, Node, Nodes, Standing
+from sandq.gossip.suspicion import Awareness
 from sandq.model.config_schema import Address
 from sandq.model.gossip_timing import Timing
 

@@ -1,8 +1,9 @@
-"""A member that did not answer, and how long it has left to say that it lives."""
+"""A member that does not answer, how long it has to say that it lives, and how much a member doubts itself."""
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 
 class Suspicion:
@@ -31,3 +32,21 @@ class Suspicion:
         self._agreed.add(suspecter)
         self._confirmed += 1
         return True
+
+
+SCORE_MOST: Final = 8
+
+
+class Awareness:
+    """`score`: 0 is healthy."""
+
+    def __init__(self) -> None:
+        self.score = 0
+
+    def add(self, delta: int) -> None:
+        """Positive: a sign that something is wrong here; negative: that all is well."""
+        self.score = min(max(0, self.score + delta), SCORE_MOST - 1)
+
+    def scaled(self, seconds: float) -> float:
+        """How long to wait for what a healthy member would wait for so long."""
+        return seconds * (self.score + 1)

@@ -16,7 +16,7 @@ from sandq.model.features import KNOWN, Levels
 from sandq.node.started import Started
 from sandq.node.tls import NodeTls
 from sandq.push.pusher import tls_of
-from sandq.server import open_files
+from sandq.server import process_tuning
 from sandq.server.connection import Gate
 from sandq.server.debug.loop_watch import LoopWatch
 from sandq.server.gateway_proof import SETTING as GATEWAY_SETTING
@@ -86,7 +86,7 @@ def context_of(
     gateway_secrets = Secrets(gateway_file, GATEWAY_SETTING) if gateway_file is not None else None
     return Context(
         started=started,
-        config=config.model_copy(update={"limits": open_files.within(config.limits)}),
+        config=config.model_copy(update={"limits": process_tuning.limits_within_files(config.limits)}),
         open_stores=stores,
         clock=clock,
         timers=timers(clock),

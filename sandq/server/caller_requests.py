@@ -8,7 +8,7 @@ one socket, and so it does not help to leave one of them unread: who asks for to
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -21,6 +21,7 @@ from sandq.model.caller import Caller
 from sandq.model.errors import Overloaded
 from sandq.model.limits import Limits
 from sandq.model.sources import source_of_caller
+from sandq.protocol.frames import Frame, LargeFrame, Type
 
 GRANTED_BYTES: Final = 4096
 """Of requests that are not answered, and of a frame that is half sent, what everybody may have, whatever others
@@ -184,3 +185,27 @@ async def _first(nursery: trio.Nursery, wait: Callable[[], Awaitable[None]]) -> 
     """Wait for one of several things."""
     await wait()
     nursery.cancel_scope.cancel()
+
+
+RECEIVE_BYTES = 65_536
+"""Of one receive: more at once would keep other connections waiting."""
+REQUEST_BYTES = 512
+"""What a request that is worked on takes, about, beside the bytes of its frame ..."""
+PARSED_COPIES = 8
+"""... which take so many times as much as what they say, but for batches: an item of a few bytes is an object."""
+_PRODUCE: Final = int(Type.PRODUCE)
+
+
+def sizes(frames: Sequence[Frame | LargeFrame], came_bytes: int) -> tuple[int, int, int]:
+    """What each PRODUCE and each other request takes of those that one receive completed, about, and all of them.
+
+    Each is taken to have as many bytes as the others: to measure them would cost small ones more than it is worth. But
+    for a first one none has more than one receive.
+    """
+    if not frames:
+        return 0, 0, 0
+    each_bytes = came_bytes // len(frames)
+    produces = [one[0] if type(one) is list else one.kind for one in frames].count(_PRODUCE)  # type: ignore[union-attr]
+    parsed_bytes = min(each_bytes, RECEIVE_BYTES) if produces else each_bytes
+    produce_bytes, other_bytes = each_bytes + REQUEST_BYTES, parsed_bytes * PARSED_COPIES + REQUEST_BYTES
+    return produce_bytes, other_bytes, produces * produce_bytes + (len(frames) - produces) * other_bytes

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 import trio
@@ -30,12 +30,10 @@ from sandq.model.limits import Limits
 from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, Type, encode_error
 from sandq.server.audit.requests import RequestAudit
-from sandq.server.caller_requests import GRANTED_BYTES, CallerRequests, asking
-from sandq.server.client_stats import ClientStats
+from sandq.server.caller_requests import GRANTED_BYTES, RECEIVE_BYTES, CallerRequests, asking, sizes
+from sandq.server.client_stats import ClientStats, Mark
 from sandq.server.open_requests import OpenRequests
 from sandq.server.output import Output, Sender
-from sandq.server.request_sizes import RECEIVE_BYTES, sizes
-from sandq.server.session_protocol import Session
 from sandq.server.wire import Transform, TransformedWire
 
 log = structlog.get_logger("sandq.server")
@@ -430,3 +428,38 @@ class Connection:
         )
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
         self.send(f"{head}Connection: close\r\n\r\n{text}".encode())
+
+
+class Session(Protocol):
+    """What the frames of a connection mean."""
+
+    greeted: bool
+
+    @property
+    def is_gateway(self) -> bool:
+        """Whether the client has proved to be a gateway."""
+        ...
+
+    def handle(self, frame: Frame) -> Awaitable[None] | None:
+        """Start what a frame asks for. What takes long is returned, and awaited before the next frame is looked at.
+        Raises SandqError: the request failed (ProtocolError: the connection)."""
+        ...
+
+    def gather(
+        self, frames: Sequence[Frame | LargeFrame], first: int, most: int, requests: dict[int, Mark], mark: Mark
+    ) -> int:
+        """Take in so many from the `first` on, as long as they go together with the PRODUCE before them, and note them
+        among the requests that are not answered yet: how many."""
+        ...
+
+    def handled(self) -> None:
+        """Everything that came in one turn was handled."""
+        ...
+
+    def drained(self) -> None:
+        """The connection takes frames again after it was congested."""
+        ...
+
+    async def closed(self) -> None:
+        """The connection has gone."""
+        ...

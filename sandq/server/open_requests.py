@@ -24,7 +24,6 @@ from sandq.server.audit.requests import RequestAudit
 from sandq.server.caller_requests import BEGUN_WORK, CallerRequests, asking
 from sandq.server.client_stats import OURS, ClientStats, Mark
 from sandq.server.output import Answer, Output
-from sandq.server.verbose_lines import tell_answered
 
 REFUSAL_WORK = 16
 """Of an answer that says why not."""
@@ -260,3 +259,10 @@ class OpenRequests:
         for asks in (self.own, *self._callers.values()):
             asks.clear()
         self.marks.clear()
+
+
+def tell_answered(own: CallerRequests, request_ids: Sequence[int], marks: Sequence[Mark | None]) -> None:
+    """Log requests that were answered; `marks`, of each, says which kind it was."""
+    for request_id, mark in zip(request_ids, marks, strict=True):
+        if mark is not None:
+            own.log.debug("a request is answered", request=mark.request, request_id=request_id)

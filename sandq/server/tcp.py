@@ -21,9 +21,8 @@ from sandq.model.limits import Limits
 from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import encode_error
 from sandq.server.client_stats import ClientStats
-from sandq.server.connection import Connection, Gate
+from sandq.server.connection import Connection, Gate, Session
 from sandq.server.output import Sender
-from sandq.server.session_protocol import Session
 from sandq.server.slots import Slots
 from sandq.tls.names import client_name
 from sandq.tls.port import PLAIN, TlsPort

@@ -26,8 +26,7 @@ from sandq.client.arguments import suggesting
 from sandq.client.client import CLIENT_NAME
 from sandq.client.client import Client as AsyncClient
 from sandq.client.client import connect as async_connect
-from sandq.client.consumer.chosen_partitions import Partitions
-from sandq.client.consumer.chosen_topics import Topics
+from sandq.client.consumer.chosen import Partitions, Topics
 from sandq.client.consumer.end_rules import Types
 from sandq.client.consumer.threaded import Message
 from sandq.client.consumer.worker import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async

@@ -19,15 +19,14 @@ from sandq.model.config import Address, NodeConfig
 from sandq.model.config_schema import is_beyond
 from sandq.model.config_tls import OFF, REQUIRE, TlsSection
 from sandq.model.errors import InvalidRequest, StartupError
-from sandq.server import logs, open_files
-from sandq.server.collector import collect_rarely
+from sandq.server import logs, process_tuning
 from sandq.server.gateway_proof import SETTING
-from sandq.server.heap import give_back_heap
 from sandq.server.http.alone import bind, serve_alone
 from sandq.server.http.backups import target_of
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
 from sandq.server.http.tls_door import TlsDoor
+from sandq.server.process_tuning import collect_rarely, give_back_heap
 from sandq.tls.certificates import Certificates
 
 EXIT_AT_ONCE = 130
@@ -89,7 +88,7 @@ def serve_gateway(
             tasks.cancel_scope.cancel()
 
     try:
-        open_files.raise_limit()
+        process_tuning.raise_file_limit()
         give_back_heap()
         anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})
         log.info("stopped")

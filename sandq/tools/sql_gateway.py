@@ -26,8 +26,8 @@ from sandq.model.config_sql import SqlSection
 from sandq.model.config_tls import OFF, REQUIRE, TlsSection
 from sandq.model.errors import InvalidRequest, StartupError
 from sandq.model.ports import LOCAL_HOST, SQL_PORT
-from sandq.server import logs, open_files
-from sandq.server.collector import collect_rarely
+from sandq.server import logs, process_tuning
+from sandq.server.process_tuning import collect_rarely
 from sandq.tls.certificates import Certificates
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def serve_gateway(
             tasks.cancel_scope.cancel()
 
     try:
-        open_files.raise_limit()
+        process_tuning.raise_file_limit()
         bound_memory(config.sql)
         anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})
         log.info("stopped")

@@ -37,8 +37,8 @@ def main() -> None:
     from sandq.model.config_sql import SqlSection
     from sandq.model.config_tls import OFF, REQUIRE, TlsSection
     from sandq.server import logs
-    from sandq.server.collector import collect_rarely
     from sandq.server.http.nodes_tls import nodes_tls
+    from sandq.server.process_tuning import collect_rarely
     from sandq.tls.certificates import Certificates
     from sandq.tools.sql_gateway import bound_memory, connecting, serve_sql
 

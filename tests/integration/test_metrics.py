@@ -379,7 +379,7 @@ async def test_tenants_of_a_fair_topic(node: Serving, api: sandq.Client, monkeyp
         assert found("tenant_in_flight", topic="f", group="g", tenant="acme") == 1
         assert found("tenant_ready", topic="f", group="g", tenant="shop") == 0
         assert found("tenant_in_flight", topic="f", group="g", tenant="shop") == 1
-        monkeypatch.setattr("sandq.server.metrics.tenants.TENANTS", 1)
+        monkeypatch.setattr("sandq.server.metrics.topics.TENANTS", 1)
         assert set((await scrape(node)).having("tenant", "acme")) == {"sandq_tenant_ready", "sandq_tenant_in_flight"}
         assert (await scrape(node)).having("tenant", "shop") == [], "only those with most ready"
     await api.admin.delete_topic("f")

@@ -11,7 +11,7 @@ import trio
 
 import sandq
 from sandq.client.client import connect_with
-from sandq.client.consumer import chosen_topics
+from sandq.client.consumer import chosen
 from sandq.client.options import Options
 from sandq.errors import ConsumerFenced, InvalidName, InvalidRequest, TooLarge, UnknownTopic
 from sandq.node.running import Serving
@@ -208,7 +208,7 @@ async def test_what_is_held_of_a_topic_that_goes_is_lost(client: sandq.Client) -
 
 
 async def test_more_than_may_be(client: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (chosen_topics, sandq.client.consumer.subscription):
+    for module in (chosen, sandq.client.consumer.subscription):
         monkeypatch.setattr(module, "TOPICS_MAX", 2)
     with pytest.raises(TooLarge, match="2 at most"):
         client.subscribe(TOPICS, group="g")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 from sandq.client.admin.group_consumers import GroupConsumers, consumers_of
-from sandq.client.admin.pushes import together
 from sandq.client.admin.requests import ask_leaders_of_group, count_of, map_of, rows_of, rows_of_leaders
 from sandq.client.admin.settings import GroupSettings, plain_settings
 from sandq.client.arguments import suggesting
@@ -20,6 +19,7 @@ from sandq.model.errors import (
     ProtocolError,
 )
 from sandq.model.group_limits import parse_limit
+from sandq.model.health import PUSH_STARTING, worst_push
 from sandq.model.names import check_name
 from sandq.model.push import check_push
 from sandq.model.times import Duration, duration_ms, format_duration
@@ -188,3 +188,30 @@ class GroupAdmin:
         "looking" for its address; "starting"), the last `error` and its `error_ms`. `nodes`: how it goes on each that
         pushes, with what became of messages since it started (`acked`, `retried`, `snoozed`, `dead`)."""
         return together(await rows_of_leaders(self._cluster, PushList(check_name("topic", topic))))
+
+
+def together(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each group: its setting, its `state` (the worst of any node), the last `error` (with `error_ms`), and
+    `nodes`, a row each for those that push."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        push = found.setdefault(str(row.get("group")), {**row, "nodes": []})
+        here = row.get("here")
+        if isinstance(here, Mapping):
+            push["nodes"].append({"node": row.get("node"), **here})
+    return [_whole(push) for _, push in sorted(found.items())]
+
+
+def _whole(push: dict[str, Any]) -> dict[str, Any]:
+    nodes = sorted(push["nodes"], key=lambda node: str(node.get("node")))
+    states = {node.get("state") for node in nodes}
+    failed = [node for node in nodes if node.get("error") is not None]
+    last: dict[str, Any] = max(failed, key=lambda node: node.get("error_ms") or 0, default={})
+    settings = {name: value for name, value in push.items() if name not in ("node", "here", "nodes")}
+    return {
+        **settings,
+        "state": worst_push(states) or PUSH_STARTING,
+        "error": last.get("error"),
+        "error_ms": last.get("error_ms"),
+        "nodes": nodes,
+    }

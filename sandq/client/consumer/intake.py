@@ -18,10 +18,9 @@ from typing import Final
 
 import anyio
 
-from sandq.client.consumer.credit_shares import BUSY_S, equal_share, is_crowded, shares
+from sandq.client.consumer.credit import BUSY_S, STALE_S, Prefetch, equal_share, is_crowded, shares
 from sandq.client.consumer.deliveries import Arrival, DeliveredChunk
 from sandq.client.consumer.lease import OF_HELD
-from sandq.client.consumer.prefetch import STALE_S, Prefetch
 from sandq.client.messages.log_page import positions_of
 from sandq.client.signals import Signal
 from sandq.client.transport.connection import Connection

@@ -15,7 +15,7 @@ import anyio
 
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.ack_ranges import ranges_of
-from sandq.client.consumer.chosen_partitions import Partitions, chosen_of, partitions_of
+from sandq.client.consumer.chosen import Partitions, chosen_of, partitions_of
 from sandq.client.consumer.message import lease_ms_of
 from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, dead_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing, rows_of

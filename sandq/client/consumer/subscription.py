@@ -11,14 +11,13 @@ from typing import Final, TypeVar
 import anyio
 import anyio.abc
 
-from sandq.client.consumer.chosen_partitions import Partitions, partitions_of
-from sandq.client.consumer.chosen_topics import TOPICS_MAX, ChosenTopics, Topics, too_many
+from sandq.client.consumer.chosen import TOPICS_MAX, ChosenTopics, Partitions, Topics, partitions_of, too_many
 from sandq.client.consumer.consumer_identity import ConsumerIdentity
+from sandq.client.consumer.credit import Prefetch
 from sandq.client.consumer.deliveries import Arrival
 from sandq.client.consumer.intake import Intake, Wakeups
 from sandq.client.consumer.message import Message, lease_ms_of
 from sandq.client.consumer.message_batch import MessageBatch
-from sandq.client.consumer.prefetch import Prefetch
 from sandq.client.consumer.topic_consumer import Terms, TopicConsumer
 from sandq.client.options import Options, again
 from sandq.client.positions import Start, start_of

@@ -12,7 +12,7 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from sandq.client.consumer.chosen_partitions import chosen_of
+from sandq.client.consumer.chosen import chosen_of
 from sandq.client.consumer.consumer_identity import ConsumerIdentity
 from sandq.client.consumer.deliveries import DeliveredChunk
 from sandq.client.consumer.held_messages import HeldMessages

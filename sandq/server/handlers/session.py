@@ -16,19 +16,13 @@ from sandq.server.connection import Connection
 from sandq.server.delays import DELAYING
 from sandq.server.handlers import (
     access,
-    audit,
     backups,
     cluster,
     connection,
     consume,
-    debug,
-    groups,
-    jobs,
     keys,
     messages,
-    produce,
     schedules,
-    slo,
     topics,
 )
 from sandq.server.handlers.rights import guarded, guarded_for_gateways
@@ -39,20 +33,14 @@ from sandq.server.startup_gate import StartupGate
 
 _SUBJECTS: Final = (
     connection,
-    produce,
     consume,
     messages,
     schedules,
     keys,
-    jobs,
-    groups,
     topics,
     cluster,
     access,
-    audit,
     backups,
-    debug,
-    slo,
 )
 HANDLERS: Final[dict[int, Handler]] = {
     route.request.type: route.handle for subject in _SUBJECTS for route in subject.ROUTES

@@ -1,4 +1,4 @@
-"""Requests about topics as a whole, and holds on their logs."""
+"""Requests about topics as a whole, their groups, and holds on their logs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ from typing import Any
 
 from sandq.broker.event_loop import Turn
 from sandq.metadata.records import Topic
+from sandq.protocol.frames import PackedArray
 from sandq.protocol.requests_admin import (
     ClockReset,
+    ConsumerList,
+    GroupDelete,
     GroupLimit,
+    GroupList,
+    GroupPause,
+    GroupPush,
+    GroupSeek,
+    GroupUpdate,
     Hold,
+    PushList,
     TopicCreate,
     TopicDelete,
     TopicEnsure,
@@ -45,6 +54,20 @@ def _history(at: Context, request: TopicHistory) -> Packed:
     return Packed(at.info.overview.history(request.topic))
 
 
+async def _groups(at: Context, request: GroupList) -> Packed:
+    count, rows = await at.messages.groups(request, at.caller)
+    return Packed((PackedArray(count, rows),))
+
+
+async def _push(at: Context, request: GroupPush) -> tuple[dict[str, Any] | None]:
+    return (await at.broker.administration.topics.push_group(request, at.caller),)
+
+
+def _pushes(at: Context, request: PushList) -> list[dict[str, Any]]:
+    at.broker.topic(request.topic)  # raises UnknownTopic
+    return at.info.pushes(request.topic)
+
+
 ROUTES = (
     answered(TopicCreate, _create),
     answered(TopicEnsure, _ensure),
@@ -56,4 +79,12 @@ ROUTES = (
     told(TopicHistory, _history),
     answered(ClockReset, lambda at, request: at.messages.reset_clock(request, at.caller)),
     answered(Hold, lambda at, request: at.messages.hold(request, at.caller)),
+    answered(GroupList, _groups),
+    answered(ConsumerList, lambda at, request: at.messages.consumers(request, at.caller)),
+    answered(GroupSeek, lambda at, request: at.messages.seek(request, at.caller)),
+    answered(GroupDelete, lambda at, request: at.messages.delete_group(request, at.caller)),
+    answered(GroupUpdate, lambda at, request: at.messages.update_group(request, at.caller)),
+    answered(GroupPause, lambda at, request: at.messages.pause_group(request, at.caller)),
+    answered(GroupPush, _push),
+    told(PushList, _pushes),
 )

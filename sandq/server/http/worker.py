@@ -26,9 +26,7 @@ from sandq.model.config_backup import BackupSection
 from sandq.model.config_sql import SqlSection
 from sandq.model.config_tls import OFF, TlsSection
 from sandq.model.errors import Unavailable
-from sandq.server import logs, open_files
-from sandq.server.collector import collect_rarely
-from sandq.server.heap import give_back_heap
+from sandq.server import logs, process_tuning
 from sandq.server.http.backups import target_of
 from sandq.server.http.connections import serve_http
 from sandq.server.http.node_link import STALE_S, STARTING, Begin, NodeInput, encode
@@ -37,6 +35,7 @@ from sandq.server.http.serve import HttpSettings, RunningApp
 from sandq.server.http.tls_door import TlsDoor
 from sandq.server.line_writer import LineWriter
 from sandq.server.metrics.http_requests import HttpRequests
+from sandq.server.process_tuning import collect_rarely, give_back_heap
 from sandq.server.quota_meters import QuotaMeters
 from sandq.tls.certificates import Certificates
 
@@ -147,7 +146,7 @@ def main(node: NodeInput) -> None:
     logs.set_up(begin.log_format, begin.log_level, begin.node)
     structlog.contextvars.bind_contextvars(process="http")
     if begin.version == __version__:
-        open_files.raise_limit()
+        process_tuning.raise_file_limit()
         give_back_heap()
         collect_rarely()
     code = run(begin, node, lambda data: output.write(data.decode()))

@@ -42,14 +42,18 @@ from sandq.server.audit.audit_log import AuditLog
 from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
 from sandq.server.metrics.http_requests import HttpProcess
-from sandq.server.metrics.members import tell_members
-from sandq.server.metrics.own_process import OwnProcess
-from sandq.server.metrics.pushes import tell_pushes
-from sandq.server.metrics.quotas import tell_quotas
-from sandq.server.metrics.tenants import TenantRows, tell_tenants
+from sandq.server.metrics.node import OwnProcess, tell_members, tell_quotas, tell_tls
 from sandq.server.metrics.text import Exposition
-from sandq.server.metrics.tls import tell_tls
-from sandq.server.metrics.topics import Board, GroupNumbers, PartitionSeen, TopicNumbers, TopicSeen
+from sandq.server.metrics.topics import (
+    Board,
+    GroupNumbers,
+    PartitionSeen,
+    TenantRows,
+    TopicNumbers,
+    TopicSeen,
+    tell_pushes,
+    tell_tenants,
+)
 from sandq.server.quota_meters import QuotaMeters
 from sandq.tls.budget import Handshakes
 from sandq.tls.certificates import Certificates

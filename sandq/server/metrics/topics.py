@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from heapq import nsmallest
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sandq.broker.stats.histogram import LATENESS, Histogram
 from sandq.broker.stats.node_stats import TopicStats
@@ -12,6 +14,9 @@ from sandq.partition.group_status import GroupStatus, Limited
 from sandq.partition.groups.group import PAUSED
 from sandq.partition.partition_status import Status
 from sandq.partition.records.metrics import Counted
+from sandq.push.outcomes import End
+from sandq.push.pump import Doing, PushCounts
+from sandq.server.metrics.text import Exposition
 
 OTHER = "_other"
 """Of topics and groups beyond the limit. No name begins like this."""
@@ -226,3 +231,58 @@ class _Groups:
                 self.found[topic, name] = numbers
             else:
                 self.found.setdefault((topic, OTHER), GroupNumbers()).add(numbers)
+
+
+Pushed = tuple[str, str]
+
+
+def tell_pushes(
+    counts: Mapping[Pushed, PushCounts],
+    doing: Mapping[Pushed, str],
+    labelled: Container[Pushed],
+    told: Exposition,
+) -> None:
+    """Tell of groups that have a label (topic, group); the others are summed up."""
+    ends: dict[Pushed, Counter[End]] = {}
+    in_flight, waiting = Counter[Pushed](), Counter[Pushed]()
+    for pushed, counted in counts.items():
+        label = pushed if pushed in labelled else (OTHER, OTHER)
+        ends.setdefault(label, Counter()).update(counted.ends)
+        in_flight[label] += counted.in_flight
+        waiting[label] += doing.get(pushed) == Doing.WAITING
+    for label, of_label in ends.items():
+        for end in End:
+            labels = told.labels("sandq_push_messages_total", *label, str(end))
+            told.value("sandq_push_messages_total", of_label[end], labels)
+        labels = told.labels("sandq_push_in_flight", *label)
+        told.value("sandq_push_in_flight", in_flight[label], labels)
+        told.value("sandq_push_waiting", waiting[label], labels)
+
+
+TENANTS: Final = 100
+"""Of a group that have samples: those with most ready."""
+TenantRows = Iterable[tuple[str, Mapping[str, Any]]]
+"""A group's name, and one of its tenants as `PartitionQueries.tenants` tells of it. A tenant is in one partition."""
+
+
+def tell_tenants(
+    topics: Iterable[tuple[str, TenantRows]], labelled: Container[tuple[str, str]], limit: int, told: Exposition
+) -> None:
+    """Tell of tenants of those groups that have a label (topic, group); of no more than `limit` in all."""
+    left = limit
+    for topic, rows in topics:
+        by_group: dict[str, list[Mapping[str, Any]]] = {}
+        for group, row in rows:
+            by_group.setdefault(group, []).append(row)
+        for group, of_group in by_group.items():
+            if (topic, group) not in labelled:
+                continue
+            for row in nsmallest(min(TENANTS, left), of_group, key=_order):
+                labels = told.labels("sandq_tenant_ready", topic, group, row["tenant"])
+                told.value("sandq_tenant_ready", row["ready"], labels)
+                told.value("sandq_tenant_in_flight", row["in_flight"], labels)
+                left -= 1
+
+
+def _order(row: Mapping[str, Any]) -> tuple[int, int, str]:
+    return -row["ready"], -row["in_flight"], row["tenant"]

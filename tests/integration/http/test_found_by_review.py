@@ -15,7 +15,7 @@ import sandq
 from sandq.model.limits import DEFAULT, Limits
 from sandq.node import web as node_web
 from sandq.node.running import Serving
-from sandq.server import open_files
+from sandq.server import process_tuning
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.node_link import Begin
 from tests.support.nodes.http_requests import Web
@@ -110,12 +110,12 @@ def test_connections_leave_room_for_the_log(monkeypatch: pytest.MonkeyPatch) -> 
     """Whatever the limits say."""
     for files in (64, 256, 1024, 20_000, 1_000_000):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
-        found: Limits = open_files.within(DEFAULT)
+        found: Limits = process_tuning.limits_within_files(DEFAULT)
         assert found.connections > 0 and found.http_connections > 0
         if files >= 256:
-            room = files - open_files.RESERVED - files // open_files.STORE_PART
+            room = files - process_tuning.RESERVED - files // process_tuning.STORE_PART
             assert found.connections + found.http_connections <= room
-    assert open_files.within(DEFAULT) is DEFAULT, "enough is enough"
+    assert process_tuning.limits_within_files(DEFAULT) is DEFAULT, "enough is enough"
 
 
 async def test_a_fault_of_ours_is_a_problem(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:

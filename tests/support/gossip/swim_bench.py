@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 
 from sandq.gossip.agenda import Agenda
-from sandq.gossip.awareness import Awareness
 from sandq.gossip.broadcasts import Broadcasts
 from sandq.gossip.messages import VSN, Alive, Dead, Message, Suspect, decode
 from sandq.gossip.nodes import Node, Nodes, Standing
 from sandq.gossip.serf_messages import encode_tags
+from sandq.gossip.suspicion import Awareness
 from sandq.gossip.tags import judge_of
 from sandq.model.config_types import Address
 from sandq.model.gossip_timing import PROFILES, Timing

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sandq.client.client import Client
-from sandq.client.consumer import prefetch, subscription, worker
+from sandq.client.consumer import credit, subscription, worker
 from sandq.client.options import DEFAULTS
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import duration_ms, format_duration
@@ -48,7 +48,7 @@ def test_the_examples_run(with_client: Any) -> None:
         f"{DEFAULTS.linger_s * 1000:g} ms after the first)",
         f'`connect(..., delivery_timeout="{format_duration(round(DEFAULTS.delivery_timeout_s * 1000))}")`',
         f"Without it there are {subscription.CREDIT}, and",
-        f"as were settled in the last {prefetch.KEEP_S * 1000:g} ms, up to {prefetch.MOST:,}",
+        f"as were settled in the last {credit.KEEP_S * 1000:g} ms, up to {credit.MOST:,}",
         f"have `grace` ({duration_ms(worker.GRACE) / 1000:g} s) to end",
     ],
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandq.gossip.awareness import SCORE_MOST, Awareness
-from sandq.gossip.suspicion import Suspicion
+from sandq.gossip.suspicion import SCORE_MOST, Awareness, Suspicion
 
 BEGAN = 100.0
 

@@ -22,10 +22,15 @@ from sandq.protocol.frames import FrameReader, Type, encode_frame, encode_reply
 from sandq.protocol.requests import Subscribe
 from sandq.protocol.requests_keys import KvGet
 from sandq.server import open_requests
-from sandq.server.caller_requests import AT_ONCE, CONNECTION_REQUESTS_SHARE, GRANTED_BYTES, CallerRequests
+from sandq.server.caller_requests import (
+    AT_ONCE,
+    CONNECTION_REQUESTS_SHARE,
+    GRANTED_BYTES,
+    PARSED_COPIES,
+    CallerRequests,
+)
 from sandq.server.connection import Connection
 from sandq.server.kv_get_coalescer import KvGetCoalescer
-from sandq.server.request_sizes import PARSED_COPIES
 from sandq.server.subscriptions import Subscriptions
 from tests.support.nodes.one_connection import NothingTogether, one_connection
 from tests.support.waiting import until_holds

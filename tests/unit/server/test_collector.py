@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from sandq.server.collector import ROUNDS, YOUNG_OBJECTS, YOUNG_ROUNDS
+from sandq.server.process_tuning import ROUNDS, YOUNG_OBJECTS, YOUNG_ROUNDS
 
 PROGRAM = """
 import gc
-from sandq.server.collector import collect_rarely
+from sandq.server.process_tuning import collect_rarely
 before = len(gc.get_objects())
 collect_rarely()
 print(*gc.get_threshold(), gc.get_freeze_count() > before // 2, len(gc.get_objects()) < before // 2)

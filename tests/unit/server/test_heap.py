@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from sandq.server.heap import MOVED_BYTES, TRIES, Heap, trimming
+from sandq.server.process_tuning import MOVED_BYTES, TRIES, Heap, trimming
 
 MB = 1 << 20
 
@@ -68,7 +68,7 @@ def test_what_is_in_use_is_not_tried_again_and_again() -> None:
 
 PIECES = """
 import ctypes
-from sandq.server.heap import Heap, Resident, trimming
+from sandq.server.process_tuning import Heap, Resident, trimming
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 trim = trimming()

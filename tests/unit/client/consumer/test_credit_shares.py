@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandq.client.consumer.credit_shares import equal_share, is_crowded, shares
+from sandq.client.consumer.credit import equal_share, is_crowded, shares
 
 
 def test_nodes_of_one_topic_have_the_same() -> None:

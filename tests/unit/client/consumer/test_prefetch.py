@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 
 from sandq.client.client import Client
-from sandq.client.consumer.prefetch import KEEP_S, MOST, Prefetch
+from sandq.client.consumer.credit import KEEP_S, MOST, Prefetch
 from tests.support.client.fake_server import FakeServer
 from tests.support.client.helpers import take
 from tests.support.waiting import until_holds

@@ -7,8 +7,8 @@ from random import Random
 from typing import Any
 
 from sandq.server.metrics import catalog
-from sandq.server.metrics.tenants import TENANTS, tell_tenants
 from sandq.server.metrics.text import Exposition
+from sandq.server.metrics.topics import TENANTS, tell_tenants
 
 Row = tuple[str, dict[str, Any]]
 READY = re.compile(r'^sandq_tenant_ready{topic="(.*)",group="(.*)",tenant="(.*)"} (.*)$', re.M)
