@@ -29,7 +29,8 @@ from sandq.model.membership import Member
 from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
 from sandq.server.audit.audit_log import AuditLog
 from sandq.server.debug.log_level import LogLevel
-from sandq.server.entrance import FailedLogins, Logins
+from sandq.server.entrance import Logins
+from sandq.server.failed_logins import FailedLogins
 from sandq.server.metrics.http_requests import HttpProcess
 from sandq.server.overview import Overview
 from sandq.server.quota_meters import QuotaMeters

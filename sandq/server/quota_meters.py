@@ -9,15 +9,12 @@ may ask for something else soon after. A request that is refused is not counted.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import trio
 
-from sandq.broker.owner_usage import NOTHING, Held
-from sandq.metadata.records import Topic
 from sandq.model.errors import QuotaExceeded
 from sandq.model.limits import FIXED
 from sandq.model.quotas import Quota
@@ -197,27 +194,3 @@ def _taken(full_at: float, now: float, seconds: float, is_free: bool) -> float:
     """When a bucket is full of which that was taken. `is_free`: no more than was in it."""
     later = max(full_at, now) + seconds
     return max(full_at, min(later, now + 1)) if is_free else later
-
-
-def use_of(
-    principals: Collection[str], topics: Collection[Topic], held: Mapping[str, Held], meters: QuotaMeters
-) -> dict[str, dict[str, int]]:
-    """Return what these have, by principal: topics and partitions that they own; what their topics hold, of those whose
-    quota bounds it; connections to this node, and what they asked of it since it started."""
-    owned, partitions = Counter[str](), Counter[str]()
-    for topic in topics:
-        if topic.owner is not None and topic.owner in principals:
-            owned[topic.owner] += 1
-            partitions[topic.owner] += len(topic.partitions)
-    found = {}
-    for name in principals:
-        meter, holds = meters.meters.get(name) or Meter(), held.get(name, NOTHING)
-        found[name] = {
-            "topics": owned[name],
-            "partitions": partitions[name],
-            **holds._asdict(),
-            "connections": meter.connections,
-            "requests": meter.requests,
-            "bytes": meter.bytes,
-        }
-    return found

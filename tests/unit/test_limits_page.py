@@ -23,7 +23,7 @@ from sandq.partition.kv import key_table
 from sandq.partition.records.leases import HISTORY_ERROR_CHARS
 from sandq.protocol.requests_backup import LOG_BYTES
 from sandq.protocol.requests_messages import PREVIEW_BYTES_MAX
-from sandq.server import caller_requests, connection, entrance, open_requests, output, tcp
+from sandq.server import caller_requests, connection, failed_logins, open_requests, output, tcp
 from sandq.server.http import bodies, bounds, event_streams, guards, lines, node_link, supervisor
 from sandq.server.slots import Slots
 from tests.support.paths import ROOT
@@ -73,9 +73,9 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         "callers of a gateway's connection that have requests under way": (f"{open_requests.CALLERS:,}",),
         "HELLO, and a gateway's proof": (f"{connection.HELLO_S:g} s", size(connection.HELLO_BYTES)),
         "logins that fail": (
-            f"{entrance.FAILED_LOGINS_BURST:g} at once",
-            f"then {'one' if entrance.FAILED_LOGINS_PER_S == 1 else '?'} a second",
-            f"{entrance.PAUSE_S:g} s at most",
+            f"{failed_logins.FAILED_LOGINS_BURST:g} at once",
+            f"then {'one' if failed_logins.FAILED_LOGINS_PER_S == 1 else '?'} a second",
+            f"{failed_logins.PAUSE_S:g} s at most",
         ),
         "lists of groups that are made": (f"{broker.LISTS_AT_ONCE} of a node",),
         "half a frame": (f"{connection.FRAME_S:g} s and 1 s for each {size(connection.FRAME_BYTES_PER_S)}",),

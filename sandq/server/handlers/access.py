@@ -16,7 +16,7 @@ from sandq.protocol.requests_access import (
     RolePut,
 )
 from sandq.server.handlers.routes import Context, answered, told
-from sandq.server.quota_meters import use_of
+from sandq.server.quota_use import use_of
 
 
 async def _identify(at: Context, request: Identify) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ from sandq.server.http.serve import HttpSettings
 from sandq.server.http.tls_door import TlsDoor
 from sandq.server.metrics.catalog import HTTP
 from sandq.server.metrics.http_requests import HttpRequests
-from sandq.server.metrics.node import OwnProcess
+from sandq.server.metrics.own_process import OwnProcess
 from sandq.server.metrics.text import Exposition
 
 LOOK_S: Final = 0.5

@@ -23,7 +23,7 @@ from sandq.model.principals import TOKEN_CHARS
 from sandq.model.quotas import Quota
 from sandq.protocol.requests import Ping
 from sandq.protocol.requests_access import Identify, IdentifyReply
-from sandq.server.entrance import FailedLogins
+from sandq.server.failed_logins import FailedLogins
 from sandq.server.http.caller import HttpCaller
 from sandq.server.http.problems import Revoked, not_let_in
 

@@ -42,7 +42,8 @@ from sandq.server.audit.audit_log import AuditLog
 from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
 from sandq.server.metrics.http_requests import HttpProcess
-from sandq.server.metrics.node import OwnProcess, tell_members, tell_quotas, tell_tls
+from sandq.server.metrics.node import tell_members, tell_quotas, tell_tls
+from sandq.server.metrics.own_process import OwnProcess
 from sandq.server.metrics.text import Exposition
 from sandq.server.metrics.topics import (
     Board,

@@ -1,14 +1,11 @@
-"""Metrics of a node beside its topics: the other members, identities with a quota, TLS, its process."""
+"""Metrics of a node beside its topics: the other members, identities with a quota, and TLS."""
 
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Mapping
 from heapq import nlargest
 from typing import Any, Final
-
-from prometheus_client import ProcessCollector
 
 from sandq.broker.owner_usage import Held
 from sandq.broker.stats.histogram import Histogram
@@ -77,14 +74,3 @@ def tell_tls(certificates: Certificates, handshakes: Handshakes, told: Expositio
     for result, count in results.items():
         told.value("sandq_tls_handshakes_total", count, told.labels("sandq_tls_handshakes_total", result))
     told.value("sandq_tls_handshake_cpu_seconds_total", handshakes.cpu_s)
-
-
-class OwnProcess(ProcessCollector):
-    """`ProcessCollector`, which tells nothing at all if it cannot read when the machine started."""
-
-    def _boot_time(self) -> float:
-        try:
-            found: float | None = super()._boot_time()  # type: ignore[no-untyped-call]
-        except OSError:
-            found = None
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) if found is None else found

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from sandq.server.metrics.node import OwnProcess
+from sandq.server.metrics.own_process import OwnProcess
 
 
 def told(collector: type[ProcessCollector], proc: Path) -> dict[str, float]:
