@@ -18,7 +18,7 @@ from sandq.client.admin.dead_letters import DeadLetters
 from sandq.client.admin.group_consumers import GroupConsumer, GroupConsumers
 from sandq.client.admin.slo import SloReport
 from sandq.client.admin.topics import Forecast
-from sandq.client.client import Client, cluster_of, connect, connect_with
+from sandq.client.client import Client, cluster_of, connect, connect_with, producer_of
 from sandq.client.consumer.chosen import Topics, pattern
 from sandq.client.consumer.end_rules import Dead, Retry
 from sandq.client.consumer.lease import Extension
@@ -121,6 +121,7 @@ __all__ = [
     "offset_time_ms",
     "on_behalf_of",
     "pattern",
+    "producer_of",
     "sign_push",
     "verify_push",
 ]

@@ -342,6 +342,11 @@ def cluster_of(client: Client) -> Cluster:
     return client._cluster
 
 
+async def producer_of(client: Client, topic: str) -> Producer:
+    """Return the producer of a topic that `client.produce` uses. Raises what finding the topic raises."""
+    return await client._producer_of(topic)
+
+
 @asynccontextmanager
 async def connect(
     *servers: str,

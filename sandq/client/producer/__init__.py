@@ -8,7 +8,8 @@ from __future__ import annotations
 from sandq.client.producer.batch_sender import NEVER, BatchSender, NumberedBatch
 from sandq.client.producer.batches import MESSAGE_OVERHEAD_BYTES
 from sandq.client.producer.partitioner import check_rank
-from sandq.client.producer.validation import MessageValidation, delay_of, rank_of
+from sandq.client.producer.producer import Producer
+from sandq.client.producer.validation import MessageValidation, Ready, delay_of, rank_of
 
 __all__ = [
     "MESSAGE_OVERHEAD_BYTES",
@@ -16,6 +17,8 @@ __all__ = [
     "BatchSender",
     "MessageValidation",
     "NumberedBatch",
+    "Producer",
+    "Ready",
     "check_rank",
     "delay_of",
     "rank_of",

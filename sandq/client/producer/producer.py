@@ -21,6 +21,7 @@ from sandq.client.producer.validation import (
     Headers,
     MessageValidation,
     Rank,
+    Ready,
     Value,
     delay_of,
     rank_of,
@@ -167,6 +168,26 @@ class Producer:
         if sealed:
             await anyio.lowlevel.checkpoint()  # so that a loop of sends lets the batches leave
         return Receipt(batch, position)
+
+    async def send_ready(self, messages: Iterable[Ready]) -> Receipts:
+        """Send messages that `checks.message` has returned; they are not checked again.
+
+        Raises UnknownPartition; those before are sent all the same."""
+        receipts = Receipts()
+        for message in messages:
+            if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
+                await self.wait_for_room()
+            if message[-1] is not None:
+                await self._look_for_kind(message[-1])
+            try:
+                batch, position, sealed = self.add(*message)
+            except UnknownPartition:
+                await self._look_for_more()
+                batch, position, sealed = self.add(*message)
+            receipts.add(batch, position)
+            if sealed:
+                await anyio.lowlevel.checkpoint()
+        return receipts
 
     @takes_send_options
     async def send_many(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Path, Query, Request
@@ -13,7 +12,7 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from sandq.broker.event_loop import Turn
-from sandq.client import Client, Receipt, Receipts, StoredMessage
+from sandq.client import Client, Receipt, Receipts, StoredMessage, producer_of
 from sandq.client.json_format import (
     at_once,
     content_fields,
@@ -24,7 +23,7 @@ from sandq.client.json_format import (
     when,
     why_json,
 )
-from sandq.client.producer import MessageValidation, check_rank, delay_of, rank_of
+from sandq.client.producer import Producer, Ready, check_rank, delay_of
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError, let_go
 from sandq.protocol.requests_messages import DEAD_ELSEWHERE, PREVIEW_BYTES_MAX
@@ -373,18 +372,35 @@ async def _produce(
         (arguments,) = await _for_topic(client, topic, given, now_ms)
         receipt = await client.send(topic, **arguments, partition=partition)
         return _stored(await receipt, receipt)
-    checks, turn = MessageValidation(client.limits), Turn()
-    messages = []
-    for place, one in enumerate(body.messages):
+    turn, messages = Turn(), []
+    for at, one in enumerate(body.messages):
         await turn.spend(MESSAGE_WORK)
         try:
-            arguments = one.arguments()
-            _check(checks, arguments)
+            messages.append({**one.arguments(), "partition": partition})
         except InvalidRequest as error:
-            raise type(error)(f"messages.{place}: {error.message}", **error.details) from None
-        messages.append({**arguments, "partition": partition})
+            raise _at(at, error) from None
     check_delays(request, messages)
-    return await _produce_many(client, topic, await _for_topic(client, topic, messages, now_ms))
+    messages = await _for_topic(client, topic, messages, now_ms)
+    producer = await producer_of(client, topic)
+    is_told = any([message["on_conflict"] != "reject" for message in messages])
+    return await _send_many(producer, await _ready(producer, messages), is_told=is_told)
+
+
+def _at(position: int, error: InvalidRequest) -> InvalidRequest:
+    """Return the error of one of many messages, which says of which."""
+    return type(error)(f"messages.{position}: {error.message}", **error.details)
+
+
+async def _ready(producer: Producer, messages: list[dict[str, Any]]) -> list[Ready]:
+    """Check all messages before the first is sent. Raises InvalidRequest that says which is wrong."""
+    turn, ready = Turn(), []
+    for at, message in enumerate(messages):
+        await turn.spend(1)
+        try:
+            ready.append(producer.checks.message(**message))
+        except InvalidRequest as error:
+            raise _at(at, error) from None
+    return ready
 
 
 async def _for_topic(client: Client, topic: str, messages: list[dict[str, Any]], now_ms: int) -> list[dict[str, Any]]:
@@ -409,7 +425,8 @@ async def _for_topic(client: Client, topic: str, messages: list[dict[str, Any]],
     return changed if kind == "compacted" else messages
 
 
-async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any]]) -> Response:
+async def _send_many(producer: Producer, messages: list[Ready], *, is_told: bool) -> Response:
+    """Send messages, and answer what became of each. `is_told`: whether some say what happens to a taken key."""
     results: list[Found] = []
     first: SandqError | None = None
     turn = Turn()
@@ -417,8 +434,7 @@ async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any
     for start in range(0, len(messages), SENT_AT_ONCE):
         if start:
             await turn.end()
-        sent.append(await client.produce_many(topic, messages[start : start + SENT_AT_ONCE]))
-    is_told = any(["on_conflict" in message and message["on_conflict"] != "reject" for message in messages])
+        sent.append(await producer.send_ready(messages[start : start + SENT_AT_ONCE]))
     for receipts in sent:
         await turn.spend(2 * len(receipts))
         try:
@@ -447,18 +463,6 @@ async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any
         told.append(json.dumps(results[start : start + SENT_AT_ONCE], ensure_ascii=False, separators=(",", ":"))[1:-1])
     answer = f'{{"stored":{len(results) - failed},"failed":{failed},"results":[{",".join(told)}]}}'
     return Response(answer, 207 if failed else 201, media_type="application/json")
-
-
-def _check(checks: MessageValidation, message: Mapping[str, Any]) -> None:
-    """What the producer will check, too: nothing is stored before all are known to be right."""
-    if message["value"] is not None:
-        checks.value(message["value"])
-    key = checks.key(message.get("key"))
-    checks.headers(message.get("headers"))
-    checks.extras(message.get("ttl"), message.get("unique_key"), message.get("on_conflict", "reject"), key)
-    rank_of(message.get("priority"), message.get("tenant"))
-    delay, delay_ms = message.get("delay"), message.get("delay_ms")
-    checks.time(message.get("deliver_at"), delay if delay_ms is None else delay_of(delay, delay_ms))
 
 
 def _stored(offset: str, receipt: Receipt | None = None) -> Found:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
 import trio
 
-import sandq
+from sandq.client.producer import Producer
 from sandq.errors import StartupError
 from sandq.model import json_values
 from sandq.node.running import Serving
@@ -397,25 +397,30 @@ async def test_the_node(web: Web) -> None:
     assert (await web.post("/cluster/clock/accept"))["drift_ms"] == 0
 
 
+LOOP: Final = "sandq-http"
+"""Thread of HTTP's event loop."""
+
+
 async def test_many_messages_are_read_in_a_thread_and_sent_in_parts(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, read, parts = threading.get_ident(), [], []
-    read_large, produce_many = strict._read_large, sandq.Client.produce_many
+    read: list[str] = []
+    parts: list[int] = []
+    read_large, send_ready = strict._read_large, Producer.send_ready
 
     def noted(*args: Any) -> Any:
-        read.append(threading.get_ident())
+        read.append(threading.current_thread().name)
         return read_large(*args)
 
-    async def counted(client: sandq.Client, topic: str, messages: Any) -> Any:
+    async def counted(producer: Producer, messages: Any) -> Any:
         parts.append(len(messages))
-        return await produce_many(client, topic, messages)
+        return await send_ready(producer, messages)
 
     monkeypatch.setattr(strict, "_read_large", noted)
-    monkeypatch.setattr(sandq.Client, "produce_many", counted)
+    monkeypatch.setattr(Producer, "send_ready", counted)
     await web.post("/topics", {"name": "t"}, 201)
     texts = [f"{number} {'ü' * 20}" for number in range(1500)]
     answer = await web.post("/topics/t", {"messages": [{"text": text} for text in texts]}, 201)
     assert (answer["stored"], answer["failed"]) == (1500, 0)
-    assert read and read[0] != loop and sum(parts) == 1500 and max(parts) <= routes_messages.SENT_AT_ONCE
+    assert read and LOOP not in read and sum(parts) == 1500 and max(parts) <= routes_messages.SENT_AT_ONCE
     for at in (0, 700, 1499):
         assert (await web.get(f"/topics/t/messages/{answer['results'][at]['id']}"))["text"] == texts[at]
     wrong = await web.post("/topics/t", {"messages": [{"text": text} for text in texts] + [{"txt": "x"}]}, 400)
