@@ -23,6 +23,7 @@ from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.unique_keys import UniqueKeys
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.leasing.settlement import LeaseSettlement
+from sandq.partition.log.appends import Appends
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.trim import Trimmer
@@ -90,12 +91,13 @@ class PartitionState:
             trim_schedule=schedule,
             ownership=ownership,
         )
+        self.appends = Appends(shared, group_state, self.log, unique, ownership)
         self._statuses = StatusTable(self.groups, self.log.counts, log_state)
         ranking = Ranking(shared, self.groups, self.log)
         self.jobs = Jobs(shared, group_state, self.log, ranking, ownership)
         updates = Updates(shared, self.groups, self.log)
         self.pending = Pending(shared, self.groups, self.log, ownership, ranking, updates)
-        self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
+        self.schedules = ScheduleTable(shared, self.groups, self.log, self.appends, self.pending)
         self.producers = Producers(partition)
         self.settlement = LeaseSettlement(shared, group_state, unique)
         self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)

@@ -27,7 +27,7 @@ from sandq.partition.in_memory import InMemory
 from sandq.partition.leasing.lease_grants import LeaseGrants
 from sandq.partition.leasing.lease_reclaim import LeaseReclaim
 from sandq.partition.leasing.settlement import Lost, Part
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.partition_state import PartitionState
 from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.records.claim import Outcome
@@ -58,7 +58,7 @@ class TimerPartition(PartitionState):
         shared, group_state = self.shared, self._group_state
         self._lease_grants = LeaseGrants(shared, group_state, self._unique, self.limits)
         self._lease_reclaim = LeaseReclaim(shared, group_state, self.settlement)
-        self._acks = SendingAcks(shared, self.settlement, self.log, self.outbox)
+        self._acks = SendingAcks(shared, self.settlement, self.appends, self.outbox)
         self._forwarding = Forwarding(shared, group_state, self.outbox)
         self._in_memory = InMemory(shared, self.groups, group_state, self.log.counts, self.producers)
 
@@ -115,7 +115,7 @@ class TimerPartition(PartitionState):
         return stored
 
     def _store(self, step: Step, command: c.Append) -> tuple[bytes, int] | Stored:
-        return self.log.append(step, command)
+        return self.appends.append(step, command)
 
     def _cancel(self, step: Step, command: c.Cancel) -> Result:
         last = self.applied_index + self.index_base

@@ -15,7 +15,7 @@ from sandq.model import offsets
 from sandq.model.batch import TYPE_INT64, Batch, Column, encode, plain_single
 from sandq.model.batch_format import HEADER_BYTES, TYPE_OF, count_of, stored_bytes_of
 from sandq.model.errors import InvalidRequest, SandqError
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.produce_validation import is_much
 from sandq.protocol.frames import Frame, LargeFrame, Type, encode_replies, encode_reply
 from sandq.protocol.requests import Produce

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandq.partition import clock_reset
-from sandq.partition.log import message_log, sweep, trim
+from sandq.partition.log import appends, sweep, trim
 from sandq.partition.ready import ready_queues
 from tests.support.examples import seeds
 from tests.support.partition.ranked_reset_walk import RankedResetWalk
@@ -16,7 +16,7 @@ from tests.support.partition.reset_walk import ResetWalk
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_reset, "STEP_ROWS", 3)
     monkeypatch.setattr(clock_reset, "STEP_MESSAGES", 3)
-    monkeypatch.setattr(message_log, "WHOLE_MESSAGES", 2)
+    monkeypatch.setattr(appends, "WHOLE_MESSAGES", 2)
     monkeypatch.setattr(trim, "PIN_MS", 3000)  # what waits, and what keys block, is soon copied aside
 
 

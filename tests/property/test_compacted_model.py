@@ -26,7 +26,7 @@ from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition.kv import compaction, key_table
 from sandq.partition.kv.writes import ABSENT, NO_VERSION
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.reader import reader
 from tests.support.examples import examples
 from tests.support.partition.bench import T

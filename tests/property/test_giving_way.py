@@ -18,7 +18,7 @@ from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition import shared_state
 from sandq.partition.base.digest import comparable
-from sandq.partition.log import message_log
+from sandq.partition.log import appends
 from sandq.storage.keys import store_prefix
 from sandq.storage.stores import MemoryStores
 from tests.support.examples import seeds
@@ -34,7 +34,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applying, "SLICE_S", 0.0)
     monkeypatch.setattr(applying, "WRITE_ENTRIES", 3)
     monkeypatch.setattr(shared_state, "TURN_ITEMS", 3)
-    monkeypatch.setattr(message_log, "PART_MESSAGES", 3)
+    monkeypatch.setattr(appends, "PART_MESSAGES", 3)
 
 
 class Node:

@@ -13,7 +13,7 @@ import pytest
 from sandq.model.batch import Column, encode
 from sandq.partition import commands as c
 from sandq.partition.base import rows
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from tests.support.examples import seeds
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.ranked_bench import RankedBench

@@ -17,7 +17,7 @@ from sandq.model.limits import FIXED
 from sandq.partition.groups import group
 from sandq.partition.jobs import jobs
 from sandq.partition.leasing import lease_reclaim, ranked_grants
-from sandq.partition.log import message_log, sweep, trim
+from sandq.partition.log import appends, sweep, trim
 from sandq.partition.reader import reader
 from sandq.partition.ready import ready_queues
 from tests.support.examples import examples
@@ -27,7 +27,7 @@ SMALL = (
     (trim, "TRIM_ROWS", 3),
     (trim, "PIN_MS", 3000),
     (trim, "UNPIN_MESSAGES", 2),
-    (message_log, "WHOLE_MESSAGES", 2),
+    (appends, "WHOLE_MESSAGES", 2),
     (reader, "HEAD_ENTRIES", 2),
     (jobs, "STEP_MESSAGES", 2),
     (sweep, "LEAST_SETTLED", 2),

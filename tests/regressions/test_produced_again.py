@@ -7,7 +7,7 @@ import pytest
 
 from sandq.model.batch import Column, encode
 from sandq.partition import commands as c
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.producers import producers
 from tests.support.partition.bench import Bench, T
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from sandq.partition.log import message_log
+from sandq.partition.log import appends
 from tests.support.simulation.moments import WHOLE_MESSAGES
 from tests.support.simulation.node_world import World
 from tests.support.simulation.seeds import few_of, run_each
@@ -19,7 +19,7 @@ SEEDS = 50
 
 def run_world(seed: int, lives: int = LIVES, *, rises: bool = True) -> World:
     world = World(seed, rises=rises)
-    with patch.object(message_log, "WHOLE_MESSAGES", WHOLE_MESSAGES):
+    with patch.object(appends, "WHOLE_MESSAGES", WHOLE_MESSAGES):
         for _ in range(lives):
             world.live(steps=world.rng.choice((5, 20, 60, 120)))
         node = world.heal()

@@ -21,7 +21,7 @@ from sandq.partition.base.view import View
 from sandq.partition.kv.compaction import Compactor
 from sandq.partition.kv.key_table import KeyTable
 from sandq.partition.kv.writes import KeyWriter, Writes
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.produce_validation import check_writes
 from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.reader.pieces import Message
@@ -37,7 +37,7 @@ class CompactedPartition(TimerPartition):
         super().__init__(partition, settings, look_aheads)
         self.keys = KeyTable(self.log.garbage)
         self._lease_grants.is_latest = self._is_latest
-        self._writer = KeyWriter(self.shared, self.log, self.keys)
+        self._writer = KeyWriter(self.shared, self.appends, self.keys)
         self.compactor = Compactor(self.shared, self.groups, self.log, self.keys)
 
     def write_state(self, view: View) -> None:

@@ -14,7 +14,7 @@ from sandq.model.batch import Batch, Column
 from sandq.partition import commands as c
 from sandq.partition.base.step import Step
 from sandq.partition.kv.key_table import KeyTable, Value
-from sandq.partition.log.message_log import MessageLog, Stored
+from sandq.partition.log.appends import Appends, Stored
 from sandq.partition.reader.pieces import decode_fields
 from sandq.partition.shared_state import SharedState
 
@@ -45,14 +45,14 @@ class Writes(NamedTuple):
 
 
 class KeyWriter:
-    def __init__(self, shared: SharedState, log: MessageLog, keys: KeyTable) -> None:
+    def __init__(self, shared: SharedState, appends: Appends, keys: KeyTable) -> None:
         self._shared = shared
-        self._log = log
+        self._appends = appends
         self._keys = keys
 
     def store_all(self, step: Step, batch: Batch, writes: Writes) -> tuple[bytes, int]:
         """Store a batch of plain writes as one row; its first offset, and how many there are."""
-        stored = self._log.append(step, c.Append(batch.raw))
+        stored = self._appends.append(step, c.Append(batch.raw))
         assert not isinstance(stored, Stored), "nothing here comes later"
         # Of several writes of a key only the last is seen.
         versions = offsets.run(*stored)
@@ -67,7 +67,8 @@ class KeyWriter:
         One at a time, for the next may be conditioned on this one."""
         view, now_ms = step.view, step.now_ms
         column = offsets.run(
-            offsets.pack(step.floor_ms, step.index, step.take_positions(batch.count), self._log.partition), batch.count
+            offsets.pack(step.floor_ms, step.index, step.take_positions(batch.count), self._appends.partition),
+            batch.count,
         )
         refused: list[tuple[int, str]] = []
         messages = decode_fields(batch)
@@ -79,7 +80,7 @@ class KeyWriter:
                 column[at] = present or NO_VERSION
                 refused.append((at, CHANGED))
                 continue
-            self._log.append_one(step, column[at], fields)
+            self._appends.append_one(step, column[at], fields)
             self._set(step, key, column[at], writes, at)
         return Stored(b"".join(column), refused)
 

@@ -21,7 +21,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.skips import refusal
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
-from sandq.partition.log.message_log import Stored, moment_of, placed_each
+from sandq.partition.log.appends import Stored, moment_of, placed_each
 
 ANSWER_IDS = FIXED.answer_ids
 WHOLE, EACH, EACH_BUT, UNKNOWN, TOLD, SKIPPED = range(6)

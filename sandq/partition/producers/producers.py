@@ -45,7 +45,7 @@ from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.producers.answers import ANSWER_BYTES, WITH_ROW, Answer, already_stored, recall, remember, unpack
 
 PRODUCERS = FIXED.producers

@@ -18,6 +18,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.log.appends import Appends
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.pending.pending import Pending
 from sandq.partition.records.claim import ACKED, DEAD, TOO_LATE
@@ -51,10 +52,13 @@ TURN_ITEMS: Final = 16
 
 
 class ScheduleTable:
-    def __init__(self, shared: SharedState, groups: GroupTable, log: MessageLog, pending: Pending) -> None:
+    def __init__(
+        self, shared: SharedState, groups: GroupTable, log: MessageLog, appends: Appends, pending: Pending
+    ) -> None:
         self._shared = shared
         self._groups = groups
         self._log = log
+        self._appends = appends
         self._pending = pending
         self.count = 0
         self.next_ms: int | None = None
@@ -178,7 +182,7 @@ class ScheduleTable:
             return [TRIGGERED, known]
         at_ms = step.stamp_ms
         fields = schedule.fields_of(at_ms, is_triggered=True)
-        message_id = self._log.store(step, fields, at_ms)
+        message_id = self._appends.store(step, fields, at_ms)
         schedule.triggers = [*schedule.triggers, [token, message_id]][-TRIGGERS:]
         schedule.note(at_ms, at_ms, TRIGGERED, message_id)
         step.view.put(key_of(name), schedule.row())
@@ -211,7 +215,7 @@ class ScheduleTable:
         if message_id is None:
             outcome = self._fate(step, schedule)
             if outcome == SENT:
-                message_id = self._log.store(step, schedule.fields_of(seen_ms), schedule.fire_ms)
+                message_id = self._appends.store(step, schedule.fields_of(seen_ms), schedule.fire_ms)
         schedule.missed += missed + (outcome == MISSED)
         self._is_over(step, schedule, outcome, message_id)
         if next_ms is not None and (missed or outcome == MISSED):
@@ -294,7 +298,7 @@ class ScheduleTable:
         if key < self._from_key:
             self._from_key, self._is_first = key, True
         if schedule.is_ahead:
-            schedule.made = self._log.store(step, schedule.fields_of(next_ms), fire_ms)
+            schedule.made = self._appends.store(step, schedule.fields_of(next_ms), fire_ms)
 
     def _unplan(self, step: Step, schedule: Schedule) -> None:
         if schedule.fire_ms is not None:

@@ -16,16 +16,16 @@ from sandq.model.outbox import Target
 from sandq.partition import commands as c
 from sandq.partition.base.step import Step
 from sandq.partition.leasing.settlement import LeaseSettlement, Lost
-from sandq.partition.log.message_log import MessageLog
+from sandq.partition.log.appends import Appends
 from sandq.partition.outbox import MESSAGE, Letter, Outbox
 from sandq.partition.shared_state import SharedState
 
 
 class SendingAcks:
-    def __init__(self, shared: SharedState, settlement: LeaseSettlement, log: MessageLog, outbox: Outbox) -> None:
+    def __init__(self, shared: SharedState, settlement: LeaseSettlement, appends: Appends, outbox: Outbox) -> None:
         self._shared = shared
         self._settlement = settlement
-        self._log = log
+        self._appends = appends
         self._outbox = outbox
 
     def apply(self, step: Step, command: c.AckThen) -> list[Lost]:
@@ -44,11 +44,11 @@ class SendingAcks:
                 at_ms += step.stamp_ms
             if topic is None:
                 wanted_ms = step.stamp_ms if at_ms is None else at_ms
-                self._log.store(step, fields, wanted_ms)
+                self._appends.store(step, fields, wanted_ms)
             else:
                 assert partition is not None, "a message to another topic names its partition"
                 deliver_ms = 0 if at_ms is None else min(at_ms, offsets.U48_MAX)
-                message_id = offsets.pack(step.floor_ms, step.index, step.next_position(), self._log.partition)
+                message_id = offsets.pack(step.floor_ms, step.index, step.next_position(), self._appends.partition)
                 letter = Letter(MESSAGE, group_id, message_id, deliver_ms, fields)
                 self._outbox.put(step, Target(topic, partition), letter)
         return self._settlement.ack_sending(step, command.token, command.what)

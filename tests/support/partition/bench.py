@@ -15,7 +15,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
 from sandq.partition.base.view import Bounds, Row, View
 from sandq.partition.groups import dead_letters
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.partition_status import Status
 from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.reader.pieces import Message, MessageReader

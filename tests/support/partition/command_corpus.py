@@ -14,7 +14,7 @@ from sandq.model.nack_ends import DEAD
 from sandq.model.outbox import reserved_producer
 from sandq.model.sequence import sequence_of
 from sandq.partition import commands as c
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.schedules import schedule_queries
 from tests.support.partition.bench import Bench, T, batch_of, by_id
 from tests.support.partition.key_bench import KeyBench

@@ -12,7 +12,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.view import Row
 from sandq.partition.kv.compacted import CompactedPartition
 from sandq.partition.kv.key_table import Value
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from tests.support.partition.bench import ALL, Bench, T
 
 Write = tuple[str, str | None]

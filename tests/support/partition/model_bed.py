@@ -18,7 +18,7 @@ from sandq.partition.base import expiring_rows, rows
 from sandq.partition.base.digest import comparable
 from sandq.partition.group_status import GroupStatus
 from sandq.partition.jobs import jobs, redrive
-from sandq.partition.log import counts, message_log, trim
+from sandq.partition.log import appends, counts, trim
 from sandq.partition.partition_status import Status
 from sandq.partition.pending import pending
 from sandq.partition.reader import reader
@@ -36,7 +36,7 @@ UNIQUE = ("u", "v", "w")
 SMALL = (
     (trim, "TRIM_ROWS", 3),
     (trim, "UNPIN_MESSAGES", 2),
-    (message_log, "WHOLE_MESSAGES", 2),
+    (appends, "WHOLE_MESSAGES", 2),
     (trim, "FILL_TOMBSTONES", BATCH + 1),
     (reader, "FILL_TOMBSTONES", BATCH + 1),
     (reader, "HEAD_ENTRIES", 2),

@@ -10,7 +10,7 @@ from hypothesis.stateful import precondition, rule
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from tests.support.partition.bench import T, batch_of, by_id
 from tests.support.partition.model_bed import BATCH, KEYS, UNIQUE, Bed, delays, numbers
 from tests.support.partition.model_words import Row

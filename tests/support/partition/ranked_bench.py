@@ -8,7 +8,7 @@ from typing import Any
 from sandq.model.batch import Column, encode
 from sandq.partition import commands as c
 from sandq.partition.base import rows
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.ready import queue_keys
 from tests.support.partition.bench import Bench, T
 

@@ -20,7 +20,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.digest import comparable
 from sandq.partition.base.step import latest_offset
 from sandq.partition.leasing import lease_reclaim
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.reader.reader import cursor_before
 from sandq.partition.ready.ready_queue import bytes_of
 from sandq.partition.records.leases import Lease, Waiting

@@ -16,7 +16,7 @@ from sandq.model.nack_ends import SNOOZE
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.digest import comparable
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.reader.reader import without
 from sandq.partition.records.leases import Lease
 from tests.support.partition.bench import Bench, T, batch_of

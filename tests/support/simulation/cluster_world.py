@@ -22,7 +22,7 @@ from sandq.model.names import TIMER
 from sandq.model.settings import parse_settings
 from sandq.partition import clock_reset
 from sandq.partition import commands as c
-from sandq.partition.log import message_log, trim
+from sandq.partition.log import appends, trim
 from sandq.raft import Group, core
 from sandq.storage.memory_files import Crashed
 from tests.support.nodes.next_level import NEXT
@@ -76,7 +76,7 @@ class ClusterWorld:
         for limit in ("STEP_ROWS", "STEP_MESSAGES"):
             self.set(clock_reset, limit, self.clock_rng.choice((2, 1000)))
         if moments:
-            self.set(message_log, "WHOLE_MESSAGES", WHOLE_MESSAGES)
+            self.set(appends, "WHOLE_MESSAGES", WHOLE_MESSAGES)
         self.set(trim, "PIN_MS", self.level_rng.choice((300, 2000, 60_000)))
         self._pin_bytes = rng.choice((0, 300, 1 << 20))
         self.set(node_log, "LAG_WAL_BYTES", rng.choice((20_000, 1 << 20)))

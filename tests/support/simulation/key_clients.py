@@ -16,7 +16,7 @@ from sandq.model.sequence import RESENT
 from sandq.partition import commands as c
 from sandq.partition.kv.key_table import Value
 from sandq.partition.kv.writes import ABSENT, CHANGED, NO_VERSION
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from tests.support.simulation.cluster_node import ClusterNode
 from tests.support.simulation.linearizable import Operation
 from tests.support.simulation.stepped import SteppedEvent, VirtualClock

@@ -16,7 +16,7 @@ from sandq.partition.base.view import View
 from sandq.partition.kv import compaction, key_table
 from sandq.partition.kv.compacted import CompactedPartition
 from sandq.partition.kv.key_table import Value
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.reader.pieces import MessageReader
 from sandq.raft import core
 from sandq.storage.stores import MemoryStores

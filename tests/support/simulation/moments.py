@@ -7,7 +7,7 @@ import random
 CHANCE = 0.3
 DELAYS_MS = (7, 50, 400, 3000)
 WHOLE_MESSAGES = 2
-"""What `message_log.WHOLE_MESSAGES` is in a world: its batches are small."""
+"""What `appends.WHOLE_MESSAGES` is in a world: its batches are small."""
 
 
 class Moments:

@@ -9,7 +9,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.errors import Conflict, SandqError, UnknownGroup
 from sandq.partition import commands as c
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from tests.support.simulation.oracle import GROUPS, UNKNOWN, Sent
 
 if TYPE_CHECKING:

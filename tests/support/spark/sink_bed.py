@@ -21,7 +21,7 @@ from sandq.model.errors import ConnectionLost, SandqError
 from sandq.model.sequence import is_resent, number_of
 from sandq.partition import commands as c
 from sandq.partition.base import rows
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.protocol.frames import FrameReader, Type
 from sandq.protocol.replies import Partition, TopicRecord
 from sandq.protocol.requests import IGNORE, OnBehalf, Produce

@@ -14,7 +14,7 @@ from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS
 from sandq.partition.leasing import settlement
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from tests.support.partition.bench import Bench, T, batch_of, by_key
 from tests.support.partition.key_bench import KeyBench
 

@@ -10,7 +10,7 @@ from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS
-from sandq.partition.log import message_log
+from sandq.partition.log import appends
 from sandq.partition.reader import reader
 from sandq.partition.shared_state import TURN_ITEMS
 from tests.support.partition.bench import Bench, T, batch_of
@@ -88,7 +88,7 @@ def test_rows_and_sizes_are_those_of_messages_that_came_alone() -> None:
 
 # -- one moment -------------------------------------------------------------------------------------------------------
 
-NAMES = [f"m{at}" for at in range(message_log.WHOLE_MESSAGES)]
+NAMES = [f"m{at}" for at in range(appends.WHOLE_MESSAGES)]
 """As few as are one row."""
 
 

@@ -12,7 +12,7 @@ import trio
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import InvalidRequest, Overloaded, SandqError
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.protocol.frames import Frame, FrameReader, LargeFrame, Type, encode_error
 from sandq.protocol.requests import Produce
 from sandq.server.produce_coalescer import SMALL_BYTES, TOGETHER, Done, ProduceCoalescer

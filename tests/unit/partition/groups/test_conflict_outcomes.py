@@ -7,7 +7,7 @@ import pytest
 
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.producers import answers
 from tests.support.partition.bench import Bench, batch_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from sandq.partition import commands as c
 from sandq.partition.base.view import View
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from tests.support.partition.bench import Bench, batch_of
 
 WINDOW_MS = 60_000

@@ -12,7 +12,7 @@ from sandq.model.limits import FIXED
 from sandq.model.sequence import MAX_CHAIN, RESENT, sequence_of
 from sandq.partition import commands as c
 from sandq.partition.base import rows
-from sandq.partition.log.message_log import Stored
+from sandq.partition.log.appends import Stored
 from sandq.partition.producers import answers, producers
 from tests.support.partition.bench import Bench, T, batch_of
 

@@ -11,7 +11,7 @@ import pytest
 from sandq.model import offsets
 from sandq.model.batch import peek
 from sandq.partition.base import rows
-from sandq.partition.log.message_log import WHOLE_MESSAGES
+from sandq.partition.log.appends import WHOLE_MESSAGES
 from sandq.partition.queries import fetch as log_fetch
 from sandq.partition.queries.fetch import FETCH_BYTES, Extent, Fetched, fetch, measure
 from sandq.partition.shared_state import TURN_ITEMS
