@@ -494,7 +494,7 @@ def follow(
 
 def _teller() -> Callable[[str, dict[str, object]], None]:
     """Say what was done: a line, or with -o jsonl an object."""
-    from sandctl.options.common import settings
+    from sandctl.settings import settings
 
     is_table = settings().output == "table"
 

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import click
 
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.names import topic_option
 from sandctl.options.times import DURATION, RATE
 from sandctl.output.results import say, show_one
+from sandctl.settings import settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import click
 
-from sandctl.options.common import common_options, named_servers, settings
+from sandctl.options.common import common_options, named_servers
 from sandctl.options.contexts import Context, complete_contexts, contexts_file, read_contexts, write_contexts
 from sandctl.options.login import read_token
 from sandctl.output.results import done, show_one, show_rows
+from sandctl.settings import settings
 
 
 @click.group(short_help="Keep clusters by name: servers, TLS, token.")

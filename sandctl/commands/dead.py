@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, need_yes, yes_option
 from sandctl.options.names import group_option, topic_argument
 from sandctl.options.targets import EXIT_FAILED
@@ -15,6 +15,7 @@ from sandctl.options.times import ID, Window, limit_option, newest_option, windo
 from sandctl.output.progress import Progress
 from sandctl.output.records import CELL_CHARS, dead_record, key_cell, value_cell, when
 from sandctl.output.results import counted, done, say, shortened, show_rows, show_stream
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client, DeadLetter, DeadOutcome, JobResult

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.times import DURATION, now_ms
 from sandctl.output.results import counted, done, say, show_one
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.names import topics_option
 from sandctl.options.times import now_ms
 from sandctl.output.results import counted, say, shortened, show_rows
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client, TopicRecord

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.names import topic_argument
 from sandctl.output.records import when
 from sandctl.output.results import show_one
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client, Forecast

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandctl.commands.push import push, push_of
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, confirm_name, need_yes, yes_option
 from sandctl.options.names import group_argument, topic_argument
 from sandctl.options.times import PLACE, limit_option
 from sandctl.options.topic_settings import group_options, settings_of, shown
 from sandctl.output.records import consumer_record
 from sandctl.output.results import done, show_one, show_rows
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client, GroupConsumers

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sandctl.commands.kv_watch import watch
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.names import topic_argument
 from sandctl.options.payload import as_json, headers_of, open_source, whole
 from sandctl.options.times import DURATION, VERSION, limit_option, raw
 from sandctl.output.records import entry_record, key_cell, key_name, key_record, value_cell, when, without_long_value
 from sandctl.output.results import done, say, show_one, show_rows, show_stream
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client, Entries, Entry

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.names import group_only_option, group_option, one_group, topic_argument
 from sandctl.options.targets import Target, UniqueName, change_each, named, show_outcomes, unique_key_options
 from sandctl.options.times import DURATION, EARLIEST, ID, PLACE
 from sandctl.output.jsonl import message_record
 from sandctl.output.records import key_cell, value_cell, when
 from sandctl.output.results import show_rows, text_of
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client, Held, LeasedMessage, Leases, Messages

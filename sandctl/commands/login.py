@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.options.common import common_options, run, servers, settings
+from sandctl.options.common import common_options, run, servers
 from sandctl.options.login import login_file, read_logins, read_token, write_logins
 from sandctl.output.results import done, show_one
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client, Whoami

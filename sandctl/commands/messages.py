@@ -9,12 +9,13 @@ import click
 
 from sandctl.commands.message_changes import cancel, move
 from sandctl.commands.message_update import update
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.names import topic_argument
 from sandctl.options.targets import UniqueName, one, unique_key_options
 from sandctl.options.times import ID, Window, limit_option, newest_option, now_ms, window_options
 from sandctl.output.records import biography_record, key_cell, stored_record, value_cell, when, without_long_value
 from sandctl.output.results import say, show_one, show_stream
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client, StoredMessage

@@ -11,9 +11,10 @@ import click
 
 from sandctl.capacity import DELIVERED_US, GIB, MIB, PRODUCED_US, Load, Machine, Plan
 from sandctl.capacity import plan as planned
-from sandctl.options.common import options_of_all, settings
+from sandctl.options.common import options_of_all
 from sandctl.options.times import DURATION, RATE
 from sandctl.output.results import counted, say, show_one
+from sandctl.settings import settings
 
 _SIZE: Final = re.compile(r"([0-9]{1,15}) ?(B|KiB|MiB|GiB|TiB)?")
 _UNITS: Final = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.names import topic_argument
 from sandctl.options.payload import as_json, headers_of, open_source, whole
 from sandctl.options.times import DURATION, INSTANT, RATE, now_ms, raw
@@ -20,6 +20,7 @@ from sandctl.output.jsonl import LINE_BYTES_MAX, BadLine, parse_line
 from sandctl.output.progress import Progress
 from sandctl.output.results import counted, to_json
 from sandctl.pacing import Pacer
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.names import group_argument, topic_argument
 from sandctl.options.times import DURATION, limit_option
 from sandctl.output.results import done, say, show_one, show_rows
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client

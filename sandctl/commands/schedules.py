@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.names import schedule_argument, topic_argument
 from sandctl.options.payload import open_source, whole
 from sandctl.options.schedule_options import CHANGEABLE, schedule_options, time_options, told
@@ -16,6 +16,7 @@ from sandctl.options.times import INSTANT, limit_option
 from sandctl.output.jsonl import LINE_BYTES_MAX
 from sandctl.output.records import when, without_long_value
 from sandctl.output.results import counted, done, say, show_one, show_rows, show_stream
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client, Fire, Schedule

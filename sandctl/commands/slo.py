@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.output.results import say, show_one
 from sandctl.output.tables import print_table
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client, SloReport

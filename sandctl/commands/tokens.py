@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, need_yes, yes_option
 from sandctl.options.grants import expires_options, expiry, grant_option, identity_row
 from sandctl.options.login import write_private
 from sandctl.options.times import limit_option
 from sandctl.output.results import done, say, show_rows
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client, Identity, NewToken

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +17,7 @@ import click
 from sandctl.options.contexts import CONTEXT_VARIABLE, chosen, complete_contexts
 from sandctl.options.login import TOKEN_VARIABLE
 from sandctl.options.times import DURATION
+from sandctl.settings import CONNECT_S, DELIVERY_S, REQUEST_S, Settings, settings
 
 if TYPE_CHECKING:
     from sandq.client import Client
@@ -29,9 +30,6 @@ TLS_PREFIX = "SANDCTL_"
 DEFAULT_SERVERS = ("127.0.0.1:7170",)
 OUTPUTS = ("table", "json", "jsonl")
 
-CONNECT_S = 5.0
-REQUEST_S = 30.0
-DELIVERY_S = 60.0
 ALOUD_S = 2.0
 """After so long somebody at a terminal is told what is waited for."""
 
@@ -42,39 +40,6 @@ class CannotConnect(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
-
-
-@dataclass(kw_only=True)
-class Settings:
-    """The common options, as given anywhere on the command line."""
-
-    servers: tuple[str, ...] = ()
-    output: str = "table"
-    token_file: str | None = None
-    token: str | None = field(default=None, repr=False)
-    """What is shown, whatever else says."""
-    insecure: bool = False
-    """Whether a token may be sent to another machine in the clear."""
-    timeout_s: float | None = None
-    """What each request may take; None: see `CONNECT_S` and what follows it."""
-    tls: bool | None = None
-    """Whether by TLS; None: with one of these files, or as the environment says."""
-    files: dict[str, str] = field(default_factory=dict)
-    """By the name of their option: ca, cert, key."""
-    context: str | None = None
-    """Name of the context that was asked for by `--context`."""
-
-    @property
-    def deadlines_s(self) -> tuple[float, float, float]:
-        """For connecting, the answer to a request, and a message to be stored."""
-        if self.timeout_s is None:
-            return CONNECT_S, REQUEST_S, DELIVERY_S
-        return (self.timeout_s,) * 3
-
-
-def settings() -> Settings:
-    """Those of the command that is running."""
-    return click.get_current_context().find_root().ensure_object(Settings)
 
 
 class ConnectionOption(click.Option):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from sandctl.options.common import settings
 from sandctl.options.times import Window, raw
 from sandctl.output.results import say, show_rows
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client, Messages

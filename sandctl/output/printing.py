@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sandctl.options.common import settings
 from sandctl.output.results import to_json
+from sandctl.settings import settings
 
 CLOSE_S = 1.0
 """So long what was begun may take to leave, at the end."""

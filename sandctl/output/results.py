@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from sandctl.options.common import settings
 from sandctl.output.escaping import in_json, lines, one_line
 from sandctl.output.tables import print_table
+from sandctl.settings import settings
 
 
 def text_of(value: object) -> str:

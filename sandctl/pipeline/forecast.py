@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from sandctl.commands.forecast import UNITS_MS, forecast_lines, tell_scheduled
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.times import DURATION, limit_option
 from sandctl.output.results import show_one, show_rows
 from sandctl.pipeline.running import usage_errors
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.spark.jobs import ForecastSummary

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.options.common import common_options, run, settings
+from sandctl.options.common import common_options, run
 from sandctl.options.times import INSTANT
 from sandctl.output.progress import Progress
 from sandctl.output.results import show_one, text_of
 from sandctl.output.tables import print_table
+from sandctl.settings import settings
 
 if TYPE_CHECKING:
     from sandq.client import Client

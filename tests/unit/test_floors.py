@@ -65,7 +65,7 @@ MAY_STAND_ON = {"sandq.server.http": ("sandq.client", "sandq.backup", "sandq.sql
 EVERYTHING = ("sandq.testing",)
 
 # Packages whose rooms do not import each other in a circle: all of them.
-PACKAGES = sorted(f"sandq.{path.parent.name}" for path in (ROOT / "sandq").glob("*/__init__.py"))
+PACKAGES = [*sorted(f"sandq.{path.parent.name}" for path in (ROOT / "sandq").glob("*/__init__.py")), "sandctl"]
 
 # What others may import of the client: what these state in `__all__`, and nothing else of it.
 CLIENT = "sandq.client"

@@ -32,8 +32,8 @@ import click
 import sniffio
 from click.testing import CliRunner
 
+from sandctl import settings
 from sandctl.main import main
-from sandctl.options import common
 from sandq import cli
 from sandq.tools.doctor import check_ports
 from tests.support.paths import ROOT
@@ -72,7 +72,7 @@ def run_here(
     patience = dict.fromkeys(("CONNECT_S", "REQUEST_S", "DELIVERY_S"), PATIENCE_S)
     with (
         contextlib.chdir(directory),
-        mock.patch.multiple(common, **patience),
+        mock.patch.multiple(settings, **patience),
         mock.patch.object(check_ports, "ANSWER_S", PATIENCE_S),
     ):
         result = CliRunner(env=environ).invoke(program, list(args), input=stdin.encode())

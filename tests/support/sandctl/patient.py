@@ -21,12 +21,12 @@ async def begun(watch):
     take_interrupts()
     return found
 Watch.__aenter__ = begun
-import sandctl.interrupts, sandctl.options.names, sandctl.options.common, sandctl.output.printing
+import sandctl.interrupts, sandctl.options.names, sandctl.settings, sandctl.output.printing
 import sandq.client.options as options
 from sandq.client.consumer import subscription
 
 options.Options = functools.partial(options.Options, close_timeout_s={LONG_S}, cancel_timeout_s={LONG_S})
-sandctl.options.common.CONNECT_S = sandctl.options.common.REQUEST_S = sandctl.options.common.DELIVERY_S = {LONG_S}
+sandctl.settings.CONNECT_S = sandctl.settings.REQUEST_S = sandctl.settings.DELIVERY_S = {LONG_S}
 sandctl.interrupts.CLEAN_UP_S = sandctl.interrupts.IMPATIENT_S = sandctl.output.printing.CLOSE_S = {LONG_S}
 """
 _BENCH = f"""

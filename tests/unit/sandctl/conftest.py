@@ -51,7 +51,7 @@ def server() -> Iterator[FakeServer]:
 def ctl(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """`ctl("topic", "list")`: sandctl in this process, talking to the server."""
     for name in ("CONNECT_S", "REQUEST_S", "DELIVERY_S"):
-        monkeypatch.setattr(f"sandctl.options.common.{name}", LONG_S)
+        monkeypatch.setattr(f"sandctl.settings.{name}", LONG_S)
     monkeypatch.setattr("sandctl.bench_loads.CLEAN_UP_S", LONG_S)
     # The server's groups always have something ready, whatever was pushed.
     monkeypatch.setattr("sandctl.commands.consume.ASKED_AT_MOST", 2)

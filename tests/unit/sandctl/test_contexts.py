@@ -12,6 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from sandctl import settings
 from sandctl.main import main
 from sandctl.options import common
 from sandctl.options.contexts import Context, Contexts, contexts_file, read_contexts, write_contexts
@@ -35,9 +36,9 @@ def ctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
     return invoke
 
 
-def used(*args: str, **environ: str) -> common.Settings:
+def used(*args: str, **environ: str) -> settings.Settings:
     """The settings that a command with these options comes to."""
-    found: list[common.Settings] = []
+    found: list[settings.Settings] = []
 
     @click.command()
     @common.common_options

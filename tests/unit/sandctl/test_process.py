@@ -68,6 +68,7 @@ def test_help_imports_nothing_heavy_and_no_command() -> None:
             ".options.times",
             ".output",
             ".output.escaping",
+            ".settings",
         )
     ]
     assert python(code)[-1] == f"[] {names}"

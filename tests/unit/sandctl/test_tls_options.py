@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from sandctl.main import main
-from sandctl.options.common import common_options, settings, tls_in_environment
+from sandctl.options.common import common_options, tls_in_environment
+from sandctl.settings import settings
 from tests.support.certificates import Authority
 
 

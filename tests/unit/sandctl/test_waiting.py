@@ -11,7 +11,7 @@ import anyio
 import click
 import pytest
 
-from sandctl import interrupts, main
+from sandctl import interrupts, main, settings
 from sandctl.options import common
 from sandq.model.errors import InvalidName, InvalidSetting, InvalidTime, SandqError
 from sandq.protocol.frames import Type
@@ -22,7 +22,7 @@ from tests.support.paths import ROOT
 @pytest.mark.parametrize(
     ("words", "deadlines"),
     [
-        (("topic", "list"), (common.CONNECT_S, common.REQUEST_S, common.DELIVERY_S)),
+        (("topic", "list"), (settings.CONNECT_S, settings.REQUEST_S, settings.DELIVERY_S)),
         (("--timeout", "7s", "topic", "list"), (7.0, 7.0, 7.0)),
         (("topic", "list", "--timeout", "250ms"), (0.25, 0.25, 0.25)),
         (("--timeout", "1m", "topic", "list", "--timeout", "3"), (3.0, 3.0, 3.0)),
@@ -35,7 +35,7 @@ def test_timeout_stands_anywhere(
 
     @asynccontextmanager
     async def connected() -> AsyncIterator[Any]:
-        seen.append(common.settings().deadlines_s)
+        seen.append(settings.settings().deadlines_s)
         raise common.CannotConnect("nobody is there")
         yield
 
@@ -86,7 +86,7 @@ def run_with(
     monkeypatch.setattr(common, "ALOUD_S", 0.0)
     monkeypatch.setattr(common.click, "echo", echo)
     monkeypatch.setattr(common.sys.stderr, "isatty", lambda: terminal, raising=False)
-    with click.Context(click.Command("x"), obj=common.Settings(servers=("n1:7170",))):
+    with click.Context(click.Command("x"), obj=settings.Settings(servers=("n1:7170",))):
         assert common.run(work, waits=waits) == "done"
     return said
 

@@ -1,0 +1,44 @@
+"""The common options of the command that is running: `settings()`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import click
+
+CONNECT_S = 5.0
+REQUEST_S = 30.0
+DELIVERY_S = 60.0
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """The common options, as given anywhere on the command line."""
+
+    servers: tuple[str, ...] = ()
+    output: str = "table"
+    token_file: str | None = None
+    token: str | None = field(default=None, repr=False)
+    """What is shown, whatever else says."""
+    insecure: bool = False
+    """Whether a token may be sent to another machine in the clear."""
+    timeout_s: float | None = None
+    """What each request may take; None: see `CONNECT_S` and what follows it."""
+    tls: bool | None = None
+    """Whether by TLS; None: with one of these files, or as the environment says."""
+    files: dict[str, str] = field(default_factory=dict)
+    """By the name of their option: ca, cert, key."""
+    context: str | None = None
+    """Name of the context that was asked for by `--context`."""
+
+    @property
+    def deadlines_s(self) -> tuple[float, float, float]:
+        """For connecting, the answer to a request, and a message to be stored."""
+        if self.timeout_s is None:
+            return CONNECT_S, REQUEST_S, DELIVERY_S
+        return (self.timeout_s,) * 3
+
+
+def settings() -> Settings:
+    """Those of the command that is running."""
+    return click.get_current_context().find_root().ensure_object(Settings)
