@@ -1,8 +1,7 @@
 """A message's headers: one msgpack map per message, decoded only by its readers.
 
 Persisted, inside the HEADERS column of a batch. Our clients write string keys with scalar values. `headers_check`
-says what a broker accepts. Earlier versions accepted any bytes, so a stored cell may hold anything: a reader that must
-not fail uses `headers_or_none`.
+says what a broker accepts. A reader that must not fail whatever is stored uses `headers_or_none`.
 """
 
 from __future__ import annotations

@@ -458,7 +458,7 @@ def _arguments(
     from_ms, until_ms = span_ms(since, until)
     prefix = None if key_prefix is None else bulk_prefix("key_prefix", key_prefix)
     arguments = {"from_ms": from_ms, "until_ms": until_ms, "key_prefix": prefix, "dry_run": bool(dry_run)}
-    if unique_key_prefix is not None:  # a broker of before does not know it
+    if unique_key_prefix is not None:
         arguments["unique_key_prefix"] = bulk_prefix("unique_key_prefix", unique_key_prefix)
     return arguments
 
