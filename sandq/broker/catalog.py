@@ -31,7 +31,7 @@ from sandq.model.errors import (
 )
 from sandq.model.group_limits import next_epoch
 from sandq.partition import commands as c
-from sandq.partition.produce_validation import Place
+from sandq.partition.produce_validation import BatchTarget
 
 READY_POLL_S = 0.002
 
@@ -41,7 +41,7 @@ class OpenTopic(NamedTuple):
 
     record: Topic
     partitions: dict[int, PartitionLeader]
-    places: dict[int, Place]
+    places: dict[int, BatchTarget]
     stats: TopicStats
     attended: set[PartitionLeader]
     """Those of them that somebody takes part in or watches."""

@@ -34,8 +34,8 @@ _EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that the log keeps message by message."""
 
 
-class Place(NamedTuple):
-    """Where a batch goes, as far as checking it needs to know."""
+class BatchTarget(NamedTuple):
+    """The partition that a batch is sent to, as far as the checks need to know it."""
 
     partition: int
     initial_partitions: int
@@ -101,14 +101,14 @@ def check_batch(
     raw: bytes,
     now_ms: int,
     limits: Limits,
-    place: Place,
+    target: BatchTarget,
     own: TopicLimits | None = None,
     *,
     is_checked: bool = False,
 ) -> Checked:
     """Check a batch that a producer sends to a partition. `own`: limits of the topic. `is_checked`: its headers were
     checked before. Raises InvalidRequest, TooLarge, InvalidTime."""
-    value_bytes = None if place.compacted or place.is_by_tenant else plain_single(raw)
+    value_bytes = None if target.compacted or target.is_by_tenant else plain_single(raw)
     if value_bytes is not None and value_bytes <= most_value_bytes(limits, own):
         return PLAIN_SINGLE
     if len(raw) > limits.batch_bytes:
@@ -117,22 +117,22 @@ def check_batch(
     batch = Batch.parse(raw, max_bytes=limits.batch_bytes)
     if batch.count > limits.batch_messages:
         raise TooLarge(f"a batch of {batch.count} messages; at most {limits.batch_messages} are taken")
-    _check_columns(batch, place)
+    _check_columns(batch, target)
     _check_sizes(batch, limits, own)
     if Column.HEADERS in batch.columns and not is_checked:
         _check_headers(batch)
     _check_times(batch, now_ms, limits.delay_days, own)
     if Column.TTL_MS in batch.columns:
         _check_ttls(batch)
-    if place.compacted:
-        _check_places(check_writes(batch), place)
+    if target.compacted:
+        _check_key_partitions(check_writes(batch), target)
         return Checked(batch.count, Column.EXPECTED_VERSION in batch.columns)
     _check_values(batch)
-    if place.rank is not None:
-        _check_ranks(batch, place)
+    if target.rank is not None:
+        _check_ranks(batch, target)
     if Column.UNIQUE_KEY in batch.columns:
-        _check_unique_keys(batch, place)
-    split = not _EACH.isdisjoint(batch.columns) or (place.ordered and Column.KEY in batch.columns)
+        _check_unique_keys(batch, target)
+    split = not _EACH.isdisjoint(batch.columns) or (target.ordered and Column.KEY in batch.columns)
     return Checked(batch.count, split)
 
 
@@ -150,22 +150,22 @@ def check_ratio(raw: bytes) -> None:
         )
 
 
-def _check_columns(batch: Batch, place: Place) -> None:
+def _check_columns(batch: Batch, target: BatchTarget) -> None:
     """Refuse columns that the topic would ignore."""
-    taken = TAKEN_BY_KEY if place.compacted else TAKEN_BY_RANK[place.rank]
+    taken = TAKEN_BY_KEY if target.compacted else TAKEN_BY_RANK[target.rank]
     ignored = [column for column in batch.columns if column not in taken]
     if not ignored:
         return
-    kind = "compacted" if place.compacted else place.rank or "timer"
+    kind = "compacted" if target.compacted else target.rank or "timer"
     for column, takers in _RANKS:
         if column in ignored:
             raise InvalidRequest(f"{column.name.lower()}: this is a {kind} topic; one of the {takers} takes it")
     names = ", ".join(Column(c).name.lower() if c in Column.__members__.values() else str(c) for c in ignored)
-    where = " of a compacted topic" if place.compacted else ""
+    where = " of a compacted topic" if target.compacted else ""
     raise InvalidRequest(f"this version takes no {names} with a message{where}")
 
 
-def _check_ranks(batch: Batch, place: Place) -> None:
+def _check_ranks(batch: Batch, target: BatchTarget) -> None:
     """Check priorities and tenants, and that each tenant's messages come to the partition that has all of them."""
     for position, priority in enumerate(batch.int_column(Column.PRIORITY) or ()):
         if priority is not None and not FIXED.priority_least <= priority <= FIXED.priority_most:
@@ -173,7 +173,7 @@ def _check_ranks(batch: Batch, place: Place) -> None:
                 f"message {position} of the batch: priority {priority} is not within {FIXED.priority_least} to "
                 f"{FIXED.priority_most}"
             )
-    if place.rank != FAIR:
+    if target.rank != FAIR:
         return
     known: set[bytes | None] = set()
     for position, tenant in enumerate(batch.bytes_column(Column.TENANT) or (None,)):
@@ -184,11 +184,11 @@ def _check_ranks(batch: Batch, place: Place) -> None:
             name = DEFAULT_TENANT if tenant is None else check_tenant(tenant.decode("ascii", "backslashreplace"))
         except InvalidRequest as error:
             raise InvalidRequest(f"message {position} of the batch: {error.message}") from None
-        wanted = partition_for(name.encode(), place.initial_partitions)
-        if wanted != place.partition and place.is_by_tenant:
+        wanted = partition_for(name.encode(), target.initial_partitions)
+        if wanted != target.partition and target.is_by_tenant:
             raise InvalidRequest(
                 f"message {position} of the batch: its tenant {name} belongs to partition {wanted}, "
-                f"not {place.partition}",
+                f"not {target.partition}",
                 **{BELONGS_TO: wanted},
             )
 
@@ -218,16 +218,16 @@ def check_writes(batch: Batch) -> Sequence[bytes]:
     return keys  # type: ignore[return-value]  # none of them is None
 
 
-def _check_places(keys: Sequence[bytes], place: Place) -> None:
+def _check_key_partitions(keys: Sequence[bytes], target: BatchTarget) -> None:
     """Check that each key has its value where all look for it."""
-    if place.initial_partitions == 1:
+    if target.initial_partitions == 1:
         return
-    partitions = KeyPartitions(place.initial_partitions, place.delimiter)
+    partitions = KeyPartitions(target.initial_partitions, target.delimiter)
     for position, key in enumerate(keys):
         wanted = partitions.of(key)
-        if wanted != place.partition:
+        if wanted != target.partition:
             raise InvalidRequest(
-                f"message {position} of the batch: its key belongs to partition {wanted}, not {place.partition}",
+                f"message {position} of the batch: its key belongs to partition {wanted}, not {target.partition}",
                 **{BELONGS_TO: wanted},
             )
 
@@ -322,7 +322,7 @@ def _check_ttls(batch: Batch) -> None:
             raise InvalidTime(f"message {position} of the batch: a ttl of {ttl_ms} ms; at least 1 ms is wanted")
 
 
-def _check_unique_keys(batch: Batch, place: Place) -> None:
+def _check_unique_keys(batch: Batch, target: BatchTarget) -> None:
     """Check that messages come where their unique keys are unique. A tenant routes a message with a unique key if there
     are tenants, else its key if it has one, else the unique key."""
     keys = batch.bytes_column(Column.KEY) or [None] * batch.count
@@ -331,12 +331,12 @@ def _check_unique_keys(batch: Batch, place: Place) -> None:
             continue
         if not unique_key:
             raise InvalidRequest(f"message {position} of the batch: an empty unique key")
-        if place.rank == FAIR:
+        if target.rank == FAIR:
             continue
-        wanted = partition_for(unique_key if key is None else key, place.initial_partitions)
-        if wanted != place.partition:
+        wanted = partition_for(unique_key if key is None else key, target.initial_partitions)
+        if wanted != target.partition:
             name = "unique key" if key is None else "key"
             raise InvalidRequest(
-                f"message {position} of the batch: its {name} belongs to partition {wanted}, not {place.partition}",
+                f"message {position} of the batch: its {name} belongs to partition {wanted}, not {target.partition}",
                 **{BELONGS_TO: wanted},
             )

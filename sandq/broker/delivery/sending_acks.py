@@ -16,7 +16,7 @@ from sandq.model.outbox import route
 from sandq.model.partitioning import KeyPartitions, delimiter_of
 from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
-from sandq.partition.produce_validation import Place, check_batch
+from sandq.partition.produce_validation import BatchTarget, check_batch
 from sandq.protocol.requests import AckThen
 
 _COLUMNS: Final = {
@@ -29,11 +29,11 @@ _COLUMNS: Final = {
 }
 
 
-def place_of(topic: Topic, partition: int) -> Place:
+def place_of(topic: Topic, partition: int) -> BatchTarget:
     """Return what checking a batch for a partition of a topic needs to know."""
     ordered, compacted = key_limit(topic.settings) is not None, topic.kind == COMPACTED
     rank, delimiter = topic.kind if topic.kind in RANKED else None, delimiter_of(topic.settings)
-    return Place(partition, topic.initial_partitions, ordered, compacted, rank, delimiter)
+    return BatchTarget(partition, topic.initial_partitions, ordered, compacted, rank, delimiter)
 
 
 def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) -> tuple[c.AckThen, int]:
@@ -80,7 +80,7 @@ def _check(
     is_delay: bool,
     now_ms: int,
     limits: Limits,
-    place: Place,
+    place: BatchTarget,
     own: TopicLimits | None,
 ) -> None:
     """Refuse a message that could not be produced. `own`: limits of its topic."""

@@ -28,7 +28,7 @@ from sandq.model.partitioning import partition_for
 from sandq.model.topic_limits import TopicLimits
 from sandq.partition import commands as c
 from sandq.partition.base.rows import Fields
-from sandq.partition.produce_validation import Place, check_batch
+from sandq.partition.produce_validation import BatchTarget, check_batch
 from sandq.partition.reader.pieces import decode_fields
 from sandq.partition.schedules.schedule import GRACE_MS, Schedule
 from sandq.partition.schedules.schedule_queries import Stored
@@ -192,7 +192,7 @@ class ScheduleRequests:
         """Do what takes long, and needs nothing of this node."""
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._broker.planning)
 
-    def _place(self, topic: str, partition: int) -> tuple[RaftGroup, Place]:
+    def _place(self, topic: str, partition: int) -> tuple[RaftGroup, BatchTarget]:
         opened = self._broker.topic(topic)
         if opened.record.kind == COMPACTED:
             raise InvalidRequest(
@@ -260,7 +260,7 @@ class ScheduleRequests:
 
 
 def _checked(
-    items: Sequence[Sequence[Any]], now_ms: int, limits: Limits, place: Place, own: TopicLimits | None
+    items: Sequence[Sequence[Any]], now_ms: int, limits: Limits, place: BatchTarget, own: TopicLimits | None
 ) -> list[_Wanted]:
     """Check items of a put. Raises InvalidRequest."""
     wanted: list[_Wanted] = []
@@ -274,7 +274,9 @@ def _checked(
     return wanted
 
 
-def _message(name: str, batch: bytes, now_ms: int, limits: Limits, place: Place, own: TopicLimits | None) -> Fields:
+def _message(
+    name: str, batch: bytes, now_ms: int, limits: Limits, place: BatchTarget, own: TopicLimits | None
+) -> Fields:
     """The message that a schedule sends. Raises InvalidRequest, TooLarge."""
     size = stored_bytes_of(batch)
     if size > FIXED.schedule_bytes:

@@ -29,8 +29,8 @@ TENANTS: Final = 100
 _READ_BYTES: Final = 8 << 20
 
 
-class Place(NamedTuple):
-    """Where a message stands among what its tenant has ready."""
+class ReadyPosition(NamedTuple):
+    """Position of a message among the ready messages of its tenant."""
 
     key: bytes
     """Of its ready queue."""
@@ -78,8 +78,8 @@ def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset:
             f"tenant {tenant} has {ranges} runs of messages that wait for another attempt, and {flying} messages in "
             "flight: until they are fewer, it gets nothing new"
         )
-    place = Place(key, offset, machine.shared.settings["ageing_ms"])
-    before, is_all = _before(machine, group, ready, place, view)
+    position = ReadyPosition(key, offset, machine.shared.settings["ageing_ms"])
+    before, is_all = _before(machine, group, ready, position, view)
     if not before:
         return None
     count = f"more than {LOOKED_AT}" if before > LOOKED_AT else f"{before}" if is_all else f"{before} or more"
@@ -87,24 +87,26 @@ def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset:
     return f"{count} {verb} before it" + (" in its tenant" if tenant else "")
 
 
-def _before(machine: TimerPartition, group: Group, ready: ReadyQueues, place: Place, view: View) -> tuple[int, bool]:
+def _before(
+    machine: TimerPartition, group: Group, ready: ReadyQueues, position: ReadyPosition, view: View
+) -> tuple[int, bool]:
     """How many messages of its tenant go before a message, looked for up to a little more than `LOOKED_AT`; and whether
     all were looked at."""
-    before, is_all = ready.count_before(queue_keys.tenant_of(place.key), place.bound, LOOKED_AT + 1, view)
+    before, is_all = ready.count_before(queue_keys.tenant_of(position.key), position.bound, LOOKED_AT + 1, view)
     for given_back in group.waiting.values():
         if before > LOOKED_AT:
             return before, True
         queue = given_back.queue
-        if given_back.due_ms <= machine.now_ms and queue is not None and _are_of_one(queue, place.key):
-            before += sum([place.is_behind(queue, each) for one in given_back.ranges for each in offsets.run(*one)])
+        if given_back.due_ms <= machine.now_ms and queue is not None and _are_of_one(queue, position.key):
+            before += sum([position.is_behind(queue, each) for one in given_back.ranges for each in offsets.run(*one)])
     if before > LOOKED_AT:
         return before, True
     reader = AnswerReader(group.cursor, machine.shared.give_way)
     ranges = reader.take(view, machine.now_ms, LOOKED_AT, _READ_BYTES).ranges
     entries = [LogEntry(base, length, 0) for base, length in ranges if base not in group.gaps]
     for key, entry in queue_keys.split(ready.rank, entries, view):
-        if _are_of_one(key, place.key):
-            before += sum([place.is_behind(key, each) for each in offsets.run(entry.first, entry.length)])
+        if _are_of_one(key, position.key):
+            before += sum([position.is_behind(key, each) for each in offsets.run(entry.first, entry.length)])
     return before, is_all and sum([length for _, length in ranges]) < LOOKED_AT
 
 

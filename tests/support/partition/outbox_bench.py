@@ -13,7 +13,7 @@ from sandq.model.sequence import sequence_of
 from sandq.partition import commands as c
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Range
-from sandq.partition.produce_validation import Place, check_batch
+from sandq.partition.produce_validation import BatchTarget, check_batch
 from sandq.partition.queries.queries import PartitionQueries
 from sandq.partition.reader.pieces import Message
 from tests.support.partition.bench import Bench, T
@@ -57,7 +57,7 @@ class OutboxBench(Bench):
         epoch = self.batches[target]
         raw = PartitionQueries(self.machine, self.view).outbox_batch(target, epoch)
         assert raw is not None
-        place = Place(target.partition, 1, ordered=False)
+        place = BatchTarget(target.partition, 1, ordered=False)
         split = check_batch(raw, T, DEFAULT, place).split
         return c.Append(raw, reserved_producer(GROUP), epoch, sequence_of(1), split=split)
 

@@ -11,26 +11,26 @@ from sandq.model.batch_format import plain_bytes_of
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import Limits
 from sandq.model.partitioning import partition_for
-from sandq.partition.produce_validation import RATIO_FREE_BYTES, RATIO_MOST, Place, check_batch, is_much
+from sandq.partition.produce_validation import RATIO_FREE_BYTES, RATIO_MOST, BatchTarget, check_batch, is_much
 from tests.support.hostile_rows import HEADERS, NO_HEADERS
 
 NOW_MS = 1_800_000_000_000
-TIMER = Place(0, 1, ordered=False)
-ORDERED = Place(0, 1, ordered=True)
-COMPACTED = Place(0, 1, ordered=False, compacted=True)
-PRIORITY = Place(0, 1, ordered=False, rank="priority")
-FAIR = Place(0, 1, ordered=False, rank="fair")
+TIMER = BatchTarget(0, 1, ordered=False)
+ORDERED = BatchTarget(0, 1, ordered=True)
+COMPACTED = BatchTarget(0, 1, ordered=False, compacted=True)
+PRIORITY = BatchTarget(0, 1, ordered=False, rank="priority")
+FAIR = BatchTarget(0, 1, ordered=False, rank="fair")
 KEY = b"a"
 OWNER = partition_for(KEY, 3)
 OTHER = next(b"%d" % number for number in range(99) if partition_for(b"%d" % number, 3) == (OWNER + 1) % 3)
 """A key of another partition."""
-ELSEWHERE = Place((OWNER + 1) % 3, 3, ordered=False)
-MANY = Place(partition_for(b"default", 3), 3, ordered=False, rank="fair")
-ACME = Place(partition_for(b"acme.c", 3), 3, ordered=False, rank="fair")
+ELSEWHERE = BatchTarget((OWNER + 1) % 3, 3, ordered=False)
+MANY = BatchTarget(partition_for(b"default", 3), 3, ordered=False, rank="fair")
+ACME = BatchTarget(partition_for(b"acme.c", 3), 3, ordered=False, rank="fair")
 
 
 def check(
-    place: Place,
+    place: BatchTarget,
     *,
     limits: Limits = Limits(),  # noqa: B008  # frozen
     **columns: Any,
@@ -65,7 +65,7 @@ def check(
     ],
 )
 def test_batch_that_fits_is_split_when_the_log_keeps_its_messages_apart(
-    place: Place, columns: dict[str, Any], split: bool
+    place: BatchTarget, columns: dict[str, Any], split: bool
 ) -> None:
     assert check(place, **columns) == (1, split)
 
@@ -102,7 +102,7 @@ def test_batch_that_fits_is_split_when_the_log_keeps_its_messages_apart(
         (COMPACTED._replace(partition=(OWNER + 1) % 3, initial_partitions=3), {"key": [KEY]}, f"partition {OWNER}"),
     ],
 )
-def test_batch_that_does_not_fit_its_topic_is_refused(place: Place, columns: dict[str, Any], says: str) -> None:
+def test_batch_that_does_not_fit_its_topic_is_refused(place: BatchTarget, columns: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         check(place, **columns)
 
@@ -132,7 +132,7 @@ def test_the_message_that_is_wrong_is_named() -> None:
 
 @pytest.mark.parametrize("place", [TIMER, ORDERED, COMPACTED, PRIORITY, FAIR])
 @pytest.mark.parametrize("name", NO_HEADERS)
-def test_headers_that_are_no_map_are_refused_with_their_position(place: Place, name: str) -> None:
+def test_headers_that_are_no_map_are_refused_with_their_position(place: BatchTarget, name: str) -> None:
     columns = {"value": [b"x"] * 3, "key": [KEY] * 3, "headers": [None, b"\x80", NO_HEADERS[name]]}
     with pytest.raises(InvalidRequest, match=r"^message 2 of the batch: headers: "):
         check(place, **columns)

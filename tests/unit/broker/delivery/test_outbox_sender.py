@@ -16,7 +16,7 @@ from sandq.model.limits import DEFAULT
 from sandq.model.outbox import RESERVED_PRODUCERS, Target, is_reserved, reserved_producer
 from sandq.partition import commands as c
 from sandq.partition.outbox import OutboxStatus
-from sandq.partition.produce_validation import Place
+from sandq.partition.produce_validation import BatchTarget
 from sandq.protocol.peer import PeerFrame
 
 BATCH = encode({Column.VALUE: [b"m"], Column.KEY: [b"k"]})
@@ -41,7 +41,7 @@ class Bed:
         catalog: Any = SimpleNamespace(
             by_group={7: SimpleNamespace(raft_group=host)},
             view=SimpleNamespace(partition_of_group={7: ("t", 0)}),
-            topics={"t": SimpleNamespace(places={0: Place(0, 1, ordered=True)})},
+            topics={"t": SimpleNamespace(places={0: BatchTarget(0, 1, ordered=True)})},
         )
         clock: Any = SimpleNamespace(now_ms=lambda: 1_800_000_000_000)
         nothing: Any = None
