@@ -6,7 +6,7 @@ import pytest
 
 from sandq.partition import clock_reset
 from sandq.partition.log import appends, sweep, trim
-from sandq.partition.ready import ready_queues
+from sandq.partition.ready import queue_entries
 from tests.support.examples import seeds
 from tests.support.partition.ranked_reset_walk import RankedResetWalk
 from tests.support.partition.reset_walk import ResetWalk
@@ -31,7 +31,7 @@ def test_after_a_reset_everything_comes_once_and_in_time(seed: int, per_key: int
 def test_after_a_reset_everything_comes_once_by_its_rank(seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "LEAST_SETTLED", 2)
     monkeypatch.setattr(sweep, "SWEEP_ROWS", 3)
-    monkeypatch.setattr(ready_queues, "HEAD_ENTRIES", 2)
+    monkeypatch.setattr(queue_entries, "HEAD_ENTRIES", 2)
     go_wrong_and_back(RankedResetWalk(seed, kind))
 
 

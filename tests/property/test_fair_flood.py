@@ -14,7 +14,7 @@ from sandq.model.batch import Column
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.groups import group
-from sandq.partition.ready import ready_queues
+from sandq.partition.ready import queue_entries
 from tests.support.examples import seeds
 from tests.support.partition.bench import T
 from tests.support.partition.ranked_bench import RankedBench
@@ -118,7 +118,7 @@ class Flood:
 
 @pytest.mark.parametrize("head", [2, 64])
 def test_a_quiet_tenant_waits_for_two_of_each_other_at_most(head: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready_queues, "HEAD_ENTRIES", head)
+    monkeypatch.setattr(queue_entries, "HEAD_ENTRIES", head)
     floods = run_each(lambda seed: Flood(seed).run(), range(SEEDS))
     assert max(flood.longest for flood in floods) > 2, "too little happens"
 

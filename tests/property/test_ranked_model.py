@@ -19,7 +19,7 @@ from sandq.partition.jobs import jobs
 from sandq.partition.leasing import lease_reclaim, ranked_grants
 from sandq.partition.log import appends, sweep, trim
 from sandq.partition.reader import reader
-from sandq.partition.ready import ready_queues
+from sandq.partition.ready import queue_entries, ready_queues
 from tests.support.examples import examples
 from tests.support.partition.ranked_walk import DEEDS, RankedWalk
 
@@ -32,8 +32,8 @@ SMALL = (
     (jobs, "STEP_MESSAGES", 2),
     (sweep, "LEAST_SETTLED", 2),
     (sweep, "SWEEP_ROWS", 3),
-    (ready_queues, "HEAD_ENTRIES", 2),
-    (ready_queues, "MOST_ENTRIES", 4),
+    (queue_entries, "HEAD_ENTRIES", 2),
+    (queue_entries, "MOST_ENTRIES", 4),
     (lease_reclaim, "RECLAIMS_MOST", 1),
     (ranked_grants, "PROMOTED", 5),
     (ranked_grants, "PART_ENTRIES", 2),

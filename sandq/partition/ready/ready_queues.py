@@ -14,12 +14,9 @@ they do not depend on what was in memory before, and a replica that was restarte
 from __future__ import annotations
 
 import heapq
-import math
-from bisect import bisect_left, bisect_right
-from collections import Counter, deque
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, islice
-from typing import Final
 
 from sandq.model import offsets
 from sandq.model.limits import FIXED
@@ -30,21 +27,13 @@ from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.limits.tenant_rules import TenantRules
 from sandq.partition.reader.look_aheads import LookAheads
-from sandq.partition.reader.reader import without
-from sandq.partition.ready import queue_keys
+from sandq.partition.ready import queue_entries, queue_keys
+from sandq.partition.ready.queue_entries import QueueEntries
 from sandq.partition.ready.queue_order import Oldest, Returned
-from sandq.partition.ready.ready_queue import ENTRY_BYTES, ReadyQueue, bytes_of, queue_bytes, row_of
+from sandq.partition.ready.ready_queue import ReadyQueue, queue_bytes
 from sandq.partition.ready.tenant_limits import TenantLimits
 from sandq.partition.ready.turns import Times, Turns
 from sandq.partition.records.leases import Lease, Waiting
-
-HEAD_ENTRIES: Final = 8
-"""That the first look into a queue reads; each further one twice as many."""
-MOST_ENTRIES: Final = 1024
-HELD_SHARE: Final = 1 / 2
-"""Of what all look-aheads of a node may take, what one group's queues read or keep together, beyond `HEAD_ENTRIES`."""
-_NO_LIMIT = 1 << 40
-READ_BYTES: Final = 1 << 20
 
 
 class ReadyQueues:
@@ -62,7 +51,7 @@ class ReadyQueues:
         the topic's tenants, as they are."""
         self.rank = rank
         self._group_id = group_id
-        self._entry_rows = rows.of_group(rows.READY, group_id)
+        self.entries = QueueEntries(group_id, look_aheads)
         self._queue_rows = rows.of_group(rows.QUEUE, group_id)
         self._turn_rows = rows.of_group(rows.TURNS, group_id)
         self._waiting = waiting
@@ -77,10 +66,6 @@ class ReadyQueues:
         """The same by tenant."""
         self._emptied: dict[bytes, ReadyQueue] = {}
         """Queues whose last message was taken out by others than those who take turns."""
-        self._unsaved: dict[bytes, tuple[ReadyQueue, LogEntry]] = {}
-        """By first offset: entries that have no row yet."""
-        self._gone: list[bytes] = []
-        """Keys of rows of entries that were taken, and are to be deleted."""
         self._changed: dict[bytes, ReadyQueue] = {}
         """Queues whose rows say something else."""
         self._firsts: LeastOf[bytes] = LeastOf()
@@ -102,10 +87,6 @@ class ReadyQueues:
         self._queue_bytes = 0
         """What all queues take in memory beside their entries."""
         self._look_aheads = look_aheads
-        self._entry_bytes = 0
-        """Of entries in memory."""
-        self._most_entries = MOST_ENTRIES
-        """That a queue reads or keeps at once: so many small ones, and as many bytes of larger ones."""
         self.held_bytes = self.used = 0
         """As in `LookAhead`."""
         self.fixed_bytes = 0
@@ -145,14 +126,7 @@ class ReadyQueues:
         if queue.messages == entry.length:
             self._oldest.note(queue, len(self._by_tenant[queue.tenant]))
         self._changed[queue.key] = queue
-        if queue.covered == offsets.LAST and queue.held_bytes < self._most_entries * ENTRY_BYTES:
-            queue.entries.append(entry)
-            self._note_held(queue, bytes_of(entry))
-            self._unsaved[entry.first] = queue, entry
-        else:
-            if queue.covered == offsets.LAST:
-                queue.covered = rows.last_of(queue.entries[-1])
-            self._save(step, queue, entry)
+        self.entries.append(step, queue, entry)
 
     def takes(self, keys: Iterable[bytes]) -> set[bytes]:
         """Return those of these queues into which something may be put: those that are there, and of the others, in
@@ -192,34 +166,9 @@ class ReadyQueues:
         if queue.first == first:
             self._oldest.note(queue, len(self._by_tenant[queue.tenant]))
         self._changed[key] = queue
-        prefix = self._entry_rows + key
-        step.view.put_all([(prefix + entry.first, row_of(entry)) for entry in added])
-        near = [entry for entry in added if entry.first <= queue.covered]
-        if near:
-            self._hold(queue, near)
+        self.entries.insert(step, queue, added)
         self._store_queues(step)
         self._count()
-
-    def _hold(self, queue: ReadyQueue, added: Sequence[LogEntry]) -> None:
-        """Have entries in memory, beside those of their queue that are."""
-        held = queue.entries
-        if len(added) == 1:
-            held.insert(bisect_left(held, added[0].first, key=_first), added[0])
-        else:
-            held = queue.entries = deque(sorted([*held, *added], key=_first))
-        self._note_held(queue, sum(map(bytes_of, added)))
-        most_bytes = self._most_entries * ENTRY_BYTES
-        if queue.held_bytes > 2 * most_bytes:
-            ends = accumulate(map(bytes_of, held))
-            count = next((at for at, size in enumerate(ends, 1) if size >= most_bytes), len(held))
-            queue.entries = deque(islice(held, count))
-            self._note_held(queue, sum(map(bytes_of, queue.entries)) - queue.held_bytes)
-            queue.covered = rows.last_of(queue.entries[-1])
-
-    def _note_held(self, queue: ReadyQueue, more: int) -> None:
-        """A queue has so many bytes more in memory."""
-        queue.held_bytes += more
-        self._entry_bytes += more
 
     def give_back(self, key: bytes, entry: Waiting) -> None:
         """What waits in an entry is due: it stands in its queue again."""
@@ -241,14 +190,14 @@ class ReadyQueues:
     def _queue(self, key: bytes, messages: int, first: bytes) -> ReadyQueue:
         self._number += 1
         queue = self._queues[key] = self._by_number[self._number] = ReadyQueue(
-            key, self._number, messages, first, HEAD_ENTRIES
+            key, self._number, messages, first, queue_entries.HEAD_ENTRIES
         )
         self._queue_bytes += queue.size
         of_tenant = self._by_tenant.setdefault(queue.tenant, [])
         of_tenant.insert(bisect_right(of_tenant, queue.priority, key=_priority), queue)
         if len(of_tenant) == 1:
             self.limits.freed.add(queue.tenant)  # as soon as turns are taken
-        self._share_memory()
+        self.entries.share_memory(len(self._queues))
         return queue
 
     def count_lease(self, lease: Lease) -> None:
@@ -315,7 +264,7 @@ class ReadyQueues:
     def _end(self, queue: ReadyQueue) -> None:
         del self._queues[queue.key], self._by_number[queue.number]
         self._queue_bytes -= queue.size
-        self._share_memory()
+        self.entries.share_memory(len(self._queues))
         of_tenant = self._by_tenant[queue.tenant]
         of_tenant.remove(queue)
         if not of_tenant:
@@ -387,38 +336,12 @@ class ReadyQueues:
         """The first entry of a queue, without what was returned."""
         if not queue.messages:
             return None
-        self._look(queue, view)
+        self.entries.look(queue, view)
         return queue.entries[0]
-
-    def _look(self, queue: ReadyQueue, view: View) -> None:
-        """Have the first of a queue's entries in memory."""
-        if queue.entries or not queue.messages:
-            return
-        prefix = self._entry_rows + queue.key
-        start = prefix + max(queue.first, queue.covered)
-        if queue.covered >= queue.first:
-            start = rows.after(start)
-        stop = prefix + offsets.LAST + b"\0"
-        window = min(queue.window, self._most_entries)
-        found = view.scan(start, stop, limit=window, max_bytes=min(READ_BYTES, window * ENTRY_BYTES))
-        queue.entries.extend([queue.load(key, value) for key, value in found])
-        self._note_held(queue, sum(map(bytes_of, queue.entries)))
-        assert queue.entries, "a queue that has messages has rows of them"
-        is_all = sum([entry.length for entry in queue.entries]) == queue.messages
-        queue.covered = offsets.LAST if is_all else rows.last_of(queue.entries[-1])
-        queue.window = 2 * window
 
     def take(self, step: Step, queue: ReadyQueue, count: int) -> None:
         """Take the first `count` messages of a queue's first entry out of it."""
-        entry = queue.entries.popleft()
-        self._note_held(queue, -bytes_of(entry))
-        if self._unsaved.pop(entry.first, None) is None:
-            self._gone.append(self._entry_rows + queue.key + entry.first)
-        if count < entry.length:
-            rest = entry.part(count, entry.length)
-            queue.entries.appendleft(rest)
-            self._note_held(queue, bytes_of(rest))
-            self._unsaved[rest.first] = queue, rest
+        self.entries.take(queue, count)
         self._uncount(step, queue, count)
 
     def take_turns(self, step: Step, limit: int, max_bytes: int) -> tuple[list[tuple[bytes, bytes]], int]:
@@ -441,11 +364,12 @@ class ReadyQueues:
             if limits.may_crowd(tenant):
                 break
             if not queue.entries:
-                self._look(queue, view)
+                self.entries.look(queue, view)
             first, length, its_size, extra, unit, _ = queue.entries[0]
             if length > 1 or extra is not None:
                 break
-            self.take(step, queue, 1)
+            self.entries.take(queue, 1)
+            self._uncount(step, queue, 1)
             turns.serve(tenant, 1)
             taken.append((queue.key, first))
             size += unit or its_size
@@ -456,39 +380,18 @@ class ReadyQueues:
     def take_singles(self, step: Step, queue: ReadyQueue, limit: int, max_bytes: int) -> tuple[list[Range], int]:
         """Take messages of a queue out that are entries by themselves, of which nothing is to be looked at, as long as
         there are some in memory: so many at most, and none behind the one that reaches `max_bytes`. And their bytes."""
-        entries, taken, size = queue.entries, 0, 0
-        for _, length, its_size, extra, *_ in islice(entries, limit):
-            if length > 1 or extra is not None or size >= max_bytes:
-                break
-            taken += 1
-            size += its_size
-        if not taken:
-            return [], 0
-        firsts = [entries.popleft().first for _ in range(taken)]
-        self._note_held(queue, -taken * ENTRY_BYTES)
-        prefix = self._entry_rows + queue.key
-        self._gone += [prefix + first for first in firsts if self._unsaved.pop(first, None) is None]
-        self._uncount(step, queue, taken)
+        firsts, size = self.entries.take_singles(queue, limit, max_bytes)
+        if firsts:
+            self._uncount(step, queue, len(firsts))
         return [Range(first, 1) for first in firsts], size
 
     def remove(self, step: Step, key: bytes, offset: bytes) -> bool:
         """Take a message out of its queue, wherever it stands there. Whether it was in it."""
         queue = self._queues.get(key)
-        found = None if queue is None else self._find(queue, offset, step.view)
+        found = None if queue is None else self.entries.find(queue, offset, step.view)
         if queue is None or found is None:
             return False
-        parts = without(found, [offset])
-        held = queue.entries
-        at = bisect_left(held, found.first, key=_first)
-        if self._unsaved.pop(found.first, None) is None:
-            step.view.delete(self._entry_rows + key + found.first)
-        for part in parts:
-            self._save(step, queue, part)
-        if at < len(held) and held[at].first == found.first:
-            self._note_held(queue, sum(map(bytes_of, parts)) - bytes_of(held[at]))
-            del held[at]
-            for part in reversed(parts):
-                held.insert(at, part)
+        self.entries.remove(step, queue, found, offset)
         self._uncount(step, queue, 1)
         if not queue.messages:
             self._emptied[key] = queue
@@ -497,11 +400,8 @@ class ReadyQueues:
 
     def remove_singles(self, step: Step, key: bytes, firsts: Sequence[bytes]) -> None:
         """Take messages out of a queue that are entries by themselves; not while turns are taken."""
-        queue, gone = self._queues[key], set(firsts)
-        prefix = self._entry_rows + key
-        step.view.delete_all([prefix + first for first in firsts])
-        queue.entries = deque([entry for entry in queue.entries if entry.first not in gone])
-        self._note_held(queue, sum(map(bytes_of, queue.entries)) - queue.held_bytes)
+        queue = self._queues[key]
+        self.entries.remove_singles(step, queue, firsts)
         self._uncount(step, queue, len(firsts))
         if not queue.messages:
             self._emptied[key] = queue
@@ -514,14 +414,12 @@ class ReadyQueues:
         queue = self._queues.get(key)
         if queue is None or not queue.messages or last < queue.first:
             return set()
-        prefix = self._entry_rows + key
-        found = view.scan(prefix + first, rows.after(prefix + last), limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
-        return {entry_key[-offsets.OFFSET_BYTES :] for entry_key, _ in found}
+        return self.entries.firsts_between(queue, first, last, view)
 
     def holds(self, key: bytes, offset: bytes, view: View) -> bool:
         """Whether a message is in a queue, and was not returned to it."""
         queue = self._queues.get(key)
-        return queue is not None and self._find(queue, offset, view) is not None
+        return queue is not None and self.entries.find(queue, offset, view) is not None
 
     def next_ms(self, is_stopped: bool) -> int | None:
         """When the first of what is ready was due; None: there is nothing that may be taken, as far as was looked.
@@ -581,37 +479,19 @@ class ReadyQueues:
         for queue in self._queues.values():
             if not queue.messages or queue.first > last:
                 continue
-            prefix = self._entry_rows + queue.key
-            start, stop = prefix + max(first, queue.first), rows.after(prefix + last)
-            entries = [
-                queue.load(key, value) for key, value in view.scan(start, stop, limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
-            ]
-            if (before := self._find(queue, first, view)) is not None:
+            entries = self.entries.between(queue, max(first, queue.first), last, view)
+            if (before := self.entries.find(queue, first, view)) is not None:
                 entries.append(before)
             for entry in entries:
                 found.update(offsets.run(entry.first, entry.length))
         return found
-
-    def _find(self, queue: ReadyQueue, offset: bytes, view: View) -> LogEntry | None:
-        """The entry of a queue that a message is in."""
-        if not queue.messages or offset < queue.first:
-            return None
-        if offset <= queue.covered:
-            before = bisect_right(queue.entries, offset, key=_first) - 1
-            entry = queue.entries[before] if before >= 0 else None
-        else:
-            prefix = self._entry_rows + queue.key
-            found = view.scan(prefix, rows.after(prefix + offset), limit=1, max_bytes=1, reverse=True)
-            entry = queue.load(*found[0]) if found else None
-        behind = None if entry is None else offsets.distance(entry.first, offset)
-        return entry if entry is not None and behind is not None and 0 <= behind < entry.length else None
 
     def _uncount(self, step: Step, queue: ReadyQueue, count: int) -> None:
         queue.messages -= count
         self.messages -= count
         self._changed[queue.key] = queue
         if queue.messages:
-            self._look(queue, step.view)
+            self.entries.look(queue, step.view)
             queue.first = queue.entries[0].first
             self._firsts.put(queue.number, queue.first)
         else:
@@ -621,20 +501,12 @@ class ReadyQueues:
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
-    def _save(self, step: Step, queue: ReadyQueue, entry: LogEntry) -> None:
-        step.view.put(self._entry_rows + queue.key + entry.first, row_of(entry))
-
     def end(self, step: Step) -> None:
         """Turns were taken: put all that has changed into rows."""
         view = step.view
         self._first_back = None
         self._first_back_of.clear()
-        if self._unsaved:
-            prefix = self._entry_rows
-            view.put_all(
-                [(prefix + queue.key + first, row_of(entry)) for first, (queue, entry) in self._unsaved.items()]
-            )
-            self._unsaved.clear()
+        self.entries.save(step)
         self._store_queues(step)
         if not self._queues:
             self._turns.rest()
@@ -656,9 +528,7 @@ class ReadyQueues:
 
     def _store_queues(self, step: Step) -> None:
         view = step.view
-        if self._gone:
-            view.delete_all(self._gone)
-            self._gone = []
+        self.entries.delete_taken(step)
         prefix = self._queue_rows
         for key, queue in self._changed.items():
             if queue.messages:
@@ -677,37 +547,27 @@ class ReadyQueues:
         self.is_promoting = False
         for held in (self._queues, self._by_number, self._by_tenant, self._with_returned, self._emptied, self._back_of):
             held.clear()
-        for others in (self._unsaved, self._gone, self._changed):
-            others.clear()
+        self._changed.clear()
+        self.entries.clear()
         self.limits.clear()
         self._oldest.clear()
         self._firsts = LeastOf()
-        self.messages = self._with_rows = self._row_bytes = self._entry_bytes = self._queue_bytes = 0
+        self.messages = self._with_rows = self._row_bytes = self._queue_bytes = 0
         self._count()
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def evict(self) -> None:
         """Keep no entries in memory, until they are wanted again."""
-        for queue in self._queues.values():
-            if queue.messages:
-                queue.entries.clear()
-                queue.covered, queue.window, queue.held_bytes = offsets.FIRST, HEAD_ENTRIES, 0
-        self._entry_bytes = 0
+        self.entries.evict(self._queues.values())
         self._count()
 
     def _count(self) -> None:
         """Tell what is held."""
         if self._look_aheads is not None:
-            self._look_aheads.bytes += self._entry_bytes - self.held_bytes
+            self._look_aheads.bytes += self.entries.bytes - self.held_bytes
             self._look_aheads.fixed_bytes += self._queue_bytes - self.fixed_bytes
-            self.held_bytes, self.fixed_bytes = self._entry_bytes, self._queue_bytes
-
-    def _share_memory(self) -> None:
-        """There are more queues, or fewer: among many each has few entries in memory, rather than some none."""
-        share_bytes = math.inf if self._look_aheads is None else self._look_aheads.share_bytes
-        held = HELD_SHARE * share_bytes / ENTRY_BYTES / max(len(self._queues), 1)
-        self._most_entries = int(min(max(held, HEAD_ENTRIES), MOST_ENTRIES))
+            self.held_bytes, self.fixed_bytes = self.entries.bytes, self._queue_bytes
 
     # -- looking --------------------------------------------------------------------------------------------------
 
@@ -727,32 +587,8 @@ class ReadyQueues:
     def count_before(
         self, tenant: str, bound: Callable[[bytes], bytes | None], most: int, view: View
     ) -> tuple[int, bool]:
-        """How many messages the queues of a tenant have below an offset, which `bound` tells of each queue by its key,
-        unless it is None; without what was returned. It stops at `most`, or when it has looked into so many rows. And
-        whether all were looked at."""
-        count, left = 0, most
-        for queue in self._by_tenant.get(tenant, ()):
-            stop = bound(queue.key) if queue.messages else None
-            if stop is None or stop <= queue.first:
-                continue
-            if stop == offsets.LAST:
-                count += queue.messages
-            elif left > 0:
-                prefix = self._entry_rows + queue.key
-                found = view.scan(prefix + queue.first, prefix + stop, limit=left, max_bytes=READ_BYTES)
-                left -= max(len(found), 1)
-                for key, row in found:
-                    entry = queue.load(key, row)
-                    behind = offsets.distance(entry.first, stop)
-                    # Messages of one entry have offsets that follow one another; the last may be beyond the bound.
-                    count += entry.length if behind is None else min(entry.length, behind)
-            if count >= most:
-                return count, True
-        return count, left > 0
-
-
-def _first(entry: LogEntry) -> bytes:
-    return entry.first
+        """Count the messages of a tenant that stand before a position, as `QueueEntries.count_below`."""
+        return self.entries.count_below(self._by_tenant.get(tenant, ()), bound, most, view)
 
 
 def _priority(queue: ReadyQueue) -> int:

@@ -30,7 +30,7 @@ from sandq.partition.groups import group as group_module
 from sandq.partition.jobs import jobs
 from sandq.partition.leasing import ranked_grants
 from sandq.partition.log import sweep, trim
-from sandq.partition.ready import queue_keys, ready_queues
+from sandq.partition.ready import queue_entries, queue_keys, ready_queues
 from sandq.partition.records.leases import Lease
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
 from tests.support.partition.ranked_bench import RankedBench
@@ -84,8 +84,8 @@ SMALL_STEPS = (
     (sweep, "SWEEP_ROWS", 3),
     (jobs, "STEP_MESSAGES", 2),
     (clock_reset, "STEP_ROWS", 20),
-    (ready_queues, "HEAD_ENTRIES", 2),
-    (ready_queues, "MOST_ENTRIES", 4),
+    (queue_entries, "HEAD_ENTRIES", 2),
+    (queue_entries, "MOST_ENTRIES", 4),
     (ranked_grants, "PROMOTED", 5),
     (ranked_grants, "PART_ENTRIES", 2),
     (ranked_grants, "BURIED", 2),

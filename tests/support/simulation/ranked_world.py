@@ -13,7 +13,7 @@ from sandq.partition import commands as c
 from sandq.partition.leasing import ranked_grants
 from sandq.partition.limits.tenant_rules import TenantRules
 from sandq.partition.log import sweep
-from sandq.partition.ready import ready_queues
+from sandq.partition.ready import queue_entries
 from tests.support.simulation.cluster_clients import Clients
 from tests.support.simulation.cluster_node import topic_of
 from tests.support.simulation.cluster_world import DRIFT_MS, NAMES, ClusterWorld
@@ -106,8 +106,8 @@ class RankedWorld(ClusterWorld):
         rng = random.Random(f"ranked {seed}")
         self.set(ranked_grants, "PROMOTED", rng.choice((3, 10_000)))
         self.set(ranked_grants, "PART_ENTRIES", rng.choice((1, 256)))
-        self.set(ready_queues, "HEAD_ENTRIES", rng.choice((1, 8)))
-        self.set(ready_queues, "MOST_ENTRIES", rng.choice((2, 1024)))
+        self.set(queue_entries, "HEAD_ENTRIES", rng.choice((1, 8)))
+        self.set(queue_entries, "MOST_ENTRIES", rng.choice((2, 1024)))
         self.set(sweep, "LEAST_SETTLED", rng.choice((1, 50)))
         self.set(sweep, "SWEEP_ROWS", rng.choice((2, 1000)))
         self.set(sweep, "FEW_QUEUES", rng.choice((0, 16)))

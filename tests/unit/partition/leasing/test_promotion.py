@@ -13,8 +13,8 @@ from sandq.partition.base.digest import comparable
 from sandq.partition.leasing import ranked_grants
 from sandq.partition.reader.look_aheads import LookAheads
 from sandq.partition.ready import queue_keys, ready_queues
+from sandq.partition.ready.queue_entries import HEAD_ENTRIES, MOST_ENTRIES
 from sandq.partition.ready.ready_queue import ENTRY_BYTES, bytes_of, queue_bytes
-from sandq.partition.ready.ready_queues import HEAD_ENTRIES, MOST_ENTRIES
 from tests.support.partition.bench import DEFAULTS, T
 from tests.support.partition.ranked_bench import RankedBench
 

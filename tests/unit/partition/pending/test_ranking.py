@@ -15,7 +15,7 @@ from sandq.partition.base.rows import Range
 from sandq.partition.jobs import jobs, waiting_ranks
 from sandq.partition.log.trim import PIN_MS
 from sandq.partition.reader.pieces import MessageReader
-from sandq.partition.ready import ready_queues
+from sandq.partition.ready import queue_entries, ready_queues
 from sandq.partition.ready.ready_queue import ENTRY_BYTES
 from tests.support.partition.bench import FOREVER_MS, T, by_id
 from tests.support.partition.ranked_bench import RankedBench
@@ -456,7 +456,7 @@ def test_a_job_makes_no_more_queues_than_there_may_be(monkeypatch: pytest.Monkey
 
 
 def test_many_in_one_queue_take_bounded_memory(bench: RankedBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready_queues, "MOST_ENTRIES", 8)
+    monkeypatch.setattr(queue_entries, "MOST_ENTRIES", 8)
     names = [f"{number:03}" for number in range(100)]
     for name in names:
         bench.add(name, priority=5)
