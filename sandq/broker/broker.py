@@ -69,7 +69,7 @@ from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
 from sandq.partition.leasing.lease_reclaim import check_newest, fenced
 from sandq.partition.produce_validation import Checked, check_batch
-from sandq.protocol.requests import Ack, AckThen, Extend, Lease, Nack, Produce, Subscribe
+from sandq.protocol.requests import Ack, AckThen, Extend, Lease, Nack, NackItem, Produce, Subscribe
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
@@ -492,7 +492,8 @@ def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:
     """Roughly what a command takes until it is applied, in bytes."""
     size = 64 + ITEM_BYTES * len(command.items)
     if isinstance(command, c.Nack):
-        size += sum([len(item[5].get(Column.HEADERS, b"")) for item in command.items if len(item) > 5 and item[5]])
+        changes = [NackItem(*item).changes or {} for item in command.items]
+        size += sum([len(each.get(Column.HEADERS, b"")) for each in changes])
     which = 2 if isinstance(command, c.Extend) else 1
     items: Sequence[Sequence[Any]] = command.items
     for ranges in [item[which] for item in items if len(item) > which and isinstance(item[which], list)]:

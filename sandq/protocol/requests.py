@@ -320,6 +320,22 @@ def _is_change(changes: Any) -> bool:
     return is_priority(changes.get("priority", 0)) and type(changes.get("headers", b"")) is bytes
 
 
+class NackItem(NamedTuple):
+    """An item of a NACK, read by name: `NackItem(*item)`. On the wire and in the log the last three may be missing."""
+
+    token: int
+    what: Any
+    """Ranges of messages; None: all of the lease."""
+    delay_ms: int | None
+    """None: the back-off of the topic."""
+    error: str | None
+    is_begun: bool = True
+    changes: Mapping[Any, Any] | None = None
+    """Changes of the messages, by name in a request, by column in a command."""
+    end: int | None = None
+    """How the attempt ends (`model.nack_ends`)."""
+
+
 class Nack(Request, type=Type.NACK):
     """Give messages back. Items: `[token, what, delay_ms | nil (the topic's back-off), error | nil]`; with a fifth
     field, `False`, they were not begun: they are ready at once, and the attempt is not counted. With a sixth, a map

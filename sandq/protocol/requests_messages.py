@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Final, NamedTuple, Self
 
 from sandq.model.batch_format import Column
@@ -147,6 +147,19 @@ class List(Request, type=Type.LIST):
     value_bytes: Annotated[int, Bounds(1, PREVIEW_BYTES_MAX)] | None = None
 
 
+class MoveItem(NamedTuple):
+    """An item of a MOVE, read by name: `MoveItem(*item)`. On the wire and in the log the last two may be missing."""
+
+    target: Sequence[Any]
+    at_ms: int | None
+    """None: the message keeps its time."""
+    is_relative: bool
+    priority: int | None = None
+    """None: the message keeps its priority."""
+    changes: Mapping[Any, Any] = MappingProxyType({})
+    """Lengths of cells by name in a request; cells by column in a command."""
+
+
 class Move(Request, type=Type.MOVE):
     """New delivery times of pending messages. Items: `[target, at_ms, relative]`; relative: a delay from now. With a
     fourth field they get that priority; `at_ms` may be nil then, and their times stay. With a fifth, a map with the
@@ -162,10 +175,14 @@ class Move(Request, type=Type.MOVE):
     @classmethod
     def parse(cls, frame: Frame) -> Self:
         request = cls.checked(frame)
-        wanted = sum([sum(item[4].values()) for item in request.items if len(item) > 4])
+        wanted = sum([sum(item.changes.values()) for item in request.read()])
         if wanted != len(request.cells):
             raise cls.wrong("cells", f"the items name {wanted} bytes, and there are {len(request.cells)}")
         return request
+
+    def read(self) -> list[MoveItem]:
+        """Return the items, to be read by name."""
+        return [MoveItem(*item) for item in self.items]
 
     def frame(self, request_id: int) -> bytes:
         if not self.cells:
@@ -178,7 +195,8 @@ class Move(Request, type=Type.MOVE):
         cells: list[bytes] = []
         named = []
         for item in items:
-            changes = {name: item[4][name] for name in UPDATED_COLUMNS if name in item[4]}
+            given = MoveItem(*item).changes
+            changes = {name: given[name] for name in UPDATED_COLUMNS if name in given}
             cells += changes.values()
             named.append([*item[:4], {name: len(cell) for name, cell in changes.items()}])
         return cls(topic, partition, named, b"".join(cells))
@@ -188,12 +206,12 @@ class Move(Request, type=Type.MOVE):
         items: list[Sequence[Any]] = []
         start = 0
         for item in self.items:
-            if len(item) > 4:
+            if sizes := MoveItem(*item).changes:
                 changes: dict[int, bytes] = {}
                 for name, column in UPDATED_COLUMNS.items():
-                    if name in item[4]:
-                        changes[column] = self.cells[start : start + item[4][name]]
-                        start += item[4][name]
+                    if name in sizes:
+                        changes[column] = self.cells[start : start + sizes[name]]
+                        start += sizes[name]
                 item = [*item[:4], changes]
             items.append(item)
         return items

@@ -39,6 +39,10 @@ _ALIKE = (b"\0\0\0", b"\0\1\0")
 _TYPES = [int, int, str, int, int, int, int, int, bytes]
 """Of the fields of a PRODUCE request."""
 
+_REQUEST_ID, _TOPIC, _PARTITION, _PRODUCER_ID, _BATCH = 1, 2, 3, 4, 8
+"""Positions of fields in the frame of a PRODUCE request. It is not made an object: that costs as much as all else."""
+_BEFORE_BATCH = slice(_TOPIC, _BATCH)
+
 _PRODUCE: Final = int(Type.PRODUCE)
 
 Done = Callable[[Any], None]
@@ -84,19 +88,19 @@ class ProduceCoalescer:
         if not _is_small(frame):
             self.flush()
             asked = Produce.parse(frame)
-            done = self._done([frame[1]], [0])
+            done = self._done([frame[_REQUEST_ID]], [0])
             if is_much(asked.batch):
                 return self._produce_large(asked, done)
             self._spend(ALONE_WORK + (stored_bytes_of(asked.batch) >> 12) + _messages_work(asked.batch))
             self._produce(asked, 1, done)
             return None
-        place, batch = (frame[2], frame[3]), frame[8]
+        partition, batch = (frame[_TOPIC], frame[_PARTITION]), frame[_BATCH]
         if len(batch) > _VALUE_AT and batch[_COLUMNS_AT] != 1:
             self._spend(COLUMNS_WORK)
-        alike = (frame[2:8], batch[_CODEC_AND_FLAGS])
-        gathered = self._gathered.get(place)
+        alike = (frame[_BEFORE_BATCH], batch[_CODEC_AND_FLAGS])
+        gathered = self._gathered.get(partition)
         if gathered is not None and gathered.alike == alike:
-            gathered.ids.append(frame[1])
+            gathered.ids.append(frame[_REQUEST_ID])
             gathered.batches.append(batch)
             if len(gathered.ids) >= TOGETHER:
                 self.flush()
@@ -104,7 +108,7 @@ class ProduceCoalescer:
         if gathered is not None:
             self.flush()
         Produce.parse(frame)  # checks the fields, once for all that are alike
-        self._gathered[place] = _Gathered(alike, [frame[1]], [batch])
+        self._gathered[partition] = _Gathered(alike, [frame[_REQUEST_ID]], [batch])
         return None
 
     def gather(
@@ -118,14 +122,14 @@ class ProduceCoalescer:
             frame = frames[at]
             if type(frame) is not list or [*map(type, frame)] != _TYPES or frame[0] != _PRODUCE:
                 break
-            request_id, batch = frame[1], frame[8]
+            request_id, batch = frame[_REQUEST_ID], frame[_BATCH]
             if len(batch) > SMALL_BYTES or request_id in requests:
                 break
             if len(batch) > _VALUE_AT and batch[_COLUMNS_AT] != 1:
                 break  # that is more work
-            this = (frame[2:8], batch[_CODEC_AND_FLAGS])
+            this = (frame[_BEFORE_BATCH], batch[_CODEC_AND_FLAGS])
             if this != alike:
-                gathered = self._gathered.get((frame[2], frame[3]))
+                gathered = self._gathered.get((frame[_TOPIC], frame[_PARTITION]))
                 if gathered is None or gathered.alike != this:
                     break
                 alike = this
@@ -186,9 +190,9 @@ def _is_small(frame: Frame) -> bool:
     sequence number."""
     return (
         [*map(type, frame)] == _TYPES
-        and not frame[4]
-        and len(frame[8]) <= SMALL_BYTES
-        and frame[8][_CODEC_AND_FLAGS] in _ALIKE
+        and not frame[_PRODUCER_ID]
+        and len(frame[_BATCH]) <= SMALL_BYTES
+        and frame[_BATCH][_CODEC_AND_FLAGS] in _ALIKE
     )
 
 

@@ -21,8 +21,17 @@ ASK_MS: Final = 200
 FRESH_MS: Final = 3 * ASK_MS
 """So long it is believed that somebody waits."""
 
-Asked = tuple[str, int, int, int, int, int]
-"""Group, epoch, version, messages in flight, units, given_us: an item of `AllowLimit`, as it is asked."""
+
+class Asked(NamedTuple):
+    """What the home partition lets another one have: an item of `AllowLimit`."""
+
+    group: str
+    epoch: int
+    version: int
+    in_flight: int
+    """Messages in flight."""
+    units: int
+    given_us: int
 
 
 class Told(NamedTuple):
@@ -159,7 +168,7 @@ class LimitHome:
             asked = self._asked.get(partition)
             if asked is None or asked[:2] != (epoch, version) or not 0 <= now_ms - asked[2] < ASK_MS:
                 self._asked[partition] = epoch, version, now_ms
-                yield partition, (own.group, epoch, version, share.in_flight, share.units, share.given_us)
+                yield partition, Asked(own.group, epoch, version, share.in_flight, share.units, share.given_us)
 
     def is_restless(self, ledger: LedgerStatus, own: Told, now_ms: int) -> bool:
         """Whether to look again before long, though nothing happens."""
@@ -190,7 +199,7 @@ def newer(status: Status, asked: Sequence[Asked]) -> list[Asked]:
     allowances = status.limits.allowances if status.limits is not None else {}
     found = []
     for one in asked:
-        allowance = allowances.get(one[0])
-        if allowance is not None and allowance.epoch == one[1] and allowance.version < one[2]:
+        allowance = allowances.get(one.group)
+        if allowance is not None and allowance.epoch == one.epoch and allowance.version < one.version:
             found.append(one)
     return found

@@ -157,7 +157,7 @@ class LimitShares:
         if topic is None or leader.partition == HOME:
             return
         known = self._known.setdefault(leader, _Known())
-        tell = partial(self._tell, topic, leader, known, [item[0] for item in items], is_asked=True)
+        tell = partial(self._tell, topic, leader, known, [item.group for item in items], is_asked=True)
         news = newer(leader.raft_group.status, items)
         if not news:
             tell()
@@ -233,6 +233,5 @@ def _items(body: Any) -> list[Asked] | None:
     for row in body[1]:
         if not isinstance(row, tuple) or [type(part) for part in row] != _ASKED:
             return None
-        group, epoch, version, in_flight, units, given_us = row
-        items.append((group, epoch, version, in_flight, units, given_us))
+        items.append(Asked(*row))
     return items

@@ -8,7 +8,7 @@ from typing import Any
 from sandq.model.errors import InvalidRequest, TooLarge
 from sandq.model.headers import headers_check
 from sandq.model.limits import Limits
-from sandq.protocol.requests import CHANGES, Nack
+from sandq.protocol.requests import CHANGES, Nack, NackItem
 
 
 def with_columns(request: Nack, limits: Limits, check_ranked: Callable[[], None]) -> list[list[Any]]:
@@ -17,7 +17,7 @@ def with_columns(request: Nack, limits: Limits, check_ranked: Callable[[], None]
     most = limits.headers_bytes
     items = []
     for number, item in enumerate(request.items, 1):
-        if len(item) > 5 and (changes := item[5]) is not None:
+        if (changes := NackItem(*item).changes) is not None:
             if "priority" in changes:
                 check_ranked()
             if (size := len(changes.get("headers", b""))) > most:

@@ -73,6 +73,7 @@ from sandq.protocol.requests_messages import (
     JobStop,
     List,
     Move,
+    MoveItem,
     Target,
     Why,
 )
@@ -120,19 +121,20 @@ class MessageRequests:
         """`done` gets an outcome for each item. What an entry has no budget for is done by the next ones; updates are
         answered then, for they may take longer together than anybody waits. Raises InvalidTime."""
         items: Sequence[Any] = request.items
-        if any([len(item) > 3 and item[3] is not None for item in items]):
+        moves = request.read()
+        if any([move.priority is not None for move in moves]):
             self._broker.check_ranked(request.topic)
         now_ms, own = self._broker.clock.now_ms(), self._broker.limits_of(request.topic)
-        for position, (_, at_ms, relative, *_) in enumerate(items):
+        for position, (_, at_ms, relative, *_) in enumerate(moves):
             if not relative and at_ms is not None and at_ms < LEAST_INSTANT_MS:
                 raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
             if at_ms is not None:
                 check_not_far(at_ms if relative else at_ms - now_ms, self._broker.limits.delay_days, own)
         updated_bytes = 0
-        if any([len(item) > 4 for item in items]):
+        if any([move.changes for move in moves]):
             items, updated_bytes = self._with_updates(request)
         host = self._host(request)
-        targets = [item[0] for item in items]
+        targets = [move.target for move in moves]
         self._check_names(request, targets)
         count = len(items)
         more_bytes = updated_bytes + _bytes_of_keys(targets)
@@ -156,9 +158,9 @@ class MessageRequests:
         value_limit = "message_bytes" if value_bytes == limits.message_bytes else MAX_MESSAGE_BYTES
         bounds = (("value", value_limit, value_bytes), ("headers", "headers_bytes", limits.headers_bytes))
         total = len(request.cells)
-        for position, item in enumerate(request.items):
-            for name, limit, most in bounds if len(item) > 4 else ():
-                size = item[4].get(name, 0)
+        for position, move in enumerate(request.read()):
+            for name, limit, most in bounds:
+                size = move.changes.get(name, 0)
                 if size > most:
                     raise TooLarge(
                         f"item {position}: {name} has {size} bytes, at most {most} are taken",
@@ -175,7 +177,7 @@ class MessageRequests:
             )
         items = request.with_cells()
         for position, item in enumerate(items):
-            if len(item) > 4 and (cell := item[4].get(Column.HEADERS)):
+            if cell := MoveItem(*item).changes.get(Column.HEADERS):
                 try:
                     headers_check(cell)
                 except InvalidRequest as error:

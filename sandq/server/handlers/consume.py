@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from sandq.broker.replication.requests import Done
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.protocol.frames import Frame
-from sandq.protocol.requests import Ack, AckThen, Credit, Extend, Lease, Nack, Subscribe, Unsubscribe
+from sandq.protocol.requests import Ack, AckThen, Credit, Extend, Lease, Nack, NackItem, Subscribe, Unsubscribe
 from sandq.server.handlers.routes import Context, Route, handled, reply_to, submitted
 
 PART_WORK: Final = 512
@@ -51,7 +51,8 @@ def _settled(kind: type[S]) -> Route:
 def _settle(at: Context, request: Ack | Nack | Extend, done: Done) -> None:
     """Settle leases. Raises QuotaExceeded for a nack that stores headers the owner of the topic has no room for."""
     if isinstance(request, Nack) and at.info.usage is not None:
-        size = sum([len(item[5].get("headers", b"")) for item in request.items if len(item) > 5 and item[5]])
+        changes = [NackItem(*item).changes or {} for item in request.items]
+        size = sum([len(each.get("headers", b"")) for each in changes])
         if size:
             at.check_stored(at.topic_of(request.group_number), size, _none)
     at.broker.settle(request, at.caller, done)

@@ -26,7 +26,7 @@ async def _measure(at: Context, request: Measure) -> tuple[Any, ...]:
 def _move(at: Context, request: Move, done: Done) -> None:
     """Move and update messages. Raises QuotaExceeded if the owner of the topic has no room for that."""
     now_ms = at.broker.clock.now_ms()
-    times = [at_ms - (0 if relative else now_ms) for _, at_ms, relative, *_ in request.items if at_ms is not None]
+    times = [move.at_ms - (0 if move.is_relative else now_ms) for move in request.read() if move.at_ms is not None]
     is_later = any([delay_ms > 0 for delay_ms in times])
     at.check_stored(request.topic, len(request.cells) or None, lambda: 0 if is_later else None)
     at.messages.move(request, at.caller, done)
