@@ -57,7 +57,7 @@ def test_a_cancel_amid_deleted_rows() -> None:
     ids = [stored.offsets[at * 16 : at * 16 + 16] for at in range(5, 330)]
     fifth = offsets.shift(base, 5)
     outcomes = bench.apply(1, c.Cancel([by_id(one) for one in ids]), c.Cancel([by_id(fifth)]))
-    assert outcomes[1] == [["cancelled", fifth]]
+    assert outcomes[1] == [("cancelled", fifth)]
     taken = bench.values(bench.lease(limit=1000, at=3))
     assert [value for value in taken if value.startswith("m")] == [f"m{at}" for at in range(10) if at != 5]
 
