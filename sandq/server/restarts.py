@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol, TypeVar
 
@@ -44,10 +44,11 @@ async def serve_until(
                 await _first_of(stop, node.restart)
                 if not stop.is_set():
                     log.warning("there is room again: starting anew")
-        except StorageFailed as error:
-            if not served or not is_full(error):
+        except (StorageFailed, ExceptionGroup) as error:
+            full = [leaf for leaf in _leaves(error) if isinstance(leaf, StorageFailed) and is_full(leaf)]
+            if not served or len(full) < len(list(_leaves(error))):
                 raise
-            log.error("no room to start anew", error=error.message)
+            log.error("no room to start anew", error=full[0].message)
             with trio.move_on_after(AGAIN_S):
                 await stop.wait()
 
@@ -60,3 +61,12 @@ async def _first_of(*events: trio.Event) -> None:
     async with trio.open_nursery() as nursery:
         for event in events:
             nursery.start_soon(wait, event)
+
+
+def _leaves(error: Exception) -> Iterator[Exception]:
+    """Yield the errors that ended a node: its nurseries wrap them in groups."""
+    if not isinstance(error, ExceptionGroup):
+        yield error
+        return
+    for one in error.exceptions:
+        yield from _leaves(one)

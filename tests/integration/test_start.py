@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trio
 
-from sandq.model.errors import Corruption, DataDirInUse, StartupError
+from sandq.model.errors import Corruption, DataDirInUse, StartupError, StorageFailed
 from sandq.node import run_node
+from sandq.node.running import Serving
+from sandq.server import restarts
 from sandq.server.http.node_link import STARTING
 from sandq.server.http.thread import ThreadLaunch
 from sandq.storage.stores import LevelStores, Stores
@@ -81,3 +85,20 @@ async def test_port_of_clients_that_is_taken_launches_nothing(tmp_path: Path) ->
             async with run_node(second.config, launch=second.launch):
                 pass
         assert second.launch.thread is None
+
+
+async def test_restart_that_finds_a_full_disk_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "AGAIN_S", 0.1)
+    config, opened, stop = small_config(tmp_path), list[bool](), trio.Event()
+
+    def open_stores(path: Path, create: bool) -> Stores:
+        opened.append(create)
+        if len(opened) == 2:
+            raise StorageFailed("no room", errno="ENOSPC")
+        return LevelStores(path, create=create)
+
+    def on_ready(node: Serving) -> None:
+        (stop if len(opened) == 3 else node.restart).set()
+
+    await restarts.serve_until(stop, partial(run_node, config, stores=open_stores), on_ready)
+    assert opened == [True, False, False]

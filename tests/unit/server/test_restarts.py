@@ -25,8 +25,8 @@ class Node:
 class Bed:
     """Nodes that meet these errors as they start, one after the other; None: it serves."""
 
-    def __init__(self, *starts: StorageFailed | None) -> None:
-        self._starts: Sequence[StorageFailed | None] = starts
+    def __init__(self, *starts: Exception | None) -> None:
+        self._starts: Sequence[Exception | None] = starts
         self.stop = trio.Event()
         self.tried_s: list[float] = []
         self.ready: list[Node] = []
@@ -75,9 +75,20 @@ async def test_told_to_stop_while_it_waits_for_room_it_stops(autojump_clock: tri
     assert len(bed.tried_s) == 2
 
 
-@pytest.mark.parametrize("starts", [(FULL,), (BROKEN,), (None, BROKEN)], ids=["first start", "broken", "broken later"])
-async def test_what_room_does_not_mend_is_raised(starts: tuple[StorageFailed | None, ...]) -> None:
+async def test_full_disk_in_a_group_is_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+    """The nurseries of a node wrap what its start raises."""
+    bed = Bed(None, ExceptionGroup("outer", [ExceptionGroup("inner", [FULL])]), None)
+    await bed.serve()
+    assert [node.number for node in bed.ready] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [(FULL,), (BROKEN,), (None, BROKEN), (None, ExceptionGroup("both", [FULL, BROKEN]))],
+    ids=["first start", "broken", "broken later", "broken as well"],
+)
+async def test_what_room_does_not_mend_is_raised(starts: tuple[Exception | None, ...]) -> None:
     bed = Bed(*starts)
-    with pytest.raises(StorageFailed) as raised:
+    with pytest.raises((StorageFailed, ExceptionGroup)) as raised:
         await bed.serve()
     assert raised.value is starts[-1]
