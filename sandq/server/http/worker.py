@@ -70,8 +70,8 @@ class NodeAfar:
         self._quotas = quotas
         self._stale_s = stale_s
         self._health: tuple[str | None, str | None, str | None] = (None, None, STARTING)
-        self._told_s: float | None = None
-        """Time of the last report, in s; None before the first: a node that recovers its storage cannot send any."""
+        self._told_s = now_s()
+        """Time of the last report, in s."""
         self._asking = anyio.Lock()
         self._asked = 0
         self._metrics: tuple[bytes, str] | None = None
@@ -112,8 +112,9 @@ class NodeAfar:
         return self.silent() or self._health[2]
 
     def silent(self) -> str | None:
-        """That nothing is heard of it: its process hangs."""
-        if self._told_s is None or self._now_s() - self._told_s <= self._stale_s:
+        """Return that the node has not reported for too long: its process hangs. None while it starts: a node that
+        recovers its storage cannot report."""
+        if self._health[2] == STARTING or self._now_s() - self._told_s <= self._stale_s:
             return None
         return f"the node has not said for {self._stale_s:g} s how it is"
 

@@ -55,6 +55,9 @@ def test_it_is_not_ready_before_the_node_said_so() -> None:
     assert bed.unwell == (None, None, STARTING)
     bed.now_s += 100 * STALE_S
     assert bed.unwell == (None, None, STARTING)
+    bed.tell({"health": [None, None, STARTING]})
+    bed.now_s += 100 * STALE_S
+    assert bed.unwell == (None, None, STARTING) and bed.node.silent() is None
     bed.tell(WELL)
     assert bed.unwell == (None, None, None)
 
