@@ -239,7 +239,7 @@ class Supervisor:
                     await self._on_message(process, json.loads(line))
                 if len(kept) > LINE_BYTES:
                     raise ValueError(f"a line of more than {LINE_BYTES} bytes")
-        except (ValueError, LookupError, TypeError):
+        except Exception:  # whatever a message does, it does not end the node
             log.exception("the HTTP process says what means nothing")
             self._kill(process, "it does not speak the protocol of this node")
 
@@ -253,7 +253,7 @@ class Supervisor:
             case {"report": report}:
                 self.status.requests.add(report["requests"])
                 self._quotas.add_counts(report["identities"])
-                self.status.held_bytes = report["held_bytes"]
+                self.status.held_bytes = int(report["held_bytes"])
             case {"metrics": number, "accept": accept}:
                 try:
                     text, content_type = await self.node.metrics(accept)

@@ -283,8 +283,15 @@ async def test_a_fault_in_what_the_node_tells_ends_neither(autojump_clock: Clock
 
 @pytest.mark.parametrize(
     "said",
-    [b"nonsense\n", b'{"report": 1}\n', b'{"report": {"requests": {"counts": [[1]]}}}\n', b"x" * (LINE_BYTES + 1)],
-    ids=["no JSON", "no report", "no counts", "no end"],
+    [
+        b"nonsense\n",
+        b'{"report": 1}\n',
+        b'{"report": {"requests": {"counts": [[1]]}}}\n',
+        b'{"report": {"requests": {"counts": [], "durations": []}, "identities": [], "held_bytes": "many"}}\n',
+        b"[" * 200_000 + b"\n",
+        b"x" * (LINE_BYTES + 1),
+    ],
+    ids=["no JSON", "no report", "no counts", "no number", "too deep", "no end"],
 )
 async def test_one_that_says_what_means_nothing_is_ended(autojump_clock: Clock, said: bytes) -> None:
     bed = Bed()
