@@ -123,7 +123,7 @@ async def serving(
 def _addresses(context: Context, between: Listeners) -> dict[str, str]:
     """Return where others reach this node, by kind of address."""
     started, host = context.started, context.config.node.advertise_host
-    bound = {"client": Address(*started.client[0].socket.getsockname()[:2])}
+    bound = {"client": started.client.address}
     if started.http is not None:
         bound["http"] = started.http.address
     if between:
@@ -178,7 +178,7 @@ def _serve_clients(server: _Server, nursery: trio.Nursery) -> tuple[Metrics, Ser
         client_name=config.tls.client_name,
     )
     nursery.start_soon(log_level.run)
-    nursery.start_soon(clients.serve, started.client)
+    nursery.start_soon(clients.serve, started.client.listen())
     log.info("clients are served", address=str(server.advertised))
     nursery.start_soon(metrics.run)
     nursery.start_soon(server.delivery.slo.run)
@@ -288,10 +288,9 @@ def _serve_identities(server: _Server, storage: Storage, info: ServerInfo, nurse
 
 def _running(server: _Server, metrics: Metrics, info: ServerInfo, queries: Listeners) -> Serving:
     started = server.context.started
-    host, port = started.client[0].socket.getsockname()[:2]
     return Serving(
-        client_host=host,
-        client_port=port,
+        client_host=started.client.address.host,
+        client_port=started.client.address.port,
         http=None if started.http is None else started.http.address,
         sql=Address(*queries[0].socket.getsockname()[:2]) if queries else None,
         data_dir=started.data_dir,

@@ -18,7 +18,7 @@ from sandq.model.config import NodeConfig
 from sandq.model.errors import StartupError
 from sandq.node.started import LOCK_NAME, Started
 from sandq.server.http.launch import HttpPort, Launch, launch_process
-from sandq.server.listening import listen
+from sandq.server.listening import BoundPort, bind, listen
 from sandq.storage import identity
 from sandq.storage.files import DIRECTORY_MODE, Files, RealFiles
 
@@ -44,7 +44,7 @@ async def run_node(
     files = files or RealFiles(data_dir)
     identity.load(files)  # refuses data of another version before anything is written or opened
     with contextlib.closing(files.lock(LOCK_NAME)):
-        async with _listening(config) as client, _launched(config, launch) as http:
+        async with _bound(config) as client, _launched(config, launch) as http:
             from sandq.node.node import running
 
             started = Started(config=config, data_dir=data_dir, files=files, client=client, http=http)
@@ -53,16 +53,14 @@ async def run_node(
 
 
 @contextlib.asynccontextmanager
-async def _listening(config: NodeConfig) -> AsyncIterator[list[trio.SocketListener]]:
-    """Listen for clients. Whoever connects before the node accepts waits, and a TCP probe finds the node alive."""
+async def _bound(config: NodeConfig) -> AsyncIterator[BoundPort]:
+    """Take the client port. Until the node serves, clients are refused at once and try other nodes."""
     address = config.listen.client
-    listeners = await listen(address.host, address.port, "client")
+    port = await bind(address.host, address.port, "client")
     try:
-        yield listeners
+        yield port
     finally:
-        with trio.CancelScope(shield=True):
-            for listener in listeners:
-                await listener.aclose()
+        await port.close()
 
 
 @contextlib.asynccontextmanager

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import trio
-
 from sandq.model.config import NodeConfig
 from sandq.server.http.launch import HttpPort
+from sandq.server.listening import BoundPort
 from sandq.storage.files import Files
 
 LOCK_NAME = "lock"
@@ -26,7 +25,7 @@ class Started:
     config: NodeConfig
     data_dir: Path
     files: Files
-    client: list[trio.SocketListener]
-    """Listeners of the client port."""
+    client: BoundPort
+    """The client port: taken, and not listening before clients are served."""
     http: HttpPort | None
     """None: the node serves no HTTP."""

@@ -32,7 +32,7 @@ class NodeHttp:
 
 def own_server(started: Started) -> Address:
     """Return where this node itself finds its client port."""
-    host, port = started.client[0].socket.getsockname()[:2]
+    host, port = started.client.address
     return Address(_REACHED.get(host, host), port)
 
 

@@ -185,7 +185,7 @@ class MembershipWorld:
             (trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),  # type: ignore[attr-defined]
             (trio.to_thread, "run_sync", in_task),
             (trio, "open_tcp_stream", self.net.connect),
-            (node_start, "listen", self.net.listen),
+            (node_start, "bind", self.net.bind),
             (node_serving, "listen", self.net.listen),
             (runner, "Worker", TaskWorker),
             (runner, "FairWorker", FairTaskWorker),

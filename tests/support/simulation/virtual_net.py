@@ -15,6 +15,8 @@ from typing import Any
 
 import trio
 
+from sandq.model.config_types import Address
+
 HOST = "127.0.0.1"
 WINDOW_BYTES = 1 << 20
 """On their way in one direction of a connection, at most: then sending waits."""
@@ -148,6 +150,23 @@ class VirtualListener(trio.abc.Listener[VirtualStream]):
         await trio.lowlevel.checkpoint()
 
 
+class VirtualPort:
+    """As `sandq.server.listening.BoundPort`."""
+
+    def __init__(self, net: VirtualNet, name: str, host: str, port: int) -> None:
+        self._net = net
+        self._name = name
+        self.address = Address(host, port)
+
+    def listen(self) -> list[VirtualListener]:
+        port = self.address.port
+        listener = self._net.listeners[port] = VirtualListener(self._net, self._name, port)
+        return [listener]
+
+    async def close(self) -> None:
+        """Whoever listens closes it."""
+
+
 class VirtualNet:
     """`who()`: the machine whose code runs."""
 
@@ -169,8 +188,13 @@ class VirtualNet:
 
     # -- what nodes use -------------------------------------------------------------------------------------------
 
+    async def bind(self, host: str, port: int, what: str) -> VirtualPort:
+        """As `sandq.server.listening.bind`."""
+        await trio.lowlevel.checkpoint()
+        return VirtualPort(self, self._who(), host, port)
+
     async def listen(self, host: str, port: int, what: str) -> list[VirtualListener]:
-        """As `sandq.server.tcp.listen`."""
+        """As `sandq.server.listening.listen`."""
         await trio.lowlevel.checkpoint()
         listener = self.listeners[port] = VirtualListener(self, self._who(), port)
         return [listener]
