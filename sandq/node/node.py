@@ -7,10 +7,10 @@
     membership   discovery of other nodes, forming and joining a cluster, placing replicas
     serving      listeners, sessions, metrics, HTTP, SQL, pushes
 
-Serving opens membership, once it listens for other nodes. A subsystem knows those above it. A node that must wait for its cluster serves before it takes part: it answers who it
-is, and what it waits for. They close from the last to the first: leaderships are handed over, gossip is left, requests
-of HTTP that are under way are answered, listeners close, threads finish what is queued, a checkpoint is written, and
-the log is sealed.
+Serving opens membership, once it listens for other nodes. A subsystem knows those above it. A node that must wait for
+its cluster serves before it takes part: it answers who it is, and what it waits for. They close from the last to the
+first: leaderships are handed over, gossip is left, requests of HTTP that are under way are answered, listeners close,
+threads finish what is queued, a checkpoint is written, and the log is sealed.
 """
 
 from __future__ import annotations
