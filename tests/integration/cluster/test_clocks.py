@@ -231,13 +231,13 @@ async def test_what_one_that_is_off_comes_to_lead_it_gives_away_unused(nodes: Cl
 
 def _watch(nodes: ClockedNodes, name: str, began: list[int]) -> None:
     node_log = nodes.running[name].broker.node_log
-    before = node_log._on_leads
+    before = node_log._hooks.on_leads
 
     def leads(host: RaftGroup) -> None:
         began.append(host.number)
         before(host)
 
-    node_log._on_leads = leads
+    node_log._hooks.on_leads = leads
 
 
 async def test_two_of_three_step(nodes: ClockedNodes) -> None:
@@ -324,7 +324,7 @@ async def test_a_group_that_nobody_takes_over_is_tried_again_later(
 
 
 def _keeper(nodes: ClockedNodes, name: str) -> ClockKeeper:
-    found: Callable[[RaftGroup], None] = nodes.running[name].broker.node_log._on_leads
+    found: Callable[[RaftGroup], None] = nodes.running[name].broker.node_log._hooks.on_leads
     keeper = getattr(found, "__self__", None)
     assert isinstance(keeper, ClockKeeper)
     return keeper

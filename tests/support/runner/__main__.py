@@ -26,11 +26,11 @@ SUITES = ("e2e", "faults", "simulation", "property", "integration", "regressions
 BUDGETS_S = {
     "unit": 199,
     "property": 87,
-    "integration": 310,
+    "integration": 360,
     "simulation": 115,
-    "faults": 130,
+    "faults": 145,
     "interop": 10,
-    "e2e": 147,
+    "e2e": 165,
     "regressions": 15,
     "spark": 230,
 }
