@@ -19,26 +19,26 @@ class Settings:
     output: str = "table"
     token_file: str | None = None
     token: str | None = field(default=None, repr=False)
-    """What is shown, whatever else says."""
+    """Token to send, in place of any other source of a token."""
     insecure: bool = False
     """Whether a token may be sent to another machine in the clear."""
     timeout_s: float | None = None
-    """What each request may take; None: see `CONNECT_S` and what follows it."""
+    """Time limit of each request, in seconds; None: `CONNECT_S`, `REQUEST_S` and `DELIVERY_S`."""
     tls: bool | None = None
-    """Whether by TLS; None: with one of these files, or as the environment says."""
+    """Use TLS. None: use it if `files` names one, or as the environment says."""
     files: dict[str, str] = field(default_factory=dict)
-    """By the name of their option: ca, cert, key."""
+    """Paths of certificate files, by the name of their option: ca, cert, key."""
     context: str | None = None
     """Name of the context that was asked for by `--context`."""
 
     @property
     def deadlines_s(self) -> tuple[float, float, float]:
-        """For connecting, the answer to a request, and a message to be stored."""
+        """Time limits for connecting, for a reply, and for storing a message, in seconds."""
         if self.timeout_s is None:
             return CONNECT_S, REQUEST_S, DELIVERY_S
         return (self.timeout_s,) * 3
 
 
 def settings() -> Settings:
-    """Those of the command that is running."""
+    """Return the settings of the command that is running."""
     return click.get_current_context().find_root().ensure_object(Settings)

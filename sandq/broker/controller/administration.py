@@ -1,4 +1,4 @@
-"""What those who ask for it change of topics and nodes, by the node that leads the metadata."""
+"""Changes of topics and nodes that clients request. The node that leads the metadata makes them."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class MetadataChanges:
         return view
 
     def check_ready(self) -> None:
-        """Raises NotLeader; Unavailable while nobody can change anything."""
+        """Raise NotLeader, or Unavailable while no node can change the metadata."""
         try:
             self.metadata.check_ready()
         except NotLeader:
@@ -110,8 +110,8 @@ class MetadataChanges:
         return answer[0]
 
     async def _take_turn(self) -> None:
-        """Hold `_one`. Raises as `check_ready` as soon as it does: the change before may wait until it is known what
-        became of it, by when somebody else leads."""
+        """Hold `_one`. Raise what `check_ready` raises, as soon as it does: the change before this one may wait for its
+        outcome until another node leads."""
         lost: list[SandqError] = []
         is_held = False
 

@@ -35,7 +35,7 @@ from sandq.protocol.requests_admin import (
 log = structlog.get_logger("sandq.broker")
 
 DROP_WAIT_S = 30.0
-"""For a group to let a member go whose replica is to be made anew."""
+"""Time in which a group must drop a member whose replica is rebuilt, in seconds."""
 
 
 class NodeAdministration:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import anyio
@@ -17,8 +18,8 @@ from sandq.model.errors import SandqError
 log = logging.getLogger("sandq.client")
 
 
-class RequestQueue:
-    """Requests of one kind that are queued or unanswered. Subclasses say what they are."""
+class RequestQueue(ABC):
+    """Requests of one kind that are queued or unanswered."""
 
     def __init__(self, sender: PartitionSender) -> None:
         self.in_flight = 0
@@ -27,13 +28,13 @@ class RequestQueue:
         sender.queues.append(self)
 
     @property
+    @abstractmethod
     def is_queued(self) -> bool:
         """Whether something is to be sent."""
-        raise NotImplementedError
 
+    @abstractmethod
     def flush(self, connection: Connection) -> None:
         """Send what is queued."""
-        raise NotImplementedError
 
 
 class PartitionSender:
