@@ -72,7 +72,7 @@ async def open_both(address: Address) -> tuple[Datagrams, list[trio.SocketListen
             return Datagrams(_bind(family, host, port)), listeners
         except OSError as error:
             for listener in listeners:
-                await listener.aclose()
+                listener.socket.close()
             if error.errno != errno.EADDRINUSE or address.port:
                 raise _cannot(address, error, "udp") from None
     raise StartupError("no port is free for both UDP and TCP: set listen.gossip")
@@ -88,7 +88,7 @@ async def _listen(address: Address) -> list[trio.SocketListener]:
         raise _cannot(address, error, "tcp") from None
     # A name may stand for several addresses; gossip has one.
     for listener in listeners[1:]:
-        await listener.aclose()
+        listener.socket.close()
     return listeners[:1]
 
 

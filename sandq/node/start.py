@@ -60,7 +60,7 @@ async def _bound(config: NodeConfig) -> AsyncIterator[BoundPort]:
     try:
         yield port
     finally:
-        await port.close()
+        port.close()
 
 
 @contextlib.asynccontextmanager

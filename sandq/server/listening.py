@@ -34,7 +34,7 @@ class BoundPort:
             raise _refusal(self.address, self._what, error) from None
         return [trio.SocketListener(one) for one in self._sockets]
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the sockets."""
         for one in self._sockets:
             one.close()
@@ -57,10 +57,12 @@ async def bind(host: str, port: int, what: str) -> BoundPort:
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             await one.bind(address)
-    except OSError as error:
+    except BaseException as error:  # a start is also cancelled here: trio's `bind` is a checkpoint
         for one in sockets:
             one.close()
-        raise _refusal(Address(host, port), what, error) from None
+        if isinstance(error, OSError):
+            raise _refusal(Address(host, port), what, error) from None
+        raise
     return BoundPort(sockets, what)
 
 
@@ -70,7 +72,7 @@ async def listen(host: str, port: int, what: str) -> list[trio.SocketListener]:
     try:
         return bound.listen()
     except StartupError:
-        await bound.close()
+        bound.close()
         raise
 
 

@@ -86,15 +86,15 @@ class HttpPort:
             self._listeners = await listen(self._host, self.address.port, "http")
         return await self._launch(self.descriptors)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the sockets: clients are refused instead of waiting."""
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
-            await listener.aclose()
+            listener.socket.close()
 
     async def end(self) -> None:
         """Close the sockets, and kill the process that nobody has taken."""
-        await self.close()
+        self.close()
         launched, self._launched = self._launched, None
         if launched is not None:
             await end(launched)

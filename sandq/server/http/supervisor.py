@@ -141,7 +141,7 @@ class Supervisor:
             yield
         finally:
             with trio.CancelScope(shield=True):
-                await self._port.close()
+                self._port.close()
                 self._stopping.set()
                 await self._ended.wait()
 
@@ -156,7 +156,7 @@ class Supervisor:
                 return
             failed_starts = 0 if self._served else failed_starts + 1
             if failed_starts >= FAILED_STARTS:
-                await self._port.close()
+                self._port.close()
             if trio.current_time() - began_s >= STEADY_S:
                 back_off_s = BACK_OFF_FIRST_S
             self.status.down = ended.text

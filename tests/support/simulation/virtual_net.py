@@ -163,8 +163,8 @@ class VirtualPort:
         listener = self._net.listeners[port] = VirtualListener(self._net, self._name, port)
         return [listener]
 
-    async def close(self) -> None:
-        """Whoever listens closes it."""
+    def close(self) -> None:
+        """Leave it to the listener."""
 
 
 class VirtualNet:
