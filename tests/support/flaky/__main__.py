@@ -88,7 +88,7 @@ class Run:
         self.log = BUILD / f"run{number}.log"
         self.build = BUILD / f"run{number}"
         self.stops = 0
-        command = [sys.executable, "-m", "tests.support.runner", "--build", str(self.build), "--no-budgets", *arguments]
+        command = [sys.executable, "-m", "tests.support.runner", "--build", str(self.build), *arguments]
         environ = os.environ | environ | {ORDER: str(number), "TMPDIR": str(self.build / "tmp")}
         (self.build / "tmp").mkdir(parents=True)
         with self.log.open("wb") as out:

@@ -1,8 +1,8 @@
 """`python -m tests.support.runner`: run the suites as `make test` does, and say what each cost.
 
-The suite through Spark runs beside the others: its session is made once, and waits for Java most of the time. A suite
-that takes half as much CPU time again as its budget fails the run, unless the machine is slower than it was when the
-budgets were written down: a loop of a known cost tells.
+The suite through Spark runs beside the others: its session is made once, and waits for Java most of the time. Suites
+over their budget of CPU time are named, and do not fail the run: on a machine that others use, too, the same tests take
+up to three times as much.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ SUITES = ("e2e", "faults", "simulation", "property", "integration", "regressions
 BUDGETS_S = {
     "unit": 199,
     "property": 87,
-    "integration": 360,
+    "integration": 310,
     "simulation": 115,
-    "faults": 145,
+    "faults": 130,
     "interop": 10,
-    "e2e": 165,
+    "e2e": 147,
     "regressions": 15,
     "spark": 230,
 }
-"""CPU seconds on a machine on which `loop_s` is LOOP_S. All of one run: a budget grows by what its suite has more."""
+"""CPU seconds on two cores that nobody else uses, where `loop_s` is LOOP_S. A budget grows by what its suite gains."""
 DEAREST = 25
 """So many tests are named with what they cost."""
 LOOP_S = 0.2
 OVER = 1.5
-SLOWED = 1.25
+"""A suite that takes so many times its budget is named."""
 YIELD = ("nice", "-n", "10")
 """Before what runs beside Spark, which takes the run for failed when a Python process is not there in ten seconds."""
 SPREAD = ("-n", "4", "--dist", "worksteal")
@@ -124,7 +124,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", action="store_true", help="also what is marked long, with new examples")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "test", help="where logs and costs go")
-    parser.add_argument("--no-budgets", action="store_true", help="whatever the suites cost")
     options, arguments = parser.parse_known_args()
     is_part = bool(arguments)
     if options.long:
@@ -136,9 +135,8 @@ def main() -> int:
     over = tell(options.build)
     slower = max(before_s, loop_s()) / LOOP_S
     print(f"in {wall_s / 60:.1f} minutes, on a machine that took {slower:.2f} times as long for a loop of a known cost")
-    if over and slower <= SLOWED and not (options.long or options.no_budgets):
-        print(f"FAILED: over budget by half: {', '.join(over)}", file=sys.stderr)
-        is_green = False
+    if over and not options.long:
+        print(f"over budget by half, which says little while others use the machine: {', '.join(over)}")
     return int(not is_green)
 
 
