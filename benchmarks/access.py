@@ -38,12 +38,9 @@ def tokens(setting: Setting) -> Measured:
         IdentityRecord(f"token:t{number}", GRANTS, token_hash(text), 0, None, {}, "")
         for number, text in enumerate(texts)
     ]
-    view: Any = SimpleNamespace(identities={record.principal: record for record in records}, roles={})
-
-    async def nothing() -> None:
-        """It knows all there is."""
-
-    authenticator = Authenticator("require", lambda: view, nothing, lambda: True, lambda: 0)
+    view = SimpleNamespace(identities={record.principal: record for record in records}, roles={})
+    catalog: Any = SimpleNamespace(known_view=view, is_alone=True)
+    authenticator = Authenticator("require", catalog, lambda: 0)
 
     async def identify(count: int) -> None:
         for number in range(count):

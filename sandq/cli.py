@@ -352,10 +352,10 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     # Only what `run_node` needs to launch HTTP: the modules of the node are loaded meanwhile.
     from sandq.model.config import load_config
     from sandq.node import SWITCH_INTERVAL_S, run_node
+    from sandq.node.restarts import serve_until
     from sandq.server import logs, process_tuning
     from sandq.server.debug.loop_watch import LoopWatch
     from sandq.server.process_tuning import collect_rarely, give_back_heap
-    from sandq.server.restarts import serve_until
     from sandq.storage.secret_file import OTHERS
 
     config = load_config(config_file, os.environ)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -35,7 +35,8 @@ from sandq.broker.delivery.subscribe import (
     size_of,
 )
 from sandq.broker.leader.partition_leader import PartitionLeader
-from sandq.broker.leader.subscription import Subscription
+from sandq.broker.leader.subscription import Receiver, Subscription
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.routes import Routes
 from sandq.broker.reads.fan_out import call_all, read_all
 from sandq.broker.reads.kv_watch import KvWatches
@@ -55,7 +56,6 @@ from sandq.model.errors import (
     InvalidRequest,
     NotLeader,
     Overloaded,
-    SandqError,
     Unavailable,
     UnknownPartition,
     UnknownTopic,
@@ -103,7 +103,7 @@ class Broker:
         timers: Timers,
         limits: Limits,
         stats: NodeStats,
-        up: Callable[[], Collection[str]],
+        links: PeerLinks,
         routes: Routes,
         catalog: Catalog,
         reconciler: Reconciler,
@@ -112,12 +112,12 @@ class Broker:
         log_reads: LogReads,
         nursery: trio.Nursery,
     ) -> None:
-        """`up`: the nodes that can be reached, this one included. `nursery` outlives every connection."""
+        """`nursery` outlives every connection."""
         self.node_log = node_log
         self.clock = clock
         self.limits = limits
         self.stats = stats
-        self.up = up
+        self.links = links
         self.routes = routes
         self.catalog = catalog
         self.reconciler = reconciler
@@ -135,7 +135,7 @@ class Broker:
         """Of threads that find out for clients when schedules recur: each would have its turns beside the loop."""
         self.listing = trio.Semaphore(LISTS_AT_ONCE)
         """Of those who list groups, whose answers may be large and are counted once they are made."""
-        self._openings = GroupOpenings(limits.groups, node_log.group_count)
+        self._openings = GroupOpenings(limits.groups, node_log)
         self._takers: dict[_TakersKey, GroupTakers] = {}
         """Of LEASE requests."""
         self._producers_counted_s = -math.inf
@@ -161,20 +161,14 @@ class Broker:
         view: MetadataView = self.metadata_host.status
         return view
 
-    def topic(self, name: str) -> OpenTopic:
-        return self.catalog.topic(name)
-
     def topics(self) -> list[OpenTopic]:
         return list(self.catalog.topics.values())
-
-    def partition(self, topic: str, partition: int) -> PartitionLeader:
-        return self.catalog.partition(topic, partition)
 
     def led(self, topic: str) -> Sequence[PartitionLeader]:
         """The partitions of a topic that this node leads. Raises UnknownTopic, NotLeader when there are none."""
         led = self.catalog.led(topic)
         if not led:
-            opened = self.topic(topic)
+            opened = self.catalog.topic(topic)
             shut = [leader.raft_group.shut for leader in opened.partitions.values() if leader.raft_group.is_shut_leader]
             if shut and shut[0] is not None:
                 raise Unavailable(f"topic {topic!r}: {shut[0].reason}")
@@ -188,7 +182,7 @@ class Broker:
         """The partitions led here that a consumer wants. Raises as `led`, and UnknownPartition."""
         if request.partitions is None:
             return self.led(request.topic)
-        there = len(self.topic(request.topic).record.partitions)
+        there = len(self.catalog.topic(request.topic).record.partitions)
         for partition in request.partitions:
             if partition >= there:
                 raise UnknownPartition(
@@ -215,7 +209,7 @@ class Broker:
                 f"producer id {request.producer_id} is that of a partition: those of clients are below "
                 f"{RESERVED_PRODUCERS}"
             )
-        leader = self.partition(request.topic, request.partition)
+        leader = self.catalog.partition(request.topic, request.partition)
         messages, split = checked if checked is not None else self._checks(request, leader)()
         if request.producer_id and number_of(request.sequence) == 1:
             self._check_producers()
@@ -227,7 +221,7 @@ class Broker:
 
     async def check_large(self, request: Produce) -> Checked:
         """Check a batch that takes long to check, one at a time, in a thread. Raises InvalidRequest, TooLarge."""
-        leader = self.partition(request.topic, request.partition)
+        leader = self.catalog.partition(request.topic, request.partition)
         return await trio.to_thread.run_sync(self._checks(request, leader), limiter=self._checking)
 
     def _checks(self, request: Produce, leader: PartitionLeader) -> Callable[[], Checked]:
@@ -293,7 +287,7 @@ class Broker:
 
     def check_ranked(self, topic: str) -> None:
         """Raise InvalidRequest, unless messages of a topic have priorities."""
-        kind = self.topic(topic).record.kind
+        kind = self.catalog.topic(topic).record.kind
         if kind not in RANKED:
             raise InvalidRequest(
                 f"topic {topic!r} is a {kind} topic: only messages of {' and '.join(RANKED)} topics have priorities",
@@ -306,9 +300,7 @@ class Broker:
         self,
         request: Subscribe,
         caller: Caller,
-        push: Callable[[Delivery], None],
-        congested: Callable[[], bool],
-        ended: Callable[[SandqError], None],
+        receiver: Receiver,
     ) -> tuple[Subscription, list[int]]:
         """Opens the group where it is new, ends what an earlier process of this consumer has, and takes over its
         leases, pushes leases of this consumer that it does not know of, then takes part.
@@ -316,7 +308,7 @@ class Broker:
         Returns the subscription and the partitions led here. Raises UnknownTopic, InvalidRequest, NotLeader,
         ConsumerFenced, Conflict.
         """
-        topic = self.topic(request.topic)
+        topic = self.catalog.topic(request.topic)
         check_name("group", request.group)
         if request.epoch is not None:
             check_epoch(request.epoch, self.clock.now_ms())
@@ -328,9 +320,7 @@ class Broker:
             consumer=request.consumer_id,
             credit=request.credit,
             lease_ms=lease_ms,
-            push=push,
-            congested=congested,
-            ended=ended,
+            receiver=receiver,
             epoch=epoch,
             handlers=request.handlers or 0,
             address=caller.address,
@@ -394,7 +384,7 @@ class Broker:
 
         Whoever is cancelled meanwhile has leased nothing: it is given back.
         """
-        topic = self.topic(request.topic)
+        topic = self.catalog.topic(request.topic)
         check_name("group", request.group)
         lease_ms, room_ms = self._lease_ms(topic, request.lease_ms), self.clock.now_ms()
         leaders = self._led_of(request)

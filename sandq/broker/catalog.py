@@ -16,7 +16,7 @@ from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.routes import Routes
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
-from sandq.broker.replication.replica import MetadataView
+from sandq.broker.replication.replica import METADATA_GROUP, MetadataView
 from sandq.broker.stats.node_stats import TopicStats
 from sandq.metadata.records import Topic
 from sandq.model.auto_create import NO_AUTO_CREATE, AutoCreate
@@ -85,6 +85,17 @@ class Catalog:
     def view(self) -> MetadataView:
         view: MetadataView = self._node_log.metadata.status
         return view
+
+    @property
+    def known_view(self) -> MetadataView | None:
+        """View of the metadata; None while this node belongs to no cluster."""
+        return self.view if METADATA_GROUP in self._node_log.hosts else None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else can know more of the metadata than this node."""
+        metadata = self._node_log.metadata
+        return metadata.group.is_only_voter and metadata.ready
 
     async def catch_up(self) -> None:
         """Wait until this node has done everything that metadata acknowledged before this call. Raises Unavailable."""
@@ -175,8 +186,7 @@ class Catalog:
 
     def _unknown(self, claim: SandqError, look: Callable[[], object]) -> SandqError:
         """What to raise where `look` finds nothing: this node may not have heard of it yet."""
-        metadata = self._node_log.metadata
-        if metadata.group.is_only_voter and metadata.ready:
+        if self.is_alone:
             return claim  # there is nobody to hear it from
         return Unsure(claim, partial(self._settled, claim, look))
 

@@ -7,7 +7,7 @@ take nothing either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +15,9 @@ import trio
 
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.event_loop import Turn
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.replica import MetadataView, PartitionReplica
+from sandq.broker.replication.runner import Runner
 from sandq.model.errors import QuotaExceeded, StorageFailed, Unavailable
 from sandq.model.quotas import Quota
 from sandq.protocol.peer import PeerFrame
@@ -50,16 +52,14 @@ class OwnerUsage:
     def __init__(
         self,
         catalog: Catalog,
-        send: Callable[[str, int, Any], bool],
-        others: Callable[[], Collection[str]],
-        ask: Callable[[Callable[[], list[int]]], Any],
+        links: PeerLinks,
+        runner: Runner,
         now_ms: Callable[[], int],
     ) -> None:
-        """`others`: nodes that there is a link with. `ask`: runs something where the state of partitions is."""
+        """`ask`: runs something where the state of partitions is."""
         self._catalog = catalog
-        self._send = send
-        self._others = others
-        self._ask = ask
+        self._links = links
+        self._runner = runner
         self._now_ms = now_ms
         self._view: MetadataView | None = None
         self._quotas: dict[str, Quota] = {}
@@ -126,8 +126,7 @@ class OwnerUsage:
         self._own = own
         self._add_up()
         body = tuple((owner, *held) for owner, held in own.items())
-        for node in self._others():
-            self._send(node, PeerFrame.USAGE, body)
+        self._links.send_to_all(PeerFrame.USAGE, body)
 
     def _held_by(self, host: Any) -> Held:
         status = host.status
@@ -154,7 +153,7 @@ class OwnerUsage:
         if not asked:
             return
         try:
-            counted = await self._ask(partial(_due_in, asked, now_s + 1))
+            counted = await self._runner.ask(partial(_due_in, asked, now_s + 1), patient=False)
         except (StorageFailed, Unavailable):
             return
         for (number, _, status, _, count), more in zip(asked, counted, strict=True):

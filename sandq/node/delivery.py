@@ -18,8 +18,6 @@ from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.health.replica_digests import ReplicaDigests
-from sandq.broker.replication.node_log import NodeLog
-from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.stats.slo import LatenessSlo
 from sandq.model.auto_create import AutoCreate
 from sandq.model.config import NodeConfig
@@ -58,10 +56,10 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
     routes, progress = replication.routes, replication.progress
     auto_create = AutoCreate(config.auto_create_topics)
     catalog = Catalog(node_log, clock, timers, routes, replication.barrier, progress, auto_create)
-    limit_shares = LimitShares(own, catalog, links.send, clock, timers)
-    outbox = OutboxSender(own, catalog, runner, clock, links.send, links.room, nursery)
-    restores = WholeRestores(own, catalog, routes.leader, links.send)
-    log_reads = LogReads(own, node_log, clock.now_ms, links.send)
+    limit_shares = LimitShares(own, catalog, links, clock, timers)
+    outbox = OutboxSender(own, catalog, runner, clock, links, nursery)
+    restores = WholeRestores(own, catalog, routes, links)
+    log_reads = LogReads(own, node_log, clock.now_ms, links)
     reconciler = Reconciler(
         catalog=catalog,
         progress=progress,
@@ -83,7 +81,7 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
         progress=progress,
         routes=routes,
         limits=config.limits,
-        up=links.reachable,
+        links=links,
         nursery=nursery,
         push_rules=config.push.rules(),
         restores=restores,
@@ -96,7 +94,7 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
         timers=timers,
         limits=config.limits,
         stats=context.stats,
-        up=links.reachable,
+        links=links,
         routes=routes,
         catalog=catalog,
         reconciler=reconciler,
@@ -113,32 +111,27 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
         restores=restores,
         log_reads=log_reads,
         slo=LatenessSlo(config.slo, context.stats, clock, storage.files),
-        authenticator=_authenticator(config, node_log, catalog, clock),
+        authenticator=_authenticator(config, catalog, clock),
     )
 
 
 def _digests(config: NodeConfig, replication: Replication, catalog: Catalog) -> ReplicaDigests:
-    links = replication.links
-    is_shut = replication.shut_replicas.is_shut
     digests = ReplicaDigests(
-        replication.node_log, catalog, links.send, links.reachable, config.storage.scrub_rate, is_shut
+        replication.node_log,
+        catalog,
+        replication.links,
+        replication.shut_replicas,
+        config.storage.scrub_rate,
     )
     replication.hooks.on_digest = digests.on_view
     return digests
 
 
-def _authenticator(config: NodeConfig, node_log: NodeLog, catalog: Catalog, clock: GuardedClock) -> Authenticator:
+def _authenticator(config: NodeConfig, catalog: Catalog, clock: GuardedClock) -> Authenticator:
     """Return what authenticates callers. Raises StartupError."""
-
-    def is_alone() -> bool:
-        metadata = node_log.metadata
-        return metadata.group.is_only_voter and metadata.ready
-
     return Authenticator(
         config.security.authentication,
-        lambda: node_log.metadata.status if METADATA_GROUP in node_log.hosts else None,
-        catalog.catch_up,
-        is_alone,
+        catalog,
         clock.now_ms,
         JwtVerifier(config.jwt, clock.now_ms) if config.jwt.issuer is not None else None,
         takes_certificates=config.security.certificate_identities,

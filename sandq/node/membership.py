@@ -73,7 +73,7 @@ def open_membership(
     controller = _controller(context, replication, broker, directory, joining)
     reports = Reports(node_log, links, controller, changed)
     bootstrap = _bootstrap(config, replication, directory, joining)
-    usage = OwnerUsage(catalog, links.send, lambda: list(links.up), broker.ask, broker.clock.now_ms)
+    usage = OwnerUsage(catalog, links, runner, broker.clock.now_ms)
     dispatch = PeerDispatch(
         node_log=node_log,
         links=links,
@@ -91,8 +91,9 @@ def open_membership(
         log_reads=delivery.log_reads,
         usage=usage,
         shut_replicas=replication.shut_replicas,
-        outside=lambda *frame: joining.on_frame(*frame) or bootstrap.on_frame(*frame),
-        on_stream=replication.snapshots.receive,
+        joining=joining,
+        bootstrap=bootstrap,
+        snapshots=replication.snapshots,
         changed=changed,
     )
     cluster = Cluster(
@@ -108,8 +109,14 @@ def open_membership(
         changed=changed,
         on_joined=discovery.refresh_tags,
     )
-    is_shut = replication.shut_replicas.is_shut
-    rebalancer = Rebalancer(node_log, catalog, broker.up, replication.health.may_lead, reports.tell_settled, is_shut)
+    rebalancer = Rebalancer(
+        node_log,
+        catalog,
+        links=links,
+        health=replication.health,
+        shut_replicas=replication.shut_replicas,
+        reports=reports,
+    )
     return Membership(
         discovery=discovery,
         directory=directory,
@@ -152,31 +159,27 @@ def _discovery(context: Context, storage: Storage, replication: Replication, add
 def _controller(
     context: Context, replication: Replication, broker: Broker, directory: PeerDirectory, joining: Joining
 ) -> ClusterController:
-    cluster, routes, administration = context.config.cluster, replication.routes, broker.administration
+    cluster = context.config.cluster
     return ClusterController(
         joining=joining,
-        linked=directory.linked,
-        seen=directory.alive,
-        is_led=lambda group: routes.leader(group) is not None and not administration.nodes.is_rebuilding(group),
-        may_lead=replication.health.may_lead,
-        sick=replication.health.sick,
+        directory=directory,
+        routes=replication.routes,
+        nodes=broker.administration.nodes,
+        health=replication.health,
         now_ms=context.clock.now_ms,
         reassign_after_ms=cluster.reassign_after_ms,
         partitions_per_node=context.config.limits.partitions_per_node,
-        feature_level=FeatureLevel(directory.linked, rises_by_itself=cluster.finalize == "auto"),
+        feature_level=FeatureLevel(directory, rises_by_itself=cluster.finalize == "auto"),
     )
 
 
 def _bootstrap(config: NodeConfig, replication: Replication, directory: PeerDirectory, joining: Joining) -> Bootstrap:
-    this_node, links, progress = replication.this_node, replication.links, replication.progress
     return Bootstrap(
         way=way_of(config),
-        own_node=this_node.name,
+        this_node=replication.this_node,
         named=[peer.id for peer in config.cluster.peers],
-        belongs=lambda: this_node.cluster_uuid,
         joining=joining,
-        send=links.send,
-        links=lambda: links.up,
-        ready=lambda: progress.others,
-        seen=directory.seen,
+        links=replication.links,
+        progress=replication.progress,
+        directory=directory,
     )

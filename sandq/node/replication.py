@@ -17,13 +17,13 @@ from sandq.broker.clock.timers import Timers
 from sandq.broker.event_loop import Signal
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.scrubber import Scrubber
-from sandq.broker.health.shut_replicas import ShutReplicas, send_by
+from sandq.broker.health.shut_replicas import ShutReplicas
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.metadata_barrier import MetadataBarrier
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.raft_frames import send_messages
-from sandq.broker.peers.routes import Routes, tell_by
+from sandq.broker.peers.routes import Routes
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.applier import Published
 from sandq.broker.replication.inbox import Inbox
@@ -89,7 +89,7 @@ async def replicating(context: Context, storage: Storage) -> AsyncIterator[Repli
         version=sandq.__version__,
     )
     links = _links(context, storage, this_node)
-    clocks = ClockKeeper(context.clock, links.send, lambda: node_log.nodes)
+    clocks = ClockKeeper(context.clock, links, lambda: node_log.nodes)
 
     def publish(published: Published) -> None:
         with sender.gathering():
@@ -182,15 +182,13 @@ def _replication(
         runner=runner,
         links=links,
         sick_peers=sick_peers,
-        may_lead=clocks.may_lead,
+        clocks=clocks,
         free_bytes=partial(trio.to_thread.run_sync, storage.files.free_bytes, abandon_on_cancel=True),
         reserve_bytes=config.storage.reserve_bytes,
         stall_after_s=config.health.stall_after_ms / 1000,
         request_timeout_s=config.health.request_timeout_ms / 1000,
     )
-    shut_replicas = ShutReplicas(
-        own=this_node.name, node_log=node_log, runner=runner, send_all=send_by(links), up=lambda: links.up
-    )
+    shut_replicas = ShutReplicas(own=this_node.name, node_log=node_log, runner=runner, links=links)
     hooks.on_shut = shut_replicas.note
     sweeper = StoreSweeper(node_log, runner, nursery)
     return Replication(
@@ -204,16 +202,16 @@ def _replication(
         sick_peers=sick_peers,
         health=health,
         scrubber=Scrubber(storage.files, context.started.data_dir / STORES_NAME, config.storage.scrub_rate),
-        routes=Routes(this_node.name, tell_by(links)),
+        routes=Routes(this_node.name, links),
         progress=MetadataProgress(links, this_node),
-        barrier=MetadataBarrier(node_log, links.send),
+        barrier=MetadataBarrier(node_log, links),
         sweeper=sweeper,
         snapshots=Snapshots(
             node_log,
             runner,
             config.storage.snapshot_rate,
-            links.open_stream,
-            sweeper.sweep_soon,
+            links,
+            sweeper,
             shut_replicas.members_to_restore,
         ),
         shut_replicas=shut_replicas,

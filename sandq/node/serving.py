@@ -159,7 +159,7 @@ def _serve_clients(server: _Server, nursery: trio.Nursery) -> tuple[Metrics, Ser
         nursery.start_soon(tls.certificates.follow)
     log_level = LogLevel(broker.clock.now_ms)
     metrics = _metrics(server)
-    overview = Overview(broker, metrics.topic_seen, server.pusher.states)
+    overview = Overview(broker, metrics, server.pusher)
     info = _info(server, log_level, overview)
 
     def session(connection: Connection) -> ClientSession:
@@ -202,7 +202,7 @@ def _metrics(server: _Server) -> Metrics:
             bool(config.exposed),
             config.slo.target_ppm / PPM,
         ),
-        members=server.membership.discovery.seen,
+        discovery=server.membership.discovery,
         pusher=server.pusher,
         audit=server.audit,
         tls=None if tls is None else (tls.certificates, tls.handshakes),
@@ -232,23 +232,19 @@ def _info(server: _Server, log_level: LogLevel, overview: Overview) -> ServerInf
             "authentication": delivery.authenticator.mode,
         },
         broker=broker,
-        up=replication.links.versions,
-        members=discovery.membership.members,
+        cluster=cluster,
+        membership=discovery.membership,
         hears_of_members=config.cluster.membership != "static",
-        waiting=cluster.waiting,
         health=replication.health,
         scrubber=replication.scrubber,
         digests=delivery.digests,
-        belongs=lambda: this_node.cluster_uuid,
-        init=cluster.init,
-        finalize=lambda dry_run: cluster.finalize(dry_run=dry_run),
         log_level=log_level,
-        dump=dump.make,
+        dump=dump,
         topics=TopicRecords(broker.routes),
-        pushes=server.pusher.rows,
+        pusher=server.pusher,
         memory=replication.node_log.memory,
         logins=server.logins,
-        identities=Identities(broker.administration.changes, lambda: broker.metadata),
+        identities=Identities(broker.administration.changes),
         overview=overview,
         shut_replicas=replication.shut_replicas,
         http=server.http.status,
@@ -257,9 +253,9 @@ def _info(server: _Server, log_level: LogLevel, overview: Overview) -> ServerInf
             node_log=replication.node_log,
             catalog=broker.catalog,
             shut_replicas=replication.shut_replicas,
-            up=broker.up,
+            links=replication.links,
         ),
-        gateway_keys=lambda: context.gateway_keys.current,
+        gateway_keys=context.gateway_keys,
         exposed=config.exposed,
         audit=server.audit,
         usage=server.membership.usage,
@@ -274,8 +270,8 @@ def _serving_http(server: _Server, metrics: Metrics) -> contextlib.AbstractAsync
     replication.node_log.memory.measure("http", HTTP_SHARE, lambda: status.held_bytes)
     if supervisor is None:
         return contextlib.nullcontext()
-    waiting = server.membership.cluster.waiting
-    return supervisor.reporting(NodeState(server.delivery.broker, replication.health, metrics.render, waiting))
+    cluster = server.membership.cluster
+    return supervisor.reporting(NodeState(server.delivery.broker, replication.health, metrics, cluster))
 
 
 def _serve_identities(server: _Server, storage: Storage, info: ServerInfo, nursery: trio.Nursery) -> None:

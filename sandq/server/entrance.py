@@ -9,7 +9,7 @@ require  who shows nothing is not let in; a gateway must prove itself before it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -17,6 +17,7 @@ import trio
 
 from sandq.broker.access.authenticator import OFF, REQUIRE, Authenticator, Login
 from sandq.broker.clock.timers import Timer
+from sandq.broker.cluster.cluster import Cluster
 from sandq.broker.event_loop import Signal, Turn
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
@@ -30,7 +31,7 @@ from sandq.model.sources import source_of_caller
 from sandq.protocol.requests import Hello, Prove
 from sandq.server.connection import Connection
 from sandq.server.failed_logins import FailedLogins
-from sandq.server.gateway_proof import OPTION, GatewayProof
+from sandq.server.gateway_proof import OPTION, GatewayKeys, GatewayProof
 from sandq.server.quota_meters import QuotaMeters
 
 TOKEN_OPTION: Final = "token"
@@ -52,11 +53,10 @@ class Entrance:
         logins: Logins,
         failed: FailedLogins,
         now_ms: Callable[[], int],
-        waiting: Callable[[], str | None],
+        cluster: Cluster,
         quotas: QuotaMeters,
-        gateway_keys: Callable[[], Sequence[bytes]],
+        gateway_keys: GatewayKeys,
     ) -> None:
-        """`gateway_keys`: that count now. `waiting`: why the node belongs to no cluster yet; None once it does."""
         self._connection = connection
         self._authenticator = logins.authenticator
         self._logins = logins
@@ -64,7 +64,7 @@ class Entrance:
         self._timer: Timer | None = None
         self._proof = proof
         self._failed = failed
-        self._waiting = waiting
+        self._cluster = cluster
         self._quotas = quotas
         self._gateway_keys = gateway_keys
         self._is_founder = False
@@ -90,7 +90,7 @@ class Entrance:
             return
         certificate, mode = self._connection.certificate_name, self._authenticator.mode
         shows = token is not None or certificate is not None
-        if self._waiting() is not None and mode != OFF and (is_required or shows):
+        if self._cluster.waiting() is not None and mode != OFF and (is_required or shows):
             self._let_founder_in()
             return
         login = await self._authenticator.identify(token, certificate)
@@ -106,7 +106,8 @@ class Entrance:
     def _let_founder_in(self) -> None:
         caller = self._connection.caller
         if not is_loopback(host_of(caller)):
-            raise Unavailable(f"this node belongs to no cluster yet, and cannot say who is who: {self._waiting()}")
+            reason = self._cluster.waiting()
+            raise Unavailable(f"this node belongs to no cluster yet, and cannot say who is who: {reason}")
         self._is_founder = self.is_in = True
         self.access = _FOUNDERS
         self._logins.add(self)
@@ -149,13 +150,13 @@ class Entrance:
     def look(self) -> None:
         """End the connection if what lets it in, or what it may do, has changed."""
         connection, login = self._connection, self._connection.login
-        if self._is_founder and self._waiting() is None:
+        if self._is_founder and self._cluster.waiting() is None:
             self.access = _NOBODY  # whatever it asks for from now on
             if connection.requests:  # that founded the cluster, maybe
                 self._wake_at(self._now_ms() + FOUNDED_MS)
             else:
                 self._end(Unavailable("this node belongs to a cluster now: connect again"))
-        if self._proof.is_given and not self._proof.is_by(self._gateway_keys()):
+        if self._proof.is_given and not self._proof.is_by(self._gateway_keys.current):
             self._end(Unavailable("the secret that this gateway has proved itself by counts no more: connect again"))
         if login is None:
             return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sandq.broker.access.authenticator import Authenticator
 from sandq.broker.access.identities import Identities
 from sandq.broker.broker import Broker
+from sandq.broker.cluster.cluster import Cluster
 from sandq.broker.event_loop import Turn
 from sandq.broker.health.entry_skips import EntrySkips
 from sandq.broker.health.node_health import NodeHealth
@@ -25,13 +26,17 @@ from sandq.model.access import Access
 from sandq.model.config_schema import Address
 from sandq.model.errors import NotLeader, SandqError
 from sandq.model.members import node_of
-from sandq.model.membership import Member
+from sandq.model.membership import Membership
 from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
+from sandq.push.pusher import Pusher
 from sandq.server.audit.audit_log import AuditLog
+from sandq.server.debug.dump import NodeDump
 from sandq.server.debug.log_level import LogLevel
 from sandq.server.entrance import Logins
 from sandq.server.failed_logins import FailedLogins
+from sandq.server.gateway_proof import GatewayKeys
 from sandq.server.metrics.http_requests import HttpProcess
+from sandq.server.metrics.metrics import Metrics
 from sandq.server.overview import Overview
 from sandq.server.quota_meters import QuotaMeters
 from sandq.server.request_rates import RequestRates
@@ -79,29 +84,17 @@ class ServerInfo:
     port: int
     limits: dict[str, int]
     broker: Broker
-    up: Callable[[], Mapping[str, str | None]]
-    """The nodes that are linked with this one, itself included, each with its version; None: it did not say."""
-    members: Callable[[], Mapping[str, Member]]
-    """What this node believes of all members."""
+    cluster: Cluster
+    membership: Membership
     hears_of_members: bool
-    """Whether that is heard of them; else they were named to it, and it believes the best."""
-    waiting: Callable[[], str | None]
-    """Why this node does not take part in a cluster yet; None once it does."""
+    """The node learns by gossip what becomes of members; else they are configured, and taken for alive."""
     health: NodeHealth
     scrubber: Scrubber
     digests: ReplicaDigests
-    belongs: Callable[[], str | None]
-    """The UUID of its cluster, as this node has it written down."""
-    init: Callable[[], Awaitable[str]]
-    """Found the cluster with this node alone; its UUID."""
-    finalize: Callable[[bool], Awaitable[dict[str, int]]]
-    """Come to the highest feature level that all nodes know, or only say which it is."""
     log_level: LogLevel
-    dump: Callable[[], dict[str, Any]]
-    """What this node does now."""
+    dump: NodeDump
     topics: TopicRecords
-    pushes: Callable[[str], list[dict[str, Any]]]
-    """The groups of a topic that are pushed, and how that goes here."""
+    pusher: Pusher
     memory: MemoryBudget
     logins: Logins
     identities: Identities
@@ -109,8 +102,7 @@ class ServerInfo:
     shut_replicas: ShutReplicas
     http: HttpProcess
     entry_skips: EntrySkips
-    gateway_keys: Callable[[], Sequence[bytes]] = tuple
-    """Any of these proves to this node that a client is a gateway."""
+    gateway_keys: GatewayKeys
     exposed: Sequence[str] = ()
     """What of this node is open to others than its machine, without TLS or authentication."""
     placed: PlacedReplicas = field(default_factory=PlacedReplicas)
@@ -141,10 +133,10 @@ class ServerInfo:
     @property
     def cluster_uuid(self) -> str:
         """Empty: this node does not take part in one yet."""
-        if self.waiting() is not None:
+        if self.cluster.waiting() is not None:
             return ""
         # After a restart the metadata may say so only once there is a leader again.
-        return self.broker.metadata.cluster_uuid or self.belongs() or ""
+        return self.broker.metadata.cluster_uuid or self.cluster.uuid or ""
 
     def add_hint(self, error: SandqError) -> None:
         """Who names another node says where it is."""
@@ -154,14 +146,14 @@ class ServerInfo:
                 if node_id == named:
                     error.details.update(host=host, port=port)
 
-    async def cluster(self, turn: Turn, access: Access | None = None) -> dict[str, Any]:
+    async def describe(self, turn: Turn, access: Access | None = None) -> dict[str, Any]:
         """What CLUSTER_INFO tells; made in turns. `access`: of who asks; topics on which it has no right are not
         told."""
         broker = self.broker
-        if self.waiting() is None:
+        if self.cluster.waiting() is None:
             await self.placed.count(broker.metadata, turn)
         floors_ahead = await self._floors_ahead(turn)
-        waiting = self.waiting()
+        waiting = self.cluster.waiting()
         nodes, others = self._nodes_and_others({} if waiting is not None else broker.metadata.nodes)
         return {
             "cluster": self.cluster_name,
@@ -243,11 +235,11 @@ class ServerInfo:
     def _nodes_and_others(self, registered: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The registered ones, with what is believed of them; and members that are not: nodes that are still outside,
         or machines of the same Serf cluster."""
-        up = self.up()
+        up = self.broker.links.versions()
         believed: dict[str, dict[str, Any]] = {}
         others = []
         # A machine of the same Serf cluster may bear the name that a node has for its id.
-        for member in sorted(self.members().values(), key=lambda member: tags.NODE not in member.tags):
+        for member in sorted(self.membership.members().values(), key=lambda member: tags.NODE not in member.tags):
             node_id = member.tags.get(tags.NODE, member.name)
             row: dict[str, Any] = {
                 "node": node_id,
@@ -290,13 +282,13 @@ class NodeState:
         self,
         broker: Broker,
         health: NodeHealth,
-        render: Callable[[str], Awaitable[tuple[bytes, str]]],
-        waiting: Callable[[], str | None],
+        metrics: Metrics,
+        cluster: Cluster,
     ) -> None:
         self._broker = broker
         self._health = health
-        self._render = render
-        self._waiting = waiting
+        self._metrics = metrics
+        self._cluster = cluster
 
     def failure(self) -> str | None:
         """Why it cannot store anything any more."""
@@ -317,7 +309,7 @@ class NodeState:
             return failure
         if (stalled := self.stalled()) is not None:
             return stalled
-        if (waiting := self._waiting()) is not None:
+        if (waiting := self._cluster.waiting()) is not None:
             return waiting
         groups = [part.group for topic in self._broker.topics() for part in topic.record.partitions]
         idle = sum(self._broker.routes.leader(group) is None for group in groups)
@@ -325,4 +317,4 @@ class NodeState:
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """What Prometheus reads, and its content type."""
-        return await self._render(accept)
+        return await self._metrics.render(accept)

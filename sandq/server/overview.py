@@ -7,7 +7,7 @@ are compared with those of before; the differences are what rates, and the histo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -23,7 +23,9 @@ from sandq.model.health import PushState
 from sandq.partition.records.metrics import Counted
 from sandq.protocol.frames import PackedArray
 from sandq.protocol.requests_overview import GroupRow, TopicRow
-from sandq.server.metrics.topics import GroupNumbers, PartitionSeen, TopicNumbers, TopicSeen
+from sandq.push.pusher import Pusher
+from sandq.server.metrics.metrics import Metrics
+from sandq.server.metrics.topics import GroupNumbers, PartitionSeen, TopicNumbers
 
 LOOK_S: Final = 5.0
 RATE_LOOKS: Final = 2
@@ -136,14 +138,12 @@ class Overview:
     def __init__(
         self,
         broker: Broker,
-        see: Callable[[OpenTopic], TopicSeen],
-        pushes: Callable[[], Mapping[str, Mapping[str, PushState]]] = dict,
+        metrics: Metrics,
+        pusher: Pusher,
     ) -> None:
-        """`see`: what partitions published, and what came due since. `pushes`: by topic and group that is pushed, how
-        that goes on this node."""
-        self._pushes = pushes
         self._broker = broker
-        self._see = see
+        self._metrics = metrics
+        self._pusher = pusher
         self._tracks: dict[int, TopicTrack] = {}
         self._summed: dict[int, _Summed] = {}
         self._looks = 0
@@ -181,7 +181,7 @@ class Overview:
         names = sorted(name for name in self._broker.catalog.topics if after is None or name > after)
         rows: list[TopicRow] = []
         groups, turn, following = 0, Turn(), None
-        pushes = self._pushes()
+        pushes = self._pusher.states()
         for name in names:
             topic = self._broker.catalog.topics.get(name)
             if topic is None or (access is not None and not access.allows(Right.READ, name)):
@@ -197,7 +197,7 @@ class Overview:
 
     def history(self, topic: str) -> tuple[PackedArray, bytes, bytes]:
         """What TOPIC_HISTORY answers, in MessagePack. Raises UnknownTopic."""
-        number = self._broker.topic(topic).record.number
+        number = self._broker.catalog.topic(topic).record.number
         track = self._tracks.get(number)
         rows = [] if track is None else track.history(self._broker.clock.now_ms())
         return PackedArray(len(rows), rows), msgpack.packb(SLOT_S * 1000), msgpack.packb(LATENESS)
@@ -227,7 +227,7 @@ class Overview:
         )
 
     def _sums(self, topic: OpenTopic) -> _Summed:
-        seen, number = self._see(topic), topic.record.number
+        seen, number = self._metrics.topic_seen(topic), topic.record.number
         known = self._summed.get(number)
         if known is not None and _is_same(known.partitions, seen.partitions):
             return known

@@ -6,19 +6,27 @@ receive brought is all there at once, so that gathering it delays nobody.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any, Final, TypeVar
 
+import trio
+
+from sandq.broker.broker import Broker
+from sandq.broker.replication.requests import Done
 from sandq.model import offsets
 from sandq.model.batch import TYPE_INT64, Batch, Column, encode, plain_single
 from sandq.model.batch_format import HEADER_BYTES, TYPE_OF, count_of, stored_bytes_of
-from sandq.model.errors import InvalidRequest, SandqError
+from sandq.model.errors import InvalidRequest, QuotaExceeded, SandqError
 from sandq.partition.log.appends import Stored
-from sandq.partition.produce_validation import is_much
+from sandq.partition.produce_validation import check_ratio, is_much
 from sandq.protocol.frames import Frame, LargeFrame, Type, encode_replies, encode_reply
 from sandq.protocol.requests import Produce
+from sandq.server.connection import Connection
+from sandq.server.delays import AT_ONCE, ahead_of_batch
+from sandq.server.request_checks import RequestChecks
 
 SMALL_BYTES = 4096
 """A larger batch gains nothing from company."""
@@ -45,7 +53,6 @@ _BEFORE_BATCH = slice(_TOPIC, _BATCH)
 
 _PRODUCE: Final = int(Type.PRODUCE)
 
-Done = Callable[[Any], None]
 M = TypeVar("M")
 
 
@@ -60,26 +67,12 @@ class _Gathered:
 
 
 class ProduceCoalescer:
-    """The PRODUCE requests of one receive, by partition; those of a partition take effect in their order.
+    """The PRODUCE requests of one receive, by partition; those of a partition take effect in their order."""
 
-    `produce` hands the batch of so many requests to the broker, and raises what refuses it; `produce_large` does so
-    with one that takes long to check; `spend` is told of work beyond that of small frames; `reply` sends the answers to
-    requests, in one piece; `refuse` answers a request that failed.
-    """
-
-    def __init__(
-        self,
-        produce: Callable[[Produce, int, Done], None],
-        produce_large: Callable[[Produce, Done], Awaitable[None]],
-        spend: Callable[[int], None],
-        reply: Callable[[Sequence[int], bytes], None],
-        refuse: Callable[[int, SandqError], None],
-    ) -> None:
-        self._produce = produce
-        self._produce_large = produce_large
-        self._spend = spend
-        self._reply = reply
-        self._refuse = refuse
+    def __init__(self, broker: Broker, connection: Connection, checks: RequestChecks) -> None:
+        self._broker = broker
+        self._connection = connection
+        self._checks = checks
         self._gathered: dict[tuple[str, int], _Gathered] = {}
 
     def add(self, frame: Frame) -> Awaitable[None] | None:
@@ -91,12 +84,13 @@ class ProduceCoalescer:
             done = self._done([frame[_REQUEST_ID]], [0])
             if is_much(asked.batch):
                 return self._produce_large(asked, done)
-            self._spend(ALONE_WORK + (stored_bytes_of(asked.batch) >> 12) + _messages_work(asked.batch))
+            work = ALONE_WORK + (stored_bytes_of(asked.batch) >> 12) + _messages_work(asked.batch)
+            self._connection.turn.left -= work
             self._produce(asked, 1, done)
             return None
         partition, batch = (frame[_TOPIC], frame[_PARTITION]), frame[_BATCH]
         if len(batch) > _VALUE_AT and batch[_COLUMNS_AT] != 1:
-            self._spend(COLUMNS_WORK)
+            self._connection.turn.left -= COLUMNS_WORK
         alike = (frame[_BEFORE_BATCH], batch[_CODEC_AND_FLAGS])
         gathered = self._gathered.get(partition)
         if gathered is not None and gathered.alike == alike:
@@ -163,7 +157,54 @@ class ProduceCoalescer:
             try:
                 self._produce(Produce._make([*fields, batch]), 1, self._done([request_id], [0]))
             except SandqError as error:
-                self._refuse(request_id, error)
+                self._connection.refuse(request_id, error)
+
+    # -- to the broker --------------------------------------------------------------------------------------------
+
+    def _produce(self, request: Produce, requests: int, done: Done) -> None:
+        """Have the broker store the batch of so many requests. Raises what refuses it."""
+        if requests > 1 and not self._checks.has_room(requests):
+            raise QuotaExceeded("not all of them at once")  # so they come one by one
+        self._checks.check_rate(request.topic, requests)
+        self._checks.count_produce(request, requests)
+        caller = self._connection.caller
+        if not _is_compressed(request.batch):
+            self._broker.produce(request, caller, done, requests=requests)
+            return
+        with self._held(request, done) as answer:
+            self._broker.produce(request, caller, answer, requests=requests)
+
+    async def _produce_large(self, request: Produce, done: Done) -> None:
+        """Have the broker store a batch that takes long to check. Raises what refuses it."""
+        self._checks.check_rate(request.topic)
+        check_ratio(request.batch)  # before anything decompresses it, and before quotas count what it claims
+        ahead = AT_ONCE
+        if self._checks.looks_ahead(request.topic):
+            # It takes long, and others are not to wait for that.
+            ahead = await trio.to_thread.run_sync(ahead_of_batch, request.batch, self._broker.clock.now_ms())
+        self._checks.count_produce(request, 1, ahead)
+        with self._held(request, done) as answer:
+            checked = await self._broker.check_large(request)
+            self._broker.produce(request, self._connection.caller, answer, checked=checked)
+
+    @contextmanager
+    def _held(self, request: Produce, done: Done) -> Iterator[Done]:
+        """Count the bytes that a compressed batch has beyond its frame, until it is refused or answered."""
+        more = stored_bytes_of(request.batch) - len(request.batch)
+        if not more:
+            yield done
+            return
+
+        def answer(result: Any) -> None:
+            self._connection.hold_request(-more)
+            done(result)
+
+        self._connection.hold_request(more)
+        try:
+            yield answer
+        except BaseException:
+            self._connection.hold_request(-more)
+            raise
 
     def _done(self, ids: list[int], counts: list[int]) -> Done:
         """What answers these requests, each with its part (so many messages) of what became of the whole."""
@@ -171,13 +212,18 @@ class ProduceCoalescer:
         def done(result: Any) -> None:
             if isinstance(result, SandqError):
                 for request_id in ids:
-                    self._refuse(request_id, result)
+                    self._connection.refuse(request_id, result)
             elif len(ids) == 1:
-                self._reply(ids, encode_reply(ids[0], *_told(result)))
+                self._connection.reply_each(ids, encode_reply(ids[0], *_told(result)))
             else:
-                self._reply(ids, encode_replies(_parts(result, ids, counts)))
+                self._connection.reply_each(ids, encode_replies(_parts(result, ids, counts)))
 
         return done
+
+
+def _is_compressed(raw: bytes) -> bool:
+    """Whether a batch has more bytes than its frame says, as far as its header is there."""
+    return raw[9:10] > b"\0"
 
 
 def _messages_work(raw: bytes) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
+from sandq.broker.cluster.cluster import Cluster
 from sandq.model.errors import Unavailable
 from sandq.protocol.frames import Type
 
@@ -28,16 +29,13 @@ ANSWERED: Final = frozenset(
 
 
 class StartupGate(Generic[H]):
-    """Which requests of a connection are answered. It costs nothing once all are: then `handlers` are all.
+    """Which requests of a connection are answered. It costs nothing once all are: then `handlers` are all."""
 
-    `waiting()`: why the node does not take part in a cluster yet; None once it does.
-    """
-
-    def __init__(self, handlers: Mapping[int, H], waiting: Callable[[], str | None]) -> None:
+    def __init__(self, handlers: Mapping[int, H], cluster: Cluster) -> None:
         self._all = handlers
-        self._waiting = waiting
+        self._cluster = cluster
         self.handlers: Mapping[int, H] = handlers
-        if waiting() is not None:
+        if cluster.waiting() is not None:
             self.handlers = {kind: handler for kind, handler in handlers.items() if kind in ANSWERED}
 
     def look_again(self, kind: int) -> H | None:
@@ -45,7 +43,7 @@ class StartupGate(Generic[H]):
         Unavailable."""
         if kind not in self._all:
             return None
-        reason = self._waiting()
+        reason = self._cluster.waiting()
         if reason is not None:
             raise Unavailable(f"this node belongs to no cluster yet, and nothing was done: {reason}")
         self.handlers = self._all

@@ -25,6 +25,41 @@ LISTENING_BYTES = 256
 """What a LEASE request that waits takes for each partition, about."""
 
 
+def _deliver(connection: Connection, number: int, delivery: Delivery, *, reports: bool = False) -> None:
+    """Push a lease to a subscription or a LEASE request. `reports`: whether the consumer reports what it begins.
+
+    A consumer that does not may hold a lease that was granted to one that did, by the same consumer id."""
+    for frame in encode_deliver(number, delivery, reports=reports):
+        connection.send(frame)
+
+
+class _Receiver:
+    """Where the messages of a subscription go: `leader.subscription.Receiver`."""
+
+    def __init__(
+        self, connection: Connection, subscriptions: dict[int, tuple[str, Subscription]], request: Subscribe
+    ) -> None:
+        """`subscriptions`: of the connection, by id."""
+        self._connection = connection
+        self._subscriptions = subscriptions
+        self._id = request.subscription_id
+        self._reports = bool(request.handlers)
+
+    @property
+    def congested(self) -> bool:
+        """Whether the connection takes nothing now."""
+        return self._connection.congested
+
+    def push(self, delivery: Delivery) -> None:
+        """Send a lease."""
+        _deliver(self._connection, self._id, delivery, reports=self._reports)
+
+    def ended(self, error: SandqError) -> None:
+        """Tell the client that its subscription has ended."""
+        self._subscriptions.pop(self._id, None)
+        self._connection.send_error(self._id, error)
+
+
 class Subscriptions:
     """Answers SUBSCRIBE, UNSUBSCRIBE and LEASE, takes CREDIT, and pushes what was leased."""
 
@@ -88,27 +123,10 @@ class Subscriptions:
             raise
 
     async def _subscribed(self, request_id: int, request: Subscribe) -> bytes:
-        connection, subscription_id = self._connection, request.subscription_id
-
-        def push(delivery: Delivery) -> None:
-            self._deliver(subscription_id, delivery, reports=bool(request.handlers))
-
-        def ended(error: SandqError) -> None:
-            self._subscriptions.pop(subscription_id, None)
-            connection.send_error(subscription_id, error)
-
-        subscription, partitions = await self._broker.subscribe(
-            request, connection.caller, push, lambda: connection.congested, ended
-        )
-        self._subscriptions[subscription_id] = (request.topic, subscription)
+        receiver = _Receiver(self._connection, self._subscriptions, request)
+        subscription, partitions = await self._broker.subscribe(request, self._connection.caller, receiver)
+        self._subscriptions[request.subscription_id] = (request.topic, subscription)
         return encode_reply(request_id, partitions)
-
-    def _deliver(self, number: int, delivery: Delivery, *, reports: bool = False) -> None:
-        """Push a lease to a subscription or a LEASE request. `reports`: whether the consumer reports what it begins.
-
-        A consumer that does not may hold a lease that was granted to one that did, by the same consumer id."""
-        for frame in encode_deliver(number, delivery, reports=reports):
-            self._connection.send(frame)
 
     def lease(self, request_id: int, request: Lease) -> None:
         if request_id in self._takes:
@@ -129,7 +147,7 @@ class Subscriptions:
                 if len(self._taken) > TAKEN_KEPT:
                     del self._taken[next(iter(self._taken))]
             for delivery in taken:
-                self._deliver(request_id, delivery)
+                _deliver(self._connection, request_id, delivery)
             return encode_reply(request_id, sum(delivery.count for delivery in taken))
 
         scope = self._takes[request_id] = trio.CancelScope()
@@ -141,13 +159,13 @@ class Subscriptions:
 
     def _count_work(self, topic: str) -> None:
         """Of going through all partitions of a topic, as SUBSCRIBE and LEASE do. Raises UnknownTopic."""
-        self._connection.turn.left -= len(self._broker.topic(topic).record.partitions) // PARTITIONS_OF_WORK
+        self._connection.turn.left -= len(self._broker.catalog.topic(topic).record.partitions) // PARTITIONS_OF_WORK
 
     def _waits(self, request: Lease) -> AbstractContextManager[None]:
         """Count a request that may wait: it listens to every partition. Raises UnknownTopic, Overloaded."""
         if not request.wait_ms:
             return nullcontext()
-        partitions = self._broker.topic(request.topic).record.partitions
+        partitions = self._broker.catalog.topic(request.topic).record.partitions
         return self._connection.waits(LISTENING_BYTES * len(partitions))
 
     def unsubscribe(self, request_id: int, request: Unsubscribe) -> None:

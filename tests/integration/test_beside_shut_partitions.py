@@ -22,7 +22,7 @@ async def test_topic_with_a_shut_partition_serves_the_others_and_can_be_changed_
             await client.admin.create_topic("t", partitions=2)
             raw = await dial(node)
             await raw.call(Type.PRODUCE, "t", 0, 0, 0, 0, 0, encode({Column.VALUE: [POISON]}))
-            await until_holds(lambda: node.broker.partition("t", 0).raft_group.shut is not None)
+            await until_holds(lambda: node.broker.catalog.partition("t", 0).raft_group.shut is not None)
             async with client.subscribe("t", group="g") as subscription:
                 stored = await raw.call(Type.PRODUCE, "t", 1, 0, 0, 0, 0, encode({Column.VALUE: [b"served"]}))
                 assert stored[0] == 0, stored

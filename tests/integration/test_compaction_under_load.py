@@ -75,7 +75,7 @@ async def consume(client: sandq.Client, follower: Follower) -> None:
 
 
 def log_sizes(node: Serving) -> list[int]:
-    return [node.broker.partition("t", at).raft_group.status.messages for at in range(PARTITIONS)]
+    return [node.broker.catalog.partition("t", at).raft_group.status.messages for at in range(PARTITIONS)]
 
 
 async def test_who_follows_has_what_there_is(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def rows_of_groups(node: Serving) -> int:
     """Rows in the store that belong to some group, over all partitions of the topic; on the apply thread. Leases that
     have ended are kept for a while (ADR 2)."""
     count = 0
-    for delivery in node.broker.topic("t").partitions.values():
+    for delivery in node.broker.catalog.topic("t").partitions.values():
         replica = delivery.raft_group.replica
         assert isinstance(replica, PartitionReplica)
         for tag in (rows.GROUP, rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED):

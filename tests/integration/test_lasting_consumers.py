@@ -190,7 +190,7 @@ async def test_run_raises_it(node: Serving, api: sandq.Client) -> None:
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(run)
-        await until_holds(lambda: node.broker.partition("t", 0).consumers("g") == 1)
+        await until_holds(lambda: node.broker.catalog.partition("t", 0).consumers("g") == 1)
         async with later.subscribe("t", group="g", consumer_id="w"):
             await trio.sleep_forever()
 

@@ -269,7 +269,7 @@ async def test_an_ack_that_fails_in_one_partition_loses_nothing_of_the_others(
     async with with_topic(api, partitions=2):
         for partition in (0, 1):
             await api.produce("t", b"p%d" % partition, partition=partition)
-        host = node.broker.partition("t", 1).raft_group
+        host = node.broker.catalog.partition("t", 1).raft_group
         submit = host.submit
 
         def overloaded(command: object, *arguments: Any, **options: Any) -> None:
@@ -293,7 +293,7 @@ async def test_what_a_seek_revoked_is_not_returned_as_acked(
         await api.produce("t", b"m")
         await api.leases("t", "g").take(wait=0, max=1, lease="1h")
         await api.admin.seek_group("t", "g", "earliest")
-        host = node.broker.partition("t", 0).raft_group
+        host = node.broker.catalog.partition("t", 0).raft_group
         submit = host.submit
 
         def after_a_seek(command: object, *arguments: Any, **options: Any) -> None:
@@ -351,4 +351,4 @@ async def test_waiting_leaves_nothing_behind(node: Serving, api: sandq.Client) -
             for _ in range(5):
                 await api.produce("t", b"now")
         assert len(found) == 5
-        assert not any(delivery.watchers for delivery in node.broker.topic("t").partitions.values())
+        assert not any(delivery.watchers for delivery in node.broker.catalog.topic("t").partitions.values())

@@ -139,7 +139,9 @@ async def test_a_topic_that_is_asked_for_again_and_again_is_encoded_once(
         return await encode(self, record, turn)
 
     await api.admin.create_topic("t", partitions=PARTITIONS)
-    await node.broker.routes.until_led([partition.group for partition in node.broker.topic("t").record.partitions])
+    await node.broker.routes.until_led(
+        [partition.group for partition in node.broker.catalog.topic("t").record.partitions]
+    )
     monkeypatch.setattr(TopicRecords, "_encode", counted)
     client, asked = await dial(node), 500
     one = await client.call(Type.METADATA, ["t"])

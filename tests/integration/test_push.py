@@ -121,7 +121,7 @@ async def test_pushed_messages_that_fail_together_wait_differently(
     await until_settled(client, waiting=4)
 
     def due_times() -> set[int]:
-        replica = timed.broker.topic("t").partitions[0].raft_group.replica
+        replica = timed.broker.catalog.topic("t").partitions[0].raft_group.replica
         assert isinstance(replica, PartitionReplica)
         group = replica.queries._machine.groups.named("g")
         return {entry.due_ms for entry in group.waiting.values()}

@@ -23,7 +23,7 @@ from tests.support.waiting import until_holds
 
 
 def host_of(node: Serving) -> RaftGroup:
-    return node.broker.partition("t", 0).raft_group
+    return node.broker.catalog.partition("t", 0).raft_group
 
 
 def append(value: bytes) -> c.Append:

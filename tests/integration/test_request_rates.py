@@ -35,7 +35,7 @@ async def test_beyond_its_rate_a_client_is_told_when_to_ask_again(node: Serving,
     assert (await other.call(Type.LIST, "t", 0, None, 0, 2**48 - 1, None, 10, None, False))[2] == "THROTTLED"
     assert (await other.call(Type.LEASE, "t", "g", "", 1, 0, None, "earliest", False))[2] == "THROTTLED"
     await api.admin.update_topic("t", max_request_rate="none", max_request_burst="none")
-    await until_holds(lambda: "max_request_rate_us" not in node.broker.topic("t").record.settings)
+    await until_holds(lambda: "max_request_rate_us" not in node.broker.catalog.topic("t").record.settings)
     assert (await other.produce(b"x"))[0] == 0
 
 

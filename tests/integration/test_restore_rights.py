@@ -115,9 +115,9 @@ async def test_rows_of_the_outbox_reach_no_topic_without_produce(
     numbers = {name: topic.number for name, topic in strict.broker.metadata.topics.items()}
     answer = await restored(limited, "mine-again", with_letter(stored, now_ms), [[OLD, numbers["victim"]]])
     assert answer[0] == Type.REPLY, answer
-    host = strict.broker.partition("mine-again", 0).raft_group
+    host = strict.broker.catalog.partition("mine-again", 0).raft_group
     assert numbers["victim"] not in {target.topic for target in _targets(host.status)}
-    assert strict.broker.partition("victim", 0).raft_group.status.messages == 0
+    assert strict.broker.catalog.partition("victim", 0).raft_group.status.messages == 0
     # Whoever has `produce` on it sends there.
     answer = await restored(admin, "again", with_letter(stored, now_ms), [[OLD, numbers["mine"]]])
     assert answer[0] == Type.REPLY, answer

@@ -39,7 +39,7 @@ async def fill(client: sandq.Client, topic: str, count: int) -> None:
 
 def credit_in(node: Serving, topic: str, subscription: sandq.Subscription) -> int:
     """What a topic may still push."""
-    found = node.broker.partition(topic, 0).subscription_of("g", subscription.consumer_id)
+    found = node.broker.catalog.partition(topic, 0).subscription_of("g", subscription.consumer_id)
     assert found is not None
     return found.credit
 
@@ -316,7 +316,7 @@ async def test_credit_is_taken_back(node: Serving, dial: Dial) -> None:
     await raw.create()
     await raw.subscribe(credit=10)
     await raw.send(Type.CREDIT, 0, 1, -9)
-    leader = node.broker.partition("t", 0)
+    leader = node.broker.catalog.partition("t", 0)
     await until_holds(lambda: leader.subscription_of("g", "c").credit == 1)  # type: ignore[union-attr]
     await raw.send(Type.CREDIT, 0, 1, -3)
     await until_holds(lambda: leader.subscription_of("g", "c").credit == -2)  # type: ignore[union-attr]

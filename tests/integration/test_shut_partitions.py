@@ -30,7 +30,7 @@ from tests.support.waiting import until_holds
 
 
 def host_of(node: Serving, topic: str = "t") -> RaftGroup:
-    return node.broker.partition(topic, 0).raft_group
+    return node.broker.catalog.partition(topic, 0).raft_group
 
 
 async def until_shut(node: Serving) -> ApplyFailure:

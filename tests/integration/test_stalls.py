@@ -113,5 +113,5 @@ async def test_upkeep_goes_on(tmp_path: Path) -> None:
                 await trio.lowlevel.checkpoint()
             await client.produce("t", b"second")
             await (await subscription.__anext__()).ack()
-            host = node.broker.partition("t", 0).raft_group
+            host = node.broker.catalog.partition("t", 0).raft_group
             await until_holds(lambda: host.status.messages == 0)

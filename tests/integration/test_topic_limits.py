@@ -27,7 +27,7 @@ async def test_large_messages(node: Serving, dial: Dial, api: sandq.Client) -> N
         answer = await raw.produce(*[bytes(1025)] * count)
         assert answer[2] == "TOO_LARGE" and "topic 't' (max_message_bytes)" in answer[3]
     await api.admin.update_topic("t", max_message_bytes="none")
-    await until_holds(lambda: "max_message_bytes" not in node.broker.topic("t").record.settings)
+    await until_holds(lambda: "max_message_bytes" not in node.broker.catalog.topic("t").record.settings)
     await api.produce("t", bytes(1025))
 
 

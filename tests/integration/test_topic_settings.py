@@ -49,7 +49,7 @@ async def test_each_setting_changes_alone_and_lasts(tmp_path: Path) -> None:
         assert (await api.admin.update_topic("t")).settings == settings
     async with run_node(config) as node, connected(node) as api:
         assert (await api.admin.topic("t")).settings == settings
-        for delivery in node.broker.topic("t").partitions.values():
+        for delivery in node.broker.catalog.topic("t").partitions.values():
             assert delivery.raft_group.status.settings == settings, "partitions have them, too"
 
 
@@ -65,7 +65,7 @@ async def test_partitions_are_added_and_last(tmp_path: Path) -> None:
     async with run_node(config) as node, connected(node) as api:
         record = await api.admin.topic("t")
         assert (len(record.partitions), record.initial_partitions) == (5, 2)
-        for delivery in node.broker.topic("t").partitions.values():
+        for delivery in node.broker.catalog.topic("t").partitions.values():
             assert delivery.raft_group.status.settings == record.settings, "new partitions have them, too"
         assert (await api.messages("t").get(unique_key="u")).value == b"before"
         async with api.subscribe("t", group="g", credit=10) as subscription:

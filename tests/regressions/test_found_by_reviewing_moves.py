@@ -20,6 +20,7 @@ from sandq.raft import Members
 from tests.regressions.test_found_with_moves import NAMES
 from tests.support.nodes import moved
 from tests.support.nodes.administrator import Administrator
+from tests.support.nodes.fake_links import FakeLinks
 from tests.support.nodes.found import found_nodes
 from tests.support.nodes.three import leading
 from tests.support.waiting import until_answer, until_holds
@@ -102,7 +103,17 @@ async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
         pass
 
     catalog: Any = SimpleNamespace(view=view, led_here=[1], catch_up=catch_up)
-    rebalancer = Rebalancer(node_log, catalog, lambda: {"a", "b"}, lambda node: True, told.extend)
+    health: Any = SimpleNamespace(may_lead=lambda node: True)
+    shut_replicas: Any = SimpleNamespace(is_shut=lambda group, node: False)
+    reports: Any = SimpleNamespace(tell_settled=told.extend)
+    rebalancer = Rebalancer(
+        node_log,
+        catalog,
+        links=FakeLinks("b", own="a"),
+        health=health,
+        shut_replicas=shut_replicas,
+        reports=reports,
+    )
     for expected in ([], [], [(1, 2, True)]):  # it asks how far metadata is; it leads no more; it leads
         async with trio.open_nursery() as nursery:
             await rebalancer._look(nursery)

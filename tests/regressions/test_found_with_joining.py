@@ -175,7 +175,7 @@ async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
     send = PeerLinks.send
 
     async def only_itself(self: ClusterController, metadata: Any) -> None:
-        if len(self._linked()) == 1:
+        if len(self._directory.linked()) == 1:
             await register(self, metadata)
 
     def noted(self: PeerLinks, node: str, kind: int, body: Any) -> bool:

@@ -131,7 +131,7 @@ def run_plain_world(seed: int) -> ClusterWorld:
         (nothing_is_remembered, 0),
         (leads_at_once, 28),
         (ends_in_silence, 9),
-        (snapshots_of_ready_leaders, 19),
+        (snapshots_of_ready_leaders, 260),
         (swept_while_it_comes, 44),
         (answers_before_the_sync, 47),
     ],

@@ -6,13 +6,14 @@ A token is looked up by its SHA-256. What was found is kept until an identity or
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
 from sandq.broker.access.jwt_tokens import Claims, JwtVerifier
+from sandq.broker.catalog import Catalog
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata.records import IdentityRecord
 from sandq.model.access import Access
@@ -49,21 +50,15 @@ class Authenticator:
     def __init__(
         self,
         mode: str,
-        view: Callable[[], MetadataView | None],
-        catch_up: Callable[[], Awaitable[None]],
-        is_alone: Callable[[], bool],
+        catalog: Catalog,
         now_ms: Callable[[], int],
         jwt: JwtVerifier | None = None,
         *,
         takes_certificates: bool = True,
     ) -> None:
-        """`mode`: of `AUTHENTICATION`. `view`: of metadata; None while this node belongs to no cluster. `catch_up`
-        waits until this node knows what was acknowledged before, and raises Unavailable. `is_alone`: nobody else could
-        know more."""
+        """`mode`: of `AUTHENTICATION`."""
         self.mode = AUTHENTICATION.index(mode)
-        self._view = view
-        self._catch_up = catch_up
-        self._is_alone = is_alone
+        self._catalog = catalog
         self._now_ms = now_ms
         self._jwt = jwt
         self.takes_certificates = takes_certificates
@@ -110,7 +105,7 @@ class Authenticator:
 
     def look(self) -> MetadataView | None:
         """Take in what metadata says by now."""
-        view = self._view()
+        view = self._catalog.known_view
         if view is None or view is self._seen:
             return view
         seen, self._seen = self._seen, view
@@ -181,9 +176,9 @@ class Authenticator:
         asked_s = trio.current_time()
         if asked_s - self._fresh_s < FRESH_S:
             return
-        if not self._is_alone():
+        if not self._catalog.is_alone:
             with trio.move_on_after(ASK_S) as within:
-                await self._catch_up()
+                await self._catalog.catch_up()
             if within.cancelled_caught:
                 raise Unavailable(
                     "this node has not heard from those who know all identities for a while, and lets nobody in by "

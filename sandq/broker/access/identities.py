@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -36,9 +36,8 @@ CHANGES: Final = ("grants", "add", "remove", "secret_hash", "expires_ms", "quota
 class Identities:
     """All raise as `MetadataChanges` does; Conflict while not every node of the cluster knows of identities."""
 
-    def __init__(self, changes: MetadataChanges, view: Callable[[], MetadataView]) -> None:
+    def __init__(self, changes: MetadataChanges) -> None:
         self._changes = changes
-        self._view = view
 
     async def put(self, request: IdentityPut, caller: Caller) -> dict[str, Any]:
         """Make an identity, or change one; what it is then. Raises InvalidRequest; Conflict when a new one is there
@@ -72,7 +71,7 @@ class Identities:
 
     def page(self, request: IdentityList) -> list[dict[str, Any]]:
         """Return some identities, in order, without what they show."""
-        identities = self._view().identities
+        identities = self._changes.view.identities
         return [row_of(identities[name]) for name in _page(sorted(identities), request.after, request.limit)]
 
     async def put_role(self, request: RolePut, caller: Caller) -> None:
@@ -90,7 +89,7 @@ class Identities:
 
     def roles(self, request: RoleList) -> list[list[Any]]:
         """Return some roles that somebody made, in order, with their grants."""
-        roles = self._view().roles
+        roles = self._changes.view.roles
         return [[name, list(roles[name])] for name in _page(sorted(roles), request.after, request.limit)]
 
 

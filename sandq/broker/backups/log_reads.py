@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.reader_pins import READER_BYTES
@@ -22,8 +23,6 @@ from sandq.raft.wire import REGULAR
 
 ENTRIES_MOST: Final = 4096
 """Of an answer: they are looked at one by one."""
-
-Send = Callable[[str, int, Any], bool]
 
 
 class LogPart(NamedTuple):
@@ -46,13 +45,12 @@ class LogPart(NamedTuple):
 class LogReads:
     """Of one node."""
 
-    def __init__(self, own: str, node_log: NodeLog, now_ms: Callable[[], int], send: Send) -> None:
-        """`own`: this node. `now_ms`: the clock that stamps entries. `send(node, kind, body)`: whether there is a
-        link."""
+    def __init__(self, own: str, node_log: NodeLog, now_ms: Callable[[], int], links: PeerLinks) -> None:
+        """`own`: this node. `now_ms`: the clock that stamps entries."""
         self._own = own
         self._node_log = node_log
         self._now_ms = now_ms
-        self._send = send
+        self._links = links
 
     async def read(self, host: RaftGroup, request: BackupLog) -> LogPart:
         """Entries behind `request.after`, and pin those behind `request.pin`. Raises NotLeader; Overloaded:
@@ -84,7 +82,7 @@ class LogReads:
         host.reader_pins.put(reader, index)
         voters, learners = host.members
         for node in {node_of(member) for member in (*voters, *learners)} - {self._own}:
-            self._send(node, PeerFrame.LOG_PINNED, (host.number, reader, index))
+            self._links.send(node, PeerFrame.LOG_PINNED, (host.number, reader, index))
 
     def on_frame(self, node: str, body: Any) -> bool:
         """Take what a leader says of a reader of its log. Whether it was whole."""

@@ -14,6 +14,8 @@ from typing import Any, Final
 import trio
 
 from sandq.broker.catalog import Catalog
+from sandq.broker.peers.links import PeerLinks
+from sandq.broker.peers.routes import Routes
 from sandq.metadata.records import Topic
 from sandq.model.errors import Conflict, Unavailable
 from sandq.protocol.peer import PeerFrame
@@ -23,19 +25,16 @@ ANSWER_S: Final = 5.0
 NAMED: Final = 8
 """Partitions that a message names."""
 
-Send = Callable[[str, int, Any], bool]
-
 
 class WholeRestores:
     """Of one node, which asks and is asked."""
 
-    def __init__(self, own: str, catalog: Catalog, leader: Callable[[int], str | None], send: Send) -> None:
-        """`own`: this node. `leader(group)`: who leads it, as far as is known here. `send(node, kind, body)`: whether
-        there is a link."""
+    def __init__(self, own: str, catalog: Catalog, routes: Routes, links: PeerLinks) -> None:
+        """`own`: this node."""
         self._own = own
         self._catalog = catalog
-        self._leader = leader
-        self._send = send
+        self._routes = routes
+        self._links = links
         self._numbers = count(secrets.randbits(62))  # an answer to the process before this one is nobody's
         self._asked: dict[int, tuple[str, Callable[[Sequence[int]], None]]] = {}
         """By number: the node that was asked, and who takes the groups that are whole there."""
@@ -46,7 +45,7 @@ class WholeRestores:
         """Return if all partitions are whole. Raises Conflict: some are not; Unavailable: not all could be asked."""
         by_node: dict[str, list[int]] = defaultdict(list)
         for partition in topic.partitions:
-            node = self._leader(partition.group)
+            node = self._routes.leader(partition.group)
             if node is not None:
                 by_node[node].append(partition.group)
         answered: set[int] = set()
@@ -68,7 +67,7 @@ class WholeRestores:
                 number = next(self._numbers)
                 numbers.append(number)
                 self._asked[number] = node, lambda found, node=node: take(node, found)  # type: ignore[misc]
-                if not self._send(node, PeerFrame.RESTORE_ASKED, (number, restore_id, tuple(groups))):
+                if not self._links.send(node, PeerFrame.RESTORE_ASKED, (number, restore_id, tuple(groups))):
                     left.discard(node)
             if left:
                 with trio.move_on_after(ANSWER_S):
@@ -109,7 +108,7 @@ class WholeRestores:
         """Take what another node sent. Whether it was of this kind, and whole."""
         if kind == PeerFrame.RESTORE_ASKED and _is(body, [int, str, tuple]) and _are_ints(body[2]):
             number, restore_id, groups = body
-            self._send(node, PeerFrame.RESTORE_TOLD, (number, tuple(self._whole_here(groups, restore_id))))
+            self._links.send(node, PeerFrame.RESTORE_TOLD, (number, tuple(self._whole_here(groups, restore_id))))
             return True
         if kind == PeerFrame.RESTORE_TOLD and _is(body, [int, tuple]) and _are_ints(body[1]):
             asked, take = self._asked.get(body[0], (None, None))

@@ -13,16 +13,19 @@ Never on silence: who hears of nobody waits. Of those that wait, `meets` and `jo
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import structlog
 import trio
 
+from sandq.broker.bootstrap.directory import PeerDirectory
 from sandq.broker.bootstrap.founder_election import FounderElection
 from sandq.broker.bootstrap.joining import FIRST_INCARNATION, Beginning, Joining
-from sandq.broker.peers.handshake import Peer
+from sandq.broker.peers.links import PeerLinks
+from sandq.broker.peers.metadata_progress import MetadataProgress
+from sandq.broker.peers.this_node import ThisNode
 from sandq.gossip import tags
 from sandq.model.config import NodeConfig
 from sandq.model.errors import Conflict, SandqError
@@ -51,33 +54,30 @@ def way_of(config: NodeConfig) -> Way:
 
 
 class Bootstrap:
-    """`belongs`: the UUID of the cluster that this node belongs to. `send`: see FounderElection. `links`: node id ->
-    peer, of those linked. `ready`: the nodes among them that know this one's store by now. `seen`: the tags of other
-    live nodes of a cluster of this name, by gossip."""
+    """The way in which this node becomes a member of a cluster."""
 
     def __init__(
         self,
         *,
         way: Way,
-        own_node: str,
+        this_node: ThisNode,
         named: Collection[str],
-        belongs: Callable[[], str | None],
         joining: Joining,
-        send: Callable[[str, int, Any], object],
-        links: Callable[[], Mapping[str, Peer]],
-        ready: Callable[[], Collection[str]],
-        seen: Callable[[], Collection[Mapping[str, str]]],
+        links: PeerLinks,
+        progress: MetadataProgress,
+        directory: PeerDirectory,
     ) -> None:
+        """`named`: the other nodes that the configuration names."""
         self._way = way
-        self._own_node = own_node
+        self._this_node = this_node
+        self._own_node = this_node.name
         self._named = named
-        self._belongs = belongs
         self._joining = joining
         self._links = links
-        self._ready = ready
-        self._seen = seen
+        self._progress = progress
+        self._directory = directory
         self._told = trio.Event()
-        self._founder_election = FounderElection(own_node, links, send, lambda: self._member() is not None)
+        self._founder_election = FounderElection(this_node.name, links, lambda: self._member() is not None)
         self.on_frame = self._founder_election.on_frame
 
     async def formed(self) -> Beginning:
@@ -106,7 +106,7 @@ class Bootstrap:
         member = self._member()
         if member is not None:
             raise Conflict(f"there is a cluster already: {member} belongs to it, and this node joins it")
-        other = await self._founder_election.decide(lambda: [found[tags.NODE] for found in self._seen()])
+        other = await self._founder_election.decide(lambda: [found[tags.NODE] for found in self._directory.seen()])
         if other is not None:
             raise Conflict(f"there is a cluster already: {other} founds it, or knows of it, and this node joins it")
         self._told.set()
@@ -120,7 +120,7 @@ class Bootstrap:
                 return (
                     f"this node asks to be taken in by the cluster of {self._member()}; if that takes long, see its log"
                 )
-            missing = sorted(set(self._named) - set(self._links()))
+            missing = sorted(set(self._named) - set(self._links.up))
             return f"the cluster is formed once all its nodes have met; missing: {_some(missing) or 'none'}"
         member = self._member()
         if member is not None:
@@ -128,7 +128,7 @@ class Bootstrap:
                 f"this node asks to be taken in by the cluster of {member}; if that takes long, see the logs of both, "
                 "and that each can be reached at its peer address"
             )
-        met = _some(sorted({*self._links(), *(found[tags.NODE] for found in self._seen())}))
+        met = _some(sorted({*self._links.up, *(found[tags.NODE] for found in self._directory.seen())}))
         if self._way == "meets":
             if not met:
                 return f"this node founds the cluster once it has met another one; start one, or say it here: {INIT}"
@@ -150,7 +150,7 @@ class Bootstrap:
             return Beginning(self.founders)
         if self._way == "named":
             return await self._all_named()
-        if self._belongs() is not None:
+        if self._this_node.cluster_uuid is not None:
             # It was taken in, and stopped before it took part: a second cluster must not get the UUID of that one.
             return await self._joining.until_welcome()
         return await _first(self._meet if self._way == "meets" else self._joining.until_welcome, self._by_hand)
@@ -158,10 +158,10 @@ class Bootstrap:
     async def _all_named(self) -> Beginning:
         """All are there and new; or there is a cluster, which has this node for a member, or takes it in."""
         while True:
-            up = self._links()
+            up = self._links.up
             if any(peer.identity.cluster_uuid is not None for peer in up.values()):
                 return await self._joining.until_welcome()
-            if all(name in up and name in self._ready() for name in self._named):
+            if all(name in up and name in self._progress.others for name in self._named):
                 return Beginning(self.founders)
             await trio.sleep(LOOK_PAUSE_S)
 
@@ -169,7 +169,7 @@ class Bootstrap:
         while True:
             if self._member() is not None:
                 return await self._joining.until_welcome()
-            if self._seen() and self._founder() == self._own_node:
+            if self._directory.seen() and self._founder() == self._own_node:
                 # Who does not answer, or refuses, is asked again: it may be gone by then, or have founded one.
                 with suppress(SandqError):
                     if await self._founder_election.decide(self._rivals) is None:
@@ -185,13 +185,13 @@ class Bootstrap:
 
     def _member(self) -> str | None:
         """A node that is there and belongs to a cluster."""
-        linked = [node for node, peer in self._links().items() if peer.identity.cluster_uuid is not None]
-        seen = [found[tags.NODE] for found in self._seen() if tags.CLUSTER_UUID in found]
+        linked = [node for node, peer in self._links.up.items() if peer.identity.cluster_uuid is not None]
+        seen = [found[tags.NODE] for found in self._directory.seen() if tags.CLUSTER_UUID in found]
         return min([*linked, *seen], default=None)
 
     def _rivals(self) -> list[str]:
         """Other nodes that are to found the cluster as well."""
-        return [found[tags.NODE] for found in self._seen() if tags.FOUNDER in found]
+        return [found[tags.NODE] for found in self._directory.seen() if tags.FOUNDER in found]
 
     def _founder(self) -> str:
         """Which node founds it, of those that this one sees, itself included."""
@@ -200,7 +200,7 @@ class Bootstrap:
     async def _tell_waiting(self) -> None:
         while True:
             await trio.sleep(TELL_WAITING_S)
-            log.warning("this node waits for its cluster", reason=self.why(), linked=sorted(self._links()))
+            log.warning("this node waits for its cluster", reason=self.why(), linked=sorted(self._links.up))
 
 
 async def _first(*ways: Callable[[], Awaitable[T]]) -> T:

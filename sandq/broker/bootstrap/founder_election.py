@@ -8,13 +8,14 @@ of two linked nodes never both found, in whatever order they ask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import structlog
 import trio
 
 from sandq.broker.peers.handshake import Peer
+from sandq.broker.peers.links import PeerLinks
 from sandq.model.errors import Conflict, Unavailable
 from sandq.protocol.peer import PeerFrame
 
@@ -28,21 +29,14 @@ log = structlog.get_logger("sandq.cluster")
 
 
 class FounderElection:
-    """`links`: node id -> peer, of those linked. `send(node id, kind, body)`: to one of them. `knows`: whether this
-    node knows of a cluster."""
+    """Election of a founder, of one node."""
 
-    def __init__(
-        self,
-        own_node: str,
-        links: Callable[[], Mapping[str, Peer]],
-        send: Callable[[str, int, Any], object],
-        knows: Callable[[], bool],
-    ) -> None:
+    def __init__(self, own_node: str, links: PeerLinks, knows: Callable[[], bool]) -> None:
+        """`knows`: whether this node knows of a cluster."""
         self.decided = False
         """This node founds a cluster, or belongs to one: from now on it refuses everybody."""
         self._own_node = own_node
         self._links = links
-        self._send = send
         self._knows = knows
         self._wants = False
         self._agreed: set[str] = set()
@@ -83,15 +77,15 @@ class FounderElection:
         missing: set[str] = set()
         with trio.move_on_after(ANSWER_S):
             while True:
-                for node, peer in self._links().items():
+                for node, peer in self._links.up.items():
                     if asked.get(node) is not peer:  # what was said on an earlier link may be lost
                         asked[node] = peer
                         self._agreed.discard(node)
-                        self._send(node, PeerFrame.FOUND, ASKS)
+                        self._links.send(node, PeerFrame.FOUND, ASKS)
                 if self._refused_by is not None:
                     return self._refused_by
                 # Who has agreed and is not linked any more may not be able to ask before it founds one itself.
-                missing = {*self._links(), *seen()} - (self._agreed & self._links().keys())
+                missing = {*self._links.up, *seen()} - (self._agreed & self._links.up.keys())
                 if not missing:
                     self.decided = True
                     return None
@@ -106,10 +100,10 @@ class FounderElection:
     def _answer(self, node: str) -> None:
         still_wants = self._wants and self._refused_by is None
         if self.decided or self._knows() or (still_wants and self._own_node < node):
-            self._send(node, PeerFrame.FOUND, REFUSES)
+            self._links.send(node, PeerFrame.FOUND, REFUSES)
             return
         self._give_way_to(node)
-        self._send(node, PeerFrame.FOUND, AGREES)
+        self._links.send(node, PeerFrame.FOUND, AGREES)
 
     def _give_way_to(self, node: str) -> None:
         if self._wants and self._refused_by is None:

@@ -20,6 +20,7 @@ import trio
 
 from sandq.broker.clock.guarded_clock import DISPUTED, OFF, UNCOMPARED, WALL, GuardedClock
 from sandq.broker.clock.peer_clocks import FRESH_S, Standing
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.leadership_transfer import can_leave, hand_over
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.protocol.peer import PeerFrame
@@ -62,15 +63,13 @@ log = structlog.get_logger("sandq.clock")
 
 
 class ClockKeeper:
-    """`run` it once. `up`, `down`, `on_frame`, `leads` and `reason_to_wait` are to be called on the loop; `send(node,
-    kind, body)` as `PeerLinks.send`; `nodes()`: how many the cluster has, this one included."""
+    """`run` it once. `up`, `down`, `on_frame`, `leads` and `reason_to_wait` are to be called on the loop."""
 
-    def __init__(
-        self, clock: GuardedClock, send: Callable[[str, int, Any], bool], nodes: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self, clock: GuardedClock, links: PeerLinks, nodes: Callable[[], int] = lambda: 0) -> None:
+        """`nodes()`: how many the cluster has, this one included."""
         self._clock = clock
         clock.listen(on_alarm=lambda drift_ms: self._look.set())
-        self._send = send
+        self._links = links
         self._nodes = nodes
         self._look = trio.Event()
         self._lead_less = trio.Event()
@@ -103,7 +102,7 @@ class ClockKeeper:
         """Whether it was one of these."""
         if kind == PeerFrame.CLOCK_ASKED and _is_asked(body):
             guarded_us = int(self._clock.now_s() * 1_000_000)
-            self._send(node, PeerFrame.CLOCK_TOLD, (body[0], guarded_us, int(self._clock.told_standing)))
+            self._links.send(node, PeerFrame.CLOCK_TOLD, (body[0], guarded_us, int(self._clock.told_standing)))
             self._clock.peers.worse(node, Standing(body[1]))
         elif kind == PeerFrame.CLOCK_TOLD and _is_told(body):
             self._told(node, body[0], body[1], Standing(body[2]))
@@ -133,7 +132,7 @@ class ClockKeeper:
         if len(asked) >= QUESTIONS_MOST:
             del asked[next(iter(asked))]
         asked[question] = self._clock.monotonic_s()
-        self._send(node, PeerFrame.CLOCK_ASKED, (question, int(self._clock.told_standing)))
+        self._links.send(node, PeerFrame.CLOCK_ASKED, (question, int(self._clock.told_standing)))
 
     def _ask_all(self) -> None:
         for node in self._asked:

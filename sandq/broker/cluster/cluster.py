@@ -85,6 +85,11 @@ class Cluster:
         """Whether `formed` may take long, for it depends on others."""
         return self._way != "alone" and self._node_log.pointers.get(METADATA_GROUP) is None
 
+    @property
+    def uuid(self) -> str | None:
+        """UUID of the cluster, as this node has it written down."""
+        return self._this_node.cluster_uuid
+
     def waiting(self) -> str | None:
         """Why this node does not take part in a cluster yet, for a person; None once it does."""
         return None if self._takes_part else self._bootstrap.why()

@@ -7,7 +7,6 @@ there is another link once they have joined, and over that it is said anew.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from types import NoneType
 from typing import Any, Final
 
@@ -15,6 +14,8 @@ import structlog
 
 from sandq.broker.backups.log_reads import LogReads
 from sandq.broker.backups.whole_restores import WholeRestores
+from sandq.broker.bootstrap.bootstrap import Bootstrap
+from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.delivery.limit_shares import LimitShares
@@ -32,20 +33,16 @@ from sandq.broker.peers.routes import Routes
 from sandq.broker.peers.stream import PeerStream
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.protocol.peer import PeerFrame
 
 log = structlog.get_logger("sandq.cluster")
 
 _TOLD_FIELDS: Final = ([int, int], [int, NoneType])
 
-Handler = Callable[[str, int, Any], bool]
-"""Given node, kind and body: whether it was one of its own."""
-
 
 class PeerDispatch:
-    """The `Receiver` of a node's links. `outside`: takes what nodes say that are not in the cluster, or not yet.
-    `on_stream(node, stream)`: takes a snapshot that comes. `changed` is set by whatever may matter to
-    `Cluster.run`."""
+    """The `Receiver` of a node's links. `changed` is set by whatever may matter to `Cluster.run`."""
 
     def __init__(
         self,
@@ -66,8 +63,9 @@ class PeerDispatch:
         log_reads: LogReads,
         usage: OwnerUsage,
         shut_replicas: ShutReplicas,
-        outside: Handler,
-        on_stream: Callable[[str, PeerStream], Awaitable[None]],
+        joining: Joining,
+        bootstrap: Bootstrap,
+        snapshots: Snapshots,
         changed: Signal,
     ) -> None:
         self._node_log = node_log
@@ -86,8 +84,9 @@ class PeerDispatch:
         self._log_reads = log_reads
         self._usage = usage
         self._shut_replicas = shut_replicas
-        self._outside = outside
-        self._on_stream = on_stream
+        self._joining = joining
+        self._bootstrap = bootstrap
+        self._snapshots = snapshots
         self._changed = changed
 
     def up(self, peer: Peer) -> None:
@@ -117,11 +116,11 @@ class PeerDispatch:
 
     async def on_stream(self, node: str, stream: PeerStream) -> None:
         """A node opened a stream."""
-        await self._on_stream(node, stream)
+        await self._snapshots.receive(node, stream)
 
     def on_frame(self, node: str, kind: int, body: Any, size: int) -> None:
         """A node sent this."""
-        if self._outside(node, kind, body):
+        if self._joining.on_frame(node, kind, body) or self._bootstrap.on_frame(node, kind, body):
             self._changed.set()
         elif not self._this_node.is_ours(self._links.up[node]):
             log.debug("a frame of a node that is in no cluster, or in another one, is dropped", peer=node, kind=kind)

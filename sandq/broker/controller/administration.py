@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-
 import trio
 
 from sandq.broker.backups.whole_restores import WholeRestores
@@ -13,6 +11,7 @@ from sandq.broker.controller.node_administration import NodeAdministration
 from sandq.broker.controller.topic_administration import TopicAdministration
 from sandq.broker.controller.topic_placement import TopicPlacement
 from sandq.broker.controller.topic_restores import TopicRestores
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.routes import Routes
 from sandq.broker.replication.node_log import NodeLog
@@ -32,19 +31,18 @@ class Administration:
         progress: MetadataProgress,
         routes: Routes,
         limits: Limits,
-        up: Callable[[], Collection[str]],
+        links: PeerLinks,
         nursery: trio.Nursery,
         push_rules: PushRules,
         restores: WholeRestores,
         auto_create: AutoCreate = NO_AUTO_CREATE,
     ) -> None:
-        """`up`: the nodes that can be reached, this one included. `nursery` outlives every connection. `auto_create`:
-        which topics are made when they are used."""
-        self.changes = MetadataChanges(node_log, progress, up, nursery)
+        """`nursery` outlives every connection. `auto_create`: which topics are made when they are used."""
+        self.changes = MetadataChanges(node_log, progress, links, nursery)
         self.topics = TopicAdministration(
             node_id=node_log.node_id,
             changes=self.changes,
-            placement=TopicPlacement(self.changes, limits, up),
+            placement=TopicPlacement(self.changes, limits, links),
             catalog=catalog,
             routes=routes,
             push_rules=push_rules,
@@ -52,4 +50,4 @@ class Administration:
             auto_created_most=limits.auto_created_topics,
         )
         self.restores = TopicRestores(self.changes, self.topics, restores)
-        self.nodes = NodeAdministration(self.changes, catalog, routes, up)
+        self.nodes = NodeAdministration(self.changes, catalog, routes, links)

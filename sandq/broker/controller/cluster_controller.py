@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import trio
 
+from sandq.broker.bootstrap.directory import PeerDirectory
 from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.controller.feature_level import FeatureLevel
 from sandq.broker.controller.metadata_members import next_members
-from sandq.broker.peers.handshake import PeerIdentity
+from sandq.broker.controller.node_administration import NodeAdministration
+from sandq.broker.health.node_health import NodeHealth
+from sandq.broker.peers.routes import Routes
 from sandq.broker.reads.fan_out import answers_of
 from sandq.broker.replication.leadership_transfer import AGAIN_S, hand_over
 from sandq.broker.replication.raft_group import RaftGroup
@@ -42,33 +45,31 @@ LOOKED_AWAY_S: Final = 10.0
 _told = attrgetter("addresses", "zone", "weight", "incarnation", "lowest_level", "highest_level")
 """What a node says of itself, of a record and of the command that writes it."""
 
+Report = tuple[int, int, bool]
+"""(group, epoch, whole): of the committed configuration of a group, by its leader; see `metadata.commands.Settle`."""
+
 
 class ClusterController:
     def __init__(
         self,
         *,
         joining: Joining,
-        linked: Callable[[], Sequence[PeerIdentity]],
-        seen: Callable[[], Collection[tuple[str, str]]],
-        is_led: Callable[[int], bool],
-        may_lead: Callable[[str], bool],
-        sick: Callable[[], Collection[str]],
+        directory: PeerDirectory,
+        routes: Routes,
+        nodes: NodeAdministration,
+        health: NodeHealth,
         now_ms: Callable[[], int],
         reassign_after_ms: int,
         partitions_per_node: int,
         feature_level: FeatureLevel | None = None,
     ) -> None:
-        """`linked`: this node, and those that it has a link with. `seen`: node id and store UUID of those that are
-        alive by gossip. `is_led`: whether a group has a leader, as far as is known here, and may be assigned anew.
-        `may_lead`: whether leadership may be given to a node. `sick`: the nodes that say that they cannot work; they
-        count as not there. `partitions_per_node`: how many a node holds before others are to take what moves."""
-        self.feature_level = FeatureLevel(linked) if feature_level is None else feature_level
+        """`partitions_per_node`: how many a node holds before others are to take what moves."""
+        self.feature_level = FeatureLevel(directory) if feature_level is None else feature_level
         self._joining = joining
-        self._may_lead = may_lead
-        self._linked = linked
-        self._seen = seen
-        self._sick = sick
-        self._is_led = is_led
+        self._directory = directory
+        self._routes = routes
+        self._nodes = nodes
+        self._health = health
         self._now_ms = now_ms
         self._reassign_after_ms = reassign_after_ms
         self._partitions_per_node = partitions_per_node
@@ -81,8 +82,8 @@ class ClusterController:
         self._planned: tuple[int, frozenset[str], frozenset[int]] | None = None
         """For what it was found last that nothing is to be changed."""
 
-    def settled(self, reports: Sequence[Any]) -> None:
-        """What leaders of groups say: (group, epoch, whole), see `metadata.commands.Settle`."""
+    def settled(self, reports: Sequence[Report]) -> None:
+        """Take what leaders of groups report."""
         for group, epoch, whole in reports:
             self._settled[group] = epoch, whole
 
@@ -102,7 +103,7 @@ class ClusterController:
 
     async def register(self, metadata: RaftGroup) -> None:
         """Write down the members that are connected, as they are now."""
-        for peer in self._linked():
+        for peer in self._directory.linked():
             members = metadata.members
             member = own_member(peer.node_id, (*members.voters, *members.learners))
             if member is None:
@@ -133,8 +134,8 @@ class ClusterController:
         if now_s - self._looked_s > LOOKED_AWAY_S:
             self._missing.clear()
         self._looked_s = now_s
-        there = {(peer.node_id, peer.store_uuid) for peer in self._linked()} | set(self._seen())
-        sick = self._sick()
+        there = {(peer.node_id, peer.store_uuid) for peer in self._directory.linked()} | set(self._directory.alive())
+        sick = self._health.sick()
         self._missing = {node: since_s for node, since_s in self._missing.items() if node in metadata.status.nodes}
         commands: list[m.Command] = []
         for node in self._view(metadata).nodes.values():
@@ -174,7 +175,7 @@ class ClusterController:
             members,
             group.member,
             caught_up={learner for learner in members.learners if group.has_caught_up(learner)},
-            up={peer.node_id for peer in self._linked()},
+            up={peer.node_id for peer in self._directory.linked()},
             known=self._joining.linked_as_registered(view),
             lost=self._lost(view.nodes.values()),
             leaving={node for node in map(node_of, members.learners) if self._is_leaving(node, view)},
@@ -182,7 +183,7 @@ class ClusterController:
         if isinstance(step, Members):
             await metadata.change_members(step)
         elif step is not None and trio.current_time() >= self._not_before_s:
-            able = {node for node in step if self._may_lead(node)}
+            able = {node for node in step if self._health.may_lead(node)}
             if await hand_over(lambda: [metadata], able):
                 self._not_before_s = trio.current_time() + AGAIN_S
 
@@ -190,7 +191,7 @@ class ClusterController:
         """It is to be forgotten, and nothing depends on it; or it was gone before it was registered."""
         record = view.nodes.get(node)
         if record is None:
-            return all(node != peer.node_id for peer in self._linked())
+            return all(node != peer.node_id for peer in self._directory.linked())
         return record.standing == REMOVING and not holds(view.topics.values(), node)
 
     # -- who holds what -------------------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ class ClusterController:
     async def _plan(self, metadata: RaftGroup) -> None:
         view = self._view(metadata)
         now_ms = self._now_ms()
-        led = frozenset([group for group in view.partition_of_group if self._is_led(group)])
+        led = frozenset([group for group in view.partition_of_group if self._may_assign(group)])
         case = (view.applied_index, self._lost(view.nodes.values()), led)
         if case == self._planned:
             return
@@ -222,6 +223,10 @@ class ClusterController:
             await _all(metadata, changes)
         else:
             self._planned = case
+
+    def _may_assign(self, group: int) -> bool:
+        """Whether a group has a leader, as far as is known here, and may be assigned anew."""
+        return self._routes.leader(group) is not None and not self._nodes.is_rebuilding(group)
 
     def _lost(self, nodes: Collection[NodeRecord]) -> frozenset[str]:
         now_ms = self._now_ms()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import structlog
 
-from sandq.broker.peers.handshake import PeerIdentity
+from sandq.broker.bootstrap.directory import PeerDirectory
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
@@ -28,10 +27,10 @@ class Finalized(NamedTuple):
 class FeatureLevel:
     """Of the cluster, as far as the node sees to it that leads the metadata."""
 
-    def __init__(self, linked: Callable[[], Sequence[PeerIdentity]], *, rises_by_itself: bool = True) -> None:
-        """`linked`: this node, and those that it has a link with. A cluster without topics rises by itself in any case:
-        nothing is stored in it that one could want to go back with."""
-        self._linked = linked
+    def __init__(self, directory: PeerDirectory, *, rises_by_itself: bool = True) -> None:
+        """A cluster without topics rises by itself in any case: nothing is stored in it that one could want to go back
+        with."""
+        self._directory = directory
         self._rises_by_itself = rises_by_itself
 
     async def tend(self, metadata: RaftGroup) -> None:
@@ -69,7 +68,7 @@ class FeatureLevel:
         if self._unregistered(metadata):
             return view.feature_level
         known = [node.levels for node in view.nodes.values()]
-        known += [peer.levels for peer in self._linked() if peer.node_id in view.nodes]
+        known += [peer.levels for peer in self._directory.linked() if peer.node_id in view.nodes]
         level = min([levels.highest for levels in known], default=FIRST_LEVEL)
         return level if all(level in levels for levels in known) else view.feature_level
 
@@ -84,6 +83,6 @@ class FeatureLevel:
         if missing:
             return f"{', '.join(sorted(missing))} has not said yet which ones it knows: ask again in a moment"
         known = {node.node_id: node.levels for node in view.nodes.values()}
-        known |= {peer.node_id: peer.levels for peer in self._linked() if peer.node_id in known}
+        known |= {peer.node_id: peer.levels for peer in self._directory.linked() if peer.node_id in known}
         told = ", ".join(f"{node} knows {levels}" for node, levels in sorted(known.items()))
         return f"{told}. Upgrade the nodes that know no higher one, or remove them"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import trio
 
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
@@ -31,13 +32,11 @@ class MetadataChanges:
     """Every change is made from its start to its end, one at a time, whatever becomes of who asked for it. All raise
     NotLeader, StorageFailed, and TimedOut where the outcome is unknown."""
 
-    def __init__(
-        self, node_log: NodeLog, progress: MetadataProgress, up: Callable[[], Collection[str]], nursery: trio.Nursery
-    ) -> None:
-        """`up`: the nodes that can be reached, this one included. `nursery` outlives every connection."""
+    def __init__(self, node_log: NodeLog, progress: MetadataProgress, links: PeerLinks, nursery: trio.Nursery) -> None:
+        """`nursery` outlives every connection."""
         self._node_log = node_log
         self._progress = progress
-        self._up = up
+        self._links = links
         self._nursery = nursery
         self._one = trio.Lock()
 
@@ -55,7 +54,7 @@ class MetadataChanges:
         try:
             self.metadata.check_ready()
         except NotLeader:
-            leader, up = self.metadata.leader, set(self._up())
+            leader, up = self.metadata.leader, self._links.reachable()
             voters = [node_of(voter) for voter in self.metadata.members.voters]
             there = [node for node in voters if node in up]
             if leader not in up and 2 * len(there) <= len(voters):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-
 import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
 from sandq.broker.controller.metadata_changes import LEADERS_WAIT_S, MetadataChanges
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.routes import Routes
 from sandq.metadata import commands as m
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition
@@ -41,14 +40,11 @@ DROP_WAIT_S = 30.0
 class NodeAdministration:
     """Changes of which node holds and leads what. All raise as `MetadataChanges`."""
 
-    def __init__(
-        self, changes: MetadataChanges, catalog: Catalog, routes: Routes, up: Callable[[], Collection[str]]
-    ) -> None:
-        """`up`: the nodes that can be reached, this one included."""
+    def __init__(self, changes: MetadataChanges, catalog: Catalog, routes: Routes, links: PeerLinks) -> None:
         self._changes = changes
         self._catalog = catalog
         self._routes = routes
-        self._up = up
+        self._links = links
         self._rebuilding: set[int] = set()
 
     async def change_node(self, request: NodeChange, caller: Caller) -> None:
@@ -163,7 +159,7 @@ class NodeAdministration:
             raise InvalidRequest(f"{node} holds the only replica of partition {partition} of {topic!r}", topic=topic)
         if placed.moving or placed.former:
             raise Conflict(f"partition {partition} of {topic!r} is being moved: ask again when it is done", topic=topic)
-        missing = sorted(set(placed.nodes) - {node} - set(self._up()))
+        missing = sorted(set(placed.nodes) - {node} - self._links.reachable())
         if missing or self._routes.leader(placed.group) is None:
             why = f"{', '.join(missing)} cannot be reached" if missing else "it has no leader"
             raise Conflict(

@@ -11,7 +11,7 @@ upon.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -20,6 +20,10 @@ import trio
 
 from sandq.broker.catalog import Catalog
 from sandq.broker.controller.rebalance_steps import is_whole, news, next_step
+from sandq.broker.controller.reports import Reports
+from sandq.broker.health.node_health import NodeHealth
+from sandq.broker.health.shut_replicas import ShutReplicas
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.metadata_barrier import ANSWER_S
 from sandq.broker.replication.leadership_transfer import AGAIN_S, hand_over
 from sandq.broker.replication.node_log import NodeLog
@@ -45,11 +49,6 @@ And so long that one is there: who has just come has not all its links, and may 
 HAND_OVER_S: Final = 1.0
 LOOK_GROUPS: Final = 128
 """Groups that are looked at in one turn of the loop."""
-
-Report = tuple[int, int, bool]
-"""(group, epoch, whole): of the committed configuration of a group led here, see `metadata.commands.Settle`."""
-Settled = Callable[[list[Report]], None]
-"""Told again, until metadata knows."""
 
 
 @dataclass(slots=True)
@@ -84,19 +83,18 @@ class Rebalancer:
         self,
         node_log: NodeLog,
         catalog: Catalog,
-        up: Callable[[], Collection[str]],
-        may_lead: Callable[[str], bool],
-        settled: Settled,
-        is_shut: Callable[[int, str], bool] = lambda group, node: False,
+        *,
+        links: PeerLinks,
+        health: NodeHealth,
+        shut_replicas: ShutReplicas,
+        reports: Reports,
     ) -> None:
-        """`up`: the nodes that can be reached, this one included. `may_lead`: whether leadership may be given to a
-        node. `is_shut(group, node)`: whether the node's replica of a group is shut: it would hand over again."""
-        self._may_lead = may_lead
-        self._is_shut = is_shut
+        self._links = links
+        self._health = health
+        self._shut_replicas = shut_replicas
+        self._reports = reports
         self._node_log = node_log
         self._catalog = catalog
-        self._up = up
-        self._settled = settled
         self._led: dict[int, _Led] = {}
         self._up_since: dict[str, float] = {}
         """Of the nodes that can be reached."""
@@ -113,7 +111,7 @@ class Rebalancer:
 
     async def _look(self, nursery: trio.Nursery) -> None:
         now_s = trio.current_time()
-        self._up_since = {node: self._up_since.get(node, now_s) for node in self._up()}
+        self._up_since = {node: self._up_since.get(node, now_s) for node in self._links.reachable()}
         self._led = await self._led_now(now_s)
         odd = [led async for led in _in_turns(self._led.values()) if led.is_odd]
         if self._node_log.failed is not None:
@@ -159,7 +157,7 @@ class Rebalancer:
     async def _move(self, odd: Sequence[_Led], most: int, nursery: trio.Nursery) -> None:
         """A step of each, where one can be made; not more than `most` of them have learners when another one comes:
         those that cannot be reached are not counted, they may stay for long."""
-        up = self._up()
+        up = self._links.reachable()
         learning = sum(any(node_of(learner) in up for learner in led.host.members.learners) for led in odd)
         async for led in _in_turns(odd):
             acts = led.host.works or led.host.is_shut_leader
@@ -206,7 +204,7 @@ class Rebalancer:
             await host.confirm_leadership()
             whole = news(wanted, host.members)
             if whole is not None and not host.group.is_changing:
-                self._settled([(host.number, wanted.epoch, whole)])
+                self._reports.tell_settled([(host.number, wanted.epoch, whole)])
         except SandqError as error:
             log.info("it is not reported yet that a partition has moved", group=host.number, error=error.message)
         finally:
@@ -227,8 +225,8 @@ class Rebalancer:
                 self._hand_over(led, first, nursery)
 
     def _takes(self, led: _Led, node: str) -> bool:
-        """Whether leadership of a group may be given to a node."""
-        return self._may_lead(node) and not self._is_shut(led.host.number, node)
+        """Whether leadership of a group may be given to a node. With a shut replica it would hand over again."""
+        return self._health.may_lead(node) and not self._shut_replicas.is_shut(led.host.number, node)
 
     def _hand_over(self, led: _Led, member: str, nursery: trio.Nursery) -> None:
         node = node_of(member)

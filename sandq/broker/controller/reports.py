@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sandq.broker.controller.cluster_controller import ClusterController
-from sandq.broker.controller.rebalancer import Report
+from sandq.broker.controller.cluster_controller import ClusterController, Report
 from sandq.broker.event_loop import Signal
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.node_log import NodeLog

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
 import trio
 
 from sandq.broker.controller.metadata_changes import MetadataChanges
+from sandq.broker.peers.links import PeerLinks
 from sandq.metadata.placement import Candidate, choose
 from sandq.metadata.planning import candidates, slots
 from sandq.metadata.records import IN, Topic
@@ -29,11 +30,10 @@ NODES_NAMED: Final = 8
 class TopicPlacement:
     """Checks the limits of the cluster, and chooses nodes for new partitions."""
 
-    def __init__(self, changes: MetadataChanges, limits: Limits, up: Callable[[], Collection[str]]) -> None:
-        """`up`: the nodes that can be reached, this one included."""
+    def __init__(self, changes: MetadataChanges, limits: Limits, links: PeerLinks) -> None:
         self._changes = changes
         self._limits = limits
-        self._up = up
+        self._links = links
 
     def check_partitions(self, partitions: int) -> None:
         """Raise InvalidRequest if a topic may not have this number of partitions."""
@@ -71,7 +71,7 @@ class TopicPlacement:
         nodes = self._changes.view.nodes
         # One that cannot be reached may never be registered.
         voters = {node_of(member) for member in self._changes.metadata.group.members.voters}
-        absent = sorted(voters & set(self._up()) - nodes.keys())
+        absent = sorted(voters & self._links.reachable() - nodes.keys())
         if absent:
             raise Unavailable(f"the cluster is being formed: {', '.join(absent)} is not registered yet; try again")
         able = [node for node in nodes.values() if node.standing == IN]

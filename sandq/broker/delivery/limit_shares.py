@@ -8,7 +8,7 @@ go `LIMITS_ASKED` and `LIMITS_TOLD`. For topics without limits, and for those of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -19,6 +19,7 @@ from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
 from sandq.broker.delivery.limit_home import ASK_MS, Asked, LimitHome, Told, newer, told_of
 from sandq.broker.leader.partition_leader import PartitionLeader
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.model.errors import SandqError
 from sandq.partition import commands as c
@@ -26,8 +27,6 @@ from sandq.partition.groups.group_limits import HOME
 from sandq.protocol.peer import PeerFrame
 
 _ASKED: Final = [str, *[int] * 5]
-
-Send = Callable[[str, int, Any], bool]
 
 
 class _Known:
@@ -47,11 +46,11 @@ class _Known:
 
 
 class LimitShares:
-    def __init__(self, own: str, catalog: Catalog, send: Send, clock: GuardedClock, timers: Timers) -> None:
-        """`own`: this node. `send(node, kind, body)`: to another one, if there is a link."""
+    def __init__(self, own: str, catalog: Catalog, links: PeerLinks, clock: GuardedClock, timers: Timers) -> None:
+        """`own`: this node."""
         self._own = own
         self._catalog = catalog
-        self._send = send
+        self._links = links
         self._clock = clock
         self._timers = timers
         self._known: WeakKeyDictionary[PartitionLeader, _Known] = WeakKeyDictionary()
@@ -137,7 +136,7 @@ class LimitShares:
             if local is not None:
                 self._asked(local, items)
         elif node is not None:
-            self._send(node, PeerFrame.LIMITS_ASKED, (topic.record.partitions[partition].group, items))
+            self._links.send(node, PeerFrame.LIMITS_ASKED, (topic.record.partitions[partition].group, items))
 
     def _heard(self, leader: PartitionLeader, partition: int, rows: Iterable[Told]) -> None:
         """A partition tells the home partition how it stands."""
@@ -187,7 +186,7 @@ class LimitShares:
             self._heard(topic.partitions[HOME], leader.partition, rows)
         elif node is not None:
             body = (topic.record.partitions[HOME].group, leader.partition, rows)
-            self._send(node, PeerFrame.LIMITS_TOLD, body)
+            self._links.send(node, PeerFrame.LIMITS_TOLD, body)
 
     # -- frames ---------------------------------------------------------------------------------------------------
 

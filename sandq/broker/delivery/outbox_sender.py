@@ -22,6 +22,7 @@ import trio
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.leader.partition_leader import PartitionLeader
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
@@ -71,8 +72,6 @@ _LIMITS: Final = replace(
 come twice. Messages were checked where they came in."""
 _BATCH_FIELDS: Final = [int, int, int, int, bytes]
 
-Send = Callable[[str, int, Any], bool]
-
 
 @dataclass(slots=True)
 class Stuck:
@@ -89,18 +88,15 @@ class OutboxSender:
         catalog: Catalog,
         runner: Runner,
         clock: GuardedClock,
-        send: Send,
-        room: Callable[[str], bool],
+        links: PeerLinks,
         nursery: trio.Nursery,
     ) -> None:
-        """`own`: this node. `send(node, kind, body)`: to another one, if there is a link; `room(node)`: whether there
-        is one with room. `nursery` outlives every connection."""
+        """`own`: this node. `nursery` outlives every connection."""
         self._own = own
         self._catalog = catalog
         self._runner = runner
         self._clock = clock
-        self._send = send
-        self._room = room
+        self._links = links
         self._nursery = nursery
         self._sending = trio.Semaphore(SENDING)
         self._busy: WeakKeyDictionary[PartitionLeader, set[Target]] = WeakKeyDictionary()
@@ -232,7 +228,7 @@ class OutboxSender:
         try:
             if node == self._own:
                 self._store(group, producer_id, epoch, batch, done)
-            elif not self._room(node) or not self._send(
+            elif not self._links.room(node) or not self._links.send(
                 node, PeerFrame.OUTBOX_BATCH, (number, group, producer_id, epoch, batch)
             ):
                 raise Unavailable(f"node {node} cannot be reached, or takes nothing at present")
@@ -292,7 +288,7 @@ class OutboxSender:
     def _answer(self, node: str, number: int, error: SandqError | None) -> None:
         said = None if error is None else to_wire(error)[:3]
         with suppress(SandqError):  # no link, no answer: it is sent again
-            self._send(node, PeerFrame.OUTBOX_ANSWER, (number, said))
+            self._links.send(node, PeerFrame.OUTBOX_ANSWER, (number, said))
 
 
 def _read(replica: PartitionReplica, target: Target, epoch: int) -> bytes | None:

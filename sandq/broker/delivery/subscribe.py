@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import trio
@@ -12,6 +12,7 @@ import trio
 from sandq.broker.event_loop import Turn
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.reads.fan_out import call_all
+from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, TooLarge
@@ -34,10 +35,10 @@ COUNT_S: Final = 1.0
 class GroupOpenings:
     """Makes groups where they are new: for all who ask for the same one at a time, once."""
 
-    def __init__(self, most: int, count: Callable[[], int]) -> None:
-        """`most`: groups on this node, each counted in every partition; `count()`: how many there are."""
+    def __init__(self, most: int, node_log: NodeLog) -> None:
+        """`most`: groups on this node, each counted in every partition."""
         self._most = most
-        self._count = count
+        self._node_log = node_log
         self._counted_s = -math.inf
         self._there = 0
         """How many there were when they were counted, and those that were asked for since ..."""
@@ -74,7 +75,7 @@ class GroupOpenings:
         now_s = trio.current_time()
         if now_s >= self._counted_s + COUNT_S:
             self._counted_s = now_s
-            self._there = self._count() + self._opening
+            self._there = self._node_log.group_count() + self._opening
         count = self._there + more
         if more and count > self._most:
             raise TooLarge(

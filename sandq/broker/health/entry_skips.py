@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import structlog
 
 from sandq.broker.catalog import Catalog
 from sandq.broker.health.shut_replicas import ShutReplicas
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import METADATA_GROUP
@@ -39,14 +40,14 @@ class EntrySkips:
         node_log: NodeLog,
         catalog: Catalog,
         shut_replicas: ShutReplicas,
-        up: Callable[[], Collection[str]],
+        links: PeerLinks,
     ) -> None:
-        """`own`: this node. `up()`: nodes that there is a link with."""
+        """`own`: this node."""
         self._own = own
         self._node_log = node_log
         self._catalog = catalog
         self._shut_replicas = shut_replicas
-        self._up = up
+        self._links = links
 
     async def skip(self, request: EntrySkip) -> dict[str, Any]:
         """Skip the entry that shut a partition, or only say what it is. Returns when that is committed: replicas open
@@ -145,7 +146,7 @@ class EntrySkips:
 
     def _check_others(self, host: RaftGroup, index: int, *, force: bool) -> None:
         """Raises Conflict if another voter may have applied the entry: what it acknowledged would be lost."""
-        shut, up = self._shut_replicas.nodes_of(host.number), self._up()
+        shut, up = self._shut_replicas.nodes_of(host.number), self._links.up
         for voter in host.members.voters:
             node = node_of(voter)
             if voter == host.group.member:

@@ -26,6 +26,7 @@ from typing import Final
 import structlog
 import trio
 
+from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.health.sick_peers import SickPeers, Told
 from sandq.broker.health.stalls import LOOK_S, Stalls, Watched
 from sandq.broker.peers.links import PeerLinks
@@ -63,19 +64,19 @@ class NodeHealth:
         runner: Runner,
         links: PeerLinks,
         sick_peers: SickPeers,
-        may_lead: Callable[[str], bool],
+        clocks: ClockKeeper,
         free_bytes: Callable[[], Awaitable[int]],
         reserve_bytes: int,
         stall_after_s: float,
         request_timeout_s: float,
     ) -> None:
-        """`may_lead`: whether a node may lead as far as its clock is concerned. `free_bytes`: of the disk; may take as
+        """`free_bytes`: of the disk; may take as
         long as that hangs. Below `reserve_bytes` nothing new is stored, so that there is room for what makes room."""
         self._node_log = node_log
         self._runner = runner
         self._links = links
         self._sick_peers = sick_peers
-        self._clock_may_lead = may_lead
+        self._clocks = clocks
         needed = [
             Watched("log", "the write-ahead log", stall_after_s, lambda: runner.progress_of("log")),
             Watched("state", "the state of the partitions", stall_after_s, lambda: runner.progress_of("state")),
@@ -120,7 +121,7 @@ class NodeHealth:
 
     def may_lead(self, node: str) -> bool:
         """Whether leadership may be given to a node."""
-        return self._clock_may_lead(node) and node not in self.unfit()
+        return self._clocks.may_lead(node) and node not in self.unfit()
 
     def _known(self) -> dict[str, Told]:
         known, own = self._sick_peers.now(), self._own()
@@ -214,8 +215,7 @@ class NodeHealth:
         if own is None or now_s - self._told_s < TELL_S:
             return
         self._told_s = now_s
-        for node in list(self._links.up):
-            self._links.send(node, PeerFrame.SICK, tuple(own))
+        self._links.send_to_all(PeerFrame.SICK, tuple(own))
 
     async def _hand_over(self) -> None:
         """Let nodes that are well lead what this one leads."""

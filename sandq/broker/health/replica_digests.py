@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Final
@@ -18,6 +18,8 @@ import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
+from sandq.broker.health.shut_replicas import ShutReplicas
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.applier import DigestView
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.node_log import NodeLog
@@ -46,8 +48,6 @@ STEP_ROWS: Final = 2048
 STEP_BYTES: Final = 1 << 20
 _BODY: Final = ([int, int, int, bytes], [int, int, int, NoneType])
 
-Send = Callable[[str, int, Any], bool]
-
 
 @dataclass(slots=True)
 class _Comparison:
@@ -66,18 +66,15 @@ class ReplicaDigests:
         self,
         node_log: NodeLog,
         catalog: Catalog,
-        send: Send,
-        up: Callable[[], Collection[str]],
+        links: PeerLinks,
+        shut_replicas: ShutReplicas,
         bytes_per_s: int,
-        is_shut: Callable[[int, str], bool] = lambda group, node: False,
     ) -> None:
-        """`up`: the nodes that can be reached, this one included. `bytes_per_s`: 0 reads and asks nothing.
-        `is_shut(group, node)`: whether a replica of a group is shut: it answers nothing, and does not differ."""
-        self._is_shut = is_shut
+        """`bytes_per_s`: 0 reads and asks nothing. A shut replica answers nothing, and does not differ."""
+        self._shut_replicas = shut_replicas
         self._node_log = node_log
         self._catalog = catalog
-        self._send_frame = send
-        self._up = up
+        self._links = links
         self._bytes_per_s = bytes_per_s
         self._open: dict[int, _Comparison] = {}
         """By number."""
@@ -134,7 +131,8 @@ class ReplicaDigests:
 
     def _awaits(self, comparison: _Comparison) -> bool:
         """Whether a node that can answer has not answered yet."""
-        asked = [node for node in comparison.nodes & set(self._up()) if not self._is_shut(comparison.group, node)]
+        linked, shut = self._links.reachable(), self._shut_replicas
+        asked = [node for node in comparison.nodes & linked if not shut.is_shut(comparison.group, node)]
         return any(node not in comparison.answers for node in asked)
 
     def _judge(self, comparison: _Comparison) -> bool | None:
@@ -203,7 +201,7 @@ class ReplicaDigests:
         if leader == self._node_log.node_id:
             self._heard(leader, view.group, view.number, view.index, digest)
         elif leader is not None:
-            self._send_frame(leader, PeerFrame.DIGEST, (view.group, view.number, view.index, digest))
+            self._links.send(leader, PeerFrame.DIGEST, (view.group, view.number, view.index, digest))
 
     async def _digest_all(self) -> None:
         async for view in self._take:

@@ -8,7 +8,7 @@ whose group has committed a SKIP of its entry is loaded from its rows again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any, Final
@@ -62,16 +62,6 @@ class ShutReport:
 _TYPES: Final = ((int,), (int, type(None)), (int,), (bool,), (str,), (str,))
 
 
-def send_by(links: PeerLinks) -> Callable[[str | None, Any], None]:
-    """Send SHUT frames over links, to one node or (None) to all."""
-
-    def send(node: str | None, rows: Any) -> None:
-        for each in [node] if node is not None else list(links.up):
-            links.send(each, PeerFrame.SHUT, rows)
-
-    return send
-
-
 class ShutReplicas:
     """Shut replicas of this node and of the others."""
 
@@ -81,16 +71,13 @@ class ShutReplicas:
         own: str,
         node_log: NodeLog,
         runner: Runner,
-        send_all: Callable[[str | None, Any], None],
-        up: Callable[[], Collection[str]],
+        links: PeerLinks,
     ) -> None:
-        """`own`: this node. `send_all(node, reports)`: send a SHUT frame to one node, or (None) to all. `up()`: nodes
-        that there is a link with."""
+        """`own`: this node."""
         self._own = own
         self._node_log = node_log
         self._runner = runner
-        self._send_all = send_all
-        self._up = up
+        self._links = links
         self._changed = trio.Event()
         """Set by whatever may matter to `run`; renewed by each of its rounds."""
         self._told: tuple[ShutReport, ...] = ()
@@ -141,7 +128,7 @@ class ShutReplicas:
 
     def up(self, node: str) -> None:
         """There is a link with a node."""
-        self._send_all(node, _rows(self._reports()))
+        self._links.send(node, PeerFrame.SHUT, _rows(self._reports()))
 
     def down(self, node: str) -> None:
         """There is no link with a node any more: what it reported may have changed."""
@@ -178,7 +165,7 @@ class ShutReplicas:
             reports = self._reports()
             if reports != self._told:
                 self._told = reports
-                self._send_all(None, _rows(reports))
+                self._links.send_to_all(PeerFrame.SHUT, _rows(reports))
             with trio.move_on_after(LOOK_S if shut else math.inf):
                 await changed.wait()
 
@@ -186,7 +173,7 @@ class ShutReplicas:
         """Let a voter lead whose replica is not shut, or is shut at a later entry, if one has all of the log. What such
         a replica has applied may be acknowledged: once it leads, its entry can be skipped, and the others get a
         snapshot."""
-        shut, up = self.nodes_of(host.number), self._up()
+        shut, up = self.nodes_of(host.number), self._links.up
         group = host.group
         fit = [v for v in group.members.voters if v != group.member and node_of(v) in up and node_of(v) not in shut]
         if not fit and host.shut is not None:

@@ -224,7 +224,7 @@ class PartitionLeader:
             for subscription in pump.consumers.values():
                 if not subscription.closed:
                     subscription.closed = subscription.moved = True
-                    subscription.ended(error)
+                    subscription.receiver.ended(error)
         self._tell_watchers(list(self.watchers), error)
         if not (self.watchers or self._pumps):
             self._attended.discard(self)
@@ -337,7 +337,7 @@ class PartitionLeader:
         for subscription in pump.consumers.values():
             if not subscription.closed:
                 subscription.closed = True
-                subscription.ended(Unavailable(f"group {name!r} was deleted; subscribe again", group=name))
+                subscription.receiver.ended(Unavailable(f"group {name!r} was deleted; subscribe again", group=name))
 
     # -- leasing --------------------------------------------------------------------------------------------------
 
@@ -567,7 +567,7 @@ class PartitionLeader:
             to.credit -= delivery.count  # it was taken off the one that is gone
         if group.generation == delivery.generation:
             self.stats.delivered(delivery, self._clock.now_s(), room_ms)
-            to.push(delivery)
+            to.receiver.push(delivery)
         else:
             # A seek came before: the lease is over, nobody hears of it, and it takes no room.
             to.credit += delivery.count

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from sandq.broker.replication.replica import Delivery
 from sandq.model.errors import SandqError
+
+
+class Receiver(Protocol):
+    """The connection of a consumer, as a subscription sees it: `server.subscriptions` implements it."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether the connection takes nothing now."""
+
+    def push(self, delivery: Delivery) -> None:
+        """Send a lease."""
+
+    def ended(self, error: SandqError) -> None:
+        """The subscription has ended: its topic was deleted, for example."""
 
 
 class Subscription:
@@ -18,26 +33,20 @@ class Subscription:
         consumer: str,
         credit: int,
         lease_ms: int,
-        push: Callable[[Delivery], None],
-        congested: Callable[[], bool],
-        ended: Callable[[SandqError], None],
+        receiver: Receiver,
         epoch: int = 0,
         handlers: int = 0,
         address: str | None = None,
         since_ms: int = 0,
     ) -> None:
-        """`push(delivery)` sends; `congested()`: its connection takes nothing now;
-        `ended(error)`: the topic was deleted, say. `epoch`: of the consumer; 0: it has none. `handlers`: messages that
-        it works on at the same time at most; 0: it did not say. `address`: of its connection. `since_ms`: when it
-        subscribed."""
+        """`epoch`: of the consumer; 0: it has none. `handlers`: messages that it works on at the same time at most; 0:
+        it did not say. `address`: of its connection. `since_ms`: when it subscribed."""
         self.group = group
         self.consumer = consumer
         self.credit = credit
         """Whoever raises it calls `notify_room` then: a partition that found no room does not look again by itself."""
         self.lease_ms = lease_ms
-        self.push = push
-        self.congested = congested
-        self.ended = ended
+        self.receiver = receiver
         self.epoch = epoch
         self.handlers = handlers
         self.address = address
@@ -56,11 +65,11 @@ class Subscription:
     def fence(self, error: SandqError) -> None:
         """End it: a later process of its consumer has come."""
         self.closed = self.fenced = True
-        self.ended(error)
+        self.receiver.ended(error)
 
     @property
     def room(self) -> int:
-        return 0 if self.closed or self.congested() else max(self.credit, 0)
+        return 0 if self.closed or self.receiver.congested else max(self.credit, 0)
 
     def when_room(self, lease: Callable[[Subscription], None]) -> None:
         """Have a partition that found no room call `lease(subscription)` once there may be room again."""

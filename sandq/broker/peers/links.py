@@ -139,6 +139,11 @@ class PeerLinks:
         link = self._links.get(node_id)
         return link is not None and link.send(kind, body)
 
+    def send_to_all(self, kind: int, body: Any) -> None:
+        """Queue a frame for each node that there is a link with."""
+        for node_id in list(self.up):
+            self.send(node_id, kind, body)
+
     def room(self, node_id: str) -> bool:
         """Whether there is a link on which less than `QUEUE_BYTES` wait to be sent. A link with three times as much is
         closed."""

@@ -11,10 +11,10 @@ import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
-from typing import Any
 
 import trio
 
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.model.errors import SandqError, Unavailable
@@ -42,9 +42,8 @@ class MetadataBarrier:
     """How far metadata is, by the word of its leader (ReadIndex, see `raft/read_index.py`). One round for all that
     asked before it began."""
 
-    def __init__(self, node_log: NodeLog, send: Callable[[str, int, Any], bool]) -> None:
-        """`send(node, kind, body)` as `PeerLinks.send`."""
-        self._send = send
+    def __init__(self, node_log: NodeLog, links: PeerLinks) -> None:
+        self._links = links
         self._node_log = node_log
         self._coming = _Round()
         self._one_round = trio.Lock()
@@ -72,7 +71,7 @@ class MetadataBarrier:
         try:
             if leader == self._node_log.node_id:
                 self.answer(partial(self.told, question))
-            elif not self._send(leader, PeerFrame.ASKED, question):
+            elif not self._links.send(leader, PeerFrame.ASKED, question):
                 return
             await round_.answered.wait()
         finally:
@@ -83,7 +82,7 @@ class MetadataBarrier:
         self.answer(lambda index: self._tell(node, question, index))
 
     def _tell(self, node: str, question: int, index: int | None) -> None:
-        self._send(node, PeerFrame.TOLD, (question, index))
+        self._links.send(node, PeerFrame.TOLD, (question, index))
 
     def answer(self, done: ReadDone) -> None:
         """Say it, as the leader; `done(None)` when this node does not lead."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -17,25 +17,14 @@ Route = tuple[int, int, bool]
 """(group, term, whether the sender leads it and may answer for it), as it is sent."""
 
 
-def tell_by(links: PeerLinks) -> Callable[[str | None, list[Route]], None]:
-    """Send routes over links, to one node or (None) to all."""
-
-    def tell(node: str | None, routes: list[Route]) -> None:
-        if routes:
-            for each in [node] if node is not None else list(links.up):
-                links.send(each, PeerFrame.ROUTES, routes)
-
-    return tell
-
-
 class Routes:
     """Nodes that hold a replica learn of its leader by Raft, but not when it is ready; the others not at all. So every
     node tells all others what it leads: whenever that changes, and all of it when a connection is made."""
 
-    def __init__(self, own: str, tell: Callable[[str | None, list[Route]], None]) -> None:
-        """`tell(node, routes)`: to one node, or (None) to all."""
+    def __init__(self, own: str, links: PeerLinks) -> None:
+        """`own`: this node."""
         self._own = own
-        self._tell = tell
+        self._links = links
         self._led: dict[int, int] = {}
         self._told: dict[int, tuple[int, str]] = {}
         self._changed = Signal()
@@ -75,12 +64,13 @@ class Routes:
             self._led[group] = term
         elif self._led.pop(group, None) is None:
             return
-        self._tell(None, [(group, term, ready)])
+        self._links.send_to_all(PeerFrame.ROUTES, [(group, term, ready)])
         self._note_change()
 
     def up(self, node: str) -> None:
         """A connection was made."""
-        self._tell(node, [(group, term, True) for group, term in self._led.items()])
+        if self._led:
+            self._links.send(node, PeerFrame.ROUTES, [(group, term, True) for group, term in self._led.items()])
 
     def down(self, node: str) -> None:
         self._told = {group: told for group, told in self._told.items() if told[1] != node}

@@ -113,10 +113,10 @@ class KvRequests:
     def _host(self, request: KvGet | KvScan | KvWatch) -> RaftGroup:
         """The group of the partition that a request is about. InvalidRequest unless its topic has keys."""
         topic = request.topic
-        kind = self._broker.topic(topic).record.kind
+        kind = self._broker.catalog.topic(topic).record.kind
         if kind != COMPACTED:
             raise InvalidRequest(f"topic {topic!r} is a {kind} topic: only compacted ones have keys", topic=topic)
-        return self._broker.partition(topic, request.partition).raft_group
+        return self._broker.catalog.partition(topic, request.partition).raft_group
 
 
 def _page(replica: PartitionReplica, request: KvScan, now_ms: int) -> KeyPage:

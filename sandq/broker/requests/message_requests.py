@@ -149,7 +149,7 @@ class MessageRequests:
         """The items of a move, with what they change of their messages by column, and the bytes of that. Raises
         InvalidRequest, TooLarge."""
         limits, own = self._broker.limits, self._broker.limits_of(request.topic)
-        if self._broker.topic(request.topic).record.kind == COMPACTED:
+        if self._broker.catalog.topic(request.topic).record.kind == COMPACTED:
             raise InvalidRequest(
                 f"topic {request.topic!r} is a compacted topic: its messages are not updated; put the key's new value",
                 topic=request.topic,
@@ -188,7 +188,7 @@ class MessageRequests:
         """Raise InvalidRequest for a tenant where messages have none, and for a key where the tenant routes them."""
         if all([len(target) == 2 for target in targets]):
             return
-        kind = self._broker.topic(request.topic).record.kind
+        kind = self._broker.catalog.topic(request.topic).record.kind
         if kind == FAIR and any([len(target) > 3 for target in targets]):
             raise InvalidRequest(
                 f"topic {request.topic!r} is a fair topic: a unique key is unique within the tenant there; name the "
@@ -212,7 +212,7 @@ class MessageRequests:
         await self._time.advance_for_states(self._host(request))
         shown = await self._ask(request, lambda queries: queries.why(request.target), no_bytes, WHY_WORK)
         told = self._found(request, shown)
-        leader = self._broker.partition(request.topic, request.partition)
+        leader = self._broker.catalog.partition(request.topic, request.partition)
         for group in told["groups"]:
             group["consumers"] = leader.consumers(group["group"])
             if group["state"] == "ready":
@@ -227,7 +227,7 @@ class MessageRequests:
         kind, _, *within = request.target
         if kind == BY_ID or within:
             raise NotFound(text)
-        if self._broker.topic(request.topic).record.kind == FAIR:
+        if self._broker.catalog.topic(request.topic).record.kind == FAIR:
             raise NotFound(text + NOT_OF_DEFAULT, tenant=DEFAULT_TENANT)
         raise NotFound(text + NOT_WITHOUT_KEY)
 
@@ -283,13 +283,13 @@ class MessageRequests:
     async def fetch(self, request: Fetch, caller: Caller) -> tuple[int, Fetched]:
         """The topic's number, and a page of the log, which ends at the closed time unless `pending`."""
         await self._close_log(request)
-        number = self._broker.topic(request.topic).record.number
+        number = self._broker.catalog.topic(request.topic).record.number
         return number, await self._ask(request, lambda queries: queries.fetch(*request[2:]), _bytes_fetched, PAGE_WORK)
 
     async def measure(self, request: Measure, caller: Caller) -> tuple[int, Extent]:
         """The topic's number, and how much there is of what `fetch` gives."""
         await self._close_log(request)
-        number = self._broker.topic(request.topic).record.number
+        number = self._broker.catalog.topic(request.topic).record.number
         return number, await self._ask(request, lambda queries: queries.measure(*request[2:]), no_bytes, PAGE_WORK)
 
     async def _close_log(self, request: Fetch | Measure) -> None:
@@ -304,7 +304,7 @@ class MessageRequests:
 
     def _host(self, request: PartitionRequest) -> RaftGroup:
         """The group of the partition that a request is about."""
-        return self._broker.partition(request.topic, request.partition).raft_group
+        return self._broker.catalog.partition(request.topic, request.partition).raft_group
 
     async def forecast(
         self, request: Forecast, caller: Caller
@@ -370,7 +370,7 @@ class MessageRequests:
             for leader in self._broker.led(request.topic):
                 await self._time.advance_for_states(leader.raft_group)
                 rows = await self._broker.reads.ask(
-                    self._broker.partition(request.topic, leader.partition).raft_group,
+                    self._broker.catalog.partition(request.topic, leader.partition).raft_group,
                     lambda replica: replica.queries.group_rows(),
                     work=PAGE_WORK,
                 )
@@ -402,7 +402,7 @@ class MessageRequests:
         chosen = await self._with_group(topic, group)
         if isinstance(to, bytes):
             partition = offsets.unpack(to).partition
-            count = len(self._broker.topic(topic).record.partitions)
+            count = len(self._broker.catalog.topic(topic).record.partitions)
             if partition >= count:
                 raise UnknownPartition(f"topic {topic!r} has no partition {partition}; it has {count}", topic=topic)
             chosen = [leader for leader in chosen if leader.partition == partition]
@@ -431,7 +431,7 @@ class MessageRequests:
         return None
 
     async def update_group(self, request: GroupUpdate, caller: Caller) -> None:
-        record = parse_group_settings(request.settings, self._broker.topic(request.topic).record.settings)
+        record = parse_group_settings(request.settings, self._broker.catalog.topic(request.topic).record.settings)
         chosen = await self._with_group(request.topic, request.group)
         await call_all([(leader.raft_group, c.ConfigureGroup(request.group, record)) for leader in chosen])
 
@@ -519,7 +519,7 @@ class MessageRequests:
     ) -> T:
         """Ask a partition that is led here, on the thread that owns its state: what it answers is at least as late as
         everything that was acknowledged before. `size(answer)`: its bytes, if they may be many; `work`: of a visit."""
-        host = self._broker.partition(topic, partition).raft_group
+        host = self._broker.catalog.partition(topic, partition).raft_group
         return await self._broker.reads.ask(host, lambda replica: question(replica.queries), 1, self._room, size, work)
 
 

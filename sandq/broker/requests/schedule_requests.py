@@ -193,13 +193,13 @@ class ScheduleRequests:
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._broker.planning)
 
     def _place(self, topic: str, partition: int) -> tuple[RaftGroup, BatchTarget]:
-        opened = self._broker.topic(topic)
+        opened = self._broker.catalog.topic(topic)
         if opened.record.kind == COMPACTED:
             raise InvalidRequest(
                 f"topic {topic!r} is a compacted topic, which has no schedules: a timer, priority or fair topic has",
                 topic=topic,
             )
-        host = self._broker.partition(topic, partition).raft_group
+        host = self._broker.catalog.partition(topic, partition).raft_group
         return host, opened.places[partition]
 
     def _check_count(self, host: RaftGroup, more: int) -> None:

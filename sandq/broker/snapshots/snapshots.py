@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,11 +18,13 @@ import structlog
 import trio
 
 from sandq.broker.memory_budget import SNAPSHOTS_SHARE
+from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.stream import PeerStream
 from sandq.broker.replication.log_pin import LogPin, pin_bytes
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup, Sending
 from sandq.broker.replication.runner import Runner
+from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.snapshots.intake import Intake
 from sandq.broker.snapshots.transfer import Answer, Outlet, Verdict, send_snapshot
 from sandq.model.errors import SandqError, StorageFailed, Unavailable
@@ -46,8 +47,6 @@ RATE_DOUBLINGS = 6
 """So often the rate is doubled for a snapshot that was outrun."""
 STALLED_S = 10.0
 """A member that has its snapshot and gets nothing from the log for so long is waited for no more."""
-
-OpenStream = Callable[[str], AbstractAsyncContextManager[PeerStream]]
 
 
 def needing(host: RaftGroup) -> list[str]:
@@ -87,21 +86,20 @@ class Snapshots:
         node_log: NodeLog,
         runner: Runner,
         bytes_per_s: int,
-        open_stream: OpenStream,
-        on_garbage: Callable[[], None],
+        links: PeerLinks,
+        sweeper: StoreSweeper,
         shut_members: Callable[[RaftGroup], Sequence[str]] = lambda host: (),
     ) -> None:
-        """`open_stream(node)`: a connection for bulk. `on_garbage`: called when a store is needed no more, the old one
-        of a group or one that was given up. `shut_members(host)`: members whose replicas are shut and that a snapshot
-        of this node's replica opens again."""
+        """`shut_members(host)`: members whose replicas are shut and that a snapshot of this node's replica opens
+        again."""
         self.sent = self.installed = self.outrun = 0
         self._node_log = node_log
         self._runner = runner
         self._outlet = Outlet(bytes_per_s)
         self._intake = Intake(self._begin, self._needs)
         node_log.memory.measure("snapshots", SNAPSHOTS_SHARE, self._chunk_bytes)
-        self._open_stream = open_stream
-        self._on_garbage = on_garbage
+        self._links = links
+        self._sweeper = sweeper
         self._shut_members = shut_members
         self._sending: set[tuple[int, str]] = set()
         self._outrun: dict[tuple[int, str], int] = {}
@@ -218,7 +216,7 @@ class Snapshots:
 
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                async with self._open_stream(node) as stream:
+                async with self._links.open_stream(node) as stream:
                     return await send_snapshot(stream, view.meta, read, self._outlet.throttle, times)
             except (SandqError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 if attempt == ATTEMPTS or isinstance(error, StorageFailed):
@@ -283,16 +281,14 @@ class Snapshots:
         number = (await self._runner.on_maintenance(self._node_log.pointers.mint))[0]
         self._node_log.check_runs(host)
         self._node_log.filling.add(number)
-        return _Store(self._node_log, self._runner, host, number, self._on_garbage)
+        return _Store(self._node_log, self._runner, host, number, self._sweeper)
 
 
 class _Store:
     """A new store while it is filled."""
 
-    def __init__(
-        self, node_log: NodeLog, runner: Runner, host: RaftGroup, number: int, on_garbage: Callable[[], None]
-    ) -> None:
-        self._on_garbage = on_garbage
+    def __init__(self, node_log: NodeLog, runner: Runner, host: RaftGroup, number: int, sweeper: StoreSweeper) -> None:
+        self._sweeper = sweeper
         self._node_log = node_log
         self._runner = runner
         self._host = host
@@ -313,7 +309,7 @@ class _Store:
 
     def drop(self) -> None:
         self._node_log.filling.discard(self._number)
-        self._on_garbage()
+        self._sweeper.sweep_soon()
 
     async def finish(self, meta: Meta) -> None:
         try:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sandq.broker.access.authenticator import Login
+from sandq.broker.owner_usage import NOTHING, Held
+from sandq.metadata.records import Topic
 from sandq.model.errors import InvalidRequest, Unauthenticated
 from sandq.protocol.requests_access import (
     Identify,
@@ -16,7 +20,7 @@ from sandq.protocol.requests_access import (
     RolePut,
 )
 from sandq.server.handlers.routes import Context, answered, told
-from sandq.server.quota_use import use_of
+from sandq.server.quota_meters import Meter, QuotaMeters
 
 
 async def _identify(at: Context, request: Identify) -> tuple[Any, ...]:
@@ -48,6 +52,30 @@ def _identities(at: Context, request: IdentityList) -> list[dict[str, Any]]:
         used = use_of(bounded, at.broker.metadata.topics.values(), held, info.quotas)
         rows = [{**row, "used": used[row["principal"]]} if row["quota"] else row for row in rows]
     return rows
+
+
+def use_of(
+    principals: Collection[str], topics: Collection[Topic], held: Mapping[str, Held], meters: QuotaMeters
+) -> dict[str, dict[str, int]]:
+    """Return what these have, by principal: topics and partitions that they own; what their topics hold, of those whose
+    quota bounds it; connections to this node, and what they asked of it since it started."""
+    owned, partitions = Counter[str](), Counter[str]()
+    for topic in topics:
+        if topic.owner is not None and topic.owner in principals:
+            owned[topic.owner] += 1
+            partitions[topic.owner] += len(topic.partitions)
+    found = {}
+    for name in principals:
+        meter, holds = meters.meters.get(name) or Meter(), held.get(name, NOTHING)
+        found[name] = {
+            "topics": owned[name],
+            "partitions": partitions[name],
+            **holds._asdict(),
+            "connections": meter.connections,
+            "requests": meter.requests,
+            "bytes": meter.bytes,
+        }
+    return found
 
 
 ROUTES = (

@@ -122,7 +122,7 @@ async def _open(at: Context, request: RestoreOpen) -> Packed:
 
 async def _restore_rows(at: Context, request: RestoreRows) -> Any:
     """Store rows of a restore. Raises QuotaExceeded if the owner of the topic has no room for them."""
-    at.check_stored(request.topic, len(request.data), lambda: None)
+    at.checks.check_stored(request.topic, len(request.data), lambda: None)
     return await at.broker.backups.restore_rows(request, at.caller)
 
 

@@ -60,7 +60,7 @@ def _log_level(at: Context, request: LogLevel) -> dict[str, Any]:
 
 
 def _dump(at: Context, request: DebugDump) -> dict[str, Any]:
-    return at.info.dump()
+    return at.info.dump.make()
 
 
 TOPICS_MOST: Final = 100
@@ -85,10 +85,10 @@ async def _slo(at: Context, request: Slo) -> dict[str, Any]:
 
 
 ROUTES = (
-    sliced(ClusterInfo, lambda at, request: at.info.cluster(at.connection.turn, at.entrance.access)),
+    sliced(ClusterInfo, lambda at, request: at.info.describe(at.connection.turn, at.entrance.access)),
     told(ClusterClock, _clock),
-    answered(ClusterInit, lambda at, request: at.info.init()),
-    answered(Finalize, lambda at, request: at.info.finalize(request.dry_run)),
+    answered(ClusterInit, lambda at, request: at.info.cluster.init()),
+    answered(Finalize, lambda at, request: at.info.cluster.finalize(dry_run=request.dry_run)),
     answered(NodeChange, lambda at, request: at.broker.administration.nodes.change_node(request, at.caller)),
     answered(Transfer, lambda at, request: at.broker.administration.nodes.transfer(request, at.caller)),
     answered(EntrySkip, lambda at, request: at.info.entry_skips.skip(request)),

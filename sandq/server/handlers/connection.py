@@ -66,7 +66,7 @@ async def _metadata(at: Context, request: Metadata) -> Packed:
         if names is None and access is not None and not access.sees(name):
             continue
         if names is not None or name in broker.catalog.topics:  # it may have been deleted since the turn before
-            records.append(await at.info.topics.encoded(broker.topic(name).record, turn))
+            records.append(await at.info.topics.encoded(broker.catalog.topic(name).record, turn))
     return Packed((msgpack.packb(at.info.nodes()), PackedArray(len(records), records)))
 
 

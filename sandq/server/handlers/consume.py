@@ -54,7 +54,7 @@ def _settle(at: Context, request: Ack | Nack | Extend, done: Done) -> None:
         changes = [NackItem(*item).changes or {} for item in request.items]
         size = sum([len(each.get("headers", b"")) for each in changes])
         if size:
-            at.check_stored(at.topic_of(request.group_number), size, _none)
+            at.checks.check_stored(at.topic_of(request.group_number), size, _none)
     at.broker.settle(request, at.caller, done)
 
 
@@ -72,7 +72,7 @@ def _ack_then(at: Context, request: AckThen, done: Done) -> None:
         if at_ms is not None and at_ms > (0 if is_delay else now_ms):
             pending[topic] = pending.get(topic, 0) + 1
     for topic, size in sizes.items():
-        at.check_stored(topic, size, partial(pending.get, topic))
+        at.checks.check_stored(topic, size, partial(pending.get, topic))
     at.broker.ack_then(request, at.caller, done)
 
 

@@ -28,7 +28,7 @@ def _move(at: Context, request: Move, done: Done) -> None:
     now_ms = at.broker.clock.now_ms()
     times = [move.at_ms - (0 if move.is_relative else now_ms) for move in request.read() if move.at_ms is not None]
     is_later = any([delay_ms > 0 for delay_ms in times])
-    at.check_stored(request.topic, len(request.cells) or None, lambda: 0 if is_later else None)
+    at.checks.check_stored(request.topic, len(request.cells) or None, lambda: 0 if is_later else None)
     at.messages.move(request, at.caller, done)
 
 
@@ -37,7 +37,7 @@ async def _start_job(at: Context, request: JobStart) -> dict[str, Any]:
     told = request.arguments
     delay_ms = max((told.get("to_ms") or 0) - at.broker.clock.now_ms(), told.get("shift_ms") or 0)
     is_later = request.kind == "move" and not told["dry_run"] and delay_ms > 0
-    at.check_stored(request.topic, None, lambda: 0 if is_later else None)
+    at.checks.check_stored(request.topic, None, lambda: 0 if is_later else None)
     return await at.messages.start_job(request, at.caller)
 
 

@@ -3,7 +3,7 @@
     answered(Get, lambda at, request: at.messages.get(request, at.caller))      with what the coroutine returns
     submitted(Ack, lambda at, request, done: ...)                              with what `done` gets
     told(Ping, lambda at, request: at.broker.clock.now_ms())                   at once, with what is returned
-    sliced(ClusterInfo, lambda at, request: at.info.cluster())                 the same, made in turns by a coroutine
+    sliced(ClusterInfo, lambda at, request: at.info.describe())                the same, made in turns by a coroutine
     handled(Credit, lambda at, request_id, request: ...)                       the function sees to the answer
     framed(Produce, lambda at, frame: ...)                                     the same, and it parses the frame
 
@@ -13,37 +13,28 @@ What is returned becomes the fields of the reply: None is none, a tuple several,
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
-
-import msgpack
-import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.replication.requests import Done
 from sandq.broker.requests.kv_requests import KvRequests
 from sandq.broker.requests.message_requests import MessageRequests
 from sandq.broker.requests.schedule_requests import ScheduleRequests
-from sandq.model.batch_format import stored_bytes_of
 from sandq.model.caller import Caller
-from sandq.model.errors import QuotaExceeded, SandqError
+from sandq.model.errors import SandqError
 from sandq.model.piece import Piece
-from sandq.model.quotas import NO_QUOTA, Quota
-from sandq.partition.produce_validation import check_ratio
-from sandq.protocol.frames import Frame, PackedArray, Type, encode_packed, encode_reply
+from sandq.protocol.frames import Frame, PackedArray, encode_packed, encode_reply
 from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
-from sandq.protocol.requests import Produce
 from sandq.server.connection import Connection
-from sandq.server.delays import AT_ONCE, DELAYING, Ahead, ahead_of_batch, check_delay, delay_of_request
 from sandq.server.entrance import Entrance
 from sandq.server.gateway_proof import GatewayProof
 from sandq.server.info import ServerInfo
 from sandq.server.kv_get_coalescer import KvGetCoalescer
 from sandq.server.output import Answer
 from sandq.server.produce_coalescer import ProduceCoalescer
-from sandq.server.quota_meters import NEVER_REFUSED, NOT_COUNTED
+from sandq.server.request_checks import RequestChecks
 from sandq.server.subscriptions import Subscriptions
 
 R = TypeVar("R", bound=Request)
@@ -56,14 +47,14 @@ class Context:
         self.broker = broker
         self.connection = connection
         self.info = info
-        self.gateway_proof = GatewayProof(info.gateway_keys(), info.node_id)
+        self.gateway_proof = GatewayProof(info.gateway_keys.current, info.node_id)
         self.entrance = Entrance(
             connection,
             self.gateway_proof,
             info.logins,
             info.failed_logins,
             broker.clock.now_ms,
-            info.waiting,
+            info.cluster,
             info.quotas,
             info.gateway_keys,
         )
@@ -75,13 +66,8 @@ class Context:
         self.schedules = ScheduleRequests(broker, connection.output)
         self.kv_requests = KvRequests(broker, connection.output)
         self.kv_gets = KvGetCoalescer(connection, self.kv_requests)
-        self.produces = ProduceCoalescer(
-            self._produce,
-            self._produce_large,
-            self._spend,
-            connection.reply_each,
-            connection.refuse,
-        )
+        self.checks = RequestChecks(broker, connection, info, self.entrance, self.gateway_proof)
+        self.produces = ProduceCoalescer(broker, connection, self.checks)
         self.subscriptions = Subscriptions(broker, connection)
 
     @property
@@ -89,133 +75,9 @@ class Context:
         """Who asks for what this task works on."""
         return self.connection.caller
 
-    def check_rate(self, topic: object, requests: int = 1) -> None:
-        """Raises Throttled when its client asks more of a topic than it may. Gateways see to it themselves: they know
-        whose requests these are."""
-        opened, access = self.broker.catalog.topics.get(topic) if type(topic) is str else None, self.entrance.access
-        if opened is not None and access is not None and not access.sees(opened.record.name):
-            return  # it is refused, and so takes nothing of others and learns nothing
-        if opened is not None and not self.gateway_proof.is_given:
-            self.info.request_rates.take(opened.record.name, opened.record.settings, self.caller, requests)
-
-    @property
-    def quota(self) -> Quota:
-        """What who asks by this connection itself may take."""
-        login = self.connection.login
-        return NO_QUOTA if login is None else login.quota
-
-    def count(self, frame: Frame) -> None:
-        """Count a request of who has a quota, but for PRODUCE. Raises QuotaExceeded."""
-        kind, quota, now_ms = frame[0], self.quota, self.broker.clock.now_ms()
-        if quota is NO_QUOTA or kind in NOT_COUNTED:
-            return
-        principal = self.caller.principal
-        if kind in DELAYING and quota.max_delay_ms is not None:
-            check_delay(principal, quota, delay_of_request(frame, now_ms))
-        size = 0 if quota.bytes_per_s is None else _size_of(frame)
-        is_free, carries = kind in NEVER_REFUSED, kind == Type.ACK_THEN
-        self.info.quotas.take(principal, quota, 1, size, is_free=is_free, carries=carries)
-
-    def check_delay_of_caller(self, frame: Frame) -> None:
-        """Look at what a gateway asks for somebody: it sees to the rest of its callers' quotas. Raises
-        QuotaExceeded."""
-        principal = self.caller.principal
-        record = self.broker.metadata.identities.get(principal)
-        if record is not None and "max_delay_ms" in record.quota:
-            quota = Quota.of(record.quota)
-            check_delay(principal, quota, delay_of_request(frame, self.broker.clock.now_ms()))
-
-    def check_stored(self, topic: str, size: int | None, pending: Callable[[], int | None]) -> None:
-        """Raise QuotaExceeded if the owner of a topic would have more than it may: see `OwnerUsage.check`."""
-        usage = self.info.usage
-        if usage is not None and usage.bounds_any and (owner := self._owner(topic)) is not None:
-            usage.check(owner, size, pending)
-
-    def _count_produce(self, request: Produce, requests: int, known: Ahead | None = None) -> None:
-        """Raise QuotaExceeded if the caller, or the owner of the topic, has no more. `known`: how far ahead the batch
-        sends; None: it is computed here, if that matters."""
-        quota, raw = self.quota, request.batch
-
-        def ahead() -> Ahead:
-            return ahead_of_batch(raw, self.broker.clock.now_ms()) if known is None else known
-
-        self.check_stored(request.topic, stored_bytes_of(raw), lambda: ahead().messages)
-        if quota is NO_QUOTA:
-            return
-        principal = self.caller.principal
-        if quota.max_delay_ms is not None:
-            check_delay(principal, quota, ahead().delay_ms)
-        self.info.quotas.take(principal, quota, requests, stored_bytes_of(raw))
-
     def topic_of(self, group: int) -> str:
         """Return the name of the topic that a Raft group is of; empty if there is none."""
         return self.broker.catalog.view.partition_of_group.get(group, ("", 0))[0]
-
-    def _owner(self, topic: str) -> str | None:
-        """Who owns a topic, as far as it is open here."""
-        opened = self.broker.catalog.topics.get(topic)
-        return None if opened is None else opened.record.owner
-
-    def _produce(self, request: Produce, requests: int, done: Done) -> None:
-        if (
-            requests > 1
-            and self.quota is not NO_QUOTA
-            and not self.info.quotas.has_room(self.caller.principal, self.quota, requests)
-        ):
-            raise QuotaExceeded("not all of them at once")  # so they come one by one
-        self.check_rate(request.topic, requests)
-        self._count_produce(request, requests)
-        if not _is_compressed(request.batch):
-            self.broker.produce(request, self.caller, done, requests=requests)
-            return
-        with self._held(request, done) as answer:
-            self.broker.produce(request, self.caller, answer, requests=requests)
-
-    async def _produce_large(self, request: Produce, done: Done) -> None:
-        self.check_rate(request.topic)
-        check_ratio(request.batch)  # before anything decompresses it, and before quotas count what it claims
-        ahead = AT_ONCE
-        if self.quota.max_delay_ms is not None or self._owner(request.topic) is not None:
-            # It takes long, and others are not to wait for that.
-            ahead = await trio.to_thread.run_sync(ahead_of_batch, request.batch, self.broker.clock.now_ms())
-        self._count_produce(request, 1, ahead)
-        with self._held(request, done) as answer:
-            checked = await self.broker.check_large(request)
-            self.broker.produce(request, self.caller, answer, checked=checked)
-
-    @contextmanager
-    def _held(self, request: Produce, done: Done) -> Iterator[Done]:
-        """Count the bytes that a compressed batch has beyond its frame, until it is refused or answered."""
-        more = stored_bytes_of(request.batch) - len(request.batch)
-        if not more:
-            yield done
-            return
-
-        def answer(result: Any) -> None:
-            self.connection.hold_request(-more)
-            done(result)
-
-        self.connection.hold_request(more)
-        try:
-            yield answer
-        except BaseException:
-            self.connection.hold_request(-more)
-            raise
-
-    def _spend(self, work: int) -> None:
-        self.connection.turn.left -= work
-
-
-def _is_compressed(raw: bytes) -> bool:
-    """Whether a batch has more bytes than its frame says, as far as its header is there."""
-    return raw[9:10] > b"\0"
-
-
-def _size_of(frame: Frame) -> int:
-    try:
-        return len(msgpack.packb(frame))
-    except ValueError:
-        return 0  # nested deeper than anything that is taken: who reads it says so
 
 
 Handler = Callable[[Context, Frame], Awaitable[None] | None]

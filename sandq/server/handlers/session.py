@@ -66,8 +66,8 @@ class ClientSession:
         self._context.on_proved = self._choose_handlers
         self._flush_produces = self._context.produces.flush
         self._gather = self._context.produces.gather
-        self._waiting = info.waiting
-        self._startup_gate = StartupGate(HANDLERS, info.waiting)
+        self._cluster = info.cluster
+        self._startup_gate = StartupGate(HANDLERS, info.cluster)
 
     @property
     def is_gateway(self) -> bool:
@@ -90,19 +90,19 @@ class ClientSession:
             self._audit.begin(frame, self._context.connection.caller)
         if kind != _PRODUCE:
             if self._context.connection.login is not None:
-                self._context.count(frame)
+                self._context.checks.count(frame)
             elif kind in DELAYING and self.is_gateway:
-                self._context.check_delay_of_caller(frame)
+                self._context.checks.check_delay_of_caller(frame)
         if kind in _RATED:
-            self._context.check_rate(frame[2] if len(frame) > 2 else None)
+            self._context.checks.check_rate(frame[2] if len(frame) > 2 else None)
         return handler(self._context, frame)
 
     def _choose_handlers(self) -> None:
         """By who asks by this connection."""
         if self.is_gateway:
-            self._startup_gate = StartupGate(OF_GATEWAYS, self._waiting)
+            self._startup_gate = StartupGate(OF_GATEWAYS, self._cluster)
         elif self._context.entrance.access is not None:
-            self._startup_gate = StartupGate(GUARDED, self._waiting)
+            self._startup_gate = StartupGate(GUARDED, self._cluster)
 
     def gather(
         self, frames: Sequence[Frame | LargeFrame], first: int, most: int, requests: dict[int, Mark], mark: Mark

@@ -64,8 +64,8 @@ async def _push(at: Context, request: GroupPush) -> tuple[dict[str, Any] | None]
 
 
 def _pushes(at: Context, request: PushList) -> list[dict[str, Any]]:
-    at.broker.topic(request.topic)  # raises UnknownTopic
-    return at.info.pushes(request.topic)
+    at.broker.catalog.topic(request.topic)  # raises UnknownTopic
+    return at.info.pusher.rows(request.topic)
 
 
 ROUTES = (

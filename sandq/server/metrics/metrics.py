@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.stats.histogram import SECONDS, Histogram
-from sandq.membership.discovery import Seen
+from sandq.membership.discovery import Discovery, Seen
 from sandq.model.errors import StorageFailed, Unavailable
 from sandq.model.names import FAIR
 from sandq.push.pump import PushCounts
@@ -136,7 +136,7 @@ class Metrics:
         digests: ReplicaDigests,
         clients: ClientStats,
         about: About,
-        members: Callable[[], Seen],
+        discovery: Discovery,
         pusher: Pusher | None = None,
         audit: AuditLog | None = None,
         tls: tuple[Certificates, Handshakes] | None = None,
@@ -154,7 +154,7 @@ class Metrics:
         self._stats = broker.stats
         self.clients = clients
         self._about = about
-        self._members = members
+        self._discovery = discovery
         self._pusher = pusher
         self._audit = audit
         self._quotas = quotas
@@ -272,7 +272,7 @@ class Metrics:
             requests_in_flight=sum([connection.requests for connection in connections]),
             raft_entries=broker.node_log.entries_kept,
             memory={name: (held.share_bytes, held.bytes) for name, held in broker.node_log.memory.accounts.items()},
-            members=self._members(),
+            members=self._discovery.seen(),
             pushes=({}, {}) if self._pusher is None else (dict(self._pusher.counts), dict(self._pusher.doing())),
         )
 

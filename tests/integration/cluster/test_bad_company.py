@@ -43,7 +43,7 @@ async def test_a_second_node_of_the_same_id(tmp_path: Path) -> None:
         await produced(nodes, 50)
         await all_there(nodes, 50)
         assert nodes.running["node1"].broker.metadata.nodes["node2"].store_uuid == store
-        await until_holds(lambda: "node2" in nodes.running["node1"].broker.up())
+        await until_holds(lambda: "node2" in nodes.running["node1"].broker.links.reachable())
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ async def test_of_another_cluster_or_with_another_secret(
             await until_holds(lambda: count(*said))
         assert "node3" not in nodes.running
         assert set(nodes.registered("node1")) == {"node1", "node2"}
-        assert "node3" not in nodes.running["node1"].broker.up()
+        assert "node3" not in nodes.running["node1"].broker.links.reachable()
         await nodes.stop("node3")
 
 
@@ -87,7 +87,7 @@ async def test_an_address_that_was_that_of_another(tmp_path: Path) -> None:
             nodes.running["node1"].broker.metadata.nodes["node4"].store_uuid
         )
         await nodes.start("node3")
-        await until_holds(lambda: set(nodes.running["node1"].broker.up()) == {*THREE, "node4"})
+        await until_holds(lambda: set(nodes.running["node1"].broker.links.reachable()) == {*THREE, "node4"})
         at = f"127.0.0.1:{nodes.client_ports['node3']}"
         await until_holds(lambda: nodes.running["node1"].broker.metadata.nodes["node3"].addresses["client"] == at)
         await all_there(nodes, 50)
@@ -123,5 +123,5 @@ async def test_who_was_met_under_a_name_before_the_one_that_is_registered(tmp_pa
         known = KnownPeers.open(RealFiles(nodes.data_dir("node2")))
         known.correct("node3", "another store")
         await nodes.start("node2")
-        await until_holds(lambda: set(nodes.running["node2"].broker.up()) == set(THREE))
-        await until_holds(lambda: set(nodes.running["node3"].broker.up()) == set(THREE))
+        await until_holds(lambda: set(nodes.running["node2"].broker.links.reachable()) == set(THREE))
+        await until_holds(lambda: set(nodes.running["node3"].broker.links.reachable()) == set(THREE))

@@ -154,12 +154,12 @@ async def test_leaders_are_balanced_again_only_once_the_clock_is_right(
         async def counted(rebalancer: rebalancer.Rebalancer, now_s: float, nursery: trio.Nursery) -> None:
             """Who has not heard yet of node1's clock, or not for a while, may believe that it would keep it."""
             await balance(rebalancer, now_s, nursery)
-            looks[0] += not rebalancer._may_lead("node1")
+            looks[0] += not rebalancer._health.may_lead("node1")
 
         def noted(rebalancer: rebalancer.Rebalancer, led: rebalancer._Led, member: str, nursery: trio.Nursery) -> None:
             was_leaving = led.leaving
             hand_over(rebalancer, led, member, nursery)
-            if led.leaving and not was_leaving and not rebalancer._may_lead(node_of(member)):
+            if led.leaving and not was_leaving and not rebalancer._health.may_lead(node_of(member)):
                 given.append(node_of(member))
 
         monkeypatch.setattr(rebalancer.Rebalancer, "_balance", counted)

@@ -27,7 +27,7 @@ AT_ONCE = 20
 
 
 def links_of(nodes: ThreeNodes, name: str) -> PeerLinks:
-    links: PeerLinks = nodes.running[name].broker.up.__self__  # type: ignore[attr-defined]
+    links: PeerLinks = nodes.running[name].broker.links
     return links
 
 

@@ -291,7 +291,7 @@ async def test_another_node_leads_when_it_is_told_to(tmp_path: Path) -> None:
         placed = nodes.running["node1"].broker.metadata.topics["t"].partitions[0]
         second = placed.nodes[1]
         await administrate(nodes, lambda by: by.transfer("t", 0, second))
-        await until_holds(lambda: nodes.running[second].broker.partition("t", 0).raft_group.ready)
+        await until_holds(lambda: nodes.running[second].broker.catalog.partition("t", 0).raft_group.ready)
         other = next(name for name in nodes.running if name not in placed.nodes)
         with pytest.raises(InvalidRequest, match=f"{other} does not hold partition 0 of 't'; it is on "):
             await administrate(nodes, lambda by: by.transfer("t", 0, other))

@@ -94,7 +94,7 @@ async def test_one_that_does_not_lead_says_who_does(nodes: ThreeNodes) -> None:
     def named(name: str) -> str | None:
         """Whom a node names that does not lead."""
         try:
-            nodes.running[name].broker.partition("t", 0).raft_group.check_ready()
+            nodes.running[name].broker.catalog.partition("t", 0).raft_group.check_ready()
         except NotLeader as refused:
             return refused.details.get("node_id")
         return name

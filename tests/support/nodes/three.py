@@ -92,7 +92,7 @@ class ThreeNodes:
         return patient_client(*[f"127.0.0.1:{self.client_ports[name]}" for name in names or NAMES])
 
     def host(self, name: str, topic: str = "t", partition: int = 0) -> RaftGroup:
-        return self.running[name].broker.partition(topic, partition).raft_group
+        return self.running[name].broker.catalog.partition(topic, partition).raft_group
 
     def leader(self, topic: str = "t", partition: int = 0) -> str | None:
         """Who of them leads a partition, and is ready."""

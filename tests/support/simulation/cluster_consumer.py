@@ -14,6 +14,7 @@ from sandq.model import offsets
 from sandq.model.errors import SandqError
 from sandq.model.nack_ends import SNOOZE
 from sandq.partition import commands as c
+from tests.support.nodes.fake_receiver import FakeReceiver
 from tests.support.simulation.cluster_node import ClusterNode
 from tests.support.simulation.oracle import UNKNOWN, Held
 
@@ -117,9 +118,7 @@ class Consumer:
             consumer=self.name,
             credit=CREDIT,
             lease_ms=self._clients.lease_ms,
-            push=push,
-            congested=lambda: False,
-            ended=ended,
+            receiver=FakeReceiver(push, ended=ended),
         )
         connection.subscription = subscription
         for delivery in lost_pushes:

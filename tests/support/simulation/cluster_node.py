@@ -7,7 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from sandq.broker.leader.partition_leader import PartitionLeader
-from sandq.broker.peers.routes import Route, Routes
+from sandq.broker.peers.routes import Routes
 from sandq.broker.replication.applier import Apply
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import PartitionReplica
@@ -19,7 +19,9 @@ from sandq.model.names import TIMER
 from sandq.partition import commands as c
 from sandq.partition.base.digest import comparable
 from sandq.raft import Members
+from tests.support.nodes.fake_links import FakeLinks
 from tests.support.nodes.next_level import NEXT
+from tests.support.simulation.fake_links import Network
 from tests.support.simulation.stepped import Stepped, VirtualClock
 from tests.support.storage.faulty_files import FaultyFiles, Plan
 
@@ -78,6 +80,22 @@ class LevelledLog(NodeLog):
             raise Unavailable("this node has not heard yet what level its cluster has come to")
 
 
+class RouteLinks(FakeLinks):
+    """The links of a node, over which it sends what it leads."""
+
+    def __init__(self, network: Network, own: str) -> None:
+        super().__init__(own=own)
+        self._network = network
+
+    @property
+    def up(self) -> dict[str, Any]:
+        return {receiver: None for sender, receiver in self._network.pairs if sender == self.own}
+
+    def send(self, node_id: str, kind: int, body: Any) -> bool:
+        self._network.send(self.own, node_id, (ROUTES, body))
+        return self._network.joins(self.own, node_id)
+
+
 class ClusterNode(Stepped):
     def __init__(self, world: ClusterWorld, name: str, plan: Plan) -> None:
         self.clock = NodeClock(world.clock, world.offsets_ms[name], lambda: world.wrong_ms)
@@ -99,7 +117,7 @@ class ClusterNode(Stepped):
             limits=Limits(),
             segment_bytes=world.segment_bytes,
         )
-        self.routes = Routes(name, self._tell)
+        self.routes = Routes(name, RouteLinks(world.network, name))
         members = Members(world.topic.partitions[0].members)
         own = self.node_log.own(members)
         assert own is not None
@@ -174,9 +192,6 @@ class ClusterNode(Stepped):
             self.node_log.group_commit.receive(node, body)
         else:
             self.routes.heard(node, body)
-
-    def _tell(self, node: str | None, routes: list[Route]) -> None:
-        self._network.send_all(self.name, node, (ROUTES, routes))
 
     # -- steps ----------------------------------------------------------------------------------------------------
 

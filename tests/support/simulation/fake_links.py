@@ -42,12 +42,6 @@ class Network:
             # As over the wire: nothing is shared.
             queue.append(msgpack.unpackb(msgpack.packb(frame), use_list=False))
 
-    def send_all(self, sender: str, receiver: str | None, frame: Any) -> None:
-        """To one node, or (None) to all that are connected."""
-        for pair in list(self._links):
-            if pair[0] == sender and receiver in (None, pair[1]):
-                self.send(*pair, frame)
-
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """Senders and receivers that are connected."""

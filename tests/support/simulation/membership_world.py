@@ -48,6 +48,7 @@ from sandq.protocol.requests import Subscribe
 from sandq.raft import core, hooks
 from sandq.storage import identity
 from tests.support.nodes.administrator import Administrator
+from tests.support.nodes.fake_receiver import FakeReceiver
 from tests.support.raft.library_time import replace_time
 from tests.support.simulation.oracle import messages_of
 from tests.support.simulation.virtual_net import HOST, VirtualNet
@@ -435,7 +436,7 @@ class MembershipWorld:
         push = partial(self._pushed, life, broker, topic)
         with trio.move_on_after(ASK_S):
             try:
-                subscription, _ = await broker.subscribe(request, NODE, push, lambda: False, ended.append)
+                subscription, _ = await broker.subscribe(request, NODE, FakeReceiver(push, ended=ended.append))
             except SandqError:
                 return
             if not ended:

@@ -28,6 +28,7 @@ from sandq.raft import Members
 from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.stores import MemoryStores
+from tests.support.nodes.fake_receiver import FakeReceiver
 from tests.support.nodes.next_level import NEXT
 from tests.support.registered import register_node
 from tests.support.simulation.moments import Moments
@@ -111,9 +112,7 @@ class Node(Stepped):
             consumer=consumer,
             credit=20,
             lease_ms=LEASE_MS,
-            push=push,
-            congested=lambda: False,
-            ended=lambda error: None,
+            receiver=FakeReceiver(push),
         )
         self.subscriptions[group, consumer] = subscription
         self.delivery.attach(subscription)

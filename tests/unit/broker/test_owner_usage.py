@@ -13,6 +13,7 @@ from trio.testing import MockClock
 from sandq.broker.owner_usage import STALE_S, Held, OwnerUsage
 from sandq.model.errors import QuotaExceeded
 from sandq.protocol.peer import PeerFrame
+from tests.support.nodes.fake_links import FakeLinks
 
 
 def no(what: str = "") -> Callable[[], int | None]:
@@ -23,18 +24,15 @@ class Bed:
     """A node that leads partitions of topics, with these owners."""
 
     def __init__(self, **quotas: dict[str, int]) -> None:
-        self.sent: list[tuple[str, int, Any]] = []
+        self.links = FakeLinks("n2", "n3")
         self.asked = 0
         self.came_due = 0
         identities = {name: SimpleNamespace(quota=quota) for name, quota in quotas.items()}
+        runner: Any = SimpleNamespace(ask=self._ask)
         self.catalog: Any = SimpleNamespace(view=SimpleNamespace(identities=identities), topics={})
-        self.usage = OwnerUsage(self.catalog, self._send, lambda: ["n2", "n3"], self._ask, lambda: 10_000)
+        self.usage = OwnerUsage(self.catalog, self.links, runner, lambda: 10_000)
 
-    def _send(self, node: str, kind: int, body: Any) -> bool:
-        self.sent.append((node, kind, body))
-        return True
-
-    async def _ask(self, look: Callable[[], list[int]]) -> list[int]:
+    async def _ask(self, look: Callable[[], list[int]], *, patient: bool) -> list[int]:
         self.asked += 1
         return look()
 
@@ -55,14 +53,14 @@ async def test_partitions_that_are_led_here_are_added_up_and_told() -> None:
     bed.topic("d", None, (1000, 9))
     await bed.usage.look()
     assert bed.usage.held == {"ada": Held(60, 3)}
-    assert bed.sent == [(node, PeerFrame.USAGE, (("ada", 60, 3),)) for node in ("n2", "n3")]
+    assert bed.links.sent == [(node, PeerFrame.USAGE, (("ada", 60, 3),)) for node in ("n2", "n3")]
 
 
 async def test_nothing_is_told_while_nobody_is_bounded() -> None:
     bed = Bed(bob={"topics": 1})
     bed.topic("c", "bob", (1000, 9))
     await bed.usage.look()
-    assert bed.sent == [] and bed.usage.held == {}
+    assert bed.links.sent == [] and bed.usage.held == {}
     bed.usage.check("bob", 0, no())
 
 

@@ -263,7 +263,7 @@ def test_subscription_that_was_refused_can_be_asked_for_again() -> None:
     connection: Any = Refusing()
     topic = SimpleNamespace(record=SimpleNamespace(partitions=[None]))
     limits = Limits()
-    broker: Any = SimpleNamespace(limits=limits, topic=lambda name: topic)
+    broker: Any = SimpleNamespace(limits=limits, catalog=SimpleNamespace(topic=lambda name: topic))
     subscriptions = Subscriptions(broker, connection)
     asked = Subscribe(1, "t", "g", "c", 10, None, "earliest", [])
     for _ in range(2):

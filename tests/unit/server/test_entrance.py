@@ -10,7 +10,7 @@ from sandq.model.access import Right
 from sandq.model.caller import ANONYMOUS, Caller
 from sandq.protocol.requests import Hello
 from sandq.server.entrance import FOUNDED_MS, Entrance
-from sandq.server.gateway_proof import GatewayProof
+from sandq.server.gateway_proof import GatewayKeys, GatewayProof
 
 
 class Connection:
@@ -38,9 +38,10 @@ async def test_who_founds_a_cluster_may_do_nothing_more_once_it_is_there() -> No
         discard=lambda one: None,
         at=lambda at_ms, call: wakes.append(at_ms) or SimpleNamespace(cancel=lambda: None),
     )
+    cluster: Any = SimpleNamespace(waiting=lambda: waiting[0])
     nothing: Any = None
     proof = GatewayProof((), "node1")
-    entrance = Entrance(connection, proof, logins, nothing, lambda: 1000, lambda: waiting[0], nothing, tuple)
+    entrance = Entrance(connection, proof, logins, nothing, lambda: 1000, cluster, nothing, GatewayKeys(None, None))
     await entrance.hello(Hello(2, "raw", {}))
     assert entrance.access is not None and entrance.access.allows(Right.CLUSTER)
     waiting[0] = None

@@ -10,6 +10,7 @@ import trio
 from sandq.broker.event_loop import TURN_WORK
 from sandq.broker.leader.subscription import Subscription
 from sandq.server.subscriptions import PARTITIONS_OF_WORK, Subscriptions
+from tests.support.nodes.fake_receiver import FakeReceiver
 
 SUBSCRIPTIONS, PARTITIONS = 100, 1024
 
@@ -44,9 +45,7 @@ async def test_subscriptions_end_in_turns() -> None:
             consumer=f"c{number}",
             credit=1,
             lease_ms=1000,
-            push=lambda lease: None,
-            congested=lambda: False,
-            ended=lambda error: None,
+            receiver=FakeReceiver(),
         )
         broker.made.append(one)
         subscriptions._subscriptions[number] = "t", one

@@ -3,45 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import google_crc32c
 import pytest
 import trio
 
+from sandq.broker.replication.requests import Done
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
+from sandq.model.caller import NODE, Caller
 from sandq.model.errors import InvalidRequest, Overloaded, SandqError
 from sandq.partition.log.appends import Stored
+from sandq.partition.produce_validation import Checked
 from sandq.protocol.frames import Frame, FrameReader, LargeFrame, Type, encode_error
 from sandq.protocol.requests import Produce
-from sandq.server.produce_coalescer import SMALL_BYTES, TOGETHER, Done, ProduceCoalescer
+from sandq.server.produce_coalescer import SMALL_BYTES, TOGETHER, ProduceCoalescer
 
 BASE = offsets.pack(1000, 7, 3, 0)
 
 
+class Connection:
+    """Keeps answers."""
+
+    def __init__(self) -> None:
+        self.answers: list[Frame] = []
+        self.caller = NODE
+        self.turn = SimpleNamespace(left=0)
+        self.held = 0
+
+    def reply_each(self, request_ids: Sequence[int], frames: bytes) -> None:
+        self.answers += FrameReader().feed(frames)
+
+    def refuse(self, request_id: int, error: SandqError) -> None:
+        self.answers += FrameReader().feed(encode_error(request_id, error))
+
+    def hold_request(self, size: int) -> None:
+        self.held += size
+
+
+class Checks:
+    """Admits everything."""
+
+    def has_room(self, requests: int) -> bool:
+        return True
+
+    def check_rate(self, topic: str, requests: int = 1) -> None: ...
+
+    def looks_ahead(self, topic: str) -> bool:
+        return False
+
+    def count_produce(self, request: Produce, requests: int, known: Any = None) -> None: ...
+
+
 class Broker:
-    """Keeps what it is handed; `refuse` says which batches it refuses."""
+    """Keeps what it is handed; `refused` says which batches it refuses."""
 
     def __init__(self) -> None:
         self.given: list[tuple[Produce, Done]] = []
-        self.answers: list[Frame] = []
         self.refused: dict[bytes, SandqError] = {}
         self.requests: list[int] = []
         """That wait for the answer to each that was taken or refused."""
         self.most_messages = 1000
-        self.large = self.spent = 0
-        self.gathering = ProduceCoalescer(self.produce, self.produce_large, self.spend, self.reply, self.refuse)
+        self.large = 0
+        self.connection = Connection()
+        broker: Any = self
+        connection: Any = self.connection
+        checks: Any = Checks()
+        self.gathering = ProduceCoalescer(broker, connection, checks)
 
-    async def produce_large(self, asked: Produce, done: Done) -> None:
+    async def check_large(self, asked: Produce) -> None:
         await trio.lowlevel.checkpoint()
         self.large += 1
-        self.produce(asked, 1, done)
 
-    def spend(self, work: int) -> None:
-        self.spent += work
-
-    def produce(self, asked: Produce, requests: int, done: Done) -> None:
+    def produce(
+        self, asked: Produce, caller: Caller, done: Done, *, requests: int = 1, checked: Checked | None = None
+    ) -> None:
         batch = Batch.parse(asked.batch)
         self.requests.append(requests)
         if batch.count > self.most_messages:
@@ -51,11 +89,13 @@ class Broker:
                 raise self.refused[value]
         self.given.append((asked, done))
 
-    def reply(self, request_ids: Sequence[int], frames: bytes) -> None:
-        self.answers += FrameReader().feed(frames)
+    @property
+    def answers(self) -> list[Frame]:
+        return self.connection.answers
 
-    def refuse(self, request_id: int, error: SandqError) -> None:
-        self.answers += FrameReader().feed(encode_error(request_id, error))
+    @property
+    def spent(self) -> int:
+        return -self.connection.turn.left
 
     def values(self) -> list[list[Any]]:
         """Of each batch that was taken."""

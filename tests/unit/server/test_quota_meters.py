@@ -14,7 +14,7 @@ from sandq.model.quotas import NO_QUOTA, Quota
 from sandq.protocol.frames import Type
 from sandq.protocol.requests import Produce
 from sandq.server.delays import ahead_of_batch, check_delay, delay_of_request
-from sandq.server.handlers.routes import Context
+from sandq.server.produce_coalescer import ProduceCoalescer
 from sandq.server.quota_meters import QuotaMeters
 
 
@@ -226,20 +226,21 @@ def test_who_may_send_no_further_is_told_not_to_try_again() -> None:
 
 def test_a_compressed_batch_counts_with_its_decompressed_bytes_until_it_is_answered() -> None:
     held: list[int] = []
-    context = Context.__new__(Context)
-    context.connection = SimpleNamespace(hold_request=held.append)  # type: ignore[assignment]
+    connection: Any = SimpleNamespace(hold_request=held.append)
+    nothing: Any = None
+    produces = ProduceCoalescer(nothing, connection, nothing)
     answers: list[Any] = []
     packed = encode({Column.VALUE: [b"v" * 40_000]}, compress=True)
     more = stored_bytes_of(packed) - len(packed)
     request = Produce("t", 0, 0, 0, 0, 0, packed)
     assert more > 39_000
-    with context._held(request, answers.append) as answer:
+    with produces._held(request, answers.append) as answer:
         assert held == [more]
     answer("stored")
     assert (held, answers) == ([more, -more], ["stored"])
-    with pytest.raises(TooLarge), context._held(request, answers.append):
+    with pytest.raises(TooLarge), produces._held(request, answers.append):
         raise TooLarge("refused")
     assert held == [more, -more] * 2 and answers == ["stored"]
     plain = request._replace(batch=encode({Column.VALUE: [b"v"]}))
-    with context._held(plain, answers.append) as answer:
+    with produces._held(plain, answers.append) as answer:
         assert answer == answers.append and len(held) == 4

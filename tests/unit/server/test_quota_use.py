@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from sandq.broker.owner_usage import Held
 from sandq.model.quotas import NO_QUOTA
+from sandq.server.handlers.access import use_of
 from sandq.server.metrics.catalog import EVERY
 from sandq.server.metrics.node import IDENTITIES, tell_quotas
 from sandq.server.metrics.text import Exposition
 from sandq.server.quota_meters import QuotaMeters
-from sandq.server.quota_use import use_of
 
 
 def test_use_is_that_of_the_cluster_and_of_this_node() -> None:

@@ -13,6 +13,7 @@ from sandq.broker.peers.routes import Routes
 from sandq.metadata.records import Partition, Topic
 from sandq.server import topic_records
 from sandq.server.topic_records import TopicRecords
+from tests.support.nodes.fake_links import FakeLinks
 
 
 def topic(name: str = "t", partitions: int = 2) -> Topic:
@@ -32,7 +33,7 @@ def topic(name: str = "t", partitions: int = 2) -> Topic:
 
 @pytest.fixture
 def routes() -> Routes:
-    return Routes("a", lambda node, routes: None)
+    return Routes("a", FakeLinks(own="a"))
 
 
 class Counted(TopicRecords):

@@ -31,9 +31,12 @@ class Node:
         self.is_cut_off = False
         self.is_alone = False
         self.set(*records, roles=roles)
-        self.authenticator = Authenticator(
-            mode, lambda: self.view, self.catch_up, lambda: self.is_alone, lambda: self.now_ms
-        )
+        catalog: Any = self
+        self.authenticator = Authenticator(mode, catalog, lambda: self.now_ms)
+
+    @property
+    def known_view(self) -> Any:
+        return self.view
 
     def set(self, *records: IdentityRecord, roles: dict[str, Any] | None = None) -> None:
         identities = {one.principal: one for one in records}

@@ -14,6 +14,7 @@ from sandq.model.errors import NotLeader
 from sandq.protocol.peer import PeerFrame
 from sandq.protocol.requests_backup import READER_CHARS, BackupLog
 from sandq.raft import GroupJournal, Members
+from tests.support.nodes.fake_links import FakeLinks
 
 GROUP = 7
 
@@ -23,7 +24,7 @@ class Bed:
 
     def __init__(self) -> None:
         self.leads = True
-        self.sent: list[tuple[str, int, Any]] = []
+        self.links = FakeLinks("n2", "n3")
         self.members = Members(("n1#1", "n2#1"), ("n3#4",))
         journal = GroupJournal.create([], GROUP, self.members)
         for index in range(2, 9):
@@ -38,7 +39,7 @@ class Bed:
             until_applied=self.until_applied,
         )
         node_log: Any = SimpleNamespace(hosts={GROUP: self.host})
-        self.reads = LogReads("n1", node_log, lambda: 1_000, self.send)
+        self.reads = LogReads("n1", node_log, lambda: 1_000, self.links)
 
     async def read(self) -> None:
         if not self.leads:
@@ -46,10 +47,6 @@ class Bed:
 
     async def until_applied(self, index: int) -> None:
         self.host.status.applied_index = index
-
-    def send(self, node: str, kind: int, body: Any) -> bool:
-        self.sent.append((node, kind, body))
-        return True
 
     async def ask(
         self, after: int | None, *, pin: int | None = 2, term: int | None = None, max_bytes: int = 100
@@ -68,7 +65,7 @@ async def test_what_is_applied_is_told_and_the_rest_is_kept_on_all_replicas() ->
     assert (found.gone, found.applied, found.time_ms, found.term_before) == (None, 6, 1_000, 1)
     assert found.entries == [1, b"", 2, b"5", 2, b"6"], "what is Raft's own is empty; 7 and 8 are not committed yet"
     assert bed.pinned == 2
-    assert sorted(bed.sent) == [(node, PeerFrame.LOG_PINNED, (GROUP, "r", 2)) for node in ("n2", "n3")]
+    assert sorted(bed.links.sent) == [(node, PeerFrame.LOG_PINNED, (GROUP, "r", 2)) for node in ("n2", "n3")]
 
 
 async def test_who_begins_learns_where_it_stands() -> None:
@@ -102,7 +99,7 @@ async def test_another_node_does_not_answer() -> None:
     bed.leads = False
     with pytest.raises(NotLeader):
         await bed.ask(3)
-    assert bed.pinned is None and bed.sent == []
+    assert bed.pinned is None and bed.links.sent == []
 
 
 def test_a_leader_is_believed_what_it_may_say() -> None:

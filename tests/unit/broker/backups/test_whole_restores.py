@@ -14,6 +14,7 @@ from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.model.errors import Conflict, Unavailable
 from sandq.partition.records.restore_state import RestoreState
 from sandq.protocol.peer import PeerFrame
+from tests.support.nodes.fake_links import FakeLinks
 
 LEADERS = {10: "n1", 11: "n2", 12: "n2", 13: "n3"}
 
@@ -26,9 +27,10 @@ class Bed:
         self.leaders: dict[int, str | None] = dict(LEADERS)
         self.said: dict[str, tuple[int, ...]] = {"n2": (11, 12), "n3": (13,)}
         self.is_reached = True
-        self.sent: list[tuple[str, int, Any]] = []
+        self.links = FakeLinks("n2", "n3", on_send=self.answer)
         catalog: Any = SimpleNamespace(by_group=self)
-        self.restores = WholeRestores("n1", catalog, self.leaders.get, self.send)
+        routes: Any = SimpleNamespace(leader=self.leaders.get)
+        self.restores = WholeRestores("n1", catalog, routes, self.links)
         self.topic: Any = SimpleNamespace(name="t", partitions=[SimpleNamespace(group=group) for group in LEADERS])
 
     def get(self, group: int) -> Any:
@@ -36,8 +38,7 @@ class Bed:
             return None
         return SimpleNamespace(raft_group=SimpleNamespace(status=SimpleNamespace(restore=self.led[group])))
 
-    def send(self, node: str, kind: int, body: Any) -> bool:
-        self.sent.append((node, kind, body))
+    def answer(self, node: str, kind: int, body: Any) -> bool:
         if kind == PeerFrame.RESTORE_ASKED and node in self.said:
             self.restores.on_frame(node, PeerFrame.RESTORE_TOLD, (body[0], self.said[node]))
         return self.is_reached
@@ -49,7 +50,7 @@ class Bed:
 async def test_all_partitions_are_asked_for_and_each_node_once() -> None:
     bed = Bed()
     await bed.check()
-    assert [(node, body[1:]) for node, _, body in bed.sent] == [("n2", ("r", (11, 12))), ("n3", ("r", (13,)))]
+    assert [(node, body[1:]) for node, _, body in bed.links.sent] == [("n2", ("r", (11, 12))), ("n3", ("r", (13,)))]
 
 
 @pytest.mark.parametrize("here", [None, RestoreState("r"), RestoreState("other", is_whole=True)])
@@ -91,7 +92,7 @@ async def test_who_cannot_be_reached_or_does_not_answer_is_not_taken_for_whole(
 async def test_an_answer_of_another_node_or_that_comes_late_counts_for_nothing() -> None:
     bed = Bed()
     await bed.check()
-    number = bed.sent[0][2][0]
+    number = bed.links.sent[0][2][0]
     assert bed.restores.on_frame("n3", PeerFrame.RESTORE_TOLD, (number, (11, 12)))
 
 
@@ -99,7 +100,7 @@ def test_who_is_asked_says_what_is_whole() -> None:
     bed = Bed()
     bed.led[14] = RestoreState("r")
     assert bed.restores.on_frame("n4", PeerFrame.RESTORE_ASKED, (7, "r", (10, 14, 15)))
-    assert bed.sent == [("n4", PeerFrame.RESTORE_TOLD, (7, (10,)))]
+    assert bed.links.sent == [("n4", PeerFrame.RESTORE_TOLD, (7, (10,)))]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,14 @@ from sandq.broker.bootstrap.bootstrap import Bootstrap, Way
 from sandq.broker.bootstrap.founder_election import AGREES, ASKS, REFUSES, FounderElection
 from sandq.broker.bootstrap.joining import Beginning
 from sandq.broker.peers.handshake import Peer, PeerIdentity
+from sandq.broker.peers.this_node import ThisNode
 from sandq.errors import Conflict, Unavailable
 from sandq.model.members import member_id
 from sandq.protocol.peer import PeerFrame
 from sandq.raft import Members
+from sandq.storage.identity import Identity
 from tests.support.examples import seeds
+from tests.support.nodes.fake_links import FakeLinks
 
 
 def peer(node: str, cluster_uuid: str | None = None) -> Peer:
@@ -33,10 +37,11 @@ class Node:
 
     def __init__(self, name: str, network: dict[str, Node]) -> None:
         self.name = name
-        self.links: dict[str, Peer] = {}
+        links = FakeLinks(own=name, on_send=self._send)
+        self.links: dict[str, Peer] = links.peers
         self.sent: dict[str, list[str]] = {}
         self.knows = False
-        self.founding = FounderElection(name, lambda: self.links, self._send, lambda: self.knows)
+        self.founding = FounderElection(name, links, lambda: self.knows)
         self._network = network
 
     def _send(self, node: str, kind: int, body: Any) -> None:
@@ -52,7 +57,7 @@ def linked(*names: str) -> dict[str, Node]:
     network: dict[str, Node] = {}
     for name in names:
         network[name] = Node(name, network)
-        network[name].links = {other: peer(other) for other in names if other != name}
+        network[name].links.update({other: peer(other) for other in names if other != name})
     return network
 
 
@@ -177,12 +182,22 @@ class Bed:
 
     def __init__(self, way: Way, name: str = "b", belongs: str | None = None) -> None:
         self.seen: dict[str, Mapping[str, str]] = {}
-        self.links: dict[str, Peer] = {}
+        links = FakeLinks(own=name, on_send=self._send)
+        self.links: dict[str, Peer] = links.peers
         self.welcomed: Beginning | None = None
+        this_node = ThisNode(Identity(name, f"store of {name}", belongs), "z", 1, lambda: None, is_named=way == "named")
+        progress: Any = SimpleNamespace(others={})
+        directory: Any = SimpleNamespace(seen=lambda: list(self.seen.values()))
+        joining: Any = self
         self.forming = Bootstrap(
-            way=way, own_node=name, named=["c"] if way == "named" else [], belongs=lambda: belongs, joining=self,  # type: ignore[arg-type]
-            send=self._send, links=lambda: self.links, ready=list, seen=lambda: list(self.seen.values()),
-        )  # fmt: skip
+            way=way,
+            this_node=this_node,
+            named=["c"] if way == "named" else [],
+            joining=joining,
+            links=links,
+            progress=progress,
+            directory=directory,
+        )
         self.found: Beginning | None = None
 
     def see(self, node: str, **tags: str) -> None:

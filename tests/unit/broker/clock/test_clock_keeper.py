@@ -12,6 +12,7 @@ from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.peer_clocks import COMPARED_WITHIN_S, Standing
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.protocol.peer import PeerFrame
+from tests.support.nodes.fake_links import FakeLinks
 
 NOW_S = 1_800_000_000.25
 
@@ -23,17 +24,13 @@ class Kept:
         self.wall_s = NOW_S
         self.monotonic_s = 10.0
         self.clock = GuardedClock(wall=lambda: self.wall_s, monotonic=lambda: self.monotonic_s)
-        self.sent: list[tuple[str, int, Any]] = []
+        self.links = FakeLinks("b")
         self.nodes = 2
-        self.keeper = ClockKeeper(self.clock, self._send, lambda: self.nodes)
-
-    def _send(self, node: str, kind: int, body: Any) -> bool:
-        self.sent.append((node, kind, body))
-        return True
+        self.keeper = ClockKeeper(self.clock, self.links, lambda: self.nodes)
 
     def question(self) -> int:
         """The last one."""
-        node, kind, (question, _) = self.sent[-1]
+        node, kind, (question, _) = self.links.sent[-1]
         assert (node, kind) == ("b", PeerFrame.CLOCK_ASKED)
         return int(question)
 
@@ -72,14 +69,14 @@ def test_a_new_link_is_asked_at_once_and_its_answer_counts(kept: Kept) -> None:
 
 def test_a_question_is_answered_with_the_clock_and_how_it_stands(kept: Kept) -> None:
     assert kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (17, 0))
-    assert kept.sent == [("b", PeerFrame.CLOCK_TOLD, (17, int(NOW_S * 1e6), 2))]
+    assert kept.links.sent == [("b", PeerFrame.CLOCK_TOLD, (17, int(NOW_S * 1e6), 2))]
     kept.keeper.up("b")
     kept.told(kept.question(), int(NOW_S * 1e6), 2)
     kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (18, 0))
-    assert kept.sent[-1][2][2] == Standing.GOOD, "it has agreed"
+    assert kept.links.sent[-1][2][2] == Standing.GOOD, "it has agreed"
     kept.wall_s += 3600
     kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (19, 0))
-    assert kept.sent[-1][2][1:] == (int(NOW_S * 1e6), int(Standing.DOUBTED)), "it is seen as the question comes"
+    assert kept.links.sent[-1][2][1:] == (int(NOW_S * 1e6), int(Standing.DOUBTED)), "it is seen as the question comes"
 
 
 def test_an_answer_counts_once_and_only_to_a_question_of_that_link(kept: Kept) -> None:
@@ -150,7 +147,7 @@ def test_one_that_is_off_waits_where_others_can_lead(kept: Kept) -> None:
     kept.keeper.up("b")
     kept.told(kept.question(), AT_US + 3_600_000_000, 0)
     assert kept.waits() and not kept.waits(is_only_voter=True)
-    assert kept.keeper._better() == {"b"} or kept.sent[-1][1] == PeerFrame.CLOCK_ASKED, "or asks who is better"
+    assert kept.keeper._better() == {"b"} or kept.links.sent[-1][1] == PeerFrame.CLOCK_ASKED, "or asks who is better"
     kept.pass_time(COMPARED_WITHIN_S - 1)
     assert kept.waits()
     kept.keeper._ask_all()
@@ -187,7 +184,7 @@ def test_what_is_no_answer_is_not_taken(kept: Kept, body: Any) -> None:
 )
 def test_what_is_no_question_is_not_taken(kept: Kept, kind: int, body: Any) -> None:
     assert not kept.keeper.on_frame("b", kind, body)
-    assert kept.sent == []
+    assert kept.links.sent == []
 
 
 def test_of_a_peer_that_does_not_answer_the_last_questions_are_kept(kept: Kept) -> None:
@@ -207,9 +204,9 @@ def test_when_it_is_in_alarm_it_asks_again_at_once(kept: Kept) -> None:
     kept.monotonic_s += 1
     kept.wall_s += 1 + 3600
     assert kept.clock.now_s() == NOW_S + 1 and kept.clock.alarm
-    before = len(kept.sent)
+    before = len(kept.links.sent)
     kept.keeper._compare()
     assert kept.keeper._better() == set()
-    assert len(kept.sent) == before + 1
+    assert len(kept.links.sent) == before + 1
     kept.told(kept.question(), int((NOW_S + 1) * 1e6), 0)
     assert kept.keeper._better() == {"b"}

@@ -60,6 +60,9 @@ class Bed:
         shut: Any = SimpleNamespace(
             on_frame=lambda node, body: self.heard.append("shut") or True, up=self.note("shut up"), down=self.note("")
         )
+        joining: Any = SimpleNamespace(on_frame=self.join)
+        bootstrap: Any = SimpleNamespace(on_frame=lambda node, kind, body: False)
+        snapshots: Any = SimpleNamespace(receive=self.note("stream"))
         self.dispatch = PeerDispatch(
             node_log=node_log,
             links=links,
@@ -77,15 +80,16 @@ class Bed:
             log_reads=log_reads,
             usage=usage,
             shut_replicas=shut,
-            outside=self.outside,
-            on_stream=self.note("stream"),
+            joining=joining,
+            bootstrap=bootstrap,
+            snapshots=snapshots,
             changed=Signal(),
         )
 
     def note(self, what: str) -> Any:
         return lambda *args: self.heard.append(what)
 
-    def outside(self, node: str, kind: int, body: Any) -> bool:
+    def join(self, node: str, kind: int, body: Any) -> bool:
         if kind == PeerFrame.JOIN:
             self.heard.append("join")
         return kind == PeerFrame.JOIN

@@ -99,13 +99,19 @@ class Bed:
         self.led: set[int] = set()
         self.sick: set[str] = set()
         self.levels = dict.fromkeys(names, OLD)
+        self.directory: Any = SimpleNamespace(
+            linked=lambda: [self.identity(name) for name in sorted(self.linked)],
+            alive=lambda: [(name, f"store-{name}") for name in self.seen],
+        )
+        routes: Any = SimpleNamespace(leader=lambda group: "a" if group in self.led else None)
+        nodes: Any = SimpleNamespace(is_rebuilding=lambda group: False)
+        health: Any = SimpleNamespace(may_lead=lambda node: True, sick=lambda: self.sick)
         self.controller = ClusterController(
             joining=Joining(self),  # type: ignore[arg-type]
-            linked=lambda: [self.identity(name) for name in sorted(self.linked)],
-            seen=lambda: [(name, f"store-{name}") for name in self.seen],
-            is_led=lambda group: group in self.led,
-            may_lead=lambda node: True,
-            sick=lambda: self.sick,
+            directory=self.directory,
+            routes=routes,
+            nodes=nodes,
+            health=health,
             now_ms=lambda: T + round(trio.current_time() * 1000),
             reassign_after_ms=AFTER_MS,
             partitions_per_node=5_000,
@@ -324,9 +330,7 @@ async def test_a_node_that_is_back_with_an_older_version_holds_the_level_back(
 
 async def test_it_waits_until_somebody_says_so(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b")
-    level = bed.controller.feature_level = FeatureLevel(
-        lambda: [bed.identity(name) for name in sorted(bed.linked)], rises_by_itself=False
-    )
+    level = bed.controller.feature_level = FeatureLevel(bed.directory, rises_by_itself=False)
     await bed.tend()
     await bed.host.call(m.CreateTopic("t", "timer", 1, [["a"]], {}))
     newest = Levels(FIRST_LEVEL, FIRST_LEVEL + 2)
@@ -349,7 +353,7 @@ async def test_a_member_that_has_not_said_yet_what_it_knows(autojump_clock: trio
     bed = Bed("a", "b")
     bed.levels |= dict.fromkeys("ab", NEW)
     bed.linked.discard("b")
-    level = FeatureLevel(lambda: [bed.identity("a")], rises_by_itself=False)
+    level = FeatureLevel(bed.directory, rises_by_itself=False)
     await bed.tend()
     with pytest.raises(Conflict, match="b has not said yet which ones it knows"):
         await level.finalize(bed.host, dry_run=False)  # type: ignore[arg-type]
@@ -357,7 +361,7 @@ async def test_a_member_that_has_not_said_yet_what_it_knows(autojump_clock: trio
 
 async def test_a_cluster_without_topics_does_not_wait(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a")
-    bed.controller.feature_level = FeatureLevel(lambda: [bed.identity("a")], rises_by_itself=False)
+    bed.controller.feature_level = FeatureLevel(bed.directory, rises_by_itself=False)
     bed.levels["a"] = NEW
     await bed.tend()
     assert bed.host.state.feature_level == FIRST_LEVEL + 1

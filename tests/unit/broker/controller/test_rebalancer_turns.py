@@ -12,6 +12,7 @@ from sandq.broker.controller import rebalancer
 from sandq.broker.controller.rebalancer import LEADERS_AT_ONCE, LED_S, LOOK_GROUPS, Rebalancer
 from sandq.metadata.records import Partition
 from sandq.raft import Members
+from tests.support.nodes.fake_links import FakeLinks
 
 GROUPS = 20 * LOOK_GROUPS
 
@@ -28,7 +29,17 @@ def node(lead: str) -> Rebalancer:
     view = SimpleNamespace(partition=lambda number: wanted, nodes={})
     catalog: Any = SimpleNamespace(view=view, led_here=[*hosts])
     node_log: Any = SimpleNamespace(hosts=hosts, failed=None)
-    return Rebalancer(node_log, catalog, lambda: {"a", "b"}, lambda node: True, lambda reports: None)
+    health: Any = SimpleNamespace(may_lead=lambda node: True)
+    shut_replicas: Any = SimpleNamespace(is_shut=lambda group, node: False)
+    reports: Any = SimpleNamespace(tell_settled=lambda reports: None)
+    return Rebalancer(
+        node_log,
+        catalog,
+        links=FakeLinks("b", own="a"),
+        health=health,
+        shut_replicas=shut_replicas,
+        reports=reports,
+    )
 
 
 async def test_others_have_turns_while_it_looks(autojump_clock: trio.abc.Clock) -> None:

@@ -16,7 +16,8 @@ from sandq.partition import commands as c
 
 def of_many(most: int = 1000, there: int = 0) -> GroupOpenings:
     """On a node that has so many groups, and may have `most`."""
-    return GroupOpenings(most, lambda: there)
+    node_log: Any = SimpleNamespace(group_count=lambda: there)
+    return GroupOpenings(most, node_log)
 
 
 class Led:
@@ -134,7 +135,8 @@ async def test_what_is_being_made_counts_and_what_has_gone_does_not(
             await super()._open(group, done)
 
     partitions: Any = [Waiting(number, nursery) for number in range(5)]
-    openings = GroupOpenings(10, lambda: sum(len(led.status.groups) for led in partitions))
+    node_log: Any = SimpleNamespace(group_count=lambda: sum(len(led.status.groups) for led in partitions))
+    openings = GroupOpenings(10, node_log)
     async with trio.open_nursery() as asking:
         asking.start_soon(openings.open, "t", partitions, "a", "earliest")
         asking.start_soon(openings.open, "t", partitions, "b", "earliest")

@@ -18,6 +18,7 @@ from sandq.partition import commands as c
 from sandq.partition.outbox import OutboxStatus
 from sandq.partition.produce_validation import BatchTarget
 from sandq.protocol.peer import PeerFrame
+from tests.support.nodes.fake_links import FakeLinks
 
 BATCH = encode({Column.VALUE: [b"m"], Column.KEY: [b"k"]})
 OURS = reserved_producer(5)
@@ -27,7 +28,6 @@ class Bed:
     """A node with one partition, of Raft group 7."""
 
     def __init__(self, *, leads: bool = True) -> None:
-        self.sent: list[tuple[Any, ...]] = []
         self.proposed: list[tuple[c.Append, Any]] = []
 
         def check_ready() -> None:
@@ -45,8 +45,8 @@ class Bed:
         )
         clock: Any = SimpleNamespace(now_ms=lambda: 1_800_000_000_000)
         nothing: Any = None
-        send = lambda *frame: self.sent.append(frame) or True  # noqa: E731
-        self.sender = OutboxSender("n1", catalog, nothing, clock, send, lambda node: True, nothing)
+        self.links = FakeLinks("n2")
+        self.sender = OutboxSender("n1", catalog, nothing, clock, self.links, nothing)
 
     def batch(self, *body: Any) -> bool:
         return self.sender.on_frame("n2", PeerFrame.OUTBOX_BATCH, body)
@@ -57,9 +57,9 @@ def test_a_batch_is_proposed_and_answered_once_it_is_stored() -> None:
     assert bed.batch(3, 7, OURS, 9, BATCH)
     ((command, done),) = bed.proposed
     assert command == c.Append(BATCH, OURS, 9, 1, c.REJECT, True), "a topic with an order keeps keys apart"
-    assert bed.sent == []
+    assert bed.links.sent == []
     done((b"offset", 1))
-    assert bed.sent == [("n2", PeerFrame.OUTBOX_ANSWER, (3, None))]
+    assert bed.links.sent == [("n2", PeerFrame.OUTBOX_ANSWER, (3, None))]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_batch_is_proposed_and_answered_once_it_is_stored() -> None:
 )
 def test_what_cannot_be_stored_is_answered(bed: Bed, group: int, batch: bytes, code: str) -> None:
     assert bed.batch(3, group, OURS, 9, batch)
-    ((_, kind, (number, said)),) = bed.sent
+    ((_, kind, (number, said)),) = bed.links.sent
     assert (kind, number, said[0]) == (PeerFrame.OUTBOX_ANSWER, 3, code) and not bed.proposed
 
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_stored_is_answered(bed: Bed, group: int, batch: bytes, c
 )
 def test_strange_frames_are_none(kind: int, body: Any) -> None:
     bed = Bed()
-    assert not bed.sender.on_frame("n2", kind, body) and not bed.proposed and not bed.sent
+    assert not bed.sender.on_frame("n2", kind, body) and not bed.proposed and not bed.links.sent
 
 
 @pytest.mark.parametrize("said", [None, ("X", "y", True), "strange", (1, 2, 3)])
@@ -111,7 +111,7 @@ async def test_an_answer_counts_from_the_node_that_was_asked_in_this_life() -> N
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bed.sender._deliver, topic, 0, OURS, 9, BATCH)
         await trio.testing.wait_all_tasks_blocked()
-        ((_, kind, (number, *_)),) = bed.sent
+        ((_, kind, (number, *_)),) = bed.links.sent
         assert kind == PeerFrame.OUTBOX_BATCH and number != next(other.sender._numbers)
         bed.sender.on_frame("n3", PeerFrame.OUTBOX_ANSWER, (number, None))
         await trio.testing.wait_all_tasks_blocked()

@@ -13,6 +13,7 @@ from sandq.broker.health.sick_peers import REASON_CHARS, SICK_S, SickPeers
 from sandq.broker.health.stalls import LOOK_S
 from sandq.model.errors import StorageFailed
 from sandq.protocol.peer import PeerFrame
+from tests.support.nodes.fake_links import FakeLinks
 
 RESERVE_BYTES = 100 << 20
 
@@ -67,13 +68,13 @@ class Bed:
         self.runner: Any = SimpleNamespace(
             progress_of=self.progress.get, give_up_questions=self.gave_up.append, log_full=None
         )
-        links: Any = SimpleNamespace(up={"b": None, "c": None}, send=self.send)
+        clocks: Any = SimpleNamespace(may_lead=self.clock_may_lead.__contains__)
         self.health = NodeHealth(
             node_log=self.node_log,
             runner=self.runner,
-            links=links,
+            links=FakeLinks("b", "c", own="a", on_send=self.send),
             sick_peers=self.sick_peers,
-            may_lead=self.clock_may_lead.__contains__,
+            clocks=clocks,
             free_bytes=self._free_bytes,
             reserve_bytes=RESERVE_BYTES,
             stall_after_s=5.0,

@@ -17,6 +17,7 @@ from sandq.partition import commands as c
 from sandq.protocol.peer import PeerFrame
 from sandq.storage.keys import store_prefix
 from sandq.storage.stores import MemoryStores
+from tests.support.nodes.fake_links import FakeLinks
 from tests.support.waiting import until_holds
 
 GROUP, INDEX = 7, 12
@@ -45,17 +46,13 @@ class Bed:
     def __init__(self, bytes_per_s: int = 1 << 30) -> None:
         self.number = 0
         self.digests: dict[str, bytes | None] = {}
-        self.sent: list[tuple[str, int, Any]] = []
-        self.up = {"a", "b", "c"}
+        self.links = FakeLinks("b", "c", own="a")
         self.host = Host(self)
         node_log: Any = SimpleNamespace(node_id="a", hosts={GROUP: self.host})
         catalog: Any = SimpleNamespace(led_here=[GROUP], view=SimpleNamespace(partition_of_group={GROUP: ("t", 0)}))
 
-        def send(*frame: Any) -> bool:
-            self.sent.append(frame)
-            return True
-
-        self.comparing = ReplicaDigests(node_log, catalog, send, lambda: self.up, bytes_per_s)
+        shut_replicas: Any = SimpleNamespace(is_shut=lambda group, node: False)
+        self.comparing = ReplicaDigests(node_log, catalog, self.links, shut_replicas, bytes_per_s)
 
     def tell(self, node: str, digest: bytes | None, index: int = INDEX, group: int = GROUP) -> None:
         assert self.comparing.on_frame(node, (group, self.number, index, digest))
@@ -172,9 +169,9 @@ async def test_a_view_is_digested_and_told_to_who_leads() -> None:
         nursery.start_soon(bed.comparing.run)
         for one in views:
             bed.comparing.on_view(one)
-        await until_holds(lambda: len(bed.sent) == len(views) and all(one.rows.closed for one in views))  # type: ignore[attr-defined]
+        await until_holds(lambda: len(bed.links.sent) == len(views) and all(one.rows.closed for one in views))  # type: ignore[attr-defined]
         nursery.cancel_scope.cancel()
-    told = {body[1]: (node, kind, body[0], body[2], body[3]) for node, kind, body in bed.sent}
+    told = {body[1]: (node, kind, body[0], body[2], body[3]) for node, kind, body in bed.links.sent}
     assert told[1] == told[3] and told[1][:4] == ("b", PeerFrame.DIGEST, GROUP, INDEX) and len(told[1][4]) == 16
     assert told[2] == ("b", PeerFrame.DIGEST, GROUP, INDEX, None)
 
@@ -187,9 +184,9 @@ async def test_too_much_at_once_is_answered_with_nothing() -> None:
         bed.comparing.on_view(one)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bed.comparing.run)
-        await until_holds(lambda: len(bed.sent) == len(views) and all(one.rows.closed for one in views))  # type: ignore[attr-defined]
+        await until_holds(lambda: len(bed.links.sent) == len(views) and all(one.rows.closed for one in views))  # type: ignore[attr-defined]
         nursery.cancel_scope.cancel()
-    assert {body[1] for _, _, body in bed.sent if body[3] is None} == {VIEWS_MOST, VIEWS_MOST + 1, VIEWS_MOST + 2}
+    assert {body[1] for _, _, body in bed.links.sent if body[3] is None} == {VIEWS_MOST, VIEWS_MOST + 1, VIEWS_MOST + 2}
 
 
 async def test_so_many_that_are_refused_wait_to_be_closed() -> None:
@@ -198,7 +195,7 @@ async def test_so_many_that_are_refused_wait_to_be_closed() -> None:
     views = [view(number) for number in range(REFUSED_MOST + 3)]
     for one in views:
         bed.comparing.on_view(one)
-    assert [body[1] for _, _, body in bed.sent] == [*range(REFUSED_MOST + 3)]
+    assert [body[1] for _, _, body in bed.links.sent] == [*range(REFUSED_MOST + 3)]
     assert [one.rows.closed for one in views] == REFUSED_MOST * [False] + 3 * [True]  # type: ignore[attr-defined]
 
 
@@ -211,7 +208,7 @@ async def test_a_node_that_reads_nothing_says_so() -> None:
         bed.comparing.on_view(one)
         await until_holds(lambda: one.rows.closed)  # type: ignore[attr-defined]
         nursery.cancel_scope.cancel()
-    assert bed.sent == [("b", PeerFrame.DIGEST, (GROUP, 1, INDEX, None))]
+    assert bed.links.sent == [("b", PeerFrame.DIGEST, (GROUP, 1, INDEX, None))]
 
 
 async def test_rounds(autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> None:

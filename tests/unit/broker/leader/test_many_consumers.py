@@ -5,6 +5,7 @@ from __future__ import annotations
 from sandq.broker.leader.partition_leader import MAX_GRANTS
 from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.replica import Delivery
+from tests.support.nodes.fake_receiver import FakeReceiver
 from tests.unit.broker.leader.test_moved_leases import LEASE_MS, Bed
 
 CONSUMERS = 1000
@@ -32,9 +33,7 @@ class Crowd(Bed):
             consumer=name,
             credit=credit,
             lease_ms=LEASE_MS,
-            push=push,
-            congested=congested,
-            ended=lambda error: None,
+            receiver=FakeReceiver(push, is_congested=congested),
         )
         self.delivery.attach(subscription)
         return subscription

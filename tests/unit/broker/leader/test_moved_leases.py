@@ -25,6 +25,7 @@ from sandq.partition import commands as c
 from sandq.raft import Members
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
+from tests.support.nodes.fake_receiver import FakeReceiver
 from tests.support.simulation.stepped import Stepped, VirtualClock
 
 GROUP = 7
@@ -98,9 +99,7 @@ class Bed(Stepped):
             consumer="c",
             credit=CREDIT,
             lease_ms=LEASE_MS,
-            push=push,
-            congested=lambda: False,
-            ended=lambda error: None,
+            receiver=FakeReceiver(push),
         )
         return subscription
 

@@ -7,11 +7,13 @@ from typing import Any
 import trio.testing
 
 from sandq.broker.peers.routes import Routes
+from sandq.protocol.peer import PeerFrame
+from tests.support.nodes.fake_links import FakeLinks
 
 
 def routes() -> tuple[Routes, list[Any]]:
-    told: list[Any] = []
-    return Routes("n1", lambda node, items: told.append((node, items))), told
+    links = FakeLinks("n2", "n3")
+    return Routes("n1", links), links.sent
 
 
 def test_what_this_node_leads_is_told_to_all_and_to_who_comes() -> None:
@@ -20,10 +22,11 @@ def test_what_this_node_leads_is_told_to_all_and_to_who_comes() -> None:
     table.led(8, 1, True)
     table.led(8, 1, False)
     table.led(9, 1, False)  # it never led it: nothing to tell
-    assert told == [(None, [(7, 3, True)]), (None, [(8, 1, True)]), (None, [(8, 1, False)])]
+    said = [[(7, 3, True)], [(8, 1, True)], [(8, 1, False)]]
+    assert told == [(node, PeerFrame.ROUTES, routes) for routes in said for node in ("n2", "n3")]
     told.clear()
     table.up("n2")
-    assert told == [("n2", [(7, 3, True)])]
+    assert told == [("n2", PeerFrame.ROUTES, [(7, 3, True)])]
     assert (table.leader(7), table.leader(8)) == ("n1", None)
 
 

@@ -30,7 +30,7 @@ class Broker:
     def __init__(self, partitions: int = PARTITIONS, groups: int = GROUPS) -> None:
         self.listing = trio.Semaphore(LISTS_AT_ONCE)
         self.clock = SimpleNamespace(now_ms=lambda: 0)
-        self.reads = self
+        self.reads = self.catalog = self
         self._rows = [{"group": f"g{at}", "ready": 1, "leased": 2, "waiting": 3} for at in range(groups)]
         status = SimpleNamespace(now_ms=0, messages=0, dead=0)
         replica = SimpleNamespace(queries=SimpleNamespace(group_rows=lambda: self._rows))

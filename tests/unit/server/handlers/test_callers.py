@@ -48,14 +48,14 @@ class Twin:
         self.partitions = 1
         self.administration = self.topics = self.nodes = self.restores = self
         self.backups = self
-        self.catalog = SimpleNamespace(topics={})
+        self.catalog = SimpleNamespace(topics={}, topic=self._topic)
         self.clock = SimpleNamespace(now_ms=lambda: 0)
         self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000, subscriptions_per_connection=10)
 
     def check_places(self, request: Any, keys: Any) -> None:
         """Whose keys they are does not matter to it."""
 
-    def topic(self, name: str) -> Any:
+    def _topic(self, name: str) -> Any:
         return SimpleNamespace(record=SimpleNamespace(partitions=self.partitions * [None]))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -98,9 +98,9 @@ class Door:
 
 def info_of(identities: Twin) -> SimpleNamespace:
     return SimpleNamespace(
-        waiting=lambda: None,
+        cluster=SimpleNamespace(waiting=lambda: None),
         add_hint=None,
-        gateway_keys=tuple,
+        gateway_keys=SimpleNamespace(current=()),
         node_id="node1",
         logins=SimpleNamespace(authenticator=None),
         failed_logins=None,

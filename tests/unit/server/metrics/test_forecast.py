@@ -48,7 +48,7 @@ async def test_all_are_asked_and_those_without_anything_to_come_are_not() -> Non
         digests=nobody,
         clients=nobody,
         about=About("1", "n", "c", Path()),
-        members=nobody,
+        discovery=nobody,
     )
     await metrics.forecast()
     assert metrics._soon == {at: SOON_S for at in led if at % 2}

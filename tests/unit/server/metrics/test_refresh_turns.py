@@ -66,7 +66,7 @@ async def test_what_came_due_is_looked_for_in_turns() -> None:
         digests=nobody,
         clients=nobody,
         about=About("1", "n", "c", Path()),
-        members=nobody,
+        discovery=nobody,
     )
     trio.lowlevel.add_instrument(looked)
     try:

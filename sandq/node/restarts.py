@@ -1,10 +1,10 @@
-"""Serve until told to stop; a node whose stores met a full disk is started anew once there is room."""
+"""Serve until told to stop; a node whose stores met a full disk is started again once there is room."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -12,24 +12,17 @@ import trio
 from sandq.model.errors import StorageFailed
 from sandq.storage.files import is_full
 
+if TYPE_CHECKING:
+    from sandq.node.running import Serving
+
 log = structlog.get_logger("sandq.node")
 
 AGAIN_S: Final = 5.0
 """Before the next try where there was not room enough to start."""
 
 
-class Restartable(Protocol):
-    @property
-    def restart(self) -> trio.Event:
-        """Set when the node takes nothing more, and would again if it were started anew."""
-        ...
-
-
-Node = TypeVar("Node", bound=Restartable)
-
-
 async def serve_until(
-    stop: trio.Event, run: Callable[[], AbstractAsyncContextManager[Node]], on_ready: Callable[[Node], None]
+    stop: trio.Event, run: Callable[[], AbstractAsyncContextManager[Serving]], on_ready: Callable[[Serving], None]
 ) -> None:
     """Run a node, one after the other over the same data, until `stop`; `on_ready` is told of each that serves.
 

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from sandq.model.errors import StorageFailed
-from sandq.server.restarts import AGAIN_S, serve_until
+from sandq.node.restarts import AGAIN_S, serve_until
 
 FULL = StorageFailed("no room", errno="ENOSPC")
 BROKEN = StorageFailed("a failed sync", errno="EIO")

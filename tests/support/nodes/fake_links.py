@@ -1,0 +1,33 @@
+"""Links with other nodes on which nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sandq.broker.peers.links import PeerLinks
+
+
+class FakeLinks(PeerLinks):
+    """Links of node `own` with `peers`; a test adds and removes them."""
+
+    def __init__(self, *nodes: str, own: str = "n1", on_send: Callable[[str, int, Any], object] | None = None) -> None:
+        """`on_send(node, kind, body)`: called for each frame; if it returns False, there is no link."""
+        self.own = own
+        self.peers: dict[str, Any] = dict.fromkeys(nodes)
+        self.sent: list[tuple[str, int, Any]] = []
+        self._on_send = on_send
+
+    @property
+    def up(self) -> dict[str, Any]:
+        return self.peers
+
+    def reachable(self) -> set[str]:
+        return {self.own, *self.peers}
+
+    def send(self, node_id: str, kind: int, body: Any) -> bool:
+        self.sent.append((node_id, kind, body))
+        return self._on_send is None or self._on_send(node_id, kind, body) is not False
+
+    def room(self, node_id: str) -> bool:
+        return True
