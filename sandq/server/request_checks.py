@@ -85,7 +85,9 @@ class RequestChecks:
     def count_produce(self, request: Produce, requests: int, known: Ahead | None = None) -> None:
         """Count the batch of so many PRODUCE requests. `known`: how far ahead it sends; None: it is computed here, if
         that matters. Raises QuotaExceeded if the caller, or the owner of the topic, has no more."""
-        quota, raw = self.quota, request.batch
+        quota, raw, usage = self.quota, request.batch, self._info.usage
+        if quota is NO_QUOTA and (usage is None or not usage.bounds_any):
+            return
 
         def ahead() -> Ahead:
             return ahead_of_batch(raw, self._broker.clock.now_ms()) if known is None else known

@@ -250,6 +250,11 @@ def unpack(value: bytes) -> list[Any]:
     return fields
 
 
+def with_defaults(fields: Sequence[Any], *defaults: Any) -> tuple[Any, ...]:
+    """Return the optional fields at the end of a row, with the default of each that is not there."""
+    return (*fields, *defaults[len(fields) :])
+
+
 def batch_row(count: int, created_ms: int, batch: bytes) -> bytes:
     return LOG_HEADER.pack(KIND_BATCH, 0, count, created_ms) + batch
 

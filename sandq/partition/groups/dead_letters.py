@@ -250,9 +250,9 @@ def put_rows(
 
 def load(key: bytes, row: bytes) -> DeadMessage:
     attempts, reason, error, dead_ms, message_id, created_ms, fields, history, *more = rows.unpack(row)
-    earlier = load_lives(more[0]) if more else ()
+    lives, forward = rows.with_defaults(more, (), None)
+    earlier = load_lives(lives)
     died = attempts, reason, error, dead_ms
-    forward = more[1] if len(more) > 1 else None
     sent_to = None
     if isinstance(forward, list):
         topic, partition, number, *is_sent = forward

@@ -357,6 +357,7 @@ class Lease:
         group_id, consumer, attempt, deadline_ms, due_ms, ranges, leased_ms, since_ms, kept, past, *more = rows.unpack(
             row
         )
+        queues, snoozes, epoch, reclaims, handlers, crashes = rows.with_defaults(more, (), 0, 0, 0, 0, 0)
         lease = cls(
             token,
             group_id,
@@ -369,17 +370,14 @@ class Lease:
             since_ms,
             kept,
             [(rows.unpack_ranges(packed), load_history(history)) for packed, history in past],
-            [(queue, length) for queue, length in more[0]] if more else [],
+            [(queue, length) for queue, length in queues],
         )
-        lease.snoozes = more[1] if len(more) > 1 else 0
-        lease.epoch = more[2] if len(more) > 2 else 0
-        lease.reclaims = more[3] if len(more) > 3 else 0
-        lease.handlers = more[4] if len(more) > 4 else 0
-        lease.crashes = more[5] if len(more) > 5 else 0
+        lease.snoozes, lease.epoch, lease.reclaims = snoozes, epoch, reclaims
+        lease.handlers, lease.crashes = handlers, crashes
         if progress is not None:
             acked, left, lease.ended, lease.revoked, *more = rows.unpack(progress)
-            lease.sent = int.from_bytes(more[0], "little") if more else 0
-            lease.begun = int.from_bytes(more[1], "little") if len(more) > 1 else 0
+            sent, begun = rows.with_defaults(more, b"", b"")
+            lease.sent, lease.begun = int.from_bytes(sent, "little"), int.from_bytes(begun, "little")
             lease.acked, lease.left = int.from_bytes(acked, "little"), int.from_bytes(left, "little")
         return lease
 
@@ -478,10 +476,8 @@ class Waiting:
         due_ms, seq = int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big")
         ranges = PackedRanges(rows.unpack_ranges(packed))
         entry = cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
-        entry.made = Made(*more[0]) if more and more[0] is not None else None
-        entry.queue = more[1] if len(more) > 1 else None
-        entry.snoozes = more[2] if len(more) > 2 else 0
-        entry.crashes = more[3] if len(more) > 3 else 0
+        made, entry.queue, entry.snoozes, entry.crashes = rows.with_defaults(more, None, None, 0, 0)
+        entry.made = Made(*made) if made is not None else None
         return entry
 
 
