@@ -1,4 +1,4 @@
-"""Logs of embedded brokers: structlog prints everything unless told otherwise, and a test wants to see its own."""
+"""Logs of embedded brokers: by default structlog prints all of them, between the output of the tests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,30 @@ _lock = threading.Lock()
 _brokers = 0
 
 
+def _configuration() -> list[object]:
+    found = structlog.get_config()
+    return [*found["processors"], found["wrapper_class"], found["logger_factory"], found["context_class"]]
+
+
+_DEFAULT = None if structlog.is_configured() else _configuration()
+"""Structlog's default configuration; None if it was configured before this module was imported."""
+
+
+def _is_unconfigured() -> bool:
+    """Return whether structlog has its default configuration.
+
+    `structlog.is_configured` is not enough: it is true after a `structlog.testing.capture_logs`, which restores the
+    default configuration by `configure`.
+    """
+    return not structlog.is_configured() or _configuration() == _DEFAULT
+
+
 @contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Warnings and worse only, while any broker runs; whoever has configured structlog gets what they asked for."""
+    """Log warnings and errors only, while any broker runs. A configuration of the caller is left as it is."""
     global _brokers
     with _lock:
-        ours = _brokers > 0 or not structlog.is_configured()
+        ours = _brokers > 0 or _is_unconfigured()
         if ours:
             _brokers += 1
             structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))

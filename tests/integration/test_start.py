@@ -12,9 +12,8 @@ import pytest
 import trio
 
 from sandq.model.errors import Corruption, DataDirInUse, StartupError, StorageFailed
-from sandq.node import run_node
+from sandq.node import restarts, run_node
 from sandq.node.running import Serving
-from sandq.server import restarts
 from sandq.server.http.node_link import STARTING
 from sandq.server.http.thread import ThreadLaunch
 from sandq.storage.stores import LevelStores, Stores
