@@ -35,7 +35,7 @@ from sandq.broker.delivery.subscribe import (
     size_of,
 )
 from sandq.broker.leader.partition_leader import PartitionLeader
-from sandq.broker.leader.subscription import Receiver, Subscription
+from sandq.broker.leader.subscription import DeliveryReceiver, Subscription
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.routes import Routes
 from sandq.broker.reads.fan_out import call_all, read_all
@@ -300,7 +300,7 @@ class Broker:
         self,
         request: Subscribe,
         caller: Caller,
-        receiver: Receiver,
+        receiver: DeliveryReceiver,
     ) -> tuple[Subscription, list[int]]:
         """Opens the group where it is new, ends what an earlier process of this consumer has, and takes over its
         leases, pushes leases of this consumer that it does not know of, then takes part.

@@ -56,7 +56,6 @@ class OwnerUsage:
         runner: Runner,
         now_ms: Callable[[], int],
     ) -> None:
-        """`ask`: runs something where the state of partitions is."""
         self._catalog = catalog
         self._links = links
         self._runner = runner

@@ -1,4 +1,4 @@
-"""Serve until told to stop; a node whose stores met a full disk is started again once there is room."""
+"""Serve until a stop is requested; a node whose stores met a full disk is started again once there is room."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AGAIN_S: Final = 5.0
 async def serve_until(
     stop: trio.Event, run: Callable[[], AbstractAsyncContextManager[Serving]], on_ready: Callable[[Serving], None]
 ) -> None:
-    """Run a node, one after the other over the same data, until `stop`; `on_ready` is told of each that serves.
+    """Run nodes, one after the other over the same data, until `stop`. Call `on_ready` with each that serves.
 
     Raises what `run` raises; but a node that has served, and finds no room to start again, waits for it.
     """
@@ -36,12 +36,12 @@ async def serve_until(
                 served = True
                 await _first_of(stop, node.restart)
                 if not stop.is_set():
-                    log.warning("there is room again: starting anew")
+                    log.warning("there is room again: starting again")
         except (StorageFailed, ExceptionGroup) as error:
             full = [leaf for leaf in _leaves(error) if isinstance(leaf, StorageFailed) and is_full(leaf)]
             if not served or len(full) < len(list(_leaves(error))):
                 raise
-            log.error("no room to start anew", error=full[0].message)
+            log.error("no room to start again", error=full[0].message)
             with trio.move_on_after(AGAIN_S):
                 await stop.wait()
 

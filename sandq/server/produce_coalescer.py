@@ -162,7 +162,7 @@ class ProduceCoalescer:
     # -- to the broker --------------------------------------------------------------------------------------------
 
     def _produce(self, request: Produce, requests: int, done: Done) -> None:
-        """Have the broker store the batch of so many requests. Raises what refuses it."""
+        """Store the batch of `requests` requests. Raise the error that refuses it."""
         if requests > 1 and not self._checks.has_room(requests):
             raise QuotaExceeded("not all of them at once")  # so they come one by one
         self._checks.check_rate(request.topic, requests)
@@ -175,7 +175,7 @@ class ProduceCoalescer:
             self._broker.produce(request, caller, answer, requests=requests)
 
     async def _produce_large(self, request: Produce, done: Done) -> None:
-        """Have the broker store a batch that takes long to check. Raises what refuses it."""
+        """Store a batch that takes long to check. Raise the error that refuses it."""
         self._checks.check_rate(request.topic)
         check_ratio(request.batch)  # before anything decompresses it, and before quotas count what it claims
         ahead = AT_ONCE
@@ -222,7 +222,7 @@ class ProduceCoalescer:
 
 
 def _is_compressed(raw: bytes) -> bool:
-    """Whether a batch has more bytes than its frame says, as far as its header is there."""
+    """Return whether a batch has more bytes than its frame says, as far as its header is there."""
     return raw[9:10] > b"\0"
 
 

@@ -33,7 +33,7 @@ class RequestChecks:
 
     @property
     def quota(self) -> Quota:
-        """The quota of who asks by this connection itself."""
+        """The quota of the identity that this connection belongs to."""
         login = self._connection.login
         return NO_QUOTA if login is None else login.quota
 
@@ -48,7 +48,7 @@ class RequestChecks:
             self._info.request_rates.take(opened.record.name, opened.record.settings, caller, requests)
 
     def count(self, frame: Frame) -> None:
-        """Count a request, except PRODUCE, against the quota of who asks. Raises QuotaExceeded."""
+        """Count a request, except PRODUCE, against the quota of the caller. Raise QuotaExceeded."""
         kind, quota, now_ms = frame[0], self.quota, self._broker.clock.now_ms()
         if quota is NO_QUOTA or kind in NOT_COUNTED:
             return
@@ -60,7 +60,7 @@ class RequestChecks:
         self._info.quotas.take(principal, quota, 1, size, is_free=is_free, carries=carries)
 
     def check_delay_of_caller(self, frame: Frame) -> None:
-        """Check how far ahead a gateway sends for its caller. Raises QuotaExceeded."""
+        """Check how far ahead a gateway sends for its caller. Raise QuotaExceeded."""
         principal = self._connection.caller.principal
         record = self._broker.metadata.identities.get(principal)
         if record is not None and "max_delay_ms" in record.quota:
@@ -74,7 +74,7 @@ class RequestChecks:
             usage.check(owner, size, pending)
 
     def has_room(self, requests: int) -> bool:
-        """Return whether the quota of who asks admits so many requests now."""
+        """Return whether the quota of the caller admits this number of requests now."""
         quota = self.quota
         return quota is NO_QUOTA or self._info.quotas.has_room(self._connection.caller.principal, quota, requests)
 
@@ -83,8 +83,8 @@ class RequestChecks:
         return self.quota.max_delay_ms is not None or self._owner(topic) is not None
 
     def count_produce(self, request: Produce, requests: int, known: Ahead | None = None) -> None:
-        """Count the batch of so many PRODUCE requests. `known`: how far ahead it sends; None: it is computed here, if
-        that matters. Raises QuotaExceeded if the caller, or the owner of the topic, has no more."""
+        """Count the batch of `requests` PRODUCE requests. Raise QuotaExceeded if the quota of the caller, or of the
+        owner of the topic, is used up. `known`: how far ahead the batch sends; None: compute it if it matters."""
         quota, raw, usage = self.quota, request.batch, self._info.usage
         if quota is NO_QUOTA and (usage is None or not usage.bounds_any):
             return

@@ -33,8 +33,8 @@ def _deliver(connection: Connection, number: int, delivery: Delivery, *, reports
         connection.send(frame)
 
 
-class _Receiver:
-    """Where the messages of a subscription go: `leader.subscription.Receiver`."""
+class _ConnectionReceiver:
+    """Where the messages of a subscription go: `leader.subscription.DeliveryReceiver`."""
 
     def __init__(
         self, connection: Connection, subscriptions: dict[int, tuple[str, Subscription]], request: Subscribe
@@ -123,7 +123,7 @@ class Subscriptions:
             raise
 
     async def _subscribed(self, request_id: int, request: Subscribe) -> bytes:
-        receiver = _Receiver(self._connection, self._subscriptions, request)
+        receiver = _ConnectionReceiver(self._connection, self._subscriptions, request)
         subscription, partitions = await self._broker.subscribe(request, self._connection.caller, receiver)
         self._subscriptions[request.subscription_id] = (request.topic, subscription)
         return encode_reply(request_id, partitions)

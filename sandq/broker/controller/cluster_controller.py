@@ -225,7 +225,7 @@ class ClusterController:
             self._planned = case
 
     def _may_assign(self, group: int) -> bool:
-        """Whether a group has a leader, as far as is known here, and may be assigned anew."""
+        """Return whether a group has a leader, as far as this node knows, and its replicas may be moved."""
         return self._routes.leader(group) is not None and not self._nodes.is_rebuilding(group)
 
     def _lost(self, nodes: Collection[NodeRecord]) -> frozenset[str]:

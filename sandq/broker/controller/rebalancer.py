@@ -225,7 +225,7 @@ class Rebalancer:
                 self._hand_over(led, first, nursery)
 
     def _takes(self, led: _Led, node: str) -> bool:
-        """Whether leadership of a group may be given to a node. With a shut replica it would hand over again."""
+        """Return whether a node may lead a group. A node whose replica is shut would hand it over again."""
         return self._health.may_lead(node) and not self._shut_replicas.is_shut(led.host.number, node)
 
     def _hand_over(self, led: _Led, member: str, nursery: trio.Nursery) -> None:

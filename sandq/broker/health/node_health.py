@@ -70,8 +70,8 @@ class NodeHealth:
         stall_after_s: float,
         request_timeout_s: float,
     ) -> None:
-        """`free_bytes`: of the disk; may take as
-        long as that hangs. Below `reserve_bytes` nothing new is stored, so that there is room for what makes room."""
+        """`free_bytes`: free bytes of the disk; returns only when the disk answers. No new messages are stored while
+        less than `reserve_bytes` are free: commands that free space need the rest."""
         self._node_log = node_log
         self._runner = runner
         self._links = links

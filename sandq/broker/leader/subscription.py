@@ -9,7 +9,7 @@ from sandq.broker.replication.replica import Delivery
 from sandq.model.errors import SandqError
 
 
-class Receiver(Protocol):
+class DeliveryReceiver(Protocol):
     """The connection of a consumer, as a subscription sees it: `server.subscriptions` implements it."""
 
     @property
@@ -20,7 +20,7 @@ class Receiver(Protocol):
         """Send a lease."""
 
     def ended(self, error: SandqError) -> None:
-        """The subscription has ended: its topic was deleted, for example."""
+        """Report the end of the subscription: its topic was deleted, for example."""
 
 
 class Subscription:
@@ -33,7 +33,7 @@ class Subscription:
         consumer: str,
         credit: int,
         lease_ms: int,
-        receiver: Receiver,
+        receiver: DeliveryReceiver,
         epoch: int = 0,
         handlers: int = 0,
         address: str | None = None,

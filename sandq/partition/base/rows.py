@@ -251,8 +251,8 @@ def unpack(value: bytes) -> list[Any]:
 
 
 def with_defaults(fields: Sequence[Any], *defaults: Any) -> tuple[Any, ...]:
-    """Return the optional fields at the end of a row, with the default of each that is not there."""
-    return (*fields, *defaults[len(fields) :])
+    """Return the optional fields at the end of a row, with the default of each missing one. Ignore fields beyond."""
+    return (*fields[: len(defaults)], *defaults[len(fields) :])
 
 
 def batch_row(count: int, created_ms: int, batch: bytes) -> bytes:

@@ -9,7 +9,7 @@ from sandq.model.errors import SandqError
 
 
 class FakeReceiver:
-    """A `leader.subscription.Receiver`."""
+    """A `leader.subscription.DeliveryReceiver`."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ DEAREST = 25
 """So many tests are named with what they cost."""
 LOOP_S = 0.2
 OVER = 1.5
-"""A suite that takes so many times its budget is named."""
+"""A suite that takes more than this multiple of its budget is named."""
 YIELD = ("nice", "-n", "10")
 """Before what runs beside Spark, which takes the run for failed when a Python process is not there in ten seconds."""
 SPREAD = ("-n", "4", "--dist", "worksteal")

@@ -753,7 +753,10 @@ class MembershipWorld:
             "missing": sorted(self.stored - self.delivered)[:5],
             "wiped": self.wiped,
             "drained": self.drained,
-            "clocks": {b.node_log.node_id: (b.clock.reason, b.clock.waits, sorted(b.up())) for b in self._brokers()},
+            "clocks": {
+                b.node_log.node_id: (b.clock.reason, b.clock.waits, sorted(b.links.reachable()))
+                for b in self._brokers()
+            },
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 import trio
@@ -50,7 +51,9 @@ class Bed:
             node.restart.set()
 
     async def serve(self) -> None:
-        await serve_until(self.stop, self._run, self._on_ready)
+        run: Any = self._run
+        on_ready: Any = self._on_ready
+        await serve_until(self.stop, run, on_ready)
 
 
 async def test_it_is_started_anew_when_it_asks_for_it() -> None:

@@ -191,7 +191,7 @@ async def test_another_store_under_its_name_is_not_it(autojump_clock: trio.testi
     bed = Bed("a", "b", "c")
     await bed.tend()
     bed.linked.discard("c")
-    bed.controller._seen = lambda: [("c", "another store")]
+    bed.directory.alive = lambda: [("c", "another store")]
     await bed.tend(2 * FAILED_S)
     assert bed.failed() == {"c"}
 

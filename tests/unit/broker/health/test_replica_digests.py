@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from sandq.broker.health import replica_digests
-from sandq.broker.health.replica_digests import REFUSED_MOST, VIEWS_MOST, ReplicaDigests
+from sandq.broker.health.replica_digests import ANSWER_S, REFUSED_MOST, VIEWS_MOST, ReplicaDigests
 from sandq.broker.replication.applier import DigestView
 from sandq.model.errors import StorageFailed, TimedOut
 from sandq.partition import commands as c
@@ -110,12 +110,14 @@ async def test_a_difference_stays_known_until_all_were_heard() -> None:
 
 async def test_who_is_away_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
-    bed.up = {"a", "b"}
+    bed.links.peers = {"b": None}
     assert await bed.compare(a=RIGHT, b=RIGHT) is True
-    bed.up = {"a"}
+    bed.links.peers = {}
     assert await bed.compare(a=RIGHT) is None
-    bed.up = {"a", "b", "c"}
+    assert trio.current_time() == 0
+    bed.links.peers = {"b": None, "c": None}
     assert await bed.compare(a=RIGHT, b=RIGHT) is True, "c has not answered in time"
+    assert trio.current_time() >= ANSWER_S
     bed.host.ready = False
     assert await bed.compare(a=RIGHT, b=WRONG) is False, "it leads no more, and knows what it knows"
 

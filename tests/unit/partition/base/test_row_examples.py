@@ -539,3 +539,9 @@ def test_partition() -> None:
     partition = Partition(1, ("n1#1",), ("n2#3",), ("n1#1",), 2, 1)
     assert partition.row("t", 0) == example("partition-row")
     assert Partition.load(1, example("partition-row")) == ("t", 0, partition)
+
+
+def test_optional_fields_have_defaults_and_unknown_ones_are_ignored() -> None:
+    assert rows.with_defaults([], "a", 0) == ("a", 0)
+    assert rows.with_defaults([None], "a", 0) == (None, 0)
+    assert rows.with_defaults([1, 2, 3], "a", 0) == (1, 2)
