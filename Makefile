@@ -64,7 +64,7 @@ test-flaky: $(SPARK_STAMP) system
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict $(PACKAGES)
-	$(BIN)/pytest -q tests/unit/test_floors.py
+	$(BIN)/pytest -q tests/unit/test_floors.py tests/unit/test_language.py
 	$(BIN)/python -m tests.support.audit_dependencies
 
 # make bench BENCH="--group small"; python -m benchmarks --help says what else there is.
