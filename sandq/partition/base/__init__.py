@@ -1,1 +1,1 @@
-"""What all rooms of a partition stand on: its rows and their keys, the view that they are changed through, heaps."""
+"""Foundations of all packages of a partition: stored rows and their keys, the view that changes them, and heaps."""

@@ -1,6 +1,7 @@
-"""A digest of what a partition has stored (pure): the same on every replica that has applied the same entries.
+"""A digest of the stored rows of a partition (pure). Replicas that have applied the same entries have the same digest.
 
-All rows are in it but counts by the second, which are cut into rows, and those dropped in steps, as it happens.
+The digest leaves out the rows of per-second counts (`rows.COUNTS`). How counts are split into rows, and when old rows
+are deleted, differs between replicas.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from sandq.partition.base.view import Row
 
 DIGEST_BYTES: Final = 16
 _COUNTS_FIELD: Final = 6
-"""Of the state's row: now, what is later, and what is known of the rows of counts."""
+"""Index of the counts in the state row. The digest takes only their first two values: the second up to which messages
+are due, and the number of later messages. The others describe the rows of counts."""
 
 
 def comparable(found: Iterable[Row]) -> Mapping[bytes, Any]:
-    """Of these rows, keys relative to the store, what is the same on every replica."""
+    """Map keys, relative to the store, to the part of each row that is the same on every replica. Leave out other
+    rows."""
     return {key: _of_state(value) if key == rows.STATE_KEY else value for key, value in found if key[:1] != rows.COUNTS}
 
 
@@ -30,14 +33,14 @@ def _of_state(row: bytes) -> list[Any]:
 
 
 class StateDigest:
-    """Add all rows of a partition in the order of their keys, in as many pieces as is convenient; then ask for
+    """Computes the digest of a partition. Add all rows in the order of their keys, in any number of calls, then call
     `value`."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
 
     def add(self, found: Iterable[Row]) -> None:
-        """Add the next rows, keys relative to the store."""
+        """Add the next rows. Their keys are relative to the store."""
         update = self._hash.update
         for key, value in comparable(found).items():
             row = value if isinstance(value, bytes) else rows.pack(*value)
@@ -45,5 +48,5 @@ class StateDigest:
             update(row)
 
     def value(self) -> bytes:
-        """The digest of all that was added, `DIGEST_BYTES`."""
+        """Return the digest of all rows added so far, `DIGEST_BYTES` long."""
         return self._hash.digest()

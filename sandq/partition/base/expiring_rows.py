@@ -1,7 +1,8 @@
-"""Rows that remember something for a while: unique keys after delivery, what was cancelled, where it had been moved.
+"""Rows that are kept for a limited time: unique keys after delivery, cancelled messages, positions of moved messages.
 
-Each such row carries, as its last field, the instant at which it is forgotten (None: not yet known), and a row of its
-own in the order of these instants leads to it. What was put there again meanwhile says another instant, and stays.
+The last field of such a row is the time at which it expires, in ms (None: not yet known). An index row, whose key sorts
+by that time, points to it. If the row was replaced in the meantime, its expiry time differs from that in the old index
+row, and the sweep deletes the index row alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.step import Step
 
 CANCEL_MEMORY_MS = 600_000
-"""How long a repeated cancel is answered as the first time."""
+"""How long, in ms, the partition repeats its first reply when a cancel is sent again."""
 SWEEP_ROWS = 1000
 _KEY_START = 7
 
@@ -19,7 +20,7 @@ _KEY_START = 7
 class ExpiringRows:
     def __init__(self) -> None:
         self.next_ms: int | None = None
-        """When the next row is to be forgotten."""
+        """A time at or before the first expiry, in ms. None if no row is to expire."""
         self._swept_ms = 0
 
     def state(self) -> tuple[int | None, int]:
@@ -29,14 +30,15 @@ class ExpiringRows:
         self.next_ms, self._swept_ms = state
 
     def put(self, step: Step, key: bytes, due_ms: int, *fields: object) -> None:
-        """Put a row of these fields, to be forgotten at `due_ms`."""
+        """Put a row with these fields and an index row. The row expires at `due_ms`."""
         due_ms = min(due_ms, offsets.U48_MAX)
         step.view.put(key, rows.pack(*fields, due_ms))
         step.view.put(rows.FORGET + due_ms.to_bytes(6, "big") + key, b"")
         self.next_ms = due_ms if self.next_ms is None else min(self.next_ms, due_ms)
 
     def expire_move(self, step: Step, message_id: bytes) -> None:
-        """Remember only for a while where a message had been moved, for it is nowhere any more."""
+        """Let the row that says where a message was moved expire after `CANCEL_MEMORY_MS`: the message no longer
+        exists."""
         key = rows.MOVED + message_id
         row = step.view.get(key)
         if row is not None:
@@ -45,16 +47,18 @@ class ExpiringRows:
                 self.put(step, key, step.now_ms + CANCEL_MEMORY_MS, *fields)
 
     def set_back(self, step: Step) -> None:
-        """The partition's time goes back to this instant: rows may have to be forgotten from it on."""
+        """Adjust to a clock reset, which moves the partition's time back to that of `step`: rows may expire from then
+        on."""
         self._swept_ms = min(self._swept_ms, step.now_ms)
         self.next_ms = None if self.next_ms is None else min(self.next_ms, step.now_ms)
 
     def sweep(self, step: Step) -> None:
-        """Forget what is due, a bounded number."""
+        """Delete expired rows, at most `SWEEP_ROWS` of them per call."""
         view, now_ms = step.view, step.now_ms
         if self.next_ms is None or self.next_ms > now_ms:
             return
-        # From where the last sweep ended: a scan from the start would walk over every row deleted so far.
+        # Start where the last sweep ended. A scan from the first key would step over all rows deleted so far, because
+        # the store keeps deleted rows until it is compacted.
         start = rows.FORGET + self._swept_ms.to_bytes(6, "big")
         stop = rows.tag_bounds(rows.FORGET)[1]
         found = view.scan(start, stop, limit=SWEEP_ROWS + 1, max_bytes=1 << 40)

@@ -1,6 +1,6 @@
-"""What a partition has deleted or overwritten in its store, and still takes up space there, or is in the way of scans.
+"""Counts rows that were deleted or overwritten, but still take up space in the store or slow down scans.
 
-Of this process alone, and no part of the state: another one begins to count anew.
+These numbers belong to this process. They are not part of the replicated state, and start at zero after a restart.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from sandq.model import offsets
 from sandq.partition.base import rows
 
 Span = tuple[bytes, bytes]
-"""Keys start <= key < stop, relative to the store."""
+"""A range of keys, start <= key < stop, relative to the store."""
 
 
 class Garbage:
@@ -18,32 +18,33 @@ class Garbage:
 
     def _begin(self) -> None:
         self.rows = 0
-        """Log rows that were deleted."""
+        """Number of deleted log rows."""
         self.bytes = 0
-        """Of these, and of values of keys that others came after; roughly."""
+        """Approximate bytes of deleted log rows and of overwritten values."""
         self._span = (offsets.LAST, offsets.FIRST)
         self._tags: set[bytes] = set()
 
     def deleted(self, key: bytes, size: int) -> None:
-        """A log row was deleted."""
+        """Count one deleted log row of `size` bytes."""
         self.rows += 1
         self.bytes += size
         first, last = self._span
         self._span = (min(first, key[1:]), max(last, key[1:]))
 
     def deleted_all(self, first: bytes, last: bytes, count: int, size: int) -> None:
-        """So many log rows from `first` to `last` were deleted."""
+        """Count `count` deleted log rows from `first` to `last`, with `size` bytes in total."""
         self.deleted(first, size)
         self.deleted(last, 0)
         self.rows += count - 2
 
     def overwritten(self, tag: bytes, size: int) -> None:
-        """A row with this tag was deleted, or another one put in its place."""
+        """Count a row with this tag that was deleted or overwritten. `size` is that of its old value, in bytes."""
         self.bytes += size
         self._tags.add(tag)
 
     def take(self) -> list[Span]:
-        """Where it is; and begin anew. Whoever reads there walks over deleted rows until the store is compacted."""
+        """Return the key ranges that contain garbage, and reset all numbers. Until the store is compacted, scans of
+        these ranges step over deleted rows."""
         first, last = self._span
         spans = [(rows.log_key(first), rows.after(rows.log_key(last)))] if self.rows else []
         spans += [rows.tag_bounds(tag) for tag in sorted(self._tags)]

@@ -1,4 +1,4 @@
-"""Messages by how their keys begin."""
+"""Select messages by the prefixes of their keys."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from sandq.partition.base.rows import Fields
 
 
 class Prefixes(NamedTuple):
-    """How the keys of the messages that are meant begin; None: in any way, or there is none."""
+    """Prefixes that select messages. None as a prefix selects all messages, including those without such a key."""
 
     key: bytes | None = None
     unique_key: bytes | None = None
 
     @property
     def say_nothing(self) -> bool:
-        """Return whether any message is meant."""
+        """Return True if there is no prefix, so that every message is selected."""
         return self.key is None and self.unique_key is None
 
     def take(self, fields: Fields) -> bool:
-        """Return whether a message is among them."""
+        """Return whether a message with these fields is selected."""
         return _begins(fields.get(Column.KEY), self.key) and _begins(fields.get(Column.UNIQUE_KEY), self.unique_key)
 
 

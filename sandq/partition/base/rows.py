@@ -1,51 +1,56 @@
 """Rows of a timer partition. PERSISTED: tags, field orders and struct layouts never change their meaning.
 
-Keys (relative to the store), one tag byte first; integers big-endian so that keys sort in numeric order::
+Keys are relative to the store and begin with one tag byte. Integers are big-endian: keys sort in numeric order::
 
-    "a" token u64                      progress of a lease: acked and left bitmaps, when and how it ended
-    "b" group u32, offset 16           message behind the cursor that waits for its key (ordering: key)
+    "a" token u64                      progress of a lease: bitmaps of acked and left messages; when and how it ended
+    "b" group u32, offset 16           message that the cursor passed, blocked by its key (ordering: key)
     "d" group u32, offset 16           dead message of a group
-    "e" due_ms u48, key                row that is forgotten at due_ms, if it still says so in its last field
-    "f" topic u32, partition u16, seq u64  message that is to be sent to another partition
+    "e" due_ms u48, key                index row: that row expires at due_ms, if its last field still says so
+    "f" topic u32, partition u16, seq u64  message to send to another partition
     "g" group u32                      group
     "h" name                           hold
-    "i" id 16                          where a moved message is now
+    "i" id 16                          current offset of a moved message
     "j" job id 16                      job
-    "k" group u32, offset 16           message of a group that the log need not keep for it
+    "k" group u32, offset 16           copy of a message that a group keeps, so that the log need not keep it
     "l" token u64                      lease
-    "m" offset 16                      log row: a whole batch, or one message
-    "n" hour u32, seq u64              how many messages stand in each second of an hour, or a change of that
-    "p" id 16                          payload of a message above `INLINE_BYTES`, kept apart
-    "q" producer id u64                idempotent producer; without an id: when one that was forgotten was last used
-    "r" producer id u64, number u64    ids in the answer to a producer's batch that do not follow from the batch
+    "m" offset 16                      log row: a batch row or a single-message row
+    "n" hour u32, seq u64              numbers of messages per second of an hour, or changes of them
+    "p" id 16                          payload of a message that is larger than `INLINE_BYTES`
+    "q" producer id u64                idempotent producer; without an id: last use of the newest forgotten producer
+    "r" producer id u64, number u64    ids in the reply to a producer's batch that do not follow from the batch
     "s"                                state of the partition
-    "B" topic u32, partition u16       how far the batch goes that is being sent there
-    "K" digest 16, unique key          the same of a message of level 18 and later that has a key: its digest
-    "L" group name                     limits of a group: what the partition may have of them
-    "t" offset 16                      tombstone: the message that stood here was cancelled or moved
-    "u" unique key                     message of a unique key
-    "X"                                state of the partition in a backup, while that is being restored
-    "V" offset 16                      fields of a message of a batch that was updated later
-    "U" tenant, 0, unique key          the same in a fair topic, of a message of level 10 and later
-    "y" offset 16                      what a message of a batch was given later: a priority, fields
+    "B" topic u32, partition u16       end of the batch that is being sent to that partition
+    "K" digest 16, unique key          like "u", for a message with a key (since feature level 18): digest of the key
+    "L" group name                     limits of a group: this partition's allowance
+    "t" offset 16                      tombstone: the message at this offset was cancelled or moved
+    "u" unique key                     message that has this unique key
+    "X"                                state of the partition in a backup, while the backup is being restored
+    "V" offset 16                      fields of a message of a batch row, after an update
+    "U" tenant, 0, unique key          like "u", in a fair topic (since feature level 10)
+    "y" offset 16                      later changes of a message of a batch row: its priority, its fields
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
-    "F" fire_ms u48, name              schedule that fires then
-    "O" group name, 0, partition u16   what another partition may have of limits: in partition 0 alone
+    "F" fire_ms u48, name              schedule that fires at that time
+    "O" group name, 0, partition u16   limits of a group: another partition's share. Only in partition 0
     "P" group u32, tenant              pace of a tenant
     "Q" group u32, queue               ready queue of a group: a tenant, a zero byte, a priority u32
     "R" group u32, queue, offset 16    messages in a ready queue
     "S" name                           schedule
-    "T" group u32, path                turns of the tenants whose names begin so
+    "T" group u32, path                fair-queueing state of the tenants whose names begin with this path
     "z" group u32, offset 16           messages above the cursor that the group had passed before a clock reset
 
-Log rows open with `<B B 2x I q`: kind u8, flags u8, two zero bytes, count u32, created_ms i64 (16 bytes, so that the
-batch behind keeps its 8-byte alignment). Kind 1: then the batch as the producer sent it. Kind 2, one message: then
-msgpack `[id | nil, {column id: value}]`, or, with the payload apart, `[id | nil, nil, payload bytes, {column: value}]`
-where the map has only what the log itself needs (ttl, unique key, ordering hash, digest of the key, priority, tenant),
-and its priority is the one that counts. Flag 1: there is some of that. One that was placed far later than it was wanted
-(the floor was ahead) has the instant it was wanted at in its map, as `deliver_ms`: in the log, and where a group keeps
-it. Flag 2: that counts from when it was stored, or moved last.
-All other values are msgpack arrays. Ranges are packed as base offset 16 + count u32, one behind the other.
+A log row begins with the header `<B B 2x I q`: kind u8, flags u8, two zero bytes, count u32, created_ms i64. It is 16
+bytes long, so that a batch after it keeps its 8-byte alignment.
+
+Kind 1 is a batch row: after the header comes the batch as the producer sent it. Kind 2 is a single-message row: after
+the header comes msgpack `[id | nil, {column id: value}]`. If the message has a payload row, it is msgpack
+`[id | nil, nil, payload bytes, {column: value}]` instead. This map contains only the columns that the log needs: ttl,
+unique key, ordering hash, digest of the key, priority and tenant. Its priority overrides the one in the payload.
+
+Flag 1: the message has columns that the log needs. Flag 2: the delivery time was given as a delay, which counts from
+the time when the message was stored, or moved last. If a message was stored at a far later time than requested, because
+the floor was ahead, its map contains the requested time as `deliver_ms`, in the log and in the copy that a group keeps.
+
+All other values are msgpack arrays. Ranges are packed as base offset (16 bytes) and count u32, one after the other.
 """
 
 from __future__ import annotations
@@ -80,37 +85,38 @@ FLAG_EXTRA, FLAG_DELAY = 1, 2
 INLINE_BYTES = 4096
 LOG_HEADER = struct.Struct("<BB2xIq")
 CREATED = slice(8, 16)
-"""Of a log row: created_ms, little-endian."""
+"""Slice of a log row that holds its creation time, in ms, little-endian."""
 PLAIN_FROM = LOG_HEADER.size + 2
-"""Of a plain row: where its fields begin."""
+"""Position in a plain row at which the message's fields begin."""
 _RANK = (Column.PRIORITY, Column.TENANT)
-"""Columns by which a message is put into a ready queue."""
+"""Columns that decide which ready queue a message belongs to."""
 _PLAIN_HEADS = {bytes([KIND_MESSAGE, 0]), bytes([KIND_MESSAGE, FLAG_DELAY])}
 _PLAIN_FIELDS = b"\x92\xc0"
-"""An array of two: nil, and the fields."""
+"""The msgpack header of a plain row: an array of two values, the first of which is nil and the second the fields."""
 RANGE_BYTES = 20
 _ONE = (1).to_bytes(4, "big")
-"""The length of a range of one message, as rows have it."""
+"""The packed length of a range of one message."""
 SHARED_BYTES = 12
-"""Of an offset: delivery time and Raft index, which all messages of a log row have in common."""
+"""Length of the beginning of an offset (delivery time and Raft index) that all messages of a log row have in common."""
 _ALL = 1 << 40
 DIGEST_BYTES: Final = 16
-"""Length of what stands for a key in the names of messages: keys may be long, and look-aheads hold many names."""
+"""Length of the digest that replaces a key in the name of a message. Keys may be long, and look-aheads hold many names.
+"""
 
 Fields = dict[int, Any]
-"""Column id -> value of one message (the delivery time left out: the offset carries it)."""
+"""Column id -> value of one message. The delivery time is missing, because the offset contains it."""
 
 
 class Range(NamedTuple):
-    """`length` messages at consecutive places from `base` on."""
+    """`length` messages at consecutive offsets, beginning with `base`."""
 
     base: bytes
     length: int
 
 
 class Extra(NamedTuple):
-    """What the log must know of a message beyond its place. `order`: hash of the key in a topic ordered by key;
-    `tenant`: None stands for `default`."""
+    """Values of a message that the log needs in addition to the offset. `order`: hash of the key, in a topic ordered by
+    key. `tenant`: None stands for `default`."""
 
     id: bytes
     ttl_ms: int | None
@@ -118,24 +124,26 @@ class Extra(NamedTuple):
     order: int | None
     tenant: bytes | None = None
     key_digest: bytes | None = None
-    """Digest of the key within which the unique key is unique; None: there is no such key."""
+    """Digest of the key within which the unique key is unique. None if there is no such key."""
 
 
 class LogEntry(NamedTuple):
-    """What leasing needs of a log row (or of what is left of one): its first offset, messages, bytes."""
+    """The part of a log row, or of the rest of one, that leasing needs. `first`: first offset; `length`: number of
+    messages; `size`: bytes."""
 
     first: bytes
     length: int
     size: int
     extra: Extra | None = None
     unit: int = 0
-    """Of a batch: bytes of one message, on average over the whole row. The size of a part follows from it alone, so
-    that it is the same however the part came about."""
+    """Bytes of one message of a batch, averaged over the whole row. The size of a part is computed from it alone, so
+    that replicas agree on the size no matter how they split the row."""
     row: bytes | None = None
-    """A plain row itself, where it is at hand: the message is sent without being read again."""
+    """The plain row itself, if it is in memory: the message can then be sent without reading the row again."""
 
     def part(self, start: int, stop: int) -> LogEntry:
-        """The messages from `start` to `stop`, counted from its first."""
+        """Return an entry with the messages from `start` to `stop` (exclusive), counted from the first message of this
+        one."""
         return LogEntry(offsets.shift(self.first, start), stop - start, self.unit * (stop - start), None, self.unit)
 
 
@@ -156,7 +164,7 @@ def waiting_key(group_id: int, due_ms: int, seq: int) -> bytes:
 
 
 def scoped_unique_key(tenant: bytes, unique_key: bytes) -> bytes:
-    """Key of the row of a tenant's unique key. No name of a tenant has a zero byte."""
+    """Return the key of the row of a tenant's unique key. The name of a tenant contains no zero byte."""
     return SCOPED_UNIQUE + tenant + b"\0" + unique_key
 
 
@@ -190,7 +198,8 @@ def answer_key(producer_id: int, number: int) -> bytes:
 
 
 def of_group(tag: bytes, group_id: int, offset: bytes = b"") -> bytes:
-    """Key of a row that a group has of its own, for a message (`DEAD`, `KEPT`, `BLOCKED`) or what else the tag says."""
+    """Return the key of a row that belongs to one group. `offset`: an offset (`DEAD`, `KEPT`, `BLOCKED`), or whatever
+    fields the module docstring lists for the tag."""
     return tag + group_id.to_bytes(4, "big") + offset
 
 
@@ -199,7 +208,7 @@ def group_bounds(tag: bytes, group_id: int) -> tuple[bytes, bytes]:
 
 
 def after(key: bytes) -> bytes:
-    """The smallest key above `key`."""
+    """Return the smallest key above `key`."""
     return key + b"\x00"
 
 
@@ -208,7 +217,8 @@ def tag_bounds(tag: bytes) -> tuple[bytes, bytes]:
 
 
 def entry_start(offset: bytes) -> bytes:
-    """The lowest log key that a row holding `offset` can have: a row never spans Raft entries or delivery times."""
+    """Return the lowest log key that a row containing `offset` can have. A row never spans Raft entries or delivery
+    times."""
     return LOG + offset[:SHARED_BYTES] + bytes(4)
 
 
@@ -223,7 +233,8 @@ def all_of_group(view: View, tag: bytes, group_id: int) -> list[Row]:
 
 
 _pack = msgpack.Packer(use_bin_type=True).pack
-"""One for all: to make one takes twice as long as to pack a small row. It keeps nothing, also when it raises."""
+"""Shared by all calls: creating a packer takes twice as long as packing a small row. It keeps no state, even when it
+raises."""
 
 
 def pack(*fields: object) -> bytes:
@@ -232,13 +243,13 @@ def pack(*fields: object) -> bytes:
 
 
 def pack_field(field: object) -> bytes:
-    """Pack the last field of a row that `pack_with` puts together, for it stays while others change."""
+    """Pack one field for `pack_with`. A caller can cache the result if the other fields change more often."""
     packed: bytes = _pack(field)
     return packed
 
 
 def pack_with(fields: Sequence[object], *last: bytes) -> bytes:
-    """`pack` of up to 15 fields and of further ones that are packed already."""
+    """Pack up to 15 fields, followed by fields that are packed already, like `pack`."""
     packed: bytes = _pack(fields)
     count = len(fields) + len(last)
     head = bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")  # msgpack's array headers
@@ -262,8 +273,8 @@ def batch_row(count: int, created_ms: int, batch: bytes) -> bytes:
 def needed_of(
     fields: Fields, ordered: bool, wanted_ms: int | None = None, *, key_digest: bytes | None = None
 ) -> Fields:
-    """What of a message the log itself needs. `wanted_ms`: when it was wanted, if it is placed far later.
-    `key_digest`: of the key within which its unique key is unique."""
+    """Return the columns of a message that the log itself needs. `wanted_ms`: requested delivery time, if the message
+    is stored at a far later one. `key_digest`: digest of the key within which the unique key is unique."""
     light: Fields = {column: fields[column] for column in (Column.TTL_MS, Column.UNIQUE_KEY) if column in fields}
     if key_digest is not None:
         light[Column.KEY_DIGEST] = key_digest
@@ -276,7 +287,7 @@ def needed_of(
 
 
 def order_of(fields: Fields) -> int | None:
-    """The ordering hash of a message that has a key."""
+    """Return the ordering hash of a message. None if it has no key."""
     key = fields.get(Column.KEY)
     return None if key is None else ordering_hash(key)
 
@@ -290,8 +301,9 @@ def message_rows(
     *,
     is_delay: bool = False,
 ) -> tuple[list[Row], LogEntry]:
-    """The log row of one message, before it its payload row when it is too large to be moved about; and its entry.
-    `light`: what the log needs of it (`needed_of`). `is_delay`: its time counts from now on."""
+    """Return the rows of one message, and its entry. If the message is too large for a log row, a payload row precedes
+    the log row. `light`: the columns that the log needs (`needed_of`). `is_delay`: the delivery time was given as a
+    delay."""
     flags = (FLAG_EXTRA if light else 0) | (FLAG_DELAY if is_delay else 0)
     header = LOG_HEADER.pack(KIND_MESSAGE, flags, 1, created_ms)
     extra = extra_of(original_id or offset, light, fields) if light else None
@@ -318,7 +330,8 @@ def message_rows(
 def plain_rows(
     column: Sequence[bytes], created_ms: int, messages: Sequence[Fields], *, is_delay: bool = False
 ) -> list[Row] | None:
-    """`message_rows` of many, at these offsets, of which the log needs nothing; None: some payload is too large."""
+    """Return the log rows of messages for which the log needs no columns, as `message_rows` does, given their offsets.
+    Return None if a payload is too large for a log row."""
     header = LOG_HEADER.pack(KIND_MESSAGE, FLAG_DELAY if is_delay else 0, 1, created_ms)
     packed = [_pack((None, fields)) for fields in messages]
     if max(map(len, packed)) > INLINE_BYTES:
@@ -329,7 +342,7 @@ def plain_rows(
 def value_rows(
     column: Sequence[bytes], created_ms: int, values: Sequence[bytes], *, is_delay: bool = False
 ) -> list[Row] | None:
-    """The same of messages that have nothing but values: put behind what is alike before values of one length."""
+    """Return `plain_rows` of messages that have only a value, faster: values of the same length share their header."""
     lengths = set(map(len, values))
     header = LOG_HEADER.pack(KIND_MESSAGE, FLAG_DELAY if is_delay else 0, 1, created_ms)
     if max(lengths) > INLINE_BYTES:
@@ -341,13 +354,13 @@ def value_rows(
 
 
 class Moved(NamedTuple):
-    """The fields of a `MOVED` row: where a message is that was moved."""
+    """The fields of a `MOVED` row: the current offset of a message that was moved."""
 
     offset: bytes
     moves: int = 0
     """How often its producer moved it."""
     moved_ms: int | None = None
-    """When it was moved last; None: only a clock reset moved it."""
+    """Time of the last move by its producer, in ms. None if only a clock reset moved it."""
     forgotten_ms: int | None = None
 
 
@@ -376,9 +389,9 @@ class KeptRow(NamedTuple):
     created_ms: int
     fields: Fields
     is_immortal: bool
-    """Whether its ttl counts no more."""
+    """Whether the ttl no longer applies."""
     is_delay: bool | None = None
-    """Whether its time was asked for as a delay; None: that is not known."""
+    """Whether the delivery time was given as a delay. None if that is not known."""
     lives: Sequence[Any] = ()
 
 
@@ -388,14 +401,14 @@ def load_kept(row: bytes) -> KeptRow:
 
 
 def id_of(key: bytes, value: bytes) -> bytes:
-    """Return the id of the message in a log row of its own."""
+    """Return the id of the message in a single-message row."""
     message_id: bytes | None = unpack(value[LOG_HEADER.size :])[0]
     return message_id or key[1:]
 
 
 def moved_row(value: bytes, message_id: bytes, wanted_ms: int | None = None, *, is_delay: bool = False) -> bytes:
-    """The log row of a message at another offset; its payload, when apart, stays where it is. `wanted_ms`: as in
-    `needed_of`; `is_delay` as in `message_rows`."""
+    """Return the log row of a message for another offset. A payload row stays where it is. `wanted_ms`: as in
+    `needed_of`. `is_delay`: as in `message_rows`."""
     kind, flags, count, created_ms = LOG_HEADER.unpack_from(value)
     _, *rest = unpack(value[LOG_HEADER.size :])
     rest[-1].pop(Column.DELIVER_MS, None)
@@ -407,7 +420,8 @@ def moved_row(value: bytes, message_id: bytes, wanted_ms: int | None = None, *, 
 
 
 def ranked_row(value: bytes, priority: int) -> bytes:
-    """The log row of a message whose payload is apart, with another priority than that says."""
+    """Return the log row of a message that has a payload row, with a priority that overrides the one in the
+    payload."""
     kind, flags, count, created_ms = LOG_HEADER.unpack_from(value)
     *fields, light = unpack(value[LOG_HEADER.size :])
     header = LOG_HEADER.pack(kind, flags | FLAG_EXTRA, count, created_ms)
@@ -415,19 +429,19 @@ def ranked_row(value: bytes, priority: int) -> bytes:
 
 
 def is_apart(value: bytes) -> bool:
-    """Whether the payload of a message's log row is kept apart."""
+    """Return whether a single-message row has its payload in a row of its own."""
     return unpack(value[LOG_HEADER.size :])[1] is None
 
 
 def extra_of(message_id: bytes, light: Fields, fields: Fields | None = None) -> Extra:
-    """What the log must know of a message. `fields`: all of it, when its tenant may be missing in `light`."""
+    """Return the values of a message that the log needs. `fields`: all fields, if `light` may lack the tenant."""
     tenant = (light if fields is None else fields).get(Column.TENANT)
     ttl_ms, unique_key = light.get(Column.TTL_MS), light.get(Column.UNIQUE_KEY)
     return Extra(message_id, ttl_ms, unique_key, light.get(Column.ORDERING_HASH), tenant, light.get(Column.KEY_DIGEST))
 
 
 def kept_extra(message_id: bytes, fields: Fields) -> Extra:
-    """`extra_of` of a message that a group keeps: its row has no digest of its key."""
+    """Return `extra_of` a message that a group keeps. Its row has no digest of its key, so compute that."""
     return extra_of(message_id, fields)._replace(key_digest=name_digest(fields))
 
 
@@ -441,8 +455,9 @@ def kept_row(
     is_delay: bool | None = None,
     lives: Sequence[Any] = (),
 ) -> bytes:
-    """A message that a group keeps; an immortal one has no ttl any more. `wanted_ms`: as in `needed_of`; `is_delay`:
-    as in `message_rows`; None: it is not known. `lives`: those before it was redriven, as `groups.lives` packs them."""
+    """Return the row of a message that a group keeps. `immortal`: the ttl no longer applies. `wanted_ms`: as in
+    `needed_of`. `is_delay`: as in `message_rows`; None if that is not known. `lives`: the lives before the message was
+    redriven, as packed by `records.lives`."""
     if wanted_ms is not None:
         fields = fields | {Column.DELIVER_MS: wanted_ms}
     row = message_id, created_ms, fields, immortal
@@ -452,12 +467,12 @@ def kept_row(
 
 
 def is_immortal(kept: bytes) -> bool:
-    """Whether the ttl of a message that a group keeps counts no more."""
+    """Return whether the ttl of a message that a group keeps no longer applies."""
     return load_kept(kept).is_immortal
 
 
 def kept_entry(offset: bytes, row: bytes) -> LogEntry:
-    """What leasing needs of a message that a group keeps."""
+    """Return the entry of a message that a group keeps."""
     kept = load_kept(row)
     return LogEntry(offset, 1, len(row), kept_extra(kept.id, kept.fields)._replace(order=order_of(kept.fields)))
 
@@ -468,7 +483,7 @@ def log_entry(key: bytes, value: bytes) -> LogEntry:
         return batch_entry(key[1:], count, len(value))
     if not flags & FLAG_EXTRA and len(value) >= 64:
         return LogEntry(key[1:], 1, len(value))
-    # Apart: the row is short and names the payload's size, which is what byte limits go by.
+    # A log row without its payload is shorter than 64 bytes, and contains the payload size, which byte limits count.
     fields = unpack(value[LOG_HEADER.size :])
     apart = fields[1] is None
     extra = extra_of(fields[0] or key[1:], fields[3] if apart else fields[1]) if flags & FLAG_EXTRA else None
@@ -476,24 +491,24 @@ def log_entry(key: bytes, value: bytes) -> LogEntry:
 
 
 def is_plain(value: bytes) -> bool:
-    """Whether a log row is one message at the place it was first given, with its payload, of which the log needs
-    nothing: what is done with many of these is done for all at once."""
+    """Return whether a log row is plain: a single-message row with its payload, at the message's first offset, without
+    columns for the log. Many plain rows can be processed together."""
     return value[:2] in _PLAIN_HEADS and value[PLAIN_FROM - 2 : PLAIN_FROM] == _PLAIN_FIELDS
 
 
 def is_batch_of_one(value: bytes) -> bool:
-    """Whether a log row is a batch with a single message."""
+    """Return whether a log row is a batch row with a single message."""
     return bool(value) and value[0] == KIND_BATCH and LOG_HEADER.unpack_from(value)[2] == 1
 
 
 def are_plain(values: Sequence[bytes]) -> bool:
-    """Whether each of these log rows is plain."""
+    """Return whether all of these log rows are plain."""
     heads = {value[:2] for value in values}
     return heads <= _PLAIN_HEADS and {value[PLAIN_FROM - 2 : PLAIN_FROM] for value in values} <= {_PLAIN_FIELDS}
 
 
 def plain_fields(values: Sequence[bytes]) -> list[Fields]:
-    """The fields of plain rows."""
+    """Return the fields of plain rows. Unpack all rows as one array, which is faster than one by one."""
     body = b"\xdd" + len(values).to_bytes(4, "big") + b"".join([value[PLAIN_FROM:] for value in values])
     return unpack(body)
 
@@ -518,8 +533,8 @@ def unpack_ranges(data: bytes) -> list[Range]:
 
 
 def plain_entries(found: Iterable[Row], most_bytes: int) -> list[LogEntry]:
-    """Entries of plain rows; those of up to so many bytes have the row at hand."""
-    new = tuple.__new__  # half of what it takes to call the class: there are very many
+    """Return the entries of plain rows. Entries of rows up to `most_bytes` long contain the row."""
+    new = tuple.__new__  # takes half as long as calling the class, and there are very many
     return [
         new(LogEntry, (key[1:], 1, size, None, 0, value if size <= most_bytes else None))
         for key, value in found
@@ -527,14 +542,14 @@ def plain_entries(found: Iterable[Row], most_bytes: int) -> list[LogEntry]:
     ]
 
 
-def single_ranges(places: Iterable[bytes]) -> list[Range]:
-    """Ranges of one message each."""
+def single_ranges(bases: Iterable[bytes]) -> list[Range]:
+    """Return ranges of one message each."""
     new = tuple.__new__
-    return [new(Range, (base, 1)) for base in places]
+    return [new(Range, (base, 1)) for base in bases]
 
 
 def first_of(ranges: Sequence[Range], count: int) -> list[Range]:
-    """The first messages of ranges, so many."""
+    """Return the first `count` messages of ranges."""
     found: list[Range] = []
     for base, length in ranges:
         if count <= 0:
@@ -545,7 +560,7 @@ def first_of(ranges: Sequence[Range], count: int) -> list[Range]:
 
 
 def behind(ranges: Sequence[Range], count: int) -> list[Range]:
-    """The messages of ranges without the first ones, so many."""
+    """Return the messages of ranges without the first `count`."""
     found: list[Range] = []
     for base, length in ranges:
         if count < length:

@@ -9,8 +9,11 @@ from sandq.model.errors import Conflict
 from sandq.partition import commands as c
 
 SKIPS_KEPT: Final = 64
-"""Skipped commands that a partition remembers. The oldest is forgotten first, but the last one of each decision only
-when there are that many decisions: a replica that reaches a SKIP must know that it followed it."""
+"""Maximum number of skipped commands that a partition remembers. The oldest is forgotten first.
+
+The last command of each decision is kept longer: it is forgotten only if there are more decisions than this. A replica
+that reaches a SKIP must know whether it has followed that decision already.
+"""
 
 
 _NONE: Final[frozenset[bytes]] = frozenset()
@@ -33,11 +36,11 @@ class Skips:
             self._kept = _bounded((*self._kept, kept))
 
     def state(self) -> Any:
-        """Return what the state row has of it."""
+        """Return the value that is stored in the state row."""
         return self._kept
 
     def load(self, state: Any) -> None:
-        """Take what `state` returned."""
+        """Restore what `state` returned."""
         self._kept = tuple([(skip_id, digest) for skip_id, digest in state])
 
     def knows(self, skip_id: bytes) -> bool:
@@ -48,7 +51,7 @@ class Skips:
     def digests(self) -> frozenset[bytes]:
         """Digests of the commands that are refused."""
         if not self._kept:
-            return _NONE  # a status is made for each entry
+            return _NONE  # saves time: a status is created for each entry
         return frozenset([digest for _, digest in self._kept if digest])
 
 
@@ -61,7 +64,7 @@ def refusal() -> Conflict:
 
 
 def _bounded(kept: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
-    """Drop one pair if there are too many: the oldest that is not the only one of its decision."""
+    """Drop one pair if there are too many: the oldest pair that is not the only one of its decision."""
     if len(kept) <= SKIPS_KEPT:
         return kept
     counts = Counter([skip_id for skip_id, _ in kept])

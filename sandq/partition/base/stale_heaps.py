@@ -1,8 +1,8 @@
-"""Heaps whose stale entries are skipped when they come to the top, rather than searched for when they end.
+"""Heaps that keep stale entries until they reach the top, instead of searching for them when they become stale.
 
-Behind one long-lived top stale entries would gather without bound, so a heap that has grown is built anew of what
-lives: at most once in as many pushes as there are living entries, which is constant work a push. Nothing depends on
-when that happens: what stands on top is the least living entry either way.
+Below one long-lived top entry, the number of stale entries could grow without bound. So a heap that has grown is
+rebuilt from its living entries. Between two rebuilds there are at least as many pushes as living entries, so the cost
+per push is constant. The time of a rebuild changes no result: the top is the least living entry in both cases.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 FEW = 64
-"""Stale entries that are left where they are, however few live."""
+"""Number of stale entries that never cause a rebuild, however few living entries there are."""
 
 V = TypeVar("V", int, bytes)
 H = TypeVar("H")
 
 
 def is_overgrown(entries: int, living: int) -> bool:
-    """Return whether a heap has so many entries that it should be built anew."""
+    """Return whether a heap must be rebuilt, because most of its entries are stale."""
     return entries > 2 * living + FEW
 
 
 class LeastOf(Generic[V]):
-    """The least of values of which each number (of a group, say) has one at most; of equal ones, that of the lowest
-    number. That a value rises costs nothing until the old one comes to the top."""
+    """Finds the least of values that are stored by number (for example, by group), one per number. If values are
+    equal, the lowest number comes first. Raising a value costs nothing until the old value reaches the top."""
 
     def __init__(self) -> None:
         self._values: dict[int, V] = {}
         self._noted: dict[int, V] = {}
-        """As the one entry of a number in the heap that counts has them: they may have risen since."""
+        """The value in the one valid heap entry of each number. The current value of the number may be higher."""
         self._heap: list[tuple[V, int]] = []
 
     def put(self, number: int, value: V | None) -> None:
-        """Give a number another value, or (None) none."""
+        """Set the value of a number. None removes it."""
         if value is None:
             self._values.pop(number, None)
             self._noted.pop(number, None)
@@ -42,6 +42,7 @@ class LeastOf(Generic[V]):
         self._values[number] = value
         noted = self._noted.get(number)
         if noted is not None and noted <= value:
+            # The heap entry is a lower bound of the value, which is enough: `first` corrects it at the top.
             return
         if is_overgrown(len(self._heap), len(self._values)):
             self._heap = [(value, number) for number, value in self._values.items()]
@@ -52,7 +53,7 @@ class LeastOf(Generic[V]):
             heapq.heappush(self._heap, (value, number))
 
     def first(self) -> tuple[V, int] | None:
-        """The least value, and its number; None: there is none."""
+        """Return the least value and its number. None if there are no values."""
         heap, noted = self._heap, self._noted
         while heap:
             value, number = heap[0]
@@ -66,7 +67,7 @@ class LeastOf(Generic[V]):
         return None
 
     def up_to(self, value: V) -> list[int]:
-        """The numbers whose values are not above this one, rising."""
+        """Return the numbers whose values are at most `value`, in ascending order."""
         first = self.first()
         if first is None or first[0] > value:
             return []
@@ -79,21 +80,21 @@ class LeastOf(Generic[V]):
 
 
 class LeastOfRising(Generic[H]):
-    """The least value of things whose values rise, until they have none any more: it is looked at again only when it
-    comes to the top, so that a change costs nothing."""
+    """Finds the least of values that only rise, until they disappear. An entry is checked again only when it reaches
+    the top, so a change of a value costs nothing."""
 
     def __init__(self, value_of: Callable[[H], Any]) -> None:
-        """`value_of(thing)`: None when it has none any more, which is final."""
+        """`value_of(thing)` returns the current value, or None if the thing has no value any more, which is final."""
         self._value_of = value_of
         self._heap: list[tuple[Any, int, H]] = []
-        """(value when it was looked at last, a number that makes it unique, thing)."""
+        """(value at the last check, a number that makes the entry unique, thing)."""
         self._number = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, thing: H, value: Any, living: int) -> None:
-        """Put a thing in that has this value now. `living`: how many there are, at most, that have one."""
+        """Add a thing with its current value. `living`: upper bound of the number of things that have a value."""
         if is_overgrown(len(self._heap), living):
             self._heap = [one for one in self._heap if self._value_of(one[2]) is not None]
             heapq.heapify(self._heap)
@@ -101,7 +102,7 @@ class LeastOfRising(Generic[H]):
         heapq.heappush(self._heap, (value, self._number, thing))
 
     def first(self) -> Any:
-        """The least value; None: nothing has one."""
+        """Return the least value. None if there are no values."""
         heap = self._heap
         while heap:
             noted, number, thing = heap[0]

@@ -1,6 +1,6 @@
 """The entry that is being applied, for all code that changes the partition's rows.
 
-`TimerPartition.apply` makes one `Step` per entry. Code that only reads, also between two entries, takes a `View`.
+`TimerPartition.apply` creates one `Step` per entry. Code that only reads, also between two entries, takes a `View`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from sandq.partition.base.view import View
 
 
 class Step:
-    """One applied entry: its index, the times that it goes by, and the rows that it changes."""
+    """One applied entry: its index, its times, and the rows that it changes."""
 
     __slots__ = ("floor_ms", "grants", "index", "now_ms", "position", "stamp_ms", "view")
 
@@ -54,5 +54,5 @@ def latest_offset(floor_ms: int, index: int, position: int) -> bytes:
 
     It is above every message whose time has come, and below every delayed one.
     """
-    # Not by `offsets.pack`, which rejects the position behind a full entry.
+    # `offsets.pack` would reject the position after a full entry.
     return ((floor_ms << 80) + (index << 32) + (position << 12) - 1).to_bytes(16, "big")

@@ -1,4 +1,4 @@
-"""What a partition reads of its stored rows, and what it changes. Keys are relative to the partition's store."""
+"""Stored rows as a partition reads and changes them. Keys are relative to the partition's store."""
 
 from __future__ import annotations
 
@@ -14,49 +14,50 @@ AHEAD_ROWS = 4096
 AHEAD_BYTES = 1 << 20
 AHEAD_STRETCHES = 64
 Bounds = tuple[bytes, bytes]
-"""Of the rows with start <= key < stop."""
+"""A range of rows, start <= key < stop."""
 
 
 class Rows(Protocol):
-    """Stored rows, keys relative to one store."""
+    """Stored rows, with keys relative to one store."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
     def scan(self, start: bytes, stop: bytes, *, limit: int, max_bytes: int, reverse: bool = False) -> list[Row]:
-        """Rows with start <= key < stop in key order (or backwards). Ends after `limit` rows, or with the row
-        that brings the values returned to `max_bytes`."""
+        """Return the rows with start <= key < stop in key order, or backwards. Stop after `limit` rows, or after the
+        row that brings the returned values to `max_bytes`."""
         ...
 
     def vacant(self, ranges: Sequence[Bounds]) -> list[bool]:
-        """Say of each range, in the order of their starts, whether it holds no row."""
+        """Return, for each range, whether it contains no row. The ranges must be sorted by their starts."""
         ...
 
 
 class View:
-    """Stored rows with the changes that are not yet written laid over them.
+    """Stored rows, overlaid with changes that are not written yet.
 
-    The partition puts and deletes here; the host takes the changes with `drain` and writes them, always of whole
-    entries and together with the applied index that they imply.
+    The partition puts and deletes rows here. The caller takes the changes with `drain` and writes them. A write always
+    contains all changes of an entry, together with the index of the last applied entry.
     """
 
     def __init__(self, base: Rows) -> None:
         self._base = base
         self._changes: dict[bytes, bytes | None] = {}
         self._order: dict[int, list[bytes]] = {}
-        """Changed keys in order, by their first byte; of those first bytes that were scanned since the last drain."""
+        """Sorted changed keys by first byte, for those first bytes that were scanned since the last drain."""
         self._ahead: list[tuple[bytes, bytes, dict[bytes, bytes]]] = []
-        """All stored rows from one key to another, that `get_ahead` read since the last drain."""
+        """(start, stop, all stored rows in between), as read by `get_ahead` since the last drain."""
         self._vacant: set[Bounds] = set()
-        """Ranges without a stored row, that `note_vacant` found since the last drain."""
+        """Ranges in which `note_vacant` found no stored row since the last drain."""
         self.has_overlays: bool | None = None
-        """Whether there are, or were, rows of `log/overlays.py`; None: nobody has looked."""
+        """Whether there are, or were, rows of `reader/overlays.py`. None if that was not checked yet."""
         self._made: tuple[bytes, Any] | None = None
-        """What `note_made` was told last since the last drain."""
+        """Last arguments of `note_made` since the last drain."""
         self.bytes = 0
-        """Of values that were put, or read ahead, since the last drain: what is kept in memory until then, at most."""
+        """Upper bound of the memory held until the next drain: bytes of values that were put, or read ahead."""
 
     def __len__(self) -> int:
-        """What is kept in memory until the next drain: changed rows, those that were read ahead, and ranges without."""
+        """Return the number of items held in memory until the next drain: changed rows, rows read ahead, vacant
+        ranges."""
         ahead = sum([len(known) for _, _, known in self._ahead])
         return len(self._changes) + ahead + len(self._vacant)
 
@@ -65,7 +66,7 @@ class View:
         self._change(key, value)
 
     def put_all(self, rows: Sequence[Row]) -> None:
-        """Rows of one first byte."""
+        """Put rows whose keys have the same first byte."""
         self.bytes += sum([len(value) for _, value in rows])
         if rows[0][0][0] in self._order:
             self._note_order([key for key, _ in rows])
@@ -75,16 +76,16 @@ class View:
         self._change(key, None)
 
     def delete_all(self, keys: Sequence[bytes]) -> None:
-        """Delete rows of one first byte."""
+        """Delete rows whose keys have the same first byte."""
         if keys[0][0] in self._order:
             self._note_order(keys)
         self._changes.update(dict.fromkeys(keys))
 
     def _note_order(self, keys: Sequence[bytes]) -> None:
-        """These, of a first byte whose changes are in order, are going to be changed."""
+        """Add keys that are about to be changed to the sorted keys of their first byte."""
         order = self._order[keys[0][0]]
         order += {key for key in keys if key not in self._changes}
-        order.sort()  # most of it is sorted
+        order.sort()  # nearly sorted already, which is fast
 
     def _change(self, key: bytes, value: bytes | None) -> None:
         if self._order and key not in self._changes and (keys := self._order.get(key[0])) is not None:
@@ -92,8 +93,8 @@ class View:
         self._changes[key] = value
 
     def drain(self, prefix: bytes = b"") -> list[Change]:
-        """The changes since the last drain, their keys behind a prefix. Call it only once they are about to be
-        written."""
+        """Return the changes since the last drain, with `prefix` before their keys, and forget them. Call it only when
+        they are about to be written."""
         changes = [(prefix + key, value) for key, value in self._changes.items()]
         self._changes.clear()
         self._order.clear()
@@ -112,38 +113,47 @@ class View:
             return self._base.get(key)
 
     def note_vacant(self, ranges: Sequence[Bounds]) -> set[Bounds]:
-        """Those of these ranges, in the order of their starts, that hold no stored row. It is remembered until the next
-        drain: `get` (of the key of a range of one) and `scan` do not ask the store then. For many ranges at a time."""
+        """Return those of these ranges that contain no stored row. The ranges must be sorted by their starts.
+
+        The result is remembered until the next drain: `scan` of such a range, and `get` of the key of a range of one
+        key, do not query the store. Worthwhile for many ranges at a time.
+        """
         found = self._base.vacant(ranges)
         vacant = {bounds for bounds, is_vacant in zip(ranges, found, strict=True) if is_vacant}
         self._vacant |= vacant
         return vacant
 
     def forget_vacant(self) -> None:
-        """Forget what `note_vacant` remembered, before other ranges are looked at."""
+        """Forget what `note_vacant` remembered, before other ranges are checked."""
         self._vacant.clear()
 
     def note_made(self, key: bytes, made: Any) -> None:
-        """Keep what was made of a row, alone of all, until the next drain or a change of the row. Nothing is kept while
-        nothing is changed: who only asks brings no drain, and rows of each partition would stay in memory."""
+        """Cache one object made from a row, in place of the last one, until the next drain or until the row changes.
+
+        Do nothing if there are no changes: a caller that only reads causes no drain, so objects of every partition
+        would stay in memory.
+        """
         if self._changes:
             self._made = key, made
 
     @property
     def made_last(self) -> tuple[bytes, Any] | None:
-        """What was made of a row last, and its key; None: nothing, or the row is another by now."""
+        """The key and the object of the last `note_made`. None if there is none, or if the row was changed since."""
         made = self._made
         return None if made is None or made[0] in self._changes else made
 
     def _scan(self, start: bytes, stop: bytes, limit: int, max_bytes: int, reverse: bool) -> list[Row]:
-        """Stored rows alone."""
+        """Scan the stored rows without the changes."""
         if (start, stop) in self._vacant:
             return []
         return self._base.scan(start, stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
 
     def get_ahead(self, key: bytes, stop: bytes) -> bytes | None:
-        """`get` for those who look up many keys below `stop`, most of which are not there: stored rows are read many at
-        a time. Beside a large row the store takes as long to say that there is none as to read that row."""
+        """Return the row like `get`, for callers that look up many keys below `stop`, most of which do not exist.
+
+        Reads many stored rows at a time. Next to a large row, a look-up of a missing key takes the store as long as
+        reading that row.
+        """
         if key in self._changes:
             return self._changes[key]
         for start, end, known in self._ahead:
@@ -153,7 +163,7 @@ class View:
         size = sum([len(value) for _, value in found])
         self.bytes += size
         if len(found) == AHEAD_ROWS or size >= AHEAD_BYTES:
-            stop = found[-1][0] + b"\x00"
+            stop = found[-1][0] + b"\x00"  # the scan was cut: nothing is known beyond its last row
         known = dict(found)
         if len(self._ahead) >= AHEAD_STRETCHES:
             self._ahead.clear()
@@ -171,10 +181,12 @@ class View:
         return scan_over(scan, changed, start, stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
 
     def _changed(self, start: bytes, stop: bytes) -> dict[bytes, bytes | None]:
-        """Changes with start <= key < stop."""
+        """Return the changes with start <= key < stop."""
         if not self._changes or not start:
             return {key: value for key, value in self._changes.items() if start <= key < stop}
         found: dict[bytes, bytes | None] = {}
+        # Sort the keys of a first byte at its first scan, and keep them sorted from then on (`_change`). Sorting all
+        # changes at every scan would cost far more in a large entry.
         for tag in range(start[0], stop[0] + 1 if len(stop) > 1 else stop[0]):
             keys = self._order.get(tag)
             if keys is None:
