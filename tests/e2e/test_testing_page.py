@@ -40,7 +40,7 @@ def test_the_files_of_the_page_are_a_suite_that_passes(tmp_path: Path) -> None:
 def test_every_method_is_in_the_table() -> None:
     from sandq.testing import AsyncBroker, Broker
 
-    table = PAGE[PAGE.index("## All of it") :]
+    table = PAGE[PAGE.index("## Reference") :]
     for face in (Broker, AsyncBroker):
         for name in dir(face):
             assert name.startswith("_") or re.search(rf"`b\.{name}\b", table), name
