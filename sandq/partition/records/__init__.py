@@ -1,1 +1,1 @@
-"""What a partition keeps of a message in a group: leases, waiting entries, claims, lives; and numbers of these."""
+"""Records of messages in a group: leases, waiting entries, claims, lives, gaps; and their numbers."""

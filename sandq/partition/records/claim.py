@@ -1,4 +1,4 @@
-"""What groups made of a message, and the outcome of a command that asks for it."""
+"""The state of a message over all groups, and the outcome of a command that changes it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ WAITING: Final = "waiting"
 DEAD: Final = "dead"
 ACKED: Final = "acked"
 REFUSALS: Final = (LEASED, DEAD, ACKED)
-"""What it comes too late for; the first of these that is true in one of the groups is told."""
+"""States in which a message can no longer be cancelled or moved. If groups differ, the first of these states that
+applies in any group is reported."""
 
 
 class Claim(NamedTuple):
-    """What its producer can have of a message."""
+    """Whether the producer of a message can still change it."""
 
     pending: bool
-    """Some group has yet to take it, or there is none."""
+    """Whether some group has yet to lease it, or there is no group."""
     waiting: bool
-    """It waits in some group for another attempt."""
+    """Whether it waits in some group for its next attempt."""
     refusal: str | None
-    """Why its producer cannot have it: one of `REFUSALS` (a group that passed it over acked it); None: it can."""
+    """State because of which its producer cannot change it, one of `REFUSALS`. None if the producer can change it.
+
+    A group that passed over the message counts as having acked it.
+    """
 
     @property
     def is_settled(self) -> bool:
-        """Whether every group is done with it."""
+        """Return whether every group is done with the message."""
         return not (self.pending or self.waiting) and self.refusal != LEASED
 
 
@@ -39,10 +43,10 @@ NOT_DEAD: Final = "not_dead"
 
 
 class Outcome(NamedTuple):
-    """What became of a message that a command names: sent to the client as an array of two."""
+    """The outcome of a command for one message. Clients receive it as an array of two."""
 
     word: str
-    """One of the words above, or `NOT_YET`."""
+    """One of the constants above, or `NOT_YET`."""
     detail: Any = None
-    """The id after `CANCELLED`, `REDRIVEN` and `PURGED`; the offset after `MOVED` and `UPDATED`; the state after
-    `TOO_LATE` and `NOT_DEAD`; else None."""
+    """Id after `CANCELLED`, `REDRIVEN` and `PURGED`; offset after `MOVED` and `UPDATED`; state after `TOO_LATE` and
+    `NOT_DEAD`; otherwise None."""

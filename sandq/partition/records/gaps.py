@@ -1,8 +1,8 @@
-"""What a group had passed above its cursor, before the partition's clock was set back: it does not come again.
+"""Messages above a group's cursor that the group had passed before a clock reset. They are not delivered again.
 
-A clock reset puts cursors back and messages at the times they were wanted at, among them some that a group had taken
-too early: those are gaps in what the group has yet to take. Row: ranges, packed. Gaps at or below the cursor say
-nothing any more; they go with a seek, and once the cursor is above all of them.
+A clock reset moves cursors back, and moves messages to their requested delivery times. Some of these messages had been
+leased too early, so they are gaps in the messages that the group has yet to lease. A row holds packed ranges. Gaps at
+or below the cursor have no effect. All gaps are deleted by a seek, and once the cursor is above all of them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Gaps:
     def __init__(self, group_id: int) -> None:
         self._group_id = group_id
         self._bases: list[bytes] = []
-        """In order."""
+        """Bases of all ranges, sorted."""
         self._lengths: dict[bytes, int] = {}
-        """By base, of those that are more than one message."""
+        """Length by base, for ranges of more than one message."""
         self._last = offsets.FIRST
-        """No gap is above it."""
+        """Upper bound of all gaps."""
 
     def __bool__(self) -> bool:
         return bool(self._bases)
@@ -39,12 +39,12 @@ class Gaps:
         return behind is not None and behind < self._lengths.get(base, 1)
 
     def load(self, view: View) -> None:
-        """Read them from rows."""
+        """Load the gaps from their rows."""
         for _, value in rows.all_of_group(view, rows.GAPS, self._group_id):
             self._note(rows.unpack_ranges(rows.unpack(value)[0]))
 
     def add(self, step: Step, ranges: list[Range]) -> None:
-        """The group has passed these messages; the first of them was never named before."""
+        """Add messages that the group has passed. The first of them must be in no gap yet."""
         key = rows.of_group(rows.GAPS, self._group_id, ranges[0].base)
         step.view.put(key, rows.pack(rows.pack_ranges(ranges)))
         self._note(ranges)
@@ -55,15 +55,15 @@ class Gaps:
             if length > 1:
                 self._lengths[base] = length
             self._last = max(self._last, offsets.shift(base, length - 1))
-        self._bases.sort()  # most of them are in order: that takes as long as the new ones are many
+        self._bases.sort()  # nearly sorted already, so this takes time in proportion to the new ones
 
     def clear_passed(self, step: Step, cursor: bytes) -> None:
-        """Forget them, if the cursor is above all."""
+        """Delete all gaps if the cursor is above them."""
         if self._bases and self._last <= cursor:
             self.clear(step)
 
     def clear(self, step: Step) -> None:
-        """Forget them: what the group has yet to take is without gaps."""
+        """Delete all gaps: from then on, the group leases all messages above its cursor."""
         view = step.view
         if self._bases:
             for key, _ in rows.all_of_group(view, rows.GAPS, self._group_id):

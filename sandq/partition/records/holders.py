@@ -1,8 +1,9 @@
-"""Who holds a message of a group: found by its offset, whatever else the group holds.
+"""Finds the lease or the waiting entry that holds a message of a group, by the message's offset.
 
-A message of a range of its own is found by its offset alone. Longer ranges lie within one row of the log, so those of
-one time and entry stand together, cut where another holder has come between, in order. A lease that gave some of its
-messages back still stands for them until somebody else holds them: who is found is asked whether it holds them.
+A range of one message is found by its offset in a dict. Longer ranges lie within one row of the log. Spans with the
+same delivery time and entry are kept in one sorted list of spans; a span is cut where another holder takes over a part
+of it. A lease that gave back some of its messages stays registered for them until another holder takes them over. So
+`find` asks the holder that it finds whether it still holds the message.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from sandq.partition.records.leases import Lease, Waiting
 
 Holder = Lease | Waiting
 _PREFIX_BYTES = 12
-"""Time and entry of an offset; its place stands behind."""
+"""Length of the delivery time and entry at the beginning of an offset. The position in the entry follows."""
 
 
 class _Span(NamedTuple):
-    """Places of one time and entry: start <= place < stop."""
+    """Positions with the same delivery time and entry, start <= position < stop."""
 
     start: int
     stop: int
@@ -32,10 +33,10 @@ class Holders:
     def __init__(self) -> None:
         self._alone: dict[bytes, Holder] = {}
         self._spans: dict[bytes, list[_Span]] = {}
-        """By time and entry, in order, none over another."""
+        """Spans by delivery time and entry, sorted and without overlaps."""
 
     def find(self, offset: bytes) -> Holder | None:
-        """The live lease that holds a message, or what it waits in."""
+        """Return the live lease that holds a message, or the entry in which it waits. None if there is neither."""
         holder = self._alone.get(offset)
         if holder is not None and holder.holds(offset):
             return holder
@@ -50,7 +51,7 @@ class Holders:
         return holder if holder.holds(offset) else None
 
     def put(self, ranges: Iterable[Range], holder: Holder) -> None:
-        """From now on these messages are with this holder, and with nobody else."""
+        """Register a holder for these messages, in place of all others."""
         for base, length in ranges:
             if length == 1:
                 self._alone[base] = holder
@@ -58,13 +59,13 @@ class Holders:
                 prefix, start, stop = _bounds(base, length)
                 spans = self._spans.setdefault(prefix, [])
                 span = _Span(start, stop, holder)
-                if not spans or spans[-1].stop <= start:  # most often: a row is leased from its beginning to its end
+                if not spans or spans[-1].stop <= start:  # usual: a row is leased from start to end
                     spans.append(span)
                 else:
                     spans.insert(_cut(spans, start, stop, None), span)
 
     def drop(self, ranges: Iterable[Range], holder: Holder) -> None:
-        """This holder has these messages no longer, if nobody else got them from it before."""
+        """Unregister a holder from these messages, except where another holder has taken over."""
         alone = self._alone
         for base, length in ranges:
             if length == 1 and alone.get(base) is holder:
@@ -73,7 +74,7 @@ class Holders:
             prefix, start, stop = _bounds(base, length)
             spans = self._spans.get(prefix)
             if spans is not None:
-                if spans[0] == (start, stop, holder):  # and is acked likewise
+                if spans[0] == (start, stop, holder):  # usual: a row is acked from start to end
                     del spans[0]
                 else:
                     _cut(spans, start, stop, holder)
@@ -81,13 +82,13 @@ class Holders:
                     del self._spans[prefix]
 
     def __len__(self) -> int:
-        """How many entries it has."""
+        """Return the number of registrations."""
         return len(self._alone) + sum([len(spans) for spans in self._spans.values()])
 
 
 def _cut(spans: list[_Span], start: int, stop: int, holder: Holder | None) -> int:
-    """Take the places from `start` to `stop` from a holder (None: from whoever has them). Where a span that begins at
-    `start` belongs by then."""
+    """Remove the positions from `start` to `stop` from the spans of a holder (None: of all holders). Return the index
+    at which a span that begins at `start` must be inserted."""
     first = bisect_right(spans, start, key=_stop)
     last = bisect_left(spans, stop, first, key=_start)
     left: list[_Span] = []

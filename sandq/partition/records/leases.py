@@ -1,4 +1,4 @@
-"""What a group holds: leases, with what became of their messages, and what waits for another attempt."""
+"""Messages that a group holds: `Lease` (held by a consumer) and `Waiting` (waiting for their next attempt)."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from sandq.partition.records.packed_ranges import PackedRanges
 
 _ANY_LENGTH = 1 << 32
 MANY = 8
-"""Parts that are looked up together."""
+"""From this many parts on, `Lease.mask_of` looks up single messages in a dict of positions."""
 HISTORY_ATTEMPTS = 5
 HISTORY_ERROR_CHARS = 200
 
 
 class Attempt(NamedTuple):
-    """An attempt that failed."""
+    """An attempt that failed, or was snoozed."""
 
     number: int
     consumer: str
     leased_ms: int
     ended_ms: int
     end: str
-    """How it ended: what a message may die of, or `settlement.SNOOZED`."""
+    """How it ended: a reason for which a message may die, or `settlement.SNOOZED`."""
     error: str | None
 
 
 History = tuple[Attempt, ...]
-"""The last `HISTORY_ATTEMPTS` of them."""
+"""The last `HISTORY_ATTEMPTS` attempts, the oldest first."""
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Messages held by one consumer. Bit i of a mask stands for the i-th message of `ranges`, in order."""
+    """Messages held by one consumer. In a mask, bit i stands for the i-th message of `ranges`, in their order."""
 
     token: int
     group_id: int
@@ -49,72 +49,73 @@ class Lease:
     attempt: int
     deadline_ms: int
     due_ms: int
-    """When the last of it is due: at most the lease-ahead after the grant."""
+    """Time at which its last message is due, in ms: at most the lease-ahead after the grant."""
     ranges: list[Range]
     leased_ms: int
     since_ms: int
-    """When the first of it was first leased."""
+    """Time at which the first of its messages was first leased, in ms."""
     kept: bool = False
-    """Its messages are in rows of the group's own: the log need not keep them for it."""
+    """Whether its messages are in rows of the group (`KEPT`), so that the log need not keep them for this lease."""
     past: list[tuple[list[Range], History]] = field(default_factory=list)
     """Earlier attempts of messages of the lease."""
     queues: list[tuple[bytes, int]] = field(default_factory=list)
-    """Where messages are ranked: (ready queue, how many of its messages), in the order of `ranges`, which is then that
-    in which they are delivered."""
+    """(ready queue, number of messages from it), in the order of `ranges`, if the topic ranks messages. `ranges` then
+    has the order of delivery."""
     acked: int = 0
     left: int = 0
-    """Nacked, expired, revoked or dead: no longer of this lease."""
+    """Mask of the messages that left the lease without an ack: nacked, expired, revoked or dead."""
     sent: int = 0
-    """Messages acked by acks that sent messages: a mask."""
+    """Mask of the messages whose acks sent messages."""
     revoked: bool = False
-    """It ended by its deadline or with its consumer, not by acks and nacks."""
+    """Whether it ended by its deadline or with its consumer, not by acks and nacks."""
     ended: int = 0
-    """0 while it lives; then the sequence number of its end (kept a while to answer repeated acks)."""
+    """0 while the lease is live, then the sequence number of its end. Ended leases are kept for a while, to answer
+    repeated acks."""
     counted: int = 0
-    """How many of its live messages the group's metrics have counted."""
+    """Number of its live messages that the group's metrics have counted."""
     snoozes: int = 0
-    """How often each of its messages was snoozed."""
+    """Number of times that each of its messages was snoozed."""
     flying: int = 0
-    """Those of its messages that are counted as in flight of their tenants, where messages are ranked."""
+    """Mask of the messages that count as in flight for their tenants, if the topic ranks messages."""
     epoch: int = 0
-    """Of its consumer; 0: it has none."""
+    """Epoch of its consumer. 0 if it has none."""
     reclaims: int = 0
-    """How often its consumer was started again and got it anew."""
+    """Number of times that its consumer restarted and got the messages again, with a new token."""
     handlers: int = 0
-    """Messages that its consumer works on at the same time at most; 0: the consumer did not say, and may have begun all
-    of them."""
+    """Maximum number of messages that its consumer processes at the same time. 0 if the consumer gave no number: it may
+    then have begun all of them."""
     crashes: int = 0
-    """How many leases of each of its messages ended unsettled in succession before this one; see `note_last`."""
+    """Number of consecutive leases of each message, before this one, that ended unsettled. See `note_last`."""
     begun: int = 0
-    """Those of its messages that its consumer reported as begun: a mask."""
+    """Mask of the messages that its consumer reported as begun."""
     plain: list[bytes] | None = field(init=False, default=None, repr=False)
-    """The row of each of its ranges, until it is delivered, where these are single messages of plain rows that were at
-    hand."""
+    """The plain row of each range, until the lease is delivered. None unless each range is a single message whose plain
+    row was in memory."""
     starts: list[int] = field(init=False)
     total: int = field(init=False)
     _past: list[tuple[bytes, int, History]] | None = field(init=False, default=None)
-    """`past`, in order; made when it is wanted."""
+    """`past`, flattened and sorted by offset. Built when first needed."""
     _packed: tuple[bytes, bytes] | None = field(init=False, default=None)
-    """`ranges` and `past` as its row has them, ..."""
-    _places: dict[bytes, int] | None = field(init=False, default=None)
-    """... and the position of each message, where every range has one; likewise."""
+    """Packed `ranges` and `past` for `row`. Built when first needed."""
+    _positions: dict[bytes, int] | None = field(init=False, default=None)
+    """Position of each message, used if each range is a single message. Built when first needed."""
     _queue_ends: list[int] | None = field(init=False, default=None)
-    """Behind which position the messages of each of `queues` end; made when it is wanted."""
+    """Position at which the messages of each of `queues` end. Built when first needed."""
     _in_order: tuple[list[Range], list[int]] = field(init=False)
-    """Ranges in the order of the log, and where they start in the lease."""
+    """`ranges` and `starts`, sorted by offset."""
 
     def __post_init__(self) -> None:
         self.reindex()
 
     def reindex(self) -> None:
-        """Its ranges have changed (before it was granted)."""
+        """Recompute everything that depends on `ranges`, which may change until the lease is granted."""
         counts = [r.length for r in self.ranges]
         self.total = sum(counts)
         self.starts = list(accumulate(counts, initial=0))[:-1]
-        self._past = self._packed = self._places = self._queue_ends = None
+        self._past = self._packed = self._positions = self._queue_ends = None
         if self.queues and any([one.base > other.base for one, other in pairwise(self.ranges)]):
-            places = sorted(range(len(self.ranges)), key=self.ranges.__getitem__)
-            self._in_order = [self.ranges[at] for at in places], [self.starts[at] for at in places]
+            order = sorted(range(len(self.ranges)), key=self.ranges.__getitem__)
+            self._in_order = [self.ranges[at] for at in order], [self.starts[at] for at in order]
         else:
             self._in_order = self.ranges, self.starts
 
@@ -123,22 +124,25 @@ class Lease:
         return self._in_order[0] is self.ranges
 
     def end(self, number: int) -> None:
-        """None of it is live any more: forget what was made for speed alone. `number`: see `ended`."""
+        """Mark the lease as ended and drop its caches: no message is live any more. `number`: see `ended`."""
         self.ended = number
-        self._past = self._packed = self._places = self._queue_ends = None
+        self._past = self._packed = self._positions = self._queue_ends = None
 
     @property
     def alike(self) -> Alike:
-        """What all messages of a lease have in common."""
+        """The values that all messages of the lease have in common."""
         return Alike(self.attempt, self.kept, self.snoozes, self.crashes)
 
     def adopt(self, alike: Alike) -> None:
-        """Take over what the first messages of the lease have in common."""
+        """Take over the values of the first messages of the lease."""
         self.attempt, self.kept, self.snoozes, self.crashes = alike
 
     def note_last(self, max_attempts: int | None) -> None:
-        """Have a consumer that says how many messages it works on report each of them before it begins it, if this is
-        their last attempt: no message dies that was not begun, and none is begun again."""
+        """If this is the last attempt, require a consumer with `handlers` to report each message before it begins it.
+
+        Then only reported messages use up their attempt if the lease ends unsettled (`charged`): no message dies
+        without having been begun, and no message is begun again after its last attempt.
+        """
         if self.handlers and max_attempts is not None and self.attempt >= max_attempts:
             self.crashes = max(self.crashes, 1)
 
@@ -148,11 +152,12 @@ class Lease:
 
     @property
     def charged(self) -> int:
-        """The live messages that use an attempt if the lease ends now, unsettled: a mask.
+        """Mask of the live messages that use up an attempt if the lease ends now, unsettled.
 
-        Its consumer works through the lease in order, so at most the first `handlers` live messages were begun. From
-        the second crash of a message on a consumer reports each message before it begins it, so only what was reported
-        counts. A consumer that reports nothing is believed `FIXED.lease_reclaims` times in succession.
+        The consumer processes the lease in order, so at most the first `handlers` live messages were begun. After the
+        first crash of a message, its consumer reports each message before it begins it, so only reported messages
+        count. After `FIXED.lease_reclaims` consecutive crashes all live messages count, because a consumer might crash
+        without a report.
         """
         live = self.live
         if not self.handlers or self.crashes >= FIXED.lease_reclaims:
@@ -160,28 +165,29 @@ class Lease:
         return live & (self.begun if self.crashes else self.begun | _lowest(live, self.handlers))
 
     def mask_of(self, what: What) -> tuple[int, list[list[object]]]:
-        """The mask that `what` names, and those of its parts that lie outside this lease.
+        """Return the mask of the messages that `what` names, and those of its parts that are not in this lease.
 
-        A part is a run of places; it may cross ranges whose places follow one another.
+        A part is a run of consecutive offsets. It may span several ranges whose offsets are consecutive.
         """
         if what is None:
             return (1 << self.total) - 1, []
         if len(what) == self.total == len(self.ranges) and [*map(tuple, what)] == self.ranges:
-            return (1 << self.total) - 1, []  # each of them named, in order
-        left = 2 * self.total + 64
+            return (1 << self.total) - 1, []  # all messages are named, in order
+        left = 2 * self.total + 64  # bounds the work, since `what` comes from a client
         mask = 0
         if len(what) >= MANY and self.total == len(self.ranges) and _count(what) <= left:
-            mask, what = self._named_each(what)  # so few that none of them is beyond `left`
+            mask, what = self._named_each(what)  # too few for any of them to exceed `left`
         foreign = []
         for base, named in what:
             bits = (1 << named) - 1 if isinstance(named, int) else int.from_bytes(named, "little")
             left -= bits.bit_count()
             if left < 0:
-                # Far more than the lease holds, or the same again and again: the search would take long.
+                # Much more than the lease holds, or the same messages again and again. Searching for all of it would
+                # take too long for one command, and the client controls it.
                 foreign.append([base, bits.bit_length()])
                 continue
             first = self._position(base)
-            if first is not None and self._goes_on(first, base, bits.bit_length()):
+            if first is not None and self._is_contiguous(first, base, bits.bit_length()):
                 mask |= bits << first
                 continue
             found, outside = self._find(base, bits)
@@ -190,31 +196,36 @@ class Lease:
         return mask, foreign
 
     def _named_each(self, what: list[list[Any]]) -> tuple[int, list[list[Any]]]:
-        """The mask of single messages that are ranges by themselves, as all of the lease are, and the others of
-        `what`."""
-        if self._places is None:
-            self._places = {base: place for place, (base, _) in enumerate(self.ranges)}
-        places = self._places
-        named = [places.get(base) if length == 1 else None for base, length in what]
+        """Return the mask of the single messages of `what`, and the other parts of `what`. Each range of the lease must
+        be a single message."""
+        if self._positions is None:
+            self._positions = {base: place for place, (base, _) in enumerate(self.ranges)}
+        positions = self._positions
+        named = [positions.get(base) if length == 1 else None for base, length in what]
         mask = _mask([place for place in named if place is not None])
         return mask, [part for part, place in zip(what, named, strict=True) if place is None]
 
     def _position(self, offset: bytes) -> int | None:
-        """The position of a message in the lease; None when it is not of it."""
+        """Return the position of a message in the lease. None if the lease does not contain it."""
         ranges, starts = self._in_order
         at = bisect_right(ranges, (offset, _ANY_LENGTH)) - 1
         behind = offsets.distance(ranges[at].base, offset) if at >= 0 else None
         return None if behind is None or behind >= ranges[at].length else starts[at] + behind
 
-    def _goes_on(self, first: int, base: bytes, places: int) -> bool:
-        """Whether all of so many places from `base`, at position `first`, on are of this lease. Positions rise with
-        places: as many of these as of those between two messages means that none is left out."""
-        if places <= 1 or not self._is_in_order or offsets.unpack(base).place + places - 1 > offsets.PLACE_MAX:
-            return places == 1
-        return self._position(offsets.shift(base, places - 1)) == first + places - 1
+    def _is_contiguous(self, first: int, base: bytes, count: int) -> bool:
+        """Return whether the `count` messages from `base` on are all in this lease, at consecutive positions from
+        `first`.
+
+        In a lease in log order, positions rise with offsets. So it is enough to check the last message: if its position
+        is as far from `first` as its offset is from `base`, no message in between is missing.
+        """
+        if count <= 1 or not self._is_in_order or offsets.unpack(base).place + count - 1 > offsets.PLACE_MAX:
+            return count == 1
+        return self._position(offsets.shift(base, count - 1)) == first + count - 1
 
     def _find(self, base: bytes, bits: int) -> tuple[int, int]:
-        """The mask of places `base` + i for every bit i of `bits`, and the bits that are not of this lease."""
+        """Return the mask of the messages `base` + i for each bit i of `bits`, and the bits of messages not in this
+        lease."""
         mask = 0
         ranges, starts = self._in_order
         for at in range(max(bisect_right(ranges, (base, _ANY_LENGTH)) - 1, 0), len(ranges)):
@@ -234,7 +245,7 @@ class Lease:
         return mask, bits
 
     def select(self, mask: int) -> list[Range]:
-        """The messages of `mask` as ranges."""
+        """Return the messages of `mask` as ranges."""
         if mask == (1 << self.total) - 1:
             return self.ranges
         chosen: list[Range] = []
@@ -249,7 +260,7 @@ class Lease:
         return chosen
 
     def count_by_queue(self, mask: int) -> Iterator[tuple[bytes, int]]:
-        """Yield the ready queues that the messages of `mask` came from, and how many of them: one may come again."""
+        """Yield (ready queue, number of messages) for the messages of `mask`. A queue may be yielded more than once."""
         ends = self._queue_ends
         if ends is None:
             ends = self._queue_ends = list(accumulate([length for _, length in self.queues]))
@@ -262,8 +273,8 @@ class Lease:
                 place, at = end, at + 1
 
     def by_queue(self, mask: int) -> list[tuple[bytes | None, list[Range]]]:
-        """The messages of `mask` by the ready queues that they came from, in the order of the log; where there are no
-        queues, all together."""
+        """Return the messages of `mask` by the ready queue that they came from, in log order. Without queues, return
+        all of them under None."""
         if not self.queues:
             return [(None, self.select(mask))]
         found: dict[bytes, list[Range]] = {}
@@ -277,12 +288,12 @@ class Lease:
 
     @property
     def first(self) -> bytes | None:
-        """The first of its live messages; None: it has ended."""
+        """The first live message of the lease, in log order. None if the lease has ended."""
         live = self.live
         return self.first_of(live) if live else None
 
     def first_of(self, mask: int) -> bytes:
-        """The first message, in the order of the log, of a mask that is not empty."""
+        """Return the first message of a mask, in log order. The mask must not be empty."""
         if not self._is_in_order:
             return min([base for base, _ in self.select(mask)])
         at = (mask & -mask).bit_length() - 1
@@ -292,11 +303,11 @@ class Lease:
         return offsets.shift(base, behind) if behind else base
 
     def holds(self, offset: bytes) -> bool:
-        """Whether a message is of this lease and still live in it."""
+        """Return whether a message is live in this lease."""
         return self._has(self.live, offset)
 
     def has_acked(self, offset: bytes) -> bool:
-        """Whether a message was acked under this lease."""
+        """Return whether a message was acked under this lease."""
         return self._has(self.acked, offset)
 
     def _has(self, mask: int, offset: bytes) -> bool:
@@ -304,7 +315,7 @@ class Lease:
         return position is not None and bool(mask >> position & 1)
 
     def past_of(self, offset: bytes) -> History:
-        """Earlier attempts of a message of the lease."""
+        """Return the earlier attempts of a message of the lease."""
         if self._past is None:
             self._past = sorted([(base, n, history) for ranges, history in self.past for base, n in ranges], key=_base)
         at = bisect_right(self._past, offset, key=_base) - 1
@@ -337,7 +348,7 @@ class Lease:
             self.reclaims,
             self.handlers,
             self.crashes,
-        ]  # nobody meets those that it does not know
+        ]  # defaults at the end are left out: no node meets a field that it does not know
         while later and not later[-1]:
             later.pop()
         if later:
@@ -383,33 +394,33 @@ class Lease:
 
 
 class Alike(NamedTuple):
-    """What all messages of a lease, or of an entry that waits, have in common."""
+    """The values that all messages of a lease, or of a waiting entry, have in common."""
 
     attempt: int
-    """The attempt that a lease of them is."""
+    """Number of the attempt that a lease of these messages is."""
     kept: bool
     snoozes: int
     crashes: int
 
 
 FRESH: Final = Alike(1, False, 0, 0)
-"""Messages that come from the log for the first time."""
+"""The values of messages that are leased from the log for the first time."""
 
 
 class Made(NamedTuple):
-    """What made messages wait, for a `ClockReset`."""
+    """How the time of a waiting entry was chosen. A clock reset needs it to compute the new time."""
 
     stamp_ms: int
-    """Of the entry; 0 where an instant was chosen."""
+    """Time stamp of the entry that chose it, in ms. 0 if an absolute time was chosen."""
     delay_ms: int
-    """How long from there on."""
+    """Delay from `stamp_ms` on, in ms."""
     by_move: bool = False
-    """Their producer chose it: that counts even before their own instant."""
+    """Whether the producer chose the time. A clock reset then keeps it, even if it is before the messages' own time."""
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """Messages that come back at `due_ms`; `attempt` is the number of attempts they have had."""
+    """Messages that wait until `due_ms` for their next attempt. `attempt` is the number of attempts so far."""
 
     due_ms: int
     seq: int
@@ -419,44 +430,44 @@ class Waiting:
     since_ms: int
     kept: bool = False
     expires_ms: int | None = None
-    """When the ttl of the first of them has passed."""
+    """Time at which the ttl of the first message ends, in ms."""
     history: History = ()
     made: Made | None = None
-    """None until it is stored."""
+    """None until the entry is stored."""
     queue: bytes | None = None
-    """The ready queue that they stand in again when they are due, where messages are ranked."""
+    """Ready queue that the messages return to when they are due, if the topic ranks messages."""
     snoozes: int = 0
-    """How often each of them was snoozed."""
+    """Number of times that each message was snoozed."""
     crashes: int = 0
-    """How many leases of each of them ended unsettled in succession."""
+    """Number of consecutive leases of each message that ended unsettled."""
     counted: int = 0
-    """How many of its messages the group's metrics have counted, ..."""
+    """Number of its messages that the group's metrics have counted."""
     ripe: bool = False
-    """... and whether their time has come."""
+    """Whether the group's metrics count the messages as ready, because their time has come."""
     expiries: Any = None
-    """When each of them expires, as far as that was wanted: `waiting_table`."""
+    """Cache of `groups.waiting_table`: when messages of the entry expire."""
 
     @property
     def alike(self) -> Alike:
-        """What a lease says of them all: see `Lease.alike`."""
+        """The values with which a lease takes over the messages: see `Lease.alike`."""
         return Alike(self.attempt + 1, self.kept, self.snoozes, self.crashes)
 
     @property
     def dies_waiting(self) -> bool:
-        """Whether the ttl of the first of them passes before they come back."""
+        """Whether the ttl of the first message ends before the messages are due."""
         return self.expires_ms is not None and self.expires_ms <= self.due_ms
 
     @property
     def first(self) -> bytes | None:
-        """The first of its messages; None: it has none any more."""
+        """The first message. None if there are no messages any more."""
         return self.ranges.first
 
     def holds(self, offset: bytes) -> bool:
-        """Whether a message waits here."""
+        """Return whether a message waits in this entry."""
         return self.ranges.find(offset) is not None
 
     def apart(self, ranges: list[Range]) -> Waiting:
-        """Some of its messages, which were taken out, as an entry of their own that is yet to be stored."""
+        """Return a new entry, not stored yet, with some messages that were taken out of this one."""
         again = Waiting(self.due_ms, 0, self.attempt, self.error, PackedRanges(ranges), self.since_ms, self.kept)
         again.history, again.made, again.queue = self.history, self.made, self.queue
         again.snoozes, again.crashes = self.snoozes, self.crashes
@@ -482,22 +493,23 @@ class Waiting:
 
 
 def _count(what: list[list[Any]]) -> float:
-    """How many messages are named; infinite where bitmaps name some."""
+    """Return the number of messages that `what` names. Infinite if it contains bitmaps."""
     return sum([length if isinstance(length, int) else math.inf for _, length in what])
 
 
-def _mask(places: list[int]) -> int:
-    """The bits of these positions."""
-    bits = bytearray((max(places, default=-1) >> 3) + 1)
-    for place in places:
+def _mask(positions: list[int]) -> int:
+    """Return a mask with the bits at these positions."""
+    bits = bytearray((max(positions, default=-1) >> 3) + 1)
+    for place in positions:
         bits[place >> 3] |= 1 << (place & 7)
     return int.from_bytes(bits, "little")
 
 
 def _runs(bits: int) -> Iterator[tuple[int, int]]:
-    """Runs of ones, from the lowest on: (first, length)."""
+    """Yield the runs of ones as (first, length), from the lowest on."""
     at = 0
     while bits:
+        # `x & -x` isolates the lowest one of x. Adding 1 to a run of ones carries to the zero above it.
         zeros = (bits & -bits).bit_length() - 1
         bits >>= zeros
         ones = (~bits & (bits + 1)).bit_length() - 1
@@ -507,7 +519,7 @@ def _runs(bits: int) -> Iterator[tuple[int, int]]:
 
 
 def _lowest(bits: int, count: int) -> int:
-    """The lowest `count` ones of `bits`."""
+    """Return a mask with the lowest `count` ones of `bits`."""
     found = 0
     for first, length in _runs(bits):
         taken = min(length, count)
@@ -519,8 +531,8 @@ def _lowest(bits: int, count: int) -> int:
 
 
 def merged(messages: Iterable[bytes]) -> list[Range]:
-    """Messages (rising offsets) as few ranges. Only for those that a group keeps: a range of the log lies within one
-    of its rows."""
+    """Merge messages, in ascending order, into as few ranges as possible. Use it only for messages that a group keeps:
+    a range of the log must lie within one of its rows."""
     found: list[Range] = []
     for offset in messages:
         if found and offsets.distance(found[-1].base, offset) == found[-1].length:

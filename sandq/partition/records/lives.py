@@ -1,8 +1,8 @@
-"""The lives that a message had in a group: each ends with its death, and a redrive begins the next.
+"""The lives of a message in a group: each life ends with the message's death, and a redrive begins the next one.
 
-Attempts count from 1 again in each. What the earlier ones were like stays with the message: in the row that its
-group keeps of it once it was redriven, and in that of its death. Packed:
-`[[number, attempts, reason, error, dead_ms, redriven_ms, history], ...]`, the oldest first.
+Attempts count from 1 again in each life. The earlier lives are stored with the message: in the row that its group keeps
+after a redrive, and in the row of its death. Packed: `[[number, attempts, reason, error, dead_ms, redriven_ms,
+history], ...]`, the oldest first.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from sandq.partition.records.leases import HISTORY_ERROR_CHARS, History, load_history
 
 EARLIER_LIVES = 4
-"""Lives before the present one that are remembered: of more, the last ones."""
+"""Maximum number of earlier lives that are remembered. The oldest are forgotten first."""
 
 
 class Life(NamedTuple):
-    """One that is over; of its attempts the last `HISTORY_ATTEMPTS`."""
+    """A life that has ended. `history` contains its last `HISTORY_ATTEMPTS` attempts."""
 
     number: int
-    """1: the first."""
+    """1 is the first life."""
     attempts: int
     reason: str
     error: str | None
@@ -33,27 +33,29 @@ Lives = tuple[Life, ...]
 
 
 def load_lives(packed: Sequence[Sequence[Any]]) -> Lives:
-    """Return the lives that a row has."""
+    """Return the lives in a row, unpacked."""
     return tuple([Life._make([*fields, load_history(history)]) for *fields, history in packed])
 
 
 def number_of(earlier: Lives) -> int:
-    """Return the number of the life behind these."""
+    """Return the number of the current life, given the earlier ones."""
     return earlier[-1].number + 1 if earlier else 1
 
 
 def with_ended(
     earlier: Lives, attempts: int, reason: str, error: str | None, dead_ms: int, redriven_ms: int, history: History
 ) -> Lives:
-    """Return the earlier lives of a message whose present one has ended, and which is redriven now."""
+    """Return the earlier lives of a message whose current life has ended, and which is redriven now."""
     short = None if error is None else error[:HISTORY_ERROR_CHARS]
     ended = Life(number_of(earlier), attempts, reason, short, dead_ms, redriven_ms, history)
     return (*earlier, ended)[-EARLIER_LIVES:]
 
 
 def summary(earlier: Lives) -> list[list[Any]]:
-    """Return what is said of lives beside a history that begins with theirs: `[number, rows of the history, attempts,
-    reason, error, dead_ms, redriven_ms]` of each."""
+    """Return the earlier lives, for a reply whose history lists the attempts of all lives, the oldest first.
+
+    For each life: `[number, number of its attempts in the history, attempts, reason, error, dead_ms, redriven_ms]`.
+    """
     return [[number, len(history), *rest] for number, *rest, history in earlier]
 
 

@@ -1,7 +1,7 @@
-"""Numbers of a partition and its groups, kept as things change, so that to tell them costs nothing per message.
+"""Numbers of a partition and its groups. They are updated at each change, so that reading them is cheap.
 
-They are of this process, and no row holds them. Nothing is decided by them but by how many messages of a group are
-leased, which follows from its leases.
+They belong to this process and are not stored. No decision depends on them, with one exception: the number of leased
+messages of a group, which follows from its leases.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from sandq.partition.records.leases import Lease, Waiting
 
 
 class Counted(NamedTuple):
-    """What became of messages, since the partition was loaded. Messages, where nothing else is said."""
+    """Numbers of messages since the partition was loaded, unless stated otherwise."""
 
     stored: int = 0
     stored_bytes: int = 0
-    """Of the batches that producers sent."""
+    """Bytes of the batches that producers sent."""
     cancelled: int = 0
     moved: int = 0
     leases: int = 0
-    """Leases that were granted."""
+    """Number of granted leases."""
     acked: int = 0
     nacked: int = 0
     lease_expired: int = 0
     released: int = 0
-    """Given back by consumers that left."""
+    """Messages given back by consumers that left."""
     dead_nacked: int = 0
     dead_lease_expired: int = 0
     dead_expired: int = 0
     dead_rejected: int = 0
     snoozed: int = 0
-    """Given back without counting the attempt: none of `nacked`."""
+    """Messages given back without counting the attempt. They are not in `nacked`."""
     updated: int = 0
-    """Given another value, or other headers."""
+    """Messages whose value or headers were changed."""
     forwarded: int = 0
-    """Sent to other partitions, and stored there: dead letters, and what acks send."""
+    """Messages sent to other partitions and stored there: dead letters, and messages sent by acks."""
     undeliverable: int = 0
-    """Of those, refused there for good."""
+    """Messages for other partitions that were finally rejected there."""
     superseded: int = 0
     """Retried writes of a compacted topic that a group skipped, because a later write of their key exists."""
 
 
 class Totals:
-    """`Counted` in the making."""
+    """A mutable `Counted`."""
 
     __slots__ = Counted._fields
 
-    def __init__(self, counted: Counted = Counted()) -> None:  # noqa: B008  # a tuple, which nobody changes
+    def __init__(self, counted: Counted = Counted()) -> None:  # noqa: B008  # a tuple, which is immutable
         self.set(counted)
 
     def set(self, counted: Counted) -> None:
-        """Forget what was counted since."""
+        """Set all numbers to those of `counted`."""
         (
             self.stored,
             self.stored_bytes,
@@ -99,27 +99,28 @@ class Totals:
 
 
 class PartitionMetrics:
-    """How many messages of one group are leased and wait."""
+    """Numbers of leased and waiting messages of one group."""
 
     def __init__(self) -> None:
         self.leased = 0
         self.waiting = 0
-        """All that wait, those included whose time has come: `ripe`."""
+        """Waiting messages, including those in `ripe`, whose time has come."""
         self.ripe = 0
         self._entries = 0
-        """Waiting entries."""
+        """Number of waiting entries."""
         self._unripe: list[tuple[int, int, Waiting]] = []
-        """Heap of (due_ms, a number that makes it unique, entry); entries that are gone are skipped when met."""
+        """Heap of (due_ms, a number that makes the item unique, entry). Entries that no longer wait are skipped at the
+        top."""
         self._number = 0
 
     def count_lease(self, lease: Lease) -> None:
-        """Count a lease that is new, or some of which is not live any more."""
+        """Update the numbers for a new lease, or for a lease with fewer live messages than before."""
         live = lease.live.bit_count()
         self.leased += live - lease.counted
         lease.counted = live
 
     def count_waiting(self, entry: Waiting) -> None:
-        """Count a waiting entry that is new, or has fewer messages (none: it is gone)."""
+        """Update the numbers for a new waiting entry, or for one with fewer messages than before (none: it is gone)."""
         count = entry.ranges.messages
         self.waiting += count - entry.counted
         if entry.ripe:
@@ -137,11 +138,11 @@ class PartitionMetrics:
 
     @property
     def ripens_ms(self) -> int | None:
-        """When more of what waits is ready, at the earliest; None: never."""
+        """Lower bound of the time at which the next waiting messages become ready, in ms. None if there are none."""
         return self._unripe[0][0] if self._unripe else None
 
     def ripen(self, now_ms: int) -> None:
-        """Count what is due by `now_ms` as ready."""
+        """Count the waiting messages that are due by `now_ms` as ready."""
         while self._unripe and self._unripe[0][0] <= now_ms:
             entry = heapq.heappop(self._unripe)[2]
             if entry.counted:

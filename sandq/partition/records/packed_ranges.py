@@ -1,4 +1,4 @@
-"""Ranges in the order of the log, packed as rows have them: what is taken out moves some bytes, whatever stays."""
+"""Sorted ranges in packed form, as rows store them. Removing a message moves bytes, without an object per range."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ _BASE_BYTES = offsets.OFFSET_BYTES
 
 
 class PackedRanges:
-    """Ranges that rise and do not overlap."""
+    """Sorted ranges without overlaps."""
 
     __slots__ = ("_packed", "messages")
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         self._packed = bytearray(rows.pack_ranges(ranges))
         self.messages = sum([length for _, length in ranges])
-        """Of all ranges."""
+        """Number of messages in all ranges."""
 
     def __len__(self) -> int:
-        """How many ranges there are."""
+        """Return the number of ranges."""
         return len(self._packed) // RANGE_BYTES
 
     def __iter__(self) -> Iterator[Range]:
-        """The ranges in order, read one by one."""
+        """Yield the ranges in order, unpacked one by one."""
         for at in range(len(self)):
             yield self._range(at)
 
     def packed(self) -> bytes:
-        """All of it, as a row has it."""
+        """Return all ranges, packed as in a row."""
         return bytes(self._packed)
 
     @property
     def first(self) -> bytes | None:
-        """The first message; None: there is none."""
+        """The first message. None if there are no ranges."""
         return self._base(0) if self._packed else None
 
     def find(self, offset: bytes) -> tuple[int, int] | None:
-        """The number of the range that holds a message, and the message's place in it; None: it is in none."""
+        """Return the index of the range that contains a message, and the message's position in it. None if no range
+        does."""
         at = bisect_right(range(len(self)), offset, key=self._base) - 1
         if at < 0:
             return None
@@ -50,7 +51,7 @@ class PackedRanges:
         return (at, behind) if behind is not None and 0 <= behind < length else None
 
     def count_below(self, offset: bytes, most: int) -> int:
-        """How many messages are below an offset: up to `most` are counted."""
+        """Return the number of messages below an offset, but at most `most`."""
         count = 0
         for base, length in self:
             if count >= most or base >= offset:
@@ -60,7 +61,7 @@ class PackedRanges:
         return min(count, most)
 
     def take(self, count: int) -> list[Range]:
-        """Take the first `count` messages out."""
+        """Remove the first `count` messages and return them."""
         taken: list[Range] = []
         whole = 0
         while count > 0 and whole < len(self):
@@ -76,7 +77,7 @@ class PackedRanges:
         return taken
 
     def take_range(self, offset: bytes) -> Range | None:
-        """Take the range that holds a message out, as a whole."""
+        """Remove the whole range that contains a message and return it. None if no range does."""
         found = self.find(offset)
         if found is None:
             return None
@@ -86,7 +87,7 @@ class PackedRanges:
         return taken
 
     def part(self, offset: bytes) -> list[Range]:
-        """Take one message out. What is left of its range. Raises KeyError."""
+        """Remove one message and return the rest of its range. Raise KeyError if no range contains it."""
         found = self.find(offset)
         if found is None:
             raise KeyError(offset)
@@ -100,14 +101,14 @@ class PackedRanges:
         return parts
 
     def clear(self) -> list[Range]:
-        """Take everything out."""
+        """Remove all messages and return them."""
         taken = list(self)
         self._packed.clear()
         self.messages = 0
         return taken
 
     def _put(self, at: int, count: int, ranges: Sequence[Range]) -> None:
-        """Replace `count` ranges."""
+        """Replace the `count` ranges from index `at` on."""
         self._packed[at * RANGE_BYTES : (at + count) * RANGE_BYTES] = rows.pack_ranges(ranges)
 
     def _base(self, at: int) -> bytes:

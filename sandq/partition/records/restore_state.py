@@ -1,4 +1,4 @@
-"""How far the restore of a partition from a backup is."""
+"""The progress of restoring a partition from a backup."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any, NamedTuple
 
 
 class RestoreState(NamedTuple):
-    """How far a restore is. Written with the partition's state, in this order."""
+    """The progress of a restore. Stored in the state row of the partition, with the fields in this order."""
 
     restore_id: str
     next_chunk: int = 0
-    """Number of the chunk that comes next."""
+    """Number of the next chunk."""
     rows: int = 0
     bytes: int = 0
     is_whole: bool = False
-    """All rows are there, and are the partition's state."""
+    """Whether all rows are restored and have become the partition's state."""
     targets: tuple[tuple[int, int], ...] = ()
-    """Number that a topic had when the backup was made, and that which it has here."""
+    """(number of a topic when the backup was made, its number here)."""
 
     @classmethod
     def load(cls, fields: Sequence[Any]) -> RestoreState:
-        """Read what a row has of it."""
+        """Read the fields of a row."""
         restore_id, next_chunk, count, size, is_whole, targets = fields
         return cls(restore_id, next_chunk, count, size, is_whole, tuple((old, new) for old, new in targets))
 
     def shown(self) -> dict[str, Any]:
-        """Return what is told of it."""
+        """Return the progress as clients see it."""
         return {
             "restore_id": self.restore_id,
             "next_chunk": self.next_chunk,
