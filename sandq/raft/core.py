@@ -1,4 +1,4 @@
-"""PySyncObj's core with its storage, network, pickles and clock taken out. See hooks.py for what is touched."""
+"""PySyncObj's core with its storage, network, pickles and clock taken out. `hooks.py` lists the names it uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEARTBEAT_S = 0.2
 LEADER_FALLBACK_S = 2.0
 MAX_APPEND_BYTES = 1 << 20
 MAX_APPLIED_ENTRIES = 4096
-"""In one tick; after a restart there may be many."""
+"""Maximum number of entries applied in one tick: after a restart there may be many to apply."""
 
 
 def _conf(journal: GroupJournal, on_state_changed: Callable[[int, int], None]) -> SyncObjConf:
@@ -43,7 +43,9 @@ def _conf(journal: GroupJournal, on_state_changed: Callable[[int, int], None]) -
 
 
 class Core(SyncObj):  # type: ignore[misc]
-    """No properties here: the library's constructor evaluates every one it finds."""
+    """PySyncObj's Raft implementation, with methods replaced where its behaviour is unsafe or needs I/O.
+
+    Define no properties here: the library's constructor evaluates every property that it finds."""
 
     def __init__(
         self,
@@ -63,22 +65,22 @@ class Core(SyncObj):  # type: ignore[misc]
         conf = _conf(journal, state_changed)
         super().__init__(hooks.member_node(member), others, conf, nodeClass=hooks.Member, transport=transport)
         hooks.check_attributes(self)
-        # Guard S6: the library's snapshots, which may fail and answer success, are out of its reach.
+        # Guard S6: disable the library's snapshots, because they can fail and still report success.
         self._SyncObj__serializer = hooks.NoSerializer()
         self._poller = hooks.NoPoller()
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> int:
-        """Guard S10: the library would unpickle and call; here an entry is handed on, with its index."""
+        """Guard S10: pass a committed entry on with its index. The library would unpickle the entry and call it."""
         index: int = self._SyncObj__raftLastApplied + 1
         self._committed(index, command[1:] if command[0] == REGULAR else b"")
         return index
 
     def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> Members | None:
-        """Guard S10: never unpickle."""
+        """Guard S10: decode a change of members without unpickling. None if the entry is no such change."""
         return Members.decode(command[1:]) if command[0] == MEMBERSHIP else None
 
     def _SyncObj__changeCluster(self, request: Members) -> bool:
-        """Guard S3. The configuration itself follows from the log, see `Group`."""
+        """Guard S3: return whether a change is allowed. The log sets the configuration, see `Group._reconcile`."""
         return self._may_change(request)
 
     def _SyncObj__doChangeCluster(self, request: Members, reverse: bool = False) -> bool:
@@ -90,7 +92,7 @@ class Core(SyncObj):  # type: ignore[misc]
         count: int | None = None,
         maxSizeBytes: int | None = None,
     ) -> Sequence[LogEntry]:
-        """Guard L4: bounds bytes without splitting entries."""
+        """Guard L4: return whole entries from index `fromIDx` on, at most `count` or about `MAX_APPEND_BYTES`."""
         journal = self._journal
         if fromIDx is None or fromIDx < journal.first_index:
             return []

@@ -1,8 +1,8 @@
-"""When a member stands for election (guard L5).
+"""Decide when a member stands for election, with Raft's pre-vote phase (guard L5).
 
-The library raises its term with every election time-out: a member that was cut off comes back with a high term and
-deposes a leader that everybody else hears. So before an election it asks whether a majority would vote for it, and
-raises its term only then.
+The library raises its term at every election timeout, so a member that was disconnected rejoins with a high term and
+deposes a leader that all others still hear. Pre-vote prevents that: a member first asks whether a majority would vote
+for it, and raises its term only then (Ongaro, Consensus: Bridging Theory and Practice, section 9.6).
 """
 
 from __future__ import annotations
@@ -17,25 +17,32 @@ from sandq.raft.members import Members
 from sandq.raft.transport import GroupTransport
 
 EAGER_PAUSE_S = 0.1
-"""How often the member that is to lead a new group asks, until the others have opened it."""
+"""Interval, in s, at which the designated first leader of a new group repeats its pre-vote requests.
+
+The other members answer once they have opened the group."""
 
 
 class Election:
+    """The elections of one member: its pre-votes and its election deadline."""
+
     def __init__(self, core: Core, transport: GroupTransport, journal: GroupJournal, member: str) -> None:
         self.pre_votes: set[tuple[int, str]] = set()
-        """(term, voter) that would vote for this member."""
+        """(term, voter) pairs: this voter would vote for this member in this term."""
         self.eager = False
+        """True if this member is the designated first leader of a new group: it repeats its requests quickly."""
         self._core = core
         self._transport = transport
         self._journal = journal
         self._member = member
         self.called = False
-        """An election may be held now."""
+        """True if the next tick may hold an election."""
 
     @contextmanager
     def tick(self, members: Members) -> Iterator[None]:
-        """Around each tick of the library, of a member that does not lead. Without the votes before, the library's
-        deadline is hidden from it: it reads the clock once more, and the deadline may have passed meanwhile."""
+        """Wrap a tick of the library on a member that does not lead.
+
+        Hides the election deadline from the library unless an election may be held: the library reads the clock again,
+        and the deadline may have passed since `_may_stand` checked it."""
         core = self._core
         if self._may_stand(members):
             yield
@@ -49,7 +56,7 @@ class Election:
                 core._SyncObj__raftElectionDeadline = deadline_s
 
     def _may_stand(self, members: Members) -> bool:
-        """Whether an election may be held in this tick; asks for votes when it is time."""
+        """Return whether this tick may hold an election. Send pre-vote requests if the election deadline has passed."""
         core, called = self._core, self.called
         self.called = False
         if self._member not in members.voters:
@@ -63,13 +70,13 @@ class Election:
         return False
 
     def _ask(self, members: Members) -> bool:
-        """Ask the voters whether they would vote for this member. Whether it need ask nobody."""
+        """Ask the voters whether they would vote for this member. Return True if it is the only voter."""
         core, journal = self._core, self._journal
         wanted = core._SyncObj__raftCurrentTerm + 1
         self.eager = self.eager and not core._SyncObj__raftCurrentTerm
         self.pre_votes = {(wanted, self._member)}
         if self._has_majority(wanted, members):
-            return True  # it is alone: the library holds its election now
+            return True  # the only voter: the library holds the election now
         if self.eager:
             core._SyncObj__raftElectionDeadline = hooks.now_s() + EAGER_PAUSE_S
         else:
@@ -82,7 +89,7 @@ class Election:
         return False
 
     def pre_voted(self, wanted: int, members: Members) -> None:
-        """Somebody would vote for this member."""
+        """Hold an election for term `wanted` if a majority would vote for this member."""
         core = self._core
         is_now = wanted == core._SyncObj__raftCurrentTerm + 1 and core._SyncObj__raftLeader is None
         if is_now and self._has_majority(wanted, members):
@@ -90,7 +97,7 @@ class Election:
             self._call(transfer=False)
 
     def asked_to_lead(self) -> None:
-        """The leader wants this member to take over; the library has looked whether it was the leader."""
+        """Take over leadership at the leader's request. The library has checked that the leader sent it."""
         if self._core._SyncObj__transferInProgress:
             self._call(transfer=True)
 
@@ -100,14 +107,14 @@ class Election:
         self.called = True
 
     def follow(self, term: int) -> None:
-        """There is a higher term: this member, whatever it was, belongs to it."""
+        """Become a follower in `term`, which is higher than the current term."""
         core = self._core
         core._SyncObj__setCurrentTerm(term, None)
         core._SyncObj__setState(FOLLOWER)
         core._SyncObj__raftLeader = None
 
     def postpone(self) -> None:
-        """Wait for another election time-out."""
+        """Move the election deadline to a random election timeout from now."""
         self._core._SyncObj__raftElectionDeadline = hooks.now_s() + self._core._SyncObj__generateRaftTimeout()
 
     def _has_majority(self, wanted: int, members: Members) -> bool:

@@ -1,4 +1,4 @@
-"""One member of a Raft group: PySyncObj's core behind a small port, with the guards on everything that goes in."""
+"""One member of a Raft group: PySyncObj's core behind a small interface, with guards on all its input."""
 
 from __future__ import annotations
 
@@ -24,31 +24,36 @@ from sandq.raft.skip import Skip
 from sandq.raft.transport import GroupTransport
 
 ROUND_S = 0.5
-"""Who has what was committed so long ago has caught up: while entries come all the time, nobody has quite all of it.
-Less than the shortest election time-out: what a new voter still lacks must not cost the group its leader."""
+"""A member counts as caught up once it has everything that was committed this many seconds ago.
+
+While entries arrive all the time, no member has quite all of them. This is less than the shortest election timeout, so
+that the entries that a new voter still lacks do not cost the group its leader."""
 _REGULAR = bytes([wire.REGULAR])
 _MEMBERSHIP = bytes([wire.MEMBERSHIP])
 _SKIP = bytes([wire.SKIP])
 
 
 class ProposalFailed(enum.Enum):
+    """Why a proposal was not committed, as far as this member knows."""
+
     NOT_LEADER = "not_leader"
-    """It was not appended."""
+    """This member does not lead; the entry was not appended."""
     REFUSED = "refused"
-    """A change of members that may not be made now; it was not appended."""
+    """A membership change that is not allowed now; the entry was not appended."""
     UNKNOWN = "unknown"
-    """Leadership was lost: it may or may not be committed later."""
+    """This member lost leadership; the entry may or may not be committed later."""
     LOST = "lost"
-    """Another entry was committed where it stood, or in a later term below it: it never will be."""
+    """The entry can never be committed: a different one is committed at its index, or one of a later term below it."""
 
 
 Proposed = Callable[[int | None, ProposalFailed | None], None]
-"""With its index once it is committed, or with why it is not. Must not raise (guard S9): the library would apply the
-entry twice."""
+"""Called with the entry's index once it is committed, or with the reason why it is not.
+
+Must not raise (guard S9): the library would apply the entry twice."""
 
 
 class _Waiter:
-    """Who waits for a proposal. `settles`: also when this member leads no more."""
+    """The callback of a pending proposal. `settles`: keep it pending if this member stops leading."""
 
     __slots__ = ("_done", "settles")
 
@@ -57,7 +62,7 @@ class _Waiter:
         self.settles = settles
 
     def __call__(self, index: int | None, error: int | ProposalFailed) -> None:
-        """Called by the library, with its own reasons, and here."""
+        """Report the outcome. The library passes its own failure reasons, this module a `ProposalFailed`."""
         if isinstance(error, ProposalFailed):
             self._done(None, error)
         elif error == FAIL_REASON.SUCCESS and index is not None:
@@ -71,9 +76,11 @@ class _Waiter:
 
 
 class Group:
-    """`tick` counts, commits and appends; what it appended counts only in a later tick, so the caller syncs the WAL in
-    between (`GroupCommit` does), and only then sends what `send(node, message)` was given. Nothing here pickles, and
-    nothing reads a socket or a file.
+    """One member of a Raft group.
+
+    `tick` counts acknowledgements, commits and appends. Entries that it appends count only in a later tick: the caller
+    (`GroupCommit`) syncs the WAL in between, and only then sends the messages passed to `send(node, message)`.
+    Nothing here uses pickle, a socket or a file.
     """
 
     def __init__(
@@ -90,11 +97,14 @@ class Group:
         on_leadership: Callable[[Group], None] = lambda group: None,
         settles: bool = False,
     ) -> None:
-        """`committed(index, command)` is called inside a tick and must not raise; the command is empty for the
-        library's own entries. `room(node)`: whether the queue to a node takes more. `takes_entries`: whether this
-        replica applies fast enough to be sent more. `on_leadership(self)`: this member begins or ceases to lead.
-        `settles`: what it has proposed when it ceases to waits until it is certain what became of it, for as long as
-        that takes, rather than be answered at once. Raises Corruption."""
+        """Create the member from its log.
+
+        `applied`: index of the last entry in the state machine. `committed(index, command)` is called inside a tick and
+        must not raise; the command is empty for the library's own entries. `room(node)`: return whether the queue to a
+        node accepts more. `takes_entries`: return whether this replica applies fast enough to receive more entries.
+        `on_leadership(self)` is called when this member starts or stops leading. `settles`: if this member stops
+        leading, its pending proposals wait until their outcome is certain, instead of failing with UNKNOWN at once.
+        Raise Corruption if the log and the state machine do not fit together."""
         if max(applied, journal.first_index) > journal.last_index:
             raise Corruption(
                 f"raft group {number}: its state machine has applied entry {applied}, its log ends at "
@@ -121,13 +131,13 @@ class Group:
             state_changed=self._state_changed,
             may_change=self._may_change,
         )
-        # Entries up to `applied` are in the state machine already; without this the group would stall for ever.
+        # Entries up to `applied` are in the state machine. Without this, the group would wait for them for ever.
         core._SyncObj__raftLastApplied = max(applied, journal.first_index)
         core._SyncObj__raftCommitIndex = core._SyncObj__raftLastApplied
         self._members = Members(())
         self._up: set[str] = set()
         self._round_s, self._round_commit = -math.inf, 0
-        """When it was noted last what is committed; and what was, then."""
+        """Time and commit index of the last sample that `has_caught_up` compares with."""
         self._election = Election(core, self._transport, journal, member)
         parts = (core, self._transport, journal, self._election, self.reads)
         self._message_filter = MessageFilter(member, *parts, members=lambda: self._members, takes_entries=takes_entries)
@@ -136,10 +146,10 @@ class Group:
         )
         self._reconcile()
         if self.is_only_voter:
-            # It need not wait for anybody.
+            # The only voter need not wait for a leader: it can elect itself at once.
             core._SyncObj__raftElectionDeadline = 0
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------------
 
     @property
     def is_leader(self) -> bool:
@@ -151,12 +161,12 @@ class Group:
 
     @property
     def is_alone(self) -> bool:
-        """There is nobody to send anything to."""
+        """True if the group has no other member, so that there are no messages to send."""
         return self.is_only_voter and not self._members.learners
 
     @property
     def leader(self) -> str | None:
-        """The node that leads, as far as is known here."""
+        """Name of the node that leads, as far as this member knows; None if it knows none."""
         leader = self._core._SyncObj__raftLeader
         return node_of(leader.id) if leader is not None else None
 
@@ -174,28 +184,29 @@ class Group:
 
     @property
     def is_changing(self) -> bool:
-        """The latest configuration is not committed, as far as is known here."""
+        """True if the latest configuration is not committed, as far as this member knows."""
         return self.journal.members_index > self.commit_index
 
     @property
     def term_start(self) -> int:
-        """Index of the no-op that opened this leader's term: once it is applied, everything that was ever
-        acknowledged is applied too."""
+        """Index of the no-op that opened this leader's term.
+
+        Once it is applied, every entry that was ever acknowledged is applied too."""
         return int(self._core._SyncObj__noopIDx or NEVER)
 
     @property
     def lagging(self) -> set[str]:
-        """Members that need a snapshot; of a leader."""
+        """Members that need a snapshot from this leader; empty on a follower."""
         return self._transport.lagging if self.is_leader else set()
 
     @property
     def deadline_s(self) -> float:
-        """When it wants a tick although nothing has happened; leaders have the node's heartbeat."""
+        """Time of the next tick if nothing else happens. NEVER on a leader: the node's heartbeat ticks it."""
         return NEVER if self.is_leader else float(self._core._SyncObj__raftElectionDeadline)
 
     @property
     def has_more(self) -> bool:
-        """Whether there is something for a tick to do: proposals, entries to count, send or apply, an election."""
+        """True if a tick has work: proposals, an election, or entries to count, send or apply."""
         core = self._core
         return bool(
             self._message_filter.advanced
@@ -211,20 +222,24 @@ class Group:
         return self.reads.has_work(self.commit_index >= self.term_start, self.member, self._members.voters)
 
     def match_index(self, member: str) -> int:
-        """Up to where a member is known to have the leader's log, durably."""
+        """Return the last index up to which a member is known to have the leader's log on its disk."""
         return int(self._core._SyncObj__raftMatchIndex.get(hooks.member_node(member), 0))
 
     def has_caught_up(self, member: str) -> bool:
-        """Whether a member has, durably, all that was committed `ROUND_S` ago, or later; of a leader."""
+        """Return whether a member's disk has everything that was committed `ROUND_S` ago. Call on a leader only."""
         is_fresh = hooks.now_s() - self._round_s < ROUND_S
         return self.match_index(member) >= (self._round_commit if is_fresh else self.commit_index)
 
     def age_s(self) -> float | None:
-        """How long ago what is known here to be committed was certainly all that was; None: that was never known."""
+        """Return for how many seconds this member may have missed commits.
+
+        It is the time since its commit index was certainly the group's. None if that was never certain."""
         return self._message_filter.age_s() if not self.is_leader else self._led_age_s()
 
     def _led_age_s(self) -> float | None:
-        """Since what a majority has answered was sent: nobody else can have led then."""
+        """Return the seconds since this leader sent messages that a majority has answered by now.
+
+        No other member can have led at that time. None if there was no such majority in this term."""
         voters = self._members.voters
         if self.commit_index < self.term_start:
             return None
@@ -234,48 +249,54 @@ class Group:
         return now_s - least_s if math.isfinite(least_s) else None
 
     def needed_from(self, most_bytes: int) -> int:
-        """The first entry that some member has not got from this leader, if the log is no longer than that."""
+        """Return the first index that some member still needs from this leader.
+
+        NEVER if this member does not lead, or if its log is larger than `most_bytes`."""
         if not self.is_leader or self.journal.size_bytes > most_bytes:
             return NEVER
         return min([self.match_index(str(node.id)) for node in self._nodes()], default=NEVER - 1) + 1
 
-    # -- what its owner wants -------------------------------------------------------------------------------------
+    # -- requests of the owner ------------------------------------------------------------------------------------
 
     def propose(self, command: bytes, done: Proposed) -> None:
-        """Append in the next tick."""
+        """Append a command in the next tick, and call `done` with the outcome."""
         self._core._applyCommand(_REGULAR + command, _Waiter(done, self._settles))
 
     def change_members(self, members: Members, done: Proposed) -> None:
-        """One step: a learner comes, is promoted (once it has caught up) or goes; a voter goes, but not the leader. Who
-        ceases to lead meanwhile is told at once."""
+        """Change the configuration by one step, and call `done` with the outcome.
+
+        A step adds, removes or promotes a learner, or removes a voter other than the leader. A learner must have caught
+        up to be promoted. `done` gets UNKNOWN at once if this member stops leading."""
         self._core._applyCommand(_MEMBERSHIP + members.encode(), _Waiter(done, settles=False))
 
     def propose_skip(self, skip: Skip, done: Proposed) -> None:
-        """Append in the next tick that an entry is replaced."""
+        """Append a SKIP entry in the next tick, and call `done` with the outcome."""
         self._core._applyCommand(_SKIP + skip.encode(), _Waiter(done, settles=False))
 
     def read_index(self, done: ReadDone) -> None:
-        """`done(index)` once it is certain that nothing was acknowledged above that index before this call;
-        `done(None)` when this node does not lead."""
+        """Call `done(index)` once it is certain that nothing above that index was acknowledged before this call.
+
+        Call `done(None)` if this node does not lead, or stops leading."""
         if self.is_leader:
             self.reads.ask(done)
         else:
             done(None)
 
     def transfer(self, target: str) -> bool:
-        """Ask a voter to take over. False: it has not all of the log, or is none."""
+        """Ask a voter to take over leadership. Return False if it lacks entries, or is no voter."""
         outcome: list[int] = []
         self._core.transferLeadership(hooks.member_node(target), lambda result, error: outcome.append(error))
         return outcome == [FAIL_REASON.SUCCESS]
 
     def campaign_soon(self) -> None:
-        """Do not wait for an election time-out: it is a new group, and this member is to lead it."""
+        """Hold an election without waiting for a timeout, as the designated leader of a new group."""
         self._election.eager = True
         self._core._SyncObj__raftElectionDeadline = 0
 
     # -- time and connections -------------------------------------------------------------------------------------
 
     def tick(self) -> None:
+        """Run the library once: commit, apply, append proposals, send, and answer reads."""
         core, journal = self._core, self.journal
         last = journal.last_index
         self._message_filter.advanced = False
@@ -286,7 +307,7 @@ class Group:
         if self._settles:
             self._settle()
         if self.is_leader:
-            # One round of messages confirms all reads of a pass: those that came before them.
+            # One round of messages confirms all reads that arrived before it: those of the whole commit batch.
             began = self.commit_index >= self.term_start and self.reads.begin(self.commit_index, self._transport.seq)
             if journal.last_index > last or self._message_filter.resend or began:
                 self._message_filter.resend = False
@@ -295,7 +316,7 @@ class Group:
             self._note_round()
 
     def heartbeat(self) -> None:
-        """A leader tells everybody with its next tick that it lives."""
+        """Send a heartbeat to all members with the next tick. Call on a leader only."""
         self._core._SyncObj__newAppendEntriesTime = 0
         for node in sorted(self._transport.paused, key=lambda node: str(node.id)):
             self._transport.resume(node)
@@ -303,16 +324,17 @@ class Group:
                 self._transport.alive(node.id)
 
     def beats(self, now_s: float) -> list[tuple[str, Beat]] | None:
-        """Of a leader: all that its heartbeat has to say, and to which node; None: it is to have a `heartbeat`, and a
-        tick."""
+        """Return (node, beat) pairs, the whole heartbeat of an idle group. Call on a leader only.
+
+        None if the group is not idle: it needs `heartbeat` and a tick."""
         return self._heartbeats.beats(self._up, now_s)
 
     def beaten(self, node_id: str, beat: Beat, now_s: float, arrived_s: float) -> bool:
-        """A leader's node sent this, and it came at `arrived_s`; False: it is to be asked for more, with ALIVE."""
+        """Handle a beat from the leader, which arrived at `arrived_s`. Return False if the group needs an ALIVE."""
         return self._heartbeats.heard(member_id(node_id, beat[1]), beat, now_s, arrived_s)
 
     def beat_answered(self, node_id: str, beat: Beat, now_s: float) -> bool:
-        """The answer; False: it is to be looked at as ALIVE_ACK."""
+        """Handle a member's reply to a beat. Return False if it must be handled as an ALIVE_ACK."""
         return self._heartbeats.answered(member_id(node_id, beat[1]), beat, now_s)
 
     def connected(self, node_id: str) -> None:
@@ -328,7 +350,7 @@ class Group:
                 self._transport.disconnected(node)
 
     def receive(self, node_id: str, message: wire.Message, arrived_s: float | None = None) -> None:
-        """What another member sent; `message` was checked (`wire.check`). `arrived_s`: when it came, if not now."""
+        """Handle a message from another member, checked by `wire.check`. `arrived_s`: its arrival time; None is now."""
         self._message_filter.receive(node_id, message, hooks.now_s() if arrived_s is None else arrived_s)
         self._reconcile()
 
@@ -350,8 +372,9 @@ class Group:
         )
 
     def _reconcile(self) -> None:
-        """Let the library count whom the log's latest configuration names (guard S3b), and keep what it knows of
-        those who stay."""
+        """Give the library the members of the log's latest configuration (guard S3b).
+
+        Raft uses a configuration from its entry on, committed or not. Progress of members that stay is kept."""
         members = self.journal.members
         if members == self._members:
             return
@@ -397,8 +420,10 @@ class Group:
             self._on_leadership(self)
 
     def _stepped_down(self) -> None:
-        """Guards L5, L6: the library would leave a deposed leader's proposals waiting for ever, and its election
-        deadline where it was, long past."""
+        """Fail pending proposals and set an election deadline after this member stopped leading (guards L5, L6).
+
+        The library would leave a deposed leader's proposals pending for ever, and its old election deadline in force,
+        which passed long ago."""
         waiting = self._core._SyncObj__commandsWaitingCommit
         pending: list[_Waiter] = []
         for index, entries in list(waiting.items()):
@@ -406,7 +431,8 @@ class Group:
             waiting[index] = [(term, waiter) for term, waiter in entries if waiter.settles]
             if not waiting[index]:
                 del waiting[index]
-        self._message_filter.resend = False  # a tick of a follower would never do it, and be called for again and again
+        # No tick of a follower clears it: `has_more` would request ticks for ever.
+        self._message_filter.resend = False
         self._transport.lagging.clear()
         for node in list(self._transport.paused):
             self._transport.connected(node)
@@ -416,9 +442,11 @@ class Group:
         self.reads.fail()
 
     def _settle(self) -> None:
-        """Tell who waits for what was proposed in an earlier term that it is lost: once an entry of a later term is
-        committed below it, no leader can have it. What is committed, or another entry in its place, the library tells
-        of, whoever leads."""
+        """Fail the pending proposals that can never be committed, with LOST.
+
+        Once an entry of a later term is committed below a proposal, no later leader can have that proposal (Raft's
+        leader completeness). If the proposal or another entry is committed at its index, the library reports that on
+        any member."""
         waiting = self._core._SyncObj__commandsWaitingCommit
         term = self.journal.term_at(self.commit_index) or 0
         lost = [index for index, entries in waiting.items() if index > self.commit_index and entries[-1][0] < term]

@@ -1,9 +1,10 @@
-"""Commit for all groups of a node in passes: take messages in, tick dirty groups, write one WAL pass, then count it.
+"""Run all groups of a node in commit batches (group commit): one WAL write and one fsync for many groups.
 
-Pure of I/O: a tick returns the records of the pass; the owner writes and syncs them (on the WAL thread), calls
-`synced`, and only then sends what `take_outgoing` gives. A group is never ticked between the two: its leader would
-count entries that are not on disk yet, and so would a follower's answer. Nor is a committed entry handed out before the
-pass that wrote it is synced (an only voter commits its first no-op within the tick that elects it).
+This module does no I/O. A tick handles messages, ticks the dirty groups and returns the records of the batch. The owner
+writes and syncs them on the WAL thread, calls `synced`, and only then sends the messages from `take_outgoing`. A group
+is never ticked between the two: its leader would count entries that are not on disk yet, and a follower would
+acknowledge them. A committed entry is not handed out either before its batch is synced (an only voter commits its first
+no-op within the tick that elects it).
 """
 
 from __future__ import annotations
@@ -29,25 +30,31 @@ from sandq.storage.wal import Record
 log = structlog.get_logger("sandq.raft")
 
 SCAN_S, SCAN_MOST_S = 0.05, 1.0
-"""The election deadlines are looked at when the first of them is over, at this interval at least and at most."""
+"""Shortest and longest interval, in s, between two scans of the election deadlines.
+
+In between, the next scan runs when the earliest deadline passes."""
 
 TICKED_AT_ONCE = 64
-"""Groups, before others on the loop may have a turn."""
+"""Maximum number of groups ticked before other tasks on the event loop get a time slice."""
 ARRIVED_BYTES, ARRIVED_FRAMES = 64 << 20, 1024
-"""What peers have sent and no pass has taken in yet: no more is read beyond either."""
+"""Maximum bytes and frames received from peers and not yet handled. At either limit, reading from peers pauses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
+    """A committed entry. `GroupCommit` returns it to be applied once it is on this node's disk."""
+
     group: int
     index: int
     command: bytes
-    """Empty for Raft's own entries. Of an entry that was skipped: its replacement."""
+    """The command to apply: empty for Raft's own entries, the replacement if the entry was skipped."""
     skip: Skip | None = None
-    """Set if the entry is a SKIP."""
+    """The decoded SKIP if the entry is one, else None."""
 
 
 class GroupCommit:
+    """All Raft groups of a node, ticked and made durable together."""
+
     def __init__(
         self,
         *,
@@ -55,33 +62,35 @@ class GroupCommit:
         room: Callable[[str], bool] = lambda node: True,
         takes_entries: Callable[[int], bool] = lambda group: True,
     ) -> None:
-        """`wake`: called when there is work. `room(node)`: whether the queue to a node takes more. `takes_entries`:
-        whether this node applies what is of a group fast enough to be sent more."""
+        """Create it without groups.
+
+        `wake` is called when there is work. `room(node)`: return whether the queue to a node accepts more.
+        `takes_entries(group)`: return whether this node applies a group's entries fast enough to receive more."""
         self.records: list[Record] = []
-        """Where the journals of all groups write; taken by `tick`."""
+        """Records written by the journals of all groups since the last `end_tick`."""
         self.groups: dict[int, Group] = {}
         self._wake = wake
-        self._room = room
+        self._queue_accepts = room
         self._takes_entries = takes_entries
         self._accompanied: set[Group] = set()
-        """Those that have other members: only for them does time matter."""
+        """Groups that have other members. Only they need heartbeats and election deadlines."""
         self._before_tick: dict[int, Callable[[], None]] = {}
         self._dirty: dict[Group, None] = {}
         self._ticking: deque[Group] = deque()
-        """Those of this pass that are yet to be ticked."""
+        """Groups of this commit batch that are not ticked yet."""
         self._touched: dict[Group, None] = {}
-        """Groups of this pass: only they may have written something."""
+        """Groups ticked or changed by a message in this commit batch. Only they can have written records."""
         self._ticked: list[tuple[Group, int]] = []
         self._committed: list[Committed] = []
         self._arrived: list[tuple[str, Sequence[Any], int, float]] = []
-        """Who sent it, what, of how many bytes, and when it came."""
+        """Frames not handled yet: (node that sent it, messages, bytes, arrival time in s)."""
         self._arrived_bytes = 0
         self._outgoing: dict[str, list[wire.Message]] = {}
         self._up: dict[str, None] = {}
         self._heartbeat_s = self._scan_s = self._not_before_s = 0.0
-        self.heartbeats = HeartbeatCoalescing(self.groups, self._send, self._take, self._add_dirty, self._look_at)
+        self.heartbeats = HeartbeatCoalescing(self.groups, self._send, self._take, self._add_dirty, self._scan_at)
         self.changed: dict[Group, None] = {}
-        """Groups that this node began or ceased to lead; the owner empties it."""
+        """Groups that this node started or stopped leading. The owner clears it."""
 
     @property
     def has_work(self) -> bool:
@@ -97,10 +106,11 @@ class GroupCommit:
         before_tick: Callable[[], None],
         settles: bool = False,
     ) -> Group:
-        """Run a group from now on.
+        """Add a group, and return it.
 
-        `applied`: the last index its state machine holds. `before_tick`: where the group's owner proposes what has
-        gathered since the last pass. `settles`: as `Group` says. Raises Corruption.
+        `applied`: index of the last entry in its state machine. `before_tick` is called before each tick: the group's
+        owner proposes there what it has queued. `settles`: see `Group`. Raise Corruption if the log does not fit the
+        state machine.
         """
 
         def committed(index: int, command: bytes) -> None:
@@ -113,7 +123,7 @@ class GroupCommit:
             applied,
             committed=committed,
             send=self._send,
-            room=self._room,
+            room=self._queue_accepts,
             takes_entries=partial(self._takes_entries, number),
             on_leadership=self._on_leadership,
             settles=settles,
@@ -130,8 +140,10 @@ class GroupCommit:
         self.changed[group] = None
 
     def remove(self, group: Group, *, keeps_log: bool = False) -> None:
-        """Run it no more. What it has written since the last tick never gets to the log, unless that goes on
-        (`keeps_log`): a checkpoint may have cut it, and counts on the records that say so."""
+        """Stop running a group.
+
+        Its records since the last tick are dropped, unless its log stays in use (`keeps_log`): a checkpoint may have
+        truncated the log, and relies on the records that say so."""
         if not keeps_log:
             self.records[:] = [record for record in self.records if record[1] != group.number]
         self.groups.pop(group.number, None)
@@ -143,7 +155,7 @@ class GroupCommit:
         self._committed = [entry for entry in self._committed if entry.group != group.number]
 
     def mark(self, group: Group) -> None:
-        """There is something to do for a group; nothing happens for one that was removed."""
+        """Mark a group dirty, so that the next tick includes it. Do nothing if the group was removed."""
         if self.groups.get(group.number) is group:
             self._dirty[group] = None
             self._wake()
@@ -156,8 +168,9 @@ class GroupCommit:
             group.connected(node)
 
     def disconnected(self, node: str) -> None:
-        """What was queued for it, and what it sent and was not looked at yet, is gone: after a connection is lost
-        nothing of it may come behind what the next one brings."""
+        """Drop everything queued for a node, and everything received from it but not handled yet.
+
+        A message of a lost connection must not be handled after one of the next connection."""
         self._up.pop(node, None)
         self._outgoing.pop(node, None)
         self._arrived = [arrived for arrived in self._arrived if arrived[0] != node]
@@ -166,24 +179,28 @@ class GroupCommit:
             group.disconnected(node)
 
     def receive(self, node: str, messages: Sequence[Any], size: int = 0) -> None:
-        """What a peer sent, for the next tick: a frame of so many bytes."""
+        """Queue the messages of a frame of `size` bytes from a peer for the next tick."""
         self._arrived.append((node, messages, size, hooks.now_s()))
         self._arrived_bytes += size
         self._wake()
 
     @property
     def takes_more(self) -> bool:
-        """Whether there is room for what peers send: they do not know that a sync hangs here, and go on."""
+        """True if the queue of received messages accepts more.
+
+        While a sync hangs on this node, its peers do not notice and keep sending."""
         return self._arrived_bytes < ARRIVED_BYTES and len(self._arrived) < ARRIVED_FRAMES
 
     def pause_s(self) -> float:
-        """How long nothing need be done unless something happens: then `on_time` is to be called."""
+        """Return the seconds until `on_time` must be called; infinity if no group has other members."""
         if not self._accompanied:
             return math.inf
         return max(0.0, min(self._heartbeat_s, self._scan_s) - hooks.now_s())
 
     def on_time(self) -> None:
-        """Mark whom the time calls. All leaders have one heartbeat, so that their messages share frames."""
+        """Mark the groups whose heartbeat or election deadline is due.
+
+        All leaders of the node send their heartbeats at the same time, so that their messages share frames."""
         now = hooks.now_s()
         if now >= self._heartbeat_s:
             self._heartbeat_s = now + HEARTBEAT_S
@@ -195,10 +212,10 @@ class GroupCommit:
                 if group.deadline_s < now:
                     self._dirty[group] = None
                 else:
-                    self._look_at(group.deadline_s)
+                    self._scan_at(group.deadline_s)
 
     def _note_company(self, group: Group) -> None:
-        """Its members may have changed."""
+        """Update whether a group has other members."""
         if group.is_alone:
             self._accompanied.discard(group)
         else:
@@ -207,15 +224,15 @@ class GroupCommit:
     def _add_dirty(self, group: Group) -> None:
         self._dirty[group] = None
 
-    def _look_at(self, deadline_s: float) -> None:
-        """Some member wants a tick then."""
+    def _scan_at(self, deadline_s: float) -> None:
+        """Scan the election deadlines at `deadline_s` at the latest, but not more often than every `SCAN_S`."""
         if deadline_s < self._scan_s:
             self._scan_s = max(deadline_s, self._not_before_s)
 
-    # -- a pass ---------------------------------------------------------------------------------------------------
+    # -- a commit batch -------------------------------------------------------------------------------------------
 
     def tick(self) -> tuple[list[Record], list[Committed]]:
-        """A tick in one go: `begin_tick`, `tick_some` as often as it wants, `end_tick`."""
+        """Run a whole tick: `begin_tick`, `tick_some` until no group is left, `end_tick`."""
         self.begin_tick()
         while self.tick_some():
             pass
@@ -223,46 +240,48 @@ class GroupCommit:
 
     @property
     def is_short(self) -> bool:
-        """Whether there is something to tick, and so little that nobody need have a turn meanwhile."""
+        """True if there are dirty groups, and few enough to tick in one time slice."""
         return 0 < len(self._dirty) <= TICKED_AT_ONCE and not self._arrived
 
     @property
     def is_long(self) -> bool:
-        """Whether so much is to be ticked that whoever brings more for others should wait."""
+        """True if more groups wait for a tick than fit into one time slice. Tasks that mark groups should wait."""
         return len(self._dirty) + len(self._ticking) > TICKED_AT_ONCE
 
     def begin_tick(self) -> None:
-        """Take in what arrived. Every group that is dirty by now is to be ticked once."""
-        self._take_in()
+        """Handle the received messages, then queue every dirty group to be ticked once."""
+        self._handle_arrived()
         self._ticking.extend(self._dirty)
         self._dirty = {}
 
     def tick_some(self) -> bool:
-        """Tick some of those; whether there are more. Others may have a turn in between: what they bring is for the
-        next pass."""
+        """Tick up to `TICKED_AT_ONCE` queued groups. Return whether more are queued.
+
+        Other tasks may run between two calls: their work belongs to the next commit batch."""
         for _ in range(min(TICKED_AT_ONCE, len(self._ticking))):
             group = self._ticking.popleft()
             if self.groups.get(group.number) is not group:
-                continue  # it was removed meanwhile
+                continue  # it was removed in the meantime
             self._before_tick[group.number]()
             group.tick()
             self._note_company(group)
             self._touched[group] = None
-            self._look_at(group.deadline_s)
+            self._scan_at(group.deadline_s)
             if group.has_more:
                 self._dirty[group] = None
         return bool(self._ticking)
 
     def end_tick(self) -> tuple[list[Record], list[Committed]]:
-        """Return the records to be synced before anything else happens, and the entries that are committed and on
-        disk already: they may be applied while the records are written."""
+        """Return the batch's records, and the committed entries that are on disk already.
+
+        The records must be synced before the next tick. The entries may be applied while the records are written."""
         touched, self._touched = self._touched, {}
         self._ticked = [(group, group.journal.last_index) for group in touched if group.journal.is_new]
         records = self.records[:]
         self.records.clear()  # in place: the journals hold on to this list
         return records, self._take_committed()
 
-    def _take_in(self) -> None:
+    def _handle_arrived(self) -> None:
         arrived, self._arrived = self._arrived, []
         self._arrived_bytes = 0
         for node, messages, _, arrived_s in arrived:
@@ -284,13 +303,13 @@ class GroupCommit:
         if group is not None:
             group.receive(node, message, arrived_s)
             self._note_company(group)
-            self._look_at(group.deadline_s)
+            self._scan_at(group.deadline_s)
             self._touched[group] = None
             if group.has_more:
                 self._dirty[group] = None
 
     def synced(self) -> list[Committed]:
-        """The records of the last tick are on disk. Returns the committed entries that waited for it."""
+        """Note that the last tick's records are on disk. Return the committed entries that waited for that."""
         for group, last in self._ticked:
             group.journal.synced(last)
             if group.is_leader:
@@ -299,7 +318,7 @@ class GroupCommit:
         return self._take_committed()
 
     def take_outgoing(self) -> dict[str, list[wire.Message]]:
-        """What may be sent now, by node. For the end of a pass: what is in here promises what the pass wrote."""
+        """Return the messages to send, by node. Call after `synced`: they acknowledge what the commit batch wrote."""
         outgoing, self._outgoing = self._outgoing, {}
         return outgoing
 
@@ -323,7 +342,9 @@ class GroupCommit:
         return ready
 
     def _take_decided(self, group: Group, entry: Committed, ready: list[Committed], held: list[Committed]) -> None:
-        """Hold an entry while it is undecided whether it, or one before it, is skipped; replace it if it is."""
+        """Append an entry to `ready`, or its replacement if it was skipped.
+
+        Append it to `held` instead while it is undecided whether it, or an entry before it, is skipped."""
         journal, committed = group.journal, group.commit_index
         undecided = journal.undecided(committed)
         if undecided is not None and undecided <= entry.index:

@@ -1,10 +1,10 @@
-"""Say of a group whether it is idle, and take in its share of a heartbeat that many groups have together.
+"""The heartbeats of one idle group, which share a message with those of the node's other idle groups.
 
-A group is quiet for its leader while every member that can be reached has all of the log and knows that it is
-committed. Then a heartbeat has to say but one thing: that the leader of this term lives, and the answer but that a
-member of this term has heard it. That is what ALIVE and ALIVE_ACK say (guard S5: they confirm nothing and commit
-nothing). A beat is one of those as five numbers `(group, from, to, term, seq)`; whatever is not as it was goes through
-them and the library.
+A group is idle for its leader while every reachable member has the whole log and knows that it is committed. Its
+heartbeat then only says that the leader of this term is alive, and the reply only that a member of this term heard it.
+ALIVE and ALIVE_ACK mean the same (guard S5: they confirm no entry and commit none). A beat is an ALIVE or ALIVE_ACK as
+five numbers `(group, from, to, term, seq)`. As soon as anything changes, the group uses ALIVE, ALIVE_ACK and the
+library again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from sandq.raft.read_index import ReadIndex
 from sandq.raft.transport import GroupTransport
 
 FRESH_S = 1.0
-"""When a majority has not answered for so long, the library looks whether the leader still is one."""
+"""Seconds without a reply from a majority after which the group is not idle.
+
+The library then checks whether this member can still lead."""
 
 Beat = tuple[int, int, int, int, int]
 
@@ -62,7 +64,7 @@ class GroupHeartbeats:
         self._voters = 0
 
     def set_members(self, members: Members) -> None:
-        """Who takes part from now on."""
+        """Set the group's members."""
         self._voters = len(members.voters)
         self._others = {
             member: _Other(
@@ -73,11 +75,14 @@ class GroupHeartbeats:
         }
 
     def beats(self, up: Set[str], now_s: float) -> list[tuple[str, Beat]] | None:
-        """Of a leader: what goes to which node; None when there is more to say, or to be looked at."""
+        """Return (node, beat) pairs if the group is idle, else None. Call on a leader only.
+
+        The group counts as not idle, too, if a majority has not replied for `FRESH_S`."""
         core, transport = self._core, self._transport
         last = self._journal.last_index
         if core._SyncObj__raftCommitIndex != last or self._reads.pending or transport.paused:
             return None
+        # A beat contains no index: it is enough only if every reachable member has the log and knows it is committed.
         match, answered_s = core._SyncObj__raftMatchIndex, core._SyncObj__lastResponseTime
         term, seq, live = core._SyncObj__raftCurrentTerm, transport.seq + 1, 1
         found = []
@@ -97,7 +102,9 @@ class GroupHeartbeats:
         return found
 
     def heard(self, leader: str, beat: Beat, now_s: float, arrived_s: float) -> bool:
-        """Of a follower, who got it at `arrived_s`. False: it is not all as it was; nothing has happened."""
+        """Handle a beat from `leader` that arrived at `arrived_s`, on a follower.
+
+        Return False, and change nothing, if term, leader or this member's state do not match the beat."""
         _, _, to, term, _ = beat
         core = self._core
         known = core._SyncObj__raftLeader
@@ -115,7 +122,7 @@ class GroupHeartbeats:
         return True
 
     def answered(self, member: str, beat: Beat, now_s: float) -> bool:
-        """Of the leader, as `heard`."""
+        """Handle a member's reply to a beat, on the leader. Return False, and change nothing, if it is out of date."""
         _, _, to, term, seq = beat
         core, other = self._core, self._others.get(member)
         if (

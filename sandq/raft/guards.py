@@ -1,8 +1,8 @@
-"""The guards: each closes one fault of PySyncObj 0.3.17 from outside. docs/architecture.md has the table.
+"""The guards: each prevents one fault of PySyncObj 0.3.17 without changing it. docs/architecture.md has the table.
 
-Small functions of plain values, so that each can be read, tested, and taken out by a test that shows its fault. Those
-that replace a method of the library whole are in `core.py` (S6, S10, L4), those of the log on the disk in `journal.py`
-and `group_commit.py` (S7), the types of messages in `wire.py` (S10).
+They are small functions of plain values. Each can be read and tested on its own, and a test can remove it to show the
+fault. Guards that replace a whole method of the library are in `core.py` (S6, S10, L4). Guards of the log on the disk
+are in `journal.py` and `group_commit.py` (S7), and those of message types in `wire.py` (S10).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ MIN_ELECTION_S, MAX_ELECTION_S = 0.7, 2.0
 
 
 def known_prefix(journal: GroupJournal, previous: int, previous_term: int, entries: Sequence[LogEntry]) -> int:
-    """S1: how many of the entries stand in the log already. The library would truncate behind `previous` even where
-    the log agrees, and acknowledged entries vanish."""
+    """S1: return how many of the entries are in the log already.
+
+    The library would truncate the log after `previous` even where the log agrees, and lose acknowledged entries."""
     if journal.term_at(previous) != previous_term:
         return 0
     known = 0
@@ -31,11 +32,12 @@ def known_prefix(journal: GroupJournal, previous: int, previous_term: int, entri
 
 @contextmanager
 def hidden_suffix(journal: GroupJournal, last: int) -> Iterator[None]:
-    """S1: what lies behind `last` is neither confirmed nor refuted by a message that ends there: it is out of the
-    library's sight meanwhile, so that it is not truncated."""
-    place = last + 1 - journal.first_index
-    suffix = journal[place:]
-    list.__delitem__(journal, slice(place, None))
+    """S1: hide the entries after index `last` from the library, so that it does not truncate them.
+
+    A message that ends at `last` neither confirms nor refutes them."""
+    start = last + 1 - journal.first_index
+    suffix = journal[start:]
+    list.__delitem__(journal, slice(start, None))
     try:
         yield
     finally:
@@ -43,7 +45,7 @@ def hidden_suffix(journal: GroupJournal, last: int) -> Iterator[None]:
 
 
 def is_new_vote(votes: set[tuple[int, str]], term: int, voter: str, members: Members) -> bool:
-    """S2: a vote counts once, and only a voter's does."""
+    """S2: return whether a vote counts, and remember it. Only voters count, each once per term."""
     if voter not in members.voters or (term, voter) in votes:
         return False
     votes.add((term, voter))
@@ -53,8 +55,10 @@ def is_new_vote(votes: set[tuple[int, str]], term: int, voter: str, members: Mem
 def may_change(
     old: Members, new: Members, *, changed_at: int, committed: int, term_start: int, member: str, caught_up: set[str]
 ) -> bool:
-    """S3: one member at a time, after the change before and the no-op of this term are committed; a voter was a
-    learner that has caught up; the leader does not remove itself."""
+    """S3: return whether the leader `member` may change the group's members from `old` to `new`.
+
+    The previous change (at index `changed_at`) and the no-op of this term must be committed. Only one member may
+    change. A new voter must be a learner that has caught up. The leader must not remove itself."""
     if changed_at > committed or term_start > committed:
         return False
     if member not in new.voters or set(new.voters) & set(new.learners):
@@ -68,23 +72,25 @@ def may_change(
 
 
 def is_of_term(term: int, current: int) -> bool:
-    """S4: an answer of an older term says nothing about this one's log."""
+    """S4: return whether a reply counts: one of an older term says nothing about this term's log."""
     return term == current
 
 
 def within_log(next_index: int, last: int) -> int:
-    """S4: nobody has more of this leader's log than the leader."""
+    """S4: limit a member's next index to the leader's own log, as no member can have more of it."""
     return max(1, min(next_index, last + 1))
 
 
 def never_back(commit_before: int, commit: int) -> int:
-    """S8: what is committed stays so."""
+    """S8: return the new commit index, which never goes back: committed entries stay committed."""
     return max(commit_before, commit)
 
 
 def is_fresh_reset(barriers: dict[str, int], peer: str, seq: int, sent: int) -> bool:
-    """L2: after a reset was honoured, those that answer messages sent before it are old news: a follower that is more
-    than one batch behind would set its leader back again and again."""
+    """L2: return whether to honour a reset of a member's next index, and set the barrier for the resets after it.
+
+    Once a reset is honoured, resets that reply to earlier messages are ignored. Otherwise a follower that is more than
+    one batch behind would reset its leader's position again and again. `sent`: number of the last message sent."""
     if seq < barriers.get(peer, 0):
         return False
     barriers[peer] = sent + 1
@@ -92,8 +98,9 @@ def is_fresh_reset(barriers: dict[str, int], peer: str, seq: int, sent: int) -> 
 
 
 def conflict_start(journal: GroupJournal, index: int, committed: int) -> int:
-    """L3: the first index of the term that conflicts at `index`: the leader goes back over it at once, instead of by
-    one entry a heartbeat."""
+    """L3: return the first index of the term that conflicts at `index`.
+
+    The leader then skips back over the whole term at once, not by one entry per heartbeat (Raft paper, section 5.3)."""
     term = journal.term_at(index)
     while term is not None and index > committed + 1 and journal.term_at(index - 1) == term:
         index -= 1
@@ -101,8 +108,10 @@ def conflict_start(journal: GroupJournal, index: int, committed: int) -> int:
 
 
 def kept_start(tried: set[str], peer: str, next_index: int, first: int) -> int:
-    """L3: whoever goes back over a whole term may pass entries that both have, and get to what the leader has
-    truncated: a snapshot for a few entries. So the first entry that the leader has is tried before, once."""
+    """L3: return the next index to try for a member, so that a snapshot is not sent for a few entries.
+
+    Skipping back over a whole term may pass entries that both members have, and reach an index that the leader has
+    truncated. So try the leader's first kept entry (`first`) once before."""
     if next_index > first or peer in tried:
         return next_index
     tried.add(peer)
@@ -110,10 +119,12 @@ def kept_start(tried: set[str], peer: str, next_index: int, first: int) -> int:
 
 
 def leader_is_fresh(is_leader: bool, heard_s: float, now_s: float) -> bool:
-    """L5: who leads, or heard from its leader within the least election time-out, helps nobody to depose it."""
+    """L5: return whether to deny votes: this member leads, or heard its leader within the shortest election timeout."""
     return is_leader or now_s - heard_s < MIN_ELECTION_S
 
 
 def is_up_to_date(journal: GroupJournal, last: int, last_term: int) -> bool:
-    """Raft's rule for a candidate's log, for the votes that are asked before an election (L5)."""
+    """L5: return whether a candidate's log is at least as up to date as this one (Raft paper, section 5.4.1).
+
+    Used for pre-votes; the library checks it for votes."""
     return (last_term, last) >= (journal[-1][2], journal.last_index)

@@ -1,6 +1,6 @@
-"""Send the heartbeats of all idle groups of a node to a peer as one message, and answer them as one.
+"""Send the heartbeats of all idle groups of a node to a peer as one message, and reply to them with one message.
 
-What one group has to say is in `group_heartbeats`.
+`group_heartbeats` decides whether a group is idle, and builds its part of the message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sandq.raft.group_heartbeats import Beat
 
 
 class HeartbeatCoalescing:
-    """The heartbeats of all groups of a node: those of idle ones share a message to each peer."""
+    """The heartbeats of all groups of a node. Idle groups share one message per peer."""
 
     def __init__(
         self,
@@ -21,20 +21,22 @@ class HeartbeatCoalescing:
         send: Callable[[str, wire.Message], None],
         take: Callable[[str, wire.Message, float], None],
         mark: Callable[[Group], None],
-        look_at: Callable[[float], None],
+        scan_at: Callable[[float], None],
     ) -> None:
-        """`groups`: of the node, by number; as they are at any time. `send(node, message)`. `take(node, message,
-        arrived_s)`: have a group take a message of its own in. `mark(group)`: it wants a tick. `look_at(deadline_s)`:
-        some group wants a tick then."""
+        """Create it for the node's `groups`, by number; the mapping changes as groups come and go.
+
+        `send(node, message)` queues a message. `take(node, message, arrived_s)` lets a group handle a message.
+        `mark(group)` requests a tick for a group. `scan_at(deadline_s)` requests a scan of the election deadlines."""
         self._groups = groups
         self._send = send
         self._take = take
         self._mark = mark
-        self._look_at = look_at
+        self._scan_at = scan_at
 
     def beat(self, now_s: float) -> None:
-        """Send the heartbeat of all groups that this node leads: one message to each peer for those that are idle; the
-        others send theirs in a tick."""
+        """Send the heartbeat of all groups that this node leads.
+
+        Idle groups share one message per peer. The others send their own in a tick."""
         numbers: dict[str, list[int]] = {}
         for group in self._groups.values():
             if group.is_leader and not group.is_alone:
@@ -49,8 +51,9 @@ class HeartbeatCoalescing:
             self._send(node, (wire.BEATS, tuple(beaten)))
 
     def take_beats(self, node: str, numbers: tuple[int, ...], arrived_s: float) -> None:
-        """Take in the heartbeats of the groups that a peer leads, which came at `arrived_s`, and answer them with one
-        message."""
+        """Handle the beats of the idle groups that a peer leads, and reply to them with one message.
+
+        `arrived_s`: arrival time of the beats. A group whose state differs from its beat gets an ALIVE instead."""
         now_s = hooks.now_s()
         answers: list[int] = []
         for beat in _beats_of(numbers):
@@ -59,16 +62,16 @@ class HeartbeatCoalescing:
             if group is None:
                 continue
             if group.beaten(node, beat, now_s, arrived_s):
-                self._look_at(group.deadline_s)
+                self._scan_at(group.deadline_s)
                 answers += (number, to, sender, term, seq)
             else:
-                # It is asked what it knows to be committed, and then gets the rest.
+                # As ALIVE with `lagging`: the group replies with its commit index, and gets the entries it lacks.
                 self._take(node, (wire.ALIVE, *beat, True), arrived_s)
         if answers:
             self._send(node, (wire.BEAT_ACKS, tuple(answers)))
 
     def take_beat_acks(self, node: str, numbers: tuple[int, ...]) -> None:
-        """Take in a peer's answers to the heartbeats of groups that this node leads."""
+        """Handle a peer's replies to the beats of groups that this node leads."""
         now_s = hooks.now_s()
         for beat in _beats_of(numbers):
             group = self._groups.get(beat[0])

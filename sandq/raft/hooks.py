@@ -1,6 +1,6 @@
-"""What sandq touches of PySyncObj's inside, checked at start-up, and the one global patch.
+"""The private names of PySyncObj that sandq uses, checked at start-up, and the only global patch.
 
-PySyncObj 0.3.17 is pinned: these names are private to it. docs/architecture.md says what each hook is for.
+PySyncObj is pinned to 0.3.17, because these names are private. docs/architecture.md explains each hook.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def _create_journal(journal: Any) -> Any:
 
 
 def install() -> None:
-    """Let `conf.journalFile` carry a journal object. Raises StartupError when the library is another version."""
+    """Patch the library so that `conf.journalFile` can be a journal object.
+
+    Raise StartupError if its version is not the supported one."""
     if VERSION != SUPPORTED_VERSION:
         raise StartupError(
             f"pysyncobj {VERSION} is installed, sandq works with {SUPPORTED_VERSION} only: its guards are written "
@@ -74,13 +76,15 @@ def install() -> None:
 
 
 def now_s() -> float:
-    """The library's clock, in seconds: one for all of the process."""
+    """Return the time of the library's monotonic clock in seconds, which the whole process shares."""
     return float(syncobj.monotonicTime())
 
 
 class Member(Node):  # type: ignore[misc]
-    """A member of a group, to the library. Its hash is the same in every process, so that sets of them have one order
-    and a seed replays."""
+    """A member of a group, as the library sees it.
+
+    Its hash is the same in every process, so that sets of members have the same order and a simulation can be replayed
+    from its seed."""
 
     def __init__(self, id: str) -> None:
         super().__init__(id)
@@ -105,7 +109,7 @@ def check_attributes(group: Any) -> None:
 
 
 class NoSerializer:
-    """The library's snapshots (pickles on disk) are never used."""
+    """Replaces the library's serializer: its snapshots (pickles on disk) are never used."""
 
     def checkSerializing(self) -> tuple[int, None]:
         return SERIALIZER_STATE.NOT_SERIALIZING, None
@@ -121,7 +125,7 @@ class NoSerializer:
 
 
 class NoPoller:
-    """The library polls sockets at the end of every tick; it has none."""
+    """Replaces the library's poller, which polls sockets at the end of every tick: there are none."""
 
     def poll(self, timeout: float) -> None:
         pass

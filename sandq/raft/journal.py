@@ -1,4 +1,4 @@
-"""A Raft group's log in memory, whose every change is also a WAL record of the current pass."""
+"""A Raft group's log in memory. Every change to it is also a WAL record of the current commit batch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LogEntry = tuple[bytes, int, int]
 """(command, index, term), in the order that PySyncObj uses."""
 _NO_OP = bytes([NO_OP])
 KEPT = 1
-"""Entries that are always kept: PySyncObj looks at the last one."""
+"""Number of entries that truncation always keeps: PySyncObj reads the last one."""
 
 
 class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
-    """PySyncObj's journal port over the node's WAL.
+    """PySyncObj's journal interface on top of the node's WAL.
 
-    A list, so that the library indexes it at C speed. Records gather in `records` (shared by all groups of the
-    node) until the pass that wrote them is synced; the library's counting of them must wait for that.
+    It is a list, so that the library indexes it at C speed. Records are collected in `records`, which all groups of the
+    node share. Entries must not be counted for a majority before their commit batch is synced (`durable`).
     """
 
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -39,8 +39,9 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         term: int = 0,
         voted_for: str | None = None,
     ) -> None:
-        """`members`: the configuration at the first entry; later ones are rebuilt from the entries (guard S3b).
-        `entries` are on the disk already."""
+        """Create the log from `entries`, which are on the disk already.
+
+        `members`: the configuration at the first entry. Later ones are rebuilt from the entries (guard S3b)."""
         super().__init__(entries)
         self._records = records
         self._group = group
@@ -48,19 +49,19 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         self._voted_for = voted_for
         self._commit_index = 1
         self._changes: list[tuple[int, Members]] = [(0, members)]
-        """(index, configuration from there on), rising; the first holds at the first entry."""
+        """(index, configuration from that index on), in order of index. The first one applies at the first entry."""
         self.skips: dict[int, Skip] = {}
-        """SKIP entries of the log, by their own index, rising."""
+        """SKIP entries of the log by their own index, in order of index."""
         self.size_bytes = 0
-        """Of the commands kept."""
+        """Bytes of the commands in the log."""
         for command, index, _ in self:
             self._note(command, index)
         self.durable = self.last_index if self else 0
-        """Entries up to here are on the disk, as they stand here."""
+        """Index up to which the entries are on the disk, exactly as they are here."""
 
     @classmethod
     def create(cls, records: list[Record], group: int, members: Members) -> GroupJournal:
-        """The journal of a new group: its base, and the no-op that PySyncObj's logs begin with."""
+        """Return the journal of a new group, with the no-op that every log of PySyncObj begins with."""
         journal = cls(records, group, members)
         journal._base(1, 0)
         journal.add(_NO_OP, 1, 0)
@@ -78,11 +79,12 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         term: int,
         voted_for: str | None,
     ) -> GroupJournal:
-        """The journal of a replica that was installed from a snapshot with everything up to `index`. Its records
-        start the group over; term and vote stay what they were, or rise to the snapshot's.
+        """Return the journal of a replica that was installed from a snapshot of everything up to `index`.
 
-        What stands at `index` is no copy of the entry there, but nobody ever gets it: a leader sends what lies above
-        its first entry, whose term alone counts."""
+        Its records restart the group. Term and vote stay as they were, unless the snapshot's term is higher.
+
+        The entry at `index` is a placeholder, not a copy. No member ever receives it: a leader sends only entries above
+        its first entry, and uses only the term of that one."""
         if index_term > term:
             term, voted_for = index_term, None
         vote = msgpack.packb(voted_for)
@@ -93,7 +95,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         return journal
 
     def recovered(self) -> RecoveredGroup:
-        """As recovery would find it."""
+        """Return the state that recovery from the WAL would find."""
         voters, learners = self._changes[0][1]
         return RecoveredGroup(
             term=self._term,
@@ -115,31 +117,31 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
 
     @property
     def members(self) -> Members:
-        """The latest configuration: it holds from its entry on, committed or not."""
+        """The latest configuration. It applies from its entry on, committed or not."""
         return self._changes[-1][1]
 
     @property
     def members_index(self) -> int:
-        """Index of the entry that brought it; 0: it stood at the log's beginning."""
+        """Index of the entry that set `members`; 0 if the log began with them."""
         return self._changes[-1][0]
 
     @property
     def is_new(self) -> bool:
-        """There are entries that are not on the disk yet."""
+        """True if some entries are not on the disk yet."""
         return self.durable < self.last_index
 
     def synced(self, index: int) -> None:
-        """The entries up to here, as they stand, are on the disk."""
+        """Note that the entries up to `index`, exactly as they are here, are on the disk."""
         self.durable = index
 
     def members_at(self, index: int) -> Members:
-        """The configuration in force at an entry that is kept."""
+        """Return the configuration that applies at `index`, which must be in the log."""
         return next(members for at, members in reversed(self._changes) if at <= index or not at)
 
     def term_at(self, index: int) -> int | None:
-        """None: there is no such entry (any more)."""
-        place = index - self[0][1]
-        return self[place][2] if 0 <= place < len(self) else None
+        """Return the term of the entry at `index`; None if the log does not have it."""
+        position = index - self[0][1]
+        return self[position][2] if 0 <= position < len(self) else None
 
     def replacement(self, index: int, committed: int) -> bytes | None:
         """Return the command to apply instead of the entry at `index`: that of the last SKIP of it up to `committed`.
@@ -151,19 +153,19 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
     def undecided(self, committed: int) -> int | None:
         """Return the index of the first entry that a SKIP above `committed` replaces, None if there is none.
 
-        Nothing from that entry on may be applied until the SKIP is committed or truncated: a version that can apply the
-        entry must not, if the group decides to skip it."""
+        Nothing from that entry on may be applied until the SKIP is committed or truncated: if the group decides to skip
+        the entry, a version of sandq that could apply it must not do so."""
         return min([skip.index for at, skip in self.skips.items() if at > committed], default=None)
 
     def _replaces(self, skip: Skip, index: int) -> bool:
         return skip.index == index and self.term_at(index) in (skip.term, None)
 
     def bytes_above(self, index: int) -> int:
-        """Bytes of the commands that are kept above `index`. It looks at each of them."""
+        """Return the bytes of the commands above `index`. Takes time proportional to their number."""
         return sum([len(command) for command, _, _ in self[max(0, index + 1 - self.first_index) :]])
 
     def truncate_below(self, index: int, keep_bytes: int = 0) -> None:
-        """Forget entries below `index`, but for the last `keep_bytes` of them, and the very last one."""
+        """Delete entries below `index`, but keep about the last `keep_bytes` of them, and always the last entry."""
         at = min(index - self.first_index, len(self))
         while at > 0 and keep_bytes > 0:
             at -= 1
@@ -173,7 +175,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
             self.deleteEntriesTo(at)
 
     def copy_tail(self) -> None:
-        """Append everything kept again as COPY records, so that old segments are no longer needed."""
+        """Write all entries again as COPY records, so that old WAL segments are no longer needed."""
         self._records += [(Kind.COPY, self._group, index, term, command) for command, index, term in self]
 
     def _base(self, index: int, term: int) -> None:
@@ -186,7 +188,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         elif command[0] == SKIP:
             self.skips[index] = Skip.decode(command[1:])
 
-    # -- PySyncObj's port -----------------------------------------------------------------------------------------
+    # -- PySyncObj's interface ------------------------------------------------------------------------------------
 
     def add(self, command: bytes, idx: int, term: int) -> None:
         self.append((command, idx, term))
@@ -210,7 +212,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
     def deleteEntriesTo(self, entryTo: int) -> None:
         self.size_bytes -= sum([len(command) for command, _, _ in self[:entryTo]])
         del self[:entryTo]
-        # It is applied, and nobody gets it (see `restart`): only its term is asked for.
+        # The first entry is applied, and no member receives it (see `restart`): only its term is needed.
         command, first, term = self[0]
         self.size_bytes -= len(command) - len(_NO_OP)
         self[0] = _NO_OP, first, term

@@ -1,4 +1,4 @@
-"""Who takes part in a group: voters and learners, by their names (`model/members.py`)."""
+"""The members of a group: voters and learners, by name (`model/members.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sandq.model.errors import Corruption
 
 
 class Members(NamedTuple):
-    """The configuration of a group. Learners get the log and have no vote."""
+    """The configuration of a group. Learners receive the log and have no vote."""
 
     voters: tuple[str, ...]
     learners: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class Members(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Members:
-        """Raises Corruption."""
+        """Decode a configuration. Raise Corruption if `data` is not one."""
         try:
             voters, learners = msgpack.unpackb(data)
             members = cls(tuple(voters), tuple(learners))

@@ -1,4 +1,4 @@
-"""Check every message of another member by its guards before the library sees it."""
+"""Apply the guards to every message from another member before the library sees it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from sandq.raft.transport import GroupTransport
 
 
 class MessageFilter:
+    """Handles the messages that one member receives, and passes on those that the library may see."""
+
     def __init__(
         self,
         member: str,
@@ -30,15 +32,17 @@ class MessageFilter:
         takes_entries: Callable[[], bool],
     ) -> None:
         self.barriers: dict[str, int] = {}
+        """By member: number of the first message whose reset this leader still honours (guard L2)."""
         self.tried: set[str] = set()
+        """Members for which this leader has tried its first kept entry (guard L3)."""
         self.heard_s = -guards.MAX_ELECTION_S
-        """When the leader was heard last."""
+        """Time at which this member last heard the leader, in s."""
         self.complete_s: float | None = None
-        """When the leader was heard last that committed here was all that is committed."""
+        """Last time, in s, at which this member certainly knew of every committed entry; None if there was none."""
         self.resend = False
-        """A follower wants to be sent to from somewhere else: at once."""
+        """True if a follower asked for entries from a different index: send them in the next tick."""
         self.advanced = False
-        """Some member has more of the log than before."""
+        """True if the match index of some member rose since the last tick."""
         self._member = member
         self._core = core
         self._transport = transport
@@ -49,7 +53,7 @@ class MessageFilter:
         self._takes_entries = takes_entries
         self._votes: set[tuple[int, str]] = set()
         self._arrived_s = 0.0
-        """When the message came that is looked at: this node may have stood still since."""
+        """Arrival time of the current message, in s. This node may have stalled since then."""
 
     @property
     def _term(self) -> int:
@@ -64,18 +68,18 @@ class MessageFilter:
         return int(self._core._SyncObj__raftCommitIndex)
 
     def receive(self, node_id: str, message: wire.Message, arrived_s: float) -> None:
-        """What another member sent, and when it came; `message` was checked (`wire.check`)."""
+        """Handle a message from another member, checked by `wire.check`. `arrived_s`: its arrival time."""
         self._arrived_s = arrived_s
         kind, _, sender_incarnation, incarnation, *fields = message
         if incarnation != incarnation_of(self._member):
-            return  # for another life of this replica
+            return  # for a different incarnation of this replica
         sender = member_id(node_id, sender_incarnation)
         commit = self._commit_index
         _HANDLERS[kind](self, sender, *fields)
         self._core._SyncObj__raftCommitIndex = guards.never_back(commit, self._commit_index)
 
     def age_s(self) -> float | None:
-        """Of a follower, as `Group.age_s`."""
+        """Return the seconds for which this follower may have missed commits, see `Group.age_s`."""
         return hooks.now_s() - self.complete_s if self.complete_s is not None else None
 
     def _deliver(self, sender: str, message: dict[str, Any]) -> None:
@@ -87,7 +91,7 @@ class MessageFilter:
         if term < self._term:
             self._answer(sender, wire.ALIVE_ACK, seq)
             return
-        # Raft's own are taken, whatever waits here: those of a new leader, and a SKIP, let the group go on.
+        # Raft's own entries are accepted even under overload: a new leader's no-op and a SKIP unblock the group.
         if any([command[0] == wire.REGULAR for command, *_ in entries or ()]) and not self._takes_entries():
             self._alive(sender, term, seq, False)
             return
@@ -103,7 +107,7 @@ class MessageFilter:
         self._transport.answering = seq
         with guards.hidden_suffix(journal, previous) if agrees else nullcontext():
             self._deliver(sender, message)
-        # What a leader says before it has committed an entry of its own term may be less than is committed.
+        # Until a leader commits an entry of its own term, its commit index may be lower than the true one.
         if self._commit_index >= commit and journal.term_at(commit) == term:
             self.complete_s = self._arrived_s
 
@@ -127,7 +131,7 @@ class MessageFilter:
         self._deliver(sender, message)
         self.advanced = self.advanced or core._SyncObj__raftMatchIndex[node] > match
         if sender in self._transport.lagging and next_index <= self._journal.first_index:
-            return  # the next heartbeat looks again
+            return  # it needs a snapshot; the next heartbeat checks again
         if reset or node in self._transport.paused:
             self.resend = True
             self._transport.resume(node)
@@ -137,7 +141,7 @@ class MessageFilter:
             self.heard_s = hooks.now_s()
             self._deliver(sender, {"type": "append_entries", "term": term, "commit_index": 0})
         if lagging and term >= self._term:
-            # Not behind the end of its log: that may conflict, and be found to again and again.
+            # Ask from the commit index, not from the end of the log: the end may conflict with the leader, repeatedly.
             self._transport.answering = seq
             node, known = hooks.member_node(sender), self._commit_index + 1
             self._core._SyncObj__sendNextNodeIdx(node, reset=True, nextNodeIdx=known, success=False)
@@ -149,7 +153,7 @@ class MessageFilter:
             self._core._SyncObj__lastResponseTime[hooks.member_node(sender)] = hooks.now_s()
 
     def _is_answer(self, sender: str, term: int, seq: int) -> bool:
-        """Whether an answer counts: to this leader, of this term, from a member."""
+        """Return whether a reply counts: it is to this leader, of this term and from a member."""
         if sender not in self._members().voters and sender not in self._members().learners:
             return False
         if term > self._term:
@@ -166,14 +170,16 @@ class MessageFilter:
         self._transport.post(sender, kind, self._term, seq)
 
     def _vote_request(self, sender: str, term: int, last: int, last_term: int, transfer: bool) -> None:
-        """Whoever is asked may vote, be it in its own configuration or not (yet): the candidate's is what counts."""
+        """Pass a vote request to the library, unless this member has heard its leader recently (guard L5).
+
+        A member votes even if its own configuration does not list it (yet): only the candidate's counts."""
         if transfer or not guards.leader_is_fresh(self._is_leader, self.heard_s, hooks.now_s()):
             message = {"type": "request_vote", "term": term, "last_log_index": last, "last_log_term": last_term}
             self._deliver(sender, message)
 
     def _vote(self, sender: str, term: int) -> None:
         if term != self._term:
-            return  # the library counts those of its term only, and they need not be remembered
+            return  # the library counts only votes of its current term, so others are not remembered
         self._votes = {vote for vote in self._votes if vote[0] == term}
         if guards.is_new_vote(self._votes, term, sender, self._members()):
             self._deliver(sender, {"type": "response_vote", "term": term})

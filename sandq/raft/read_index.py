@@ -1,7 +1,7 @@
-"""ReadIndex: a leader proves that it still leads, then reads what its state machine has applied by then.
+"""ReadIndex (Raft dissertation, section 6.4): a leader proves that it still leads, then serves consistent reads.
 
-An answer proves it for the moment when the message was sent that it answers: it may have been long on its way, or this
-node may have stood still since it came.
+A reply proves leadership only for the moment when its request was sent: the reply may have been delayed, or this node
+may have stalled since it arrived.
 """
 
 from __future__ import annotations
@@ -12,42 +12,43 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 MARK_S = 0.05
-"""When a message was sent is known this well."""
+"""Resolution, in s, of the recorded send times of messages."""
 MARKS = 256
-"""That are kept: 12 s at least. A leader that hears nobody for 2 s is none any more."""
+"""Number of send times that are kept: at least 12 s. A leader that gets no reply for 2 s steps down."""
 
 ReadDone = Callable[[int | None], None]
-"""With the index that must be applied before the read; None: this node leads no more."""
+"""Called with the index that must be applied before the read; None if this node no longer leads."""
 
 
 class _Round(NamedTuple):
     commit: int
     after: int
-    """Answers to messages numbered above this one count: they were sent after the reads came."""
+    """Number of the last message sent before the reads arrived. Only replies to later messages count."""
     waiting: list[ReadDone]
 
 
 class ReadIndex:
-    """One round serves all reads of a pass."""
+    """The pending reads of one leader. One round of messages serves all reads of a commit batch."""
 
     def __init__(self) -> None:
         self._gathered: list[ReadDone] = []
         self._rounds: list[_Round] = []
         self._heard: dict[str, int] = {}
         self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS)
-        """(number of a message, when it was the last one that was sent), rising."""
+        """(message number, time in s at which it was the last one sent), in order."""
 
     @property
     def pending(self) -> bool:
         return bool(self._gathered or self._rounds)
 
     def has_work(self, may_begin: bool, member: str, voters: Sequence[str]) -> bool:
-        """Whether a tick can do something for the reads that wait: begin a round, or answer one. While neither is so
-        there is nothing to do but wait: answers bring ticks of their own."""
+        """Return whether a tick can start a round or finish one for the pending reads.
+
+        Otherwise no tick is needed: every reply causes a tick of its own."""
         return bool(self._gathered and may_begin) or bool(self._rounds and self._is_confirmed(member, voters))
 
     def _is_confirmed(self, member: str, voters: Sequence[str]) -> bool:
-        """Whether a majority has confirmed the first round."""
+        """Return whether a majority has confirmed the first round."""
         after = self._rounds[0].after
         return 2 * sum([1 for v in voters if v == member or self._heard.get(v, 0) > after]) > len(voters)
 
@@ -55,7 +56,9 @@ class ReadIndex:
         self._gathered.append(done)
 
     def begin(self, index: int, sent: int) -> bool:
-        """Start a round with what has gathered. `sent`: the number of the last message. Whether there was anything."""
+        """Start a round for the pending reads. Return False if there are none.
+
+        `index`: the commit index. `sent`: number of the last message sent."""
         if not self._gathered:
             return False
         self._rounds.append(_Round(index, sent, self._gathered))
@@ -66,23 +69,26 @@ class ReadIndex:
         self._heard[member] = max(seq, self._heard.get(member, 0))
 
     def mark(self, sent: int, now_s: float) -> None:
-        """Whatever comes behind the message of this number is sent from now on."""
+        """Record that messages numbered above `sent` are sent at `now_s` or later."""
         if not self._marks or now_s - self._marks[-1][1] >= MARK_S:
             self._marks.append((sent, now_s))
 
     def heard_s(self, member: str) -> float:
-        """The latest time after which a message was sent that this member has answered; -inf: none is known."""
+        """Return a time, in s, after which a message was sent that this member has answered.
+
+        It is the latest such time on record; -inf if there is none."""
         seq = self._heard.get(member, 0)
         return next((at_s for sent, at_s in reversed(self._marks) if sent < seq), -math.inf)
 
     def finish(self, member: str, voters: Sequence[str]) -> None:
-        """Answer the rounds that a majority has confirmed."""
+        """Complete the reads of all rounds that a majority has confirmed."""
         while self._rounds and self._is_confirmed(member, voters):
             first = self._rounds.pop(0)
             for done in first.waiting:
                 done(first.commit)
 
     def fail(self) -> None:
+        """Fail all pending reads, because this member no longer leads."""
         waiting = [done for round_ in self._rounds for done in round_.waiting] + self._gathered
         self._rounds, self._gathered, self._heard = [], [], {}
         self._marks.clear()

@@ -21,18 +21,18 @@ class Skip:
     term: int
     """Term of that entry."""
     skip_id: bytes
-    """Random bytes that name this decision; the replacement carries them, so that its rows tell that it was applied."""
+    """Random id of this decision. The replacement contains it, so that the stored rows show that it was applied."""
     replacement: bytes
     """The command to apply instead, as the state machine encodes its entries."""
 
     def encode(self) -> bytes:
-        """Return the entry's bytes behind its kind."""
+        """Return the encoded fields, without the byte for the kind of entry."""
         body: bytes = msgpack.packb(astuple(self))
         return body
 
     @classmethod
     def decode(cls, data: bytes) -> Skip:
-        """Raises Corruption."""
+        """Decode a SKIP. Raise Corruption if `data` is not one."""
         try:
             index, term, skip_id, replacement = msgpack.unpackb(data)
         except (ValueError, TypeError, msgpack.UnpackException) as error:

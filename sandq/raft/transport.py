@@ -1,4 +1,4 @@
-"""The library's transport: its messages become tuples in the outbox of the node, bounded for each peer (guard M1)."""
+"""The library's transport: converts its messages to tuples in the node's outbox, bounded per peer (guard M1)."""
 
 from __future__ import annotations
 
@@ -14,37 +14,41 @@ from sandq.model.members import incarnation_of, node_of
 from sandq.raft import wire
 
 WINDOW_BYTES = 4 << 20
-"""What one group has on its way to one peer, unanswered, at most: and one message more."""
+"""Bytes that one group may have in flight to one peer, unanswered. The last message may exceed it."""
 ENTRY_BYTES = 24
-"""What an entry takes beside its command, about."""
+"""Approximate overhead of an entry in addition to its command, in bytes."""
 
 
 class Flight:
-    """What is on its way to one peer."""
+    """The unanswered messages to one peer."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self._sent: deque[tuple[int, int]] = deque()
         self._last = (0, 0)
-        self._told = 0
+        """Number and commit index of the last message sent."""
+        self._known_commit = 0
+        """Commit index that the peer is known to have received."""
 
     def sent(self, seq: int, size: int, commit: int) -> None:
-        """`commit`: what the message says is committed."""
+        """Record that message `seq` of `size` bytes was sent. `commit`: the commit index in it."""
         self.bytes += size
         self._sent.append((seq, size))
         self._last = seq, commit
 
     def taken(self, seq: int) -> None:
-        """The peer has done what this message says."""
+        """Record that the peer has accepted message `seq`."""
         if seq == self._last[0]:
-            self._told = self._last[1]
+            self._known_commit = self._last[1]
 
     def has_told(self, commit: int) -> bool:
-        """The peer has answered everything, and knows that this is committed."""
-        return not self._sent and self._told == commit
+        """Return whether the peer has answered every message, and knows this commit index."""
+        return not self._sent and self._known_commit == commit
 
     def answered(self, seq: int) -> None:
-        """This and everything sent before it (there is one connection: order is kept, or all is lost)."""
+        """Record a reply to message `seq`, which also settles all messages before it.
+
+        There is one connection per peer, so messages keep their order, or all of them are lost."""
         while self._sent and self._sent[0][0] <= seq:
             self.bytes -= self._sent.popleft()[1]
 
@@ -54,8 +58,10 @@ class Flight:
 
 
 class GroupTransport(Transport):  # type: ignore[misc]
-    """Where the library sends to. A peer that takes no more for now is `paused`: the library believes it
-    disconnected, and it gets but signs of life."""
+    """The transport that the library sends to.
+
+    A peer whose window or queue is full is `paused`: the library regards it as disconnected, and it receives only ALIVE
+    messages."""
 
     def __init__(
         self,
@@ -70,26 +76,28 @@ class GroupTransport(Transport):  # type: ignore[misc]
         self._incarnation = incarnation_of(member)
         self._send = send
         self._term = term
-        self._room = room
+        self._queue_accepts = room
         self.seq = 0
-        """Of the last message that wants an answer."""
+        """Number of the last message that requires a reply."""
         self.answering = 0
-        """The number of the message that is being answered."""
+        """Number of the message that is being answered."""
         self.transfer = False
-        """Votes are asked for because the leader wants it."""
+        """True if the current election was requested by the leader."""
         self.flights: dict[str, Flight] = {}
         self.paused: set[Node] = set()
         self.lagging: set[str] = set()
-        """Members whose next entry is not in the log any more: they need a snapshot."""
+        """Members whose next entry is no longer in the log: they need a snapshot."""
         self.reset_at: Callable[[int], int] = lambda index: index
-        """Where a follower whose log conflicts asks to go on from (guard L3)."""
+        """Returns the index at which a follower with a conflicting log asks the leader to continue (guard L3)."""
 
     def post(self, member: str, kind: int, *fields: Any) -> None:
         message = (kind, self._number, self._incarnation, incarnation_of(member), *fields)
         self._send(node_of(member), message)
 
     def alive(self, member: str) -> None:
-        """Guards S5, L1: where the library would send a snapshot, or spin for having none, a sign of life goes."""
+        """Send an ALIVE message (guards S5, L1).
+
+        Replaces the library's snapshot message, which it would also try to send in a loop if it has no snapshot."""
         self.seq += 1
         self.post(member, wire.ALIVE, self._term(), self.seq, member in self.lagging)
 
@@ -111,7 +119,7 @@ class GroupTransport(Transport):  # type: ignore[misc]
         elif kind == "timeout_now":
             self.post(node.id, wire.TIMEOUT_NOW, message["term"])
         elif kind == "apply_command" and "request_id" in message:
-            # A command is never forwarded: who asked for it is told at once that it was not taken.
+            # Commands are never forwarded to the leader: fail the proposal at once.
             refusal = {"type": "apply_command_response", "request_id": message["request_id"]}
             self._onMessageReceived(node, refusal | {"error": FAIL_REASON.NOT_LEADER})
         return True
@@ -130,7 +138,7 @@ class GroupTransport(Transport):  # type: ignore[misc]
         flight = self.flights.setdefault(node.id, Flight())
         size = sum([len(entry[0]) for entry in entries]) + ENTRY_BYTES * (len(entries) + 1)
         flight.sent(self.seq, size, message["commit_index"])
-        if flight.is_full or not self._room(node_of(node.id)):
+        if flight.is_full or not self._queue_accepts(node_of(node.id)):
             self._pause(node)
 
     def _pause(self, node: Node) -> None:
@@ -138,9 +146,9 @@ class GroupTransport(Transport):  # type: ignore[misc]
         self._onNodeDisconnected(node)
 
     def resume(self, node: Node) -> None:
-        """Let the library send to a peer again, if there is room."""
+        """Let the library send to a peer again, if the window and the queue to it accept more."""
         flight = self.flights.get(node.id)
-        if (flight is None or not flight.is_full) and self._room(node_of(node.id)):
+        if (flight is None or not flight.is_full) and self._queue_accepts(node_of(node.id)):
             self.paused.discard(node)
             self._onNodeConnected(node)
 
@@ -150,7 +158,7 @@ class GroupTransport(Transport):  # type: ignore[misc]
         self._onNodeConnected(node)
 
     def disconnected(self, node: Node) -> None:
-        """What was on its way is lost."""
+        """Forget the messages in flight, which are lost, and report the disconnection to the library."""
         self.flights.pop(node.id, None)
         self.paused.discard(node)
         self._onNodeDisconnected(node)

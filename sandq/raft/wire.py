@@ -1,25 +1,25 @@
-"""What members of a group send to each other: tuples `(kind, group, from, to, fields...)`, msgpack in a frame.
+"""Messages between the members of a group: tuples `(kind, group, from, to, fields...)`, as msgpack in a frame.
 
-`from` and `to` are the incarnations of the two members: a message from or to another life of a replica is dropped.
-`seq` numbers a leader's messages to a group; its answer echoes it.
+`from` and `to` are the incarnations of the two members: a message for a different incarnation of a replica is dropped.
+`seq` numbers a leader's messages to a group; the reply repeats it.
 
 | kind | fields |
 |---|---|
 | 0 APPEND | term, commit index, previous index, previous term, entries `(command, index, term)`, seq |
 | 1 ACK | term, next index, reset, success, seq |
-| 2 ALIVE | term, seq, lagging: only a sign of life; lagging: tell what you know to be committed |
+| 2 ALIVE | term, seq, lagging: says only that the leader is alive; lagging: reply with your commit index |
 | 3 ALIVE_ACK | term, seq |
-| 4 VOTE_REQUEST | term, last index, last term, transfer: the leader asked for it |
+| 4 VOTE_REQUEST | term, last index, last term, transfer: true if the leader requested the election |
 | 5 VOTE | term |
-| 6 PRE_VOTE_REQUEST | term that is wanted, last index, last term |
-| 7 PRE_VOTE | term that is wanted, granted, current term |
+| 6 PRE_VOTE_REQUEST | proposed term, last index, last term |
+| 7 PRE_VOTE | proposed term, granted, current term |
 | 8 TIMEOUT_NOW | term |
 
-Two kinds are `(kind, numbers)`, for many groups at once: five numbers each, `group, from, to, term, seq`.
+Two kinds are `(kind, numbers)`, for many groups at once. Each group has five numbers, `group, from, to, term, seq`.
 
 | kind | means |
 |---|---|
-| 9 BEATS | ALIVE, of groups in which nothing happens (group_heartbeats.py) |
+| 9 BEATS | ALIVE, for idle groups (group_heartbeats.py) |
 | 10 BEAT_ACKS | ALIVE_ACK |
 """
 
@@ -33,11 +33,11 @@ from sandq.raft.skip import Skip
 
 APPEND, ACK, ALIVE, ALIVE_ACK, VOTE_REQUEST, VOTE, PRE_VOTE_REQUEST, PRE_VOTE, TIMEOUT_NOW, BEATS, BEAT_ACKS = range(11)
 BEAT_NUMBERS = 5
-"""Of each group in BEATS and BEAT_ACKS."""
+"""Number of integers per group in BEATS and BEAT_ACKS."""
 REGULAR, NO_OP, MEMBERSHIP = 0, 1, 2
 """First byte of a command in the log. PERSISTED (PySyncObj's numbers)."""
 SKIP = 16
-"""The same, of an entry that replaces an earlier one (`raft.skip`). PERSISTED."""
+"""First byte of a SKIP command, which replaces an earlier entry (`raft.skip`). PERSISTED."""
 _KINDS = (REGULAR, NO_OP, MEMBERSHIP, SKIP)
 NUMBERS_MOST = (1 << 63) - 1
 _FIELDS: dict[int, tuple[type, ...]] = {
@@ -56,7 +56,7 @@ Message = tuple[Any, ...]
 
 
 def size_of(message: Message) -> int:
-    """About how many bytes a message takes."""
+    """Return the approximate size of a message in bytes."""
     if message[0] in (BEATS, BEAT_ACKS):
         return 64 + 9 * len(message[1])
     entries = message[8] if message[0] == APPEND else ()
@@ -64,7 +64,9 @@ def size_of(message: Message) -> int:
 
 
 def check(message: Any) -> Message:
-    """Guard S10: nothing but these kinds, with fields of these types, goes on to the library. Raises ValueError."""
+    """Guard S10: return the message if its kind and the types of its fields are valid.
+
+    Raise ValueError, or Corruption for a command that cannot be decoded."""
     if type(message) is tuple and len(message) == 2 and message[0] in (BEATS, BEAT_ACKS):
         _check_beats(message[1])
         return message
