@@ -93,18 +93,18 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 def test_the_walk_loses_everything_and_gets_it_back(reader: Reader) -> None:
     (config,) = re.findall(r"```yaml\n(.*?)```", reader.page, re.S)
     (reader.directory / "node.yaml").write_text(config, encoding="utf-8")
-    reader.do("A node with something in it")
+    reader.do("A node with messages")
     reader.do("A backup")
     assert "sandq_backup_kept 1" in (reader.directory / "backup.prom").read_text()
-    beside = reader.do("One topic, beside itself")
+    beside = reader.do("Restore one topic under a different name")
     assert "ada" in beside["sandctl message list reminders-before"].out
-    refused = reader.do("Moment by moment")
+    refused = reader.do("Increments")
     assert (
         "nearest times" in refused["sandctl backup restore backups --at +1h --prefix later- --key-file backup.key"].err
     )
     assert "sandq_backup_increment_failures 0" in (reader.directory / "follow.prom").read_text()
     before = reader.delayed()
-    found = reader.do("Everything is lost")
+    found = reader.do("Lose all data and restore it")
     assert "hello" in found["sandctl kv get config greeting"].out
     assert "stretch" in found["sandctl schedule list reminders"].out
     assert "paused" in found["sandctl group list reminders"].out
