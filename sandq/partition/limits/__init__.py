@@ -1,1 +1,2 @@
-"""Limits of groups and paces of tenants: allowances, buckets, the ledger of who may have what."""
+"""Limits of groups and paces of tenants: allowances, token buckets, and the ledger that divides limits over
+partitions."""

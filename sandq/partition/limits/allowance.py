@@ -1,4 +1,4 @@
-"""What a partition may have of the limits of a group at present."""
+"""The part of a group's limits that one partition may use at present."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class AllowanceStatus(NamedTuple):
 
     epoch: int
     version: int
-    """Of what the home partition allowed last; 0: it has allowed nothing yet."""
+    """Version of the last change by the home partition. 0 if the home partition has allowed nothing yet."""
     in_flight: int | None
-    """None: there is no such limit."""
+    """Maximum number of messages in flight. None if there is no such limit."""
     units: int
     returned_us: int
-    """What the units owe that it gave back with this version."""
+    """Debt of the units that the partition gave back with this version, in µs."""
     used: int
-    """Messages that were leased since the limits were set."""
+    """Number of messages leased since the limits were set."""
 
 
 class Allowance:
-    """Of one group in one partition; changed by entries alone."""
+    """The allowance of one group in one partition. It changes only when entries are applied."""
 
     def __init__(self, limit: GroupLimit, in_flight: int, part: Part) -> None:
         self.limit = limit
@@ -34,10 +34,11 @@ class Allowance:
         self.returned_us = 0
         self.used = 0
         self.is_waiting = False
-        """In the home partition: what others may have is not known yet, so nothing is given out."""
+        """True in the home partition as long as it is not known what other partitions hold. Nothing may be
+        leased then."""
 
     def row(self) -> tuple[int, ...]:
-        """What is stored of it."""
+        """Return the stored fields."""
         part = self.part
         return (
             self.limit.epoch,
@@ -51,20 +52,20 @@ class Allowance:
 
     @classmethod
     def load(cls, limit: GroupLimit, row: tuple[int, ...]) -> Allowance:
-        """Go on with what was stored."""
+        """Restore an allowance from its stored fields."""
         _, version, in_flight, units, arrival_us, returned_us, used = row
         allowance = cls(limit, in_flight, Part(units, arrival_us))
         allowance.version, allowance.returned_us, allowance.used = version, returned_us, used
         return allowance
 
     def status(self) -> AllowanceStatus:
-        """A copy."""
+        """Return an immutable copy."""
         most = None if self.limit.max_in_flight is None else self.in_flight
         return AllowanceStatus(self.limit.epoch, self.version, most, self.part.units, self.returned_us, self.used)
 
     def allow(self, version: int, in_flight: int, units: int, given_us: int, now_us: int) -> None:
-        """Have so much from now on. Units that are new come with what they owe, `given_us`; of others that is
-        noted."""
+        """Set the allowance. Additional units come with the debt `given_us`. If units are given back, note their debt
+        in `returned_us`."""
         more = units - self.part.units
         if more > 0:
             self.part, self.returned_us = merge(self.limit, self.part, Part(more, now_us + given_us), now_us), 0
@@ -74,11 +75,11 @@ class Allowance:
         self.version, self.in_flight = version, in_flight
 
     def has_room(self, in_flight: int) -> bool:
-        """Whether another message may be in flight, beside so many."""
+        """Return whether one more message may be leased while `in_flight` are in flight."""
         return not self.is_waiting and (self.limit.max_in_flight is None or in_flight < self.in_flight)
 
     def room(self, in_flight: int, now_us: int, most: int) -> int:
-        """How many messages may be leased now, beside those in flight: `most` at most."""
+        """Return how many more messages may be leased now while `in_flight` are in flight, but at most `most`."""
         if self.is_waiting:
             return 0
         if self.limit.max_in_flight is not None:
@@ -95,8 +96,8 @@ class Allowance:
         return pace.room(min(part.arrival_us, pace.latest_us(now_us)), now_us)
 
     def free_ms(self, now_us: int) -> int | None:
-        """When the rate lets the next message go: 0 without a rate, or if it may go now; None: not before the home
-        partition allows it."""
+        """Return when the rate allows the next message, in ms. 0 if it may be leased now or there is no rate; None if
+        the home partition must allow units first."""
         if self.limit.interval_us is None:
             return 0
         if not self.part.units:
@@ -106,7 +107,7 @@ class Allowance:
         return 0 if free_us <= now_us else -(-free_us // 1000)
 
     def serve(self, messages: int, now_us: int) -> None:
-        """So many messages are leased."""
+        """Count leased messages."""
         self.used += messages
         if self.limit.interval_us is not None:
             pace = pace_of(self.limit, self.part.units)
@@ -115,7 +116,8 @@ class Allowance:
 
 
 def fresh(limit: GroupLimit, is_home: bool) -> Allowance:
-    """What a partition has when limits are set for the first time: the home partition all, the others nothing."""
+    """Return the allowance of a partition when limits are set for the first time. The home partition gets everything,
+    the others get nothing."""
     if not is_home:
         return Allowance(limit, 0, NO_PART)
     return Allowance(limit, limit.max_in_flight or 0, Part(limit.burst or 0, 0))

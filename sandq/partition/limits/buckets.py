@@ -1,12 +1,12 @@
-"""Parts of the token bucket of a group's rate, which partitions hold and hand on.
+"""Parts of the token bucket of a group's rate. Partitions hold them and pass them on.
 
-A rate has as many *units* as its burst. A partition that holds `u` of `b` units may give so many messages at once, and
-`u / b` of the rate; it keeps the arrival time of its next message (`ready.pacing`). Units go from one partition to
-another with what is in them: what a part has given out lately it owes, and the two parts that it is split into owe
-that together. Rounding is always against who may give: all parts together give no more than the whole would.
+A rate has as many *units* as its burst. A partition that holds `u` of `b` units may lease `u` messages at once, and has
+`u / b` of the rate. It stores the arrival time of its next message (`limits.pacing`). Units keep their debt when they
+move to another partition: a part owes time for the messages that it leased recently, and if it is split, the two new
+parts owe that time together. Rounding always reduces capacity, so all parts together never exceed the whole rate.
 
-What units owe goes along as a time that has to pass, and begins to pass once they are there: so it makes no difference
-that the clocks of partitions differ, and what is lost on the way is lost to who may give.
+The debt is sent as a duration, which begins to elapse when the units arrive. So differences between the clocks of
+partitions do not matter, and a delay on the way only reduces capacity.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sandq.partition.limits.pacing import Pace
 
 
 class Part(NamedTuple):
-    """Some units of a rate, and when their next message arrives (`Pace`)."""
+    """Units of a rate, and the arrival time of their next message in µs (see `Pace`)."""
 
     units: int
     arrival_us: int
@@ -28,18 +28,19 @@ NO_PART = Part(0, 0)
 
 
 def pace_of(limit: GroupLimit, units: int) -> Pace:
-    """How fast so many units of a rate go; at least one."""
+    """Return the pace of this many units of a rate, at least one."""
     return Pace(-(-limit.window_us // units), units)
 
 
 def owed_us(limit: GroupLimit, part: Part, now_us: int) -> int:
-    """How far the next message of a part is ahead: never further than a whole burst puts it."""
+    """Return the debt of a part: how far the arrival time of its next message is ahead, in µs, at most a whole
+    burst."""
     pace = pace_of(limit, part.units)
     return min(max(part.arrival_us - now_us, 0), pace.burst * pace.interval_us)
 
 
 def split(limit: GroupLimit, part: Part, units: int, now_us: int) -> tuple[Part, Part]:
-    """A part with so many of the units of this one, and one with the others."""
+    """Split a part into one with `units` units and one with the others."""
     if units in (0, part.units):
         return (NO_PART, part) if units == 0 else (part, NO_PART)
     return _piece(limit, part, units, now_us), _piece(limit, part, part.units - units, now_us)
@@ -52,7 +53,7 @@ def _piece(limit: GroupLimit, part: Part, units: int, now_us: int) -> Part:
 
 
 def merge(limit: GroupLimit, one: Part, other: Part, now_us: int) -> Part:
-    """A part with the units of two."""
+    """Return a part with the units of both."""
     if not one.units or not other.units:
         return one if one.units else other
     units = one.units + other.units
@@ -63,7 +64,8 @@ def merge(limit: GroupLimit, one: Part, other: Part, now_us: int) -> Part:
 
 
 def renewed(old: GroupLimit, part: Part, limit: GroupLimit, now_us: int) -> Part:
-    """The whole of a limit in place of a part of an older one: no more is in it than was."""
+    """Return a part with all units of a new limit, in place of a part of an older limit. It allows no more messages now
+    than the old part does."""
     if limit.burst is None:
         return NO_PART
     if old.interval_us is None:

@@ -1,13 +1,13 @@
-"""Who may have what of a group's limits: the ledger of the home partition, partition 0.
+"""Divides a group's limits over partitions. The home partition, partition 0, keeps the ledger.
 
-For each other partition it has an upper bound of what that one holds. To take from a partition it is told of less, and
-only when it has said that it holds no more than that is the bound lowered; to give to one the bound is raised first,
-and then it is told. What nobody else may have is the home partition's. So the sum is never above the limits, whatever
-is lost, late or repeated, and whoever leads: each thing told has a *version*, the index of the entry that decided it,
-and a partition goes by the newest one that it was told.
+For each other partition, the ledger keeps an upper bound of its holdings. To take something away, the home
+partition sends a lower share, and lowers the bound only after the partition has confirmed it. To add something, it
+raises the bound first, and then sends the share. The home partition uses the rest itself. So the sum never exceeds the
+limits, even if messages are lost, late or repeated, or leaders change. Each share has a *version*, the index of the
+entry that decided it, and a partition applies the newest one that it received.
 
-Limits that were set for a topic that had partitions begin with nobody knowing what those have in flight: until each of
-them was heard of, nothing is given out.
+If limits are set for a topic that has several partitions already, it is not known what those have in flight. Nothing is
+leased or shared out until each of them has reported.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ from sandq.partition.limits.buckets import Part, merge, owed_us, split
 
 
 class Share(NamedTuple):
-    """What another partition may have."""
+    """The share of another partition."""
 
     version: int = 0
-    """Of what it was told last; 0: nothing yet."""
+    """Version of the share that was sent last. 0 if none was sent yet."""
     target: int = 0
-    """Messages in flight that it is to have, once nobody else has them; the home partition leaves them alone."""
+    """Number of messages in flight that the partition should get, once no other partition holds them. The home
+    partition does not use them itself."""
     in_flight: int = 0
-    """That it was told it may have."""
+    """Number of messages in flight in the share that was sent last."""
     held: int = 0
-    """That it has at most."""
+    """Upper bound of the messages in flight that the partition may have now."""
     units: int = 0
-    """Of the rate, that it was told it may have."""
+    """Units of the rate in the share that was sent last."""
     held_units: int = 0
-    """That it has at most."""
+    """Upper bound of the units of the rate that the partition may have now."""
     given_us: int = 0
-    """What the units owe that it is given with this version."""
+    """Debt of the units that this version adds, in µs."""
     confirmed: bool = True
-    """It has said that it goes by this version."""
+    """Whether the partition has confirmed this version."""
 
 
 NEW = Share()
 
 
 class Confirmed(NamedTuple):
-    """What a partition says of itself."""
+    """The report of a partition about its share."""
 
     partition: int
     version: int
     in_flight: int
-    """Messages that it has in flight."""
+    """Number of messages that it has in flight."""
     returned_us: int
-    """What the units owe that it gave back."""
+    """Debt of the units that it gave back, in µs."""
 
 
 class LedgerStatus(NamedTuple):
@@ -60,21 +61,21 @@ class LedgerStatus(NamedTuple):
 
     limit: GroupLimit
     shares: dict[int, Share]
-    """By partition."""
+    """Shares by partition."""
     unheard: tuple[int, ...]
-    """Partitions of which it is not known yet what they have."""
+    """Partitions that have not reported yet what they hold."""
     own_in_flight: int
     own_units: int
 
     @property
     def given(self) -> tuple[int, int]:
-        """Messages in flight, and units of the rate, that other partitions have at most."""
+        """Upper bound of the holdings of all other partitions: messages in flight, and units of the rate."""
         shares = self.shares.values()
         return sum([share.held for share in shares]), sum([share.held_units for share in shares])
 
 
 class Ledger:
-    """Of one group. `own` is what is left for the home partition."""
+    """The ledger of one group. `own` is the rest that is left for the home partition."""
 
     def __init__(self, own: Allowance) -> None:
         self.own = own
@@ -83,15 +84,15 @@ class Ledger:
         self.look()
 
     def put(self, partition: int, share: Share) -> None:
-        """Have a partition have a share; `look` comes after the last."""
+        """Set the share of a partition. Call `look` after the last one."""
         self.shares[partition] = share
 
     def unheard(self) -> list[int]:
-        """Partitions of which it is not known yet what they have."""
+        """Return the partitions that have not reported yet what they hold."""
         return [partition for partition in range(1, self.limit.partitions) if partition not in self.shares]
 
     def look(self) -> None:
-        """Let the home partition have what is left of the messages in flight."""
+        """Recompute how many messages in flight are left for the home partition."""
         own, limit = self.own, self.limit
         own.is_waiting = len([one for one in self.shares if one < limit.partitions]) < limit.partitions - 1
         if limit.max_in_flight is not None:
@@ -99,18 +100,19 @@ class Ledger:
             own.in_flight = max(limit.max_in_flight - others, 0)
 
     def status(self) -> LedgerStatus:
-        """A copy."""
+        """Return an immutable copy."""
         unheard = tuple(self.unheard()) if self.own.is_waiting else ()
         return LedgerStatus(self.limit, dict(self.shares), unheard, self.own.in_flight, self.own.part.units)
 
-    def confirm(self, told: Iterable[Confirmed], now_us: int) -> set[int]:
-        """Lower the bounds by what partitions say. The partitions whose share has changed."""
+    def confirm(self, reports: Iterable[Confirmed], now_us: int) -> set[int]:
+        """Lower the upper bounds according to the reports of partitions. Return the partitions whose share has
+        changed."""
         changed = set()
-        for partition, version, in_flight, returned_us in told:
+        for partition, version, in_flight, returned_us in reports:
             share = self.shares.get(partition)
             if share is None:
                 if 1 <= partition < self.limit.partitions and version == 0:
-                    # It goes by these limits, and may have nothing new: it has what it had.
+                    # The partition applies these limits, and may lease nothing new: it holds what it had in flight.
                     self.put(partition, Share(held=in_flight if self.limit.max_in_flight is not None else 0))
                     changed.add(partition)
                 continue
@@ -128,8 +130,10 @@ class Ledger:
         return changed
 
     def share_out(self, targets: Iterable[Sequence[int]], own_leased: int, version: int, now_us: int) -> set[int]:
-        """Have partitions have so much, each `(partition, messages in flight, units)`, as far as it is there. One that
-        has not said yet that it goes by what it was told last keeps that. The partitions whose share has changed."""
+        """Set the targets of partitions, each `(partition, messages in flight, units)`, and share out what is free.
+
+        A partition that has not confirmed its last share keeps that. Return the partitions whose share has changed.
+        """
         before = dict(self.shares)
         for partition, in_flight, units in targets:
             share = self._open(partition)
@@ -146,14 +150,15 @@ class Ledger:
         return changed
 
     def _open(self, partition: int) -> Share | None:
-        """The share of a partition that may get another one."""
+        """Return the share of a partition, if it may be changed now. None otherwise."""
         share = self.shares.get(partition)
         if share is None and partition >= max(self.limit.partitions, 1):
-            share = NEW  # it came later, and knew of the limits before it had anything
+            share = NEW  # added later: it knew the limits before it had messages
         return share if share is not None and share.confirmed else None
 
     def _aimed(self, share: Share, in_flight: int, units: int, now_us: int) -> Share:
-        """A share that is to have so much: of messages in flight no more than it has, of the rate what there is."""
+        """Return a share with new targets. Messages in flight are only lowered here, and raised by `_raise`. Units are
+        raised as far as the home partition has them."""
         target = min(in_flight, self.limit.max_in_flight or 0)
         more = min(units - share.units, 0 if self.own.is_waiting else self.own.part.units)
         share = share._replace(target=target, in_flight=min(share.in_flight, target), units=share.units + more)
@@ -163,11 +168,11 @@ class Ledger:
         return share._replace(held_units=share.units, given_us=owed_us(self.limit, given, now_us))
 
     def _raise(self, own_leased: int) -> None:
-        """Give to whoever is to have more, as far as nobody has it."""
+        """Raise shares towards their targets, as far as messages in flight are free."""
         left = (self.limit.max_in_flight or 0) - own_leased - sum([share.held for share in self.shares.values()])
         for partition, share in list(self.shares.items()):
             if share.confirmed and share.in_flight < share.target:
-                # What it still has beyond what it was told counts already.
+                # Messages that it still holds beyond its share are counted in `held` already.
                 raised = min(share.target, share.held + max(left, 0))
                 if raised > share.in_flight:
                     left -= max(raised - share.held, 0)

@@ -1,11 +1,11 @@
-"""How fast messages of a tenant are given out: so many a second, and so many at once after a pause.
+"""The rate at which messages of a tenant are leased: messages per second, and a burst after a pause.
 
-Of each tenant the *theoretical arrival time* of its next message is kept (the generic cell rate algorithm, ITU-T
-I.371): each message puts it `interval_us` further, from now on at the earliest, and one may go when it is no more than
-`burst - 1` intervals ahead. One number, moved by the stamps of entries alone: so a rate holds across consumers and
-leaders. One that is not ahead says nothing, and is forgotten.
+For each tenant, this keeps the *theoretical arrival time* of its next message (the generic cell rate algorithm, ITU-T
+I.371). Each message moves it by `interval_us`, from now on at the earliest. A message may be leased if the arrival time
+is at most `burst - 1` intervals ahead. This single number changes only with the time stamps of entries, so a rate holds
+across consumers and leaders. An arrival time in the past has no effect and is forgotten.
 
-PERSISTED: the number, in microseconds.
+PERSISTED: the arrival time, in microseconds.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from sandq.partition.base.stale_heaps import is_overgrown
 
 
 class Pace(NamedTuple):
-    """What holds for a tenant, or for a share of a group's rate. Methods take the arrival time of the next message."""
+    """The pace of a tenant, or of a share of a group's rate. The methods take the arrival time of the next message."""
 
     interval_us: int
-    """Between two messages, on average."""
+    """Average interval between two messages, in µs."""
     burst: int
-    """So many may go at once."""
+    """Maximum number of messages that may be leased at once."""
 
     def latest_us(self, now_us: int) -> int:
-        """The arrival time of the next message when a whole burst has just gone: it is never later."""
+        """Return the latest possible arrival time of the next message: the one after a whole burst."""
         return now_us + self.burst * self.interval_us
 
     def room(self, arrival_us: int, now_us: int) -> int:
-        """How many messages may go now."""
+        """Return how many messages may be leased now."""
         return max((self.latest_us(now_us) - max(arrival_us, now_us)) // self.interval_us, 0)
 
     def free_us(self, arrival_us: int, now_us: int) -> int:
-        """When the next message may go: now, if it may."""
+        """Return when the next message may be leased, in µs: now, or later."""
         return max(max(arrival_us, now_us) - (self.burst - 1) * self.interval_us, now_us)
 
     def after(self, arrival_us: int, messages: int, now_us: int) -> int:
-        """The arrival time of the next message once so many have gone."""
+        """Return the arrival time of the next message after `messages` are leased."""
         return max(arrival_us, now_us) + messages * self.interval_us
 
 
@@ -47,13 +47,13 @@ class Pacing:
 
     def __init__(self) -> None:
         self._arrivals_us: dict[str, int] = {}
-        """By tenant, those that are ahead."""
+        """Arrival times that are ahead, by tenant."""
         self._heap: list[tuple[int, str]] = []
-        """The same in order; those that are others by now are skipped when met."""
+        """The same, as a heap. Entries that are out of date are skipped at the top."""
         self._changed: set[str] = set()
 
     def load(self, tenant: str, arrival_us: int) -> None:
-        """Go on with what `changes` told."""
+        """Load an arrival time that `changes` yielded."""
         self._put(tenant, arrival_us)
 
     def _put(self, tenant: str, arrival_us: int) -> None:
@@ -65,15 +65,15 @@ class Pacing:
             heapq.heappush(self._heap, (arrival_us, tenant))
 
     def room(self, tenant: str, pace: Pace, now_us: int) -> int:
-        """How many messages of a tenant may go now."""
+        """Return how many messages of a tenant may be leased now."""
         return pace.room(self._arrival_us(tenant), now_us)
 
     def free_us(self, tenant: str, pace: Pace, now_us: int) -> int:
-        """When the next message of a tenant may go: now, if it may."""
+        """Return when the next message of a tenant may be leased, in µs: now, or later."""
         return pace.free_us(self._arrival_us(tenant), now_us)
 
     def serve(self, tenant: str, pace: Pace, messages: int, now_us: int) -> None:
-        """So many messages of a tenant go."""
+        """Count leased messages of a tenant."""
         self._put(tenant, pace.after(self._arrival_us(tenant), messages, now_us))
         self._changed.add(tenant)
 
@@ -81,15 +81,15 @@ class Pacing:
         return self._arrivals_us.get(tenant, 0)
 
     def limit(self, tenant: str, pace: Pace, now_us: int) -> None:
-        """Let the next message of a tenant be no further ahead than a whole burst puts it: else it is of a slower pace
-        that was, or of a clock that was set back since."""
+        """Limit the arrival time of a tenant's next message to that after a whole burst. A later one stems from an
+        earlier, slower pace, or from before a clock reset."""
         latest_us = pace.latest_us(now_us)
         if self._arrivals_us.get(tenant, 0) > latest_us:
             self._put(tenant, latest_us)
             self._changed.add(tenant)
 
     def forget(self, now_us: int) -> None:
-        """Forget what is not ahead any more."""
+        """Forget arrival times that are no longer ahead."""
         while self._heap and self._heap[0][0] <= now_us:
             at_us, tenant = heapq.heappop(self._heap)
             if self._arrivals_us.get(tenant) == at_us:
@@ -97,7 +97,7 @@ class Pacing:
                 self._changed.add(tenant)
 
     def changes(self) -> Iterator[tuple[str, int | None]]:
-        """Yield the tenants whose number is another one than at the last call; None: it is forgotten."""
+        """Yield the tenants whose arrival time has changed since the last call. None stands for a forgotten one."""
         changed, self._changed = self._changed, set()
         for tenant in sorted(changed):
             yield tenant, self._arrivals_us.get(tenant)

@@ -1,4 +1,4 @@
-"""What a topic's settings say of tenants, by patterns: a tenant's name, a prefix with `.*` behind it, or `*`."""
+"""Rules for tenants in a topic's settings. A pattern is a tenant's name, a prefix followed by `.*`, or `*`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from sandq.partition.limits.pacing import Pace
 
 
 class TenantRule(NamedTuple):
-    """What is said of the tenants of a pattern."""
+    """The rule for the tenants that match a pattern."""
 
     weight: int = 1
-    """So many turns it has for one of a tenant of weight 1."""
+    """Number of turns for each turn of a tenant with weight 1."""
     max_in_flight: int | None = None
-    """So many of its messages a group has leased at most; None: as many as it likes."""
+    """Maximum number of its messages that a group may have leased. None if there is no limit."""
     pace: Pace | None = None
-    """How fast they are given out; None: as fast as it likes."""
+    """Rate at which its messages are leased. None if there is no limit."""
 
     @property
     def is_limit(self) -> bool:
-        """Whether it may hold messages up."""
+        """Return whether the rule may hold up messages of a tenant."""
         return self.max_in_flight is not None or self.pace is not None
 
 
@@ -28,25 +28,26 @@ DEFAULT = TenantRule()
 
 
 class TenantRules:
-    """The rules of a topic. The most exact pattern counts: a name before a prefix, a longer prefix before a shorter."""
+    """The rules of a topic. The most specific pattern applies: a name before a prefix, a longer prefix before a shorter
+    one."""
 
     def __init__(self, record: Iterable[Sequence[Any]]) -> None:
-        """`record`: patterns with what they say, as the settings have them."""
+        """`record`: patterns with their rules, as stored in the settings."""
         self._rules = {
             pattern: TenantRule(weight, most, Pace(*pace) if pace else None) for pattern, weight, most, *pace in record
         }
 
     def __bool__(self) -> bool:
-        """Whether anything is said."""
+        """Return whether there are any rules."""
         return bool(self._rules)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> TenantRules:
-        """The rules in a topic's settings."""
+        """Return the rules in a topic's settings."""
         return cls(settings.get("tenants") or ())
 
     def find(self, name: str) -> TenantRule:
-        """Return what holds for a tenant, or for all whose names begin so."""
+        """Return the rule for a tenant, or for all tenants whose names begin with `name`."""
         rules = self._rules
         if not rules:
             return DEFAULT
