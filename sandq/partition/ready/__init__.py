@@ -1,1 +1,1 @@
-"""What of a partition is ready and waits its turn, in topics whose messages have priorities, and tenants that share."""
+"""Ready messages of a partition in topics with priorities or fair tenants: their queues, order, limits and turns."""

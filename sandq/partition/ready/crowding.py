@@ -1,11 +1,12 @@
-"""Which tenants have so much that waits for another attempt that they get nothing new for now.
+"""Decides which tenants get no new messages for now, because too many of their messages wait for their next attempt.
 
-What may wait in a group is bounded. That one tenant whose messages fail does not take all of it, each of which
-something waits may have as much there, and in flight, as is free (Choudhury and Hahne, "Dynamic Queue Length Thresholds
-for Shared-Memory Packet Switches", 1998): one alone comes to a half, two to a third each, and others have room.
+The number of waiting messages in a group is bounded. One tenant whose messages fail must not use up this bound. So each
+tenant with waiting messages may have as many there, and in flight, as are free (Choudhury and Hahne, "Dynamic Queue
+Length Thresholds for Shared-Memory Packet Switches", 1998). A single tenant then gets up to a half, two tenants up to a
+third each, and some capacity is always left for others.
 
-All that a tenant has in flight may come to wait at once. So a half is the most of
-what waits of a tenant and is in flight together, also while nothing of it waits.
+All messages that a tenant has in flight may come to wait at once. So its waiting messages and those in flight together
+may be at most a half of the bound, even while none of them waits.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from sandq.model.limits import FIXED
 
 
 class Crowding:
-    """Of the tenants of one group."""
+    """The tenants of one group that have messages waiting to be retried."""
 
     def __init__(self) -> None:
         self.stopped: set[str] = set()
-        """They get nothing new, as was decided last: only what was given back."""
+        """Tenants that get no new messages, as of the last decision. They get only messages that were given back."""
         self.waits: Counter[str] = Counter()
-        """By tenant: ranges of messages that wait."""
+        """Number of waiting ranges of messages, by tenant."""
         self._total = 0
         self._free: int | None = None
-        """Of what may wait, when it was decided last; None: nobody could have as much by then."""
+        """Free part of the bound as of the last decision. None if no tenant could reach it."""
         self._half: int | None = None
-        """So many ranges of a tenant may wait and be in flight; None: any number."""
+        """Maximum number of ranges of a tenant that wait or are in flight. None if there is no maximum."""
         self._is_less = False
-        """Less waits since then."""
+        """Whether fewer ranges wait since the last decision."""
 
     def count(self, tenant: str, ranges: int) -> None:
-        """Count so many more ranges of a tenant that wait, or fewer."""
+        """Count additional waiting ranges of a tenant. `ranges` may be negative."""
         self._total += ranges
         self.waits[tenant] += ranges
         if not self.waits[tenant]:
@@ -42,7 +43,7 @@ class Crowding:
 
     @property
     def is_stale(self) -> bool:
-        """Whether somebody who is stopped may be so no longer."""
+        """Return whether a stopped tenant may have to be released."""
         return self._is_less and bool(self.stopped)
 
     def decide(
@@ -52,9 +53,13 @@ class Crowding:
         all_in_flight: int,
         many: Collection[str] | None = None,
     ) -> set[str]:
-        """Decide who is stopped where so many ranges may wait (None: any number), with so many messages in flight: by
-        tenant, and in all once the lease is filled. `many`: who has a half of that in flight, which a tenant has at
-        most then, also while nothing of it waits. Return those for whom that has changed."""
+        """Decide which tenants are stopped, and return those for which that has changed.
+
+        `most`: maximum number of waiting ranges in the group; None if there is no maximum. `in_flight`: messages in
+        flight by tenant. `all_in_flight`: messages in flight of all tenants once the lease is filled. `many`: tenants
+        with at least a half of `most` in flight; each tenant may then have at most a half, even while none of its
+        messages waits. None: there is no such maximum.
+        """
         before, self.stopped, self._is_less = self.stopped, set(), False
         self._free = None if most is None else most - self._total
         if self._free is not None and self._total + all_in_flight < self._free:
@@ -68,15 +73,17 @@ class Crowding:
         return before ^ self.stopped
 
     def may_stop(self, tenant: str, in_flight: int) -> bool:
-        """Return whether a tenant, with so many in flight, may come to be stopped by what it is given in this lease."""
+        """Return whether this lease may bring a tenant with `in_flight` messages in flight to the point where it is
+        stopped."""
         if self._free is not None and tenant in self.waits:
             return True
-        # Else nothing of it is counted until the lease is full.
+        # Otherwise messages of a tenant are not counted until the lease is full.
         in_all = self.waits.get(tenant, 0) + in_flight
         return self._half is not None and in_all + FIXED.grant_messages >= self._half
 
     def room(self, tenant: str, in_flight: int) -> int | None:
-        """Return how many new messages of a tenant may be given, with so many in flight; None: any number."""
+        """Return how many new messages of a tenant with `in_flight` messages in flight may be leased. None if there is
+        no limit."""
         waits = self.waits.get(tenant, 0)
         most = self._half
         if self._free is not None and waits:

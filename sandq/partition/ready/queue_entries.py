@@ -1,6 +1,6 @@
-"""The entries of a group's ready queues: those that come first in memory, all others in rows.
+"""The entries of a group's ready queues. The first ones of each queue are in memory, all others only in rows.
 
-What is in memory is a cache: it grows with what is taken, and shrinks when the node needs the memory.
+The entries in memory are a cache: it grows as messages are taken, and shrinks when the node needs the memory.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from sandq.partition.reader.reader import without
 from sandq.partition.ready.ready_queue import ENTRY_BYTES, ReadyQueue, bytes_of, row_of
 
 HEAD_ENTRIES: Final = 8
-"""That the first look into a queue reads; each further one twice as many."""
+"""Number of entries that the first read of a queue loads. Each further read loads twice as many."""
 MOST_ENTRIES: Final = 1024
 HELD_SHARE: Final = 1 / 2
-"""Of what all look-aheads of a node may take, what one group's queues read or keep together, beyond `HEAD_ENTRIES`."""
+"""Share of the memory for all look-aheads of a node that the queues of one group may use, beyond `HEAD_ENTRIES`
+each."""
 READ_BYTES: Final = 1 << 20
 _NO_LIMIT = 1 << 40
 
@@ -39,16 +40,17 @@ class QueueEntries:
         self._rows = rows.of_group(rows.READY, group_id)
         self._look_aheads = look_aheads
         self._unsaved: dict[bytes, tuple[ReadyQueue, LogEntry]] = {}
-        """By first offset: entries that have no row yet."""
+        """Entries that have no row yet, by their first offset."""
         self._gone: list[bytes] = []
-        """Keys of rows of entries that were taken, and are to be deleted."""
+        """Keys of rows to delete, because their entries were taken."""
         self._most_entries = MOST_ENTRIES
-        """Number of small entries that a queue reads or keeps at once; of larger ones as many bytes."""
+        """Maximum number of small entries that a queue reads or keeps at once. For larger entries, the same number of
+        bytes."""
 
     # -- in -------------------------------------------------------------------------------------------------------
 
     def append(self, step: Step, queue: ReadyQueue, entry: LogEntry) -> None:
-        """Put an entry behind all others of its queue. `save` puts its row if it is in memory."""
+        """Append an entry to its queue. If it stays in memory, `save` puts its row later."""
         if queue.covered == offsets.LAST and queue.held_bytes < self._most_entries * ENTRY_BYTES:
             queue.entries.append(entry)
             self._note_held(queue, bytes_of(entry))
@@ -59,7 +61,7 @@ class QueueEntries:
             self._save(step, queue, entry)
 
     def insert(self, step: Step, queue: ReadyQueue, added: Sequence[LogEntry]) -> None:
-        """Put entries, in their order, where they belong in a queue."""
+        """Insert sorted entries into a queue, in the order of offsets."""
         prefix = self._rows + queue.key
         step.view.put_all([(prefix + entry.first, row_of(entry)) for entry in added])
         near = [entry for entry in added if entry.first <= queue.covered]
@@ -67,7 +69,7 @@ class QueueEntries:
             self._hold(queue, near)
 
     def _hold(self, queue: ReadyQueue, added: Sequence[LogEntry]) -> None:
-        """Have entries in memory, beside those of their queue that are."""
+        """Add entries to those of a queue that are in memory."""
         held = queue.entries
         if len(added) == 1:
             held.insert(bisect_left(held, added[0].first, key=_first), added[0])
@@ -83,14 +85,14 @@ class QueueEntries:
             queue.covered = rows.last_of(queue.entries[-1])
 
     def _note_held(self, queue: ReadyQueue, more: int) -> None:
-        """A queue has so many bytes more in memory."""
+        """Count `more` additional bytes of a queue in memory."""
         queue.held_bytes += more
         self.bytes += more
 
     # -- looking --------------------------------------------------------------------------------------------------
 
     def look(self, queue: ReadyQueue, view: View) -> None:
-        """Have the first of a queue's entries in memory."""
+        """Load the first entries of a queue into memory, unless some are there."""
         if queue.entries or not queue.messages:
             return
         prefix = self._rows + queue.key
@@ -108,7 +110,7 @@ class QueueEntries:
         queue.window = 2 * window
 
     def find(self, queue: ReadyQueue, offset: bytes, view: View) -> LogEntry | None:
-        """The entry of a queue that a message is in."""
+        """Return the entry of a queue that contains a message. None if there is none."""
         if not queue.messages or offset < queue.first:
             return None
         if offset <= queue.covered:
@@ -122,13 +124,13 @@ class QueueEntries:
         return entry if entry is not None and behind is not None and 0 <= behind < entry.length else None
 
     def between(self, queue: ReadyQueue, first: bytes, last: bytes, view: View) -> list[LogEntry]:
-        """Return the entries of a queue that begin from `first` to `last`."""
+        """Return the entries of a queue that begin between `first` and `last`, both included."""
         prefix = self._rows + queue.key
         found = view.scan(prefix + first, rows.after(prefix + last), limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
         return [queue.load(key, row) for key, row in found]
 
     def firsts_between(self, queue: ReadyQueue, first: bytes, last: bytes, view: View) -> set[bytes]:
-        """Return the offsets with which entries of a queue begin, from `first` to `last`."""
+        """Return the offsets at which entries of a queue begin, between `first` and `last`, both included."""
         prefix = self._rows + queue.key
         found = view.scan(prefix + first, rows.after(prefix + last), limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
         return {key[-offsets.OFFSET_BYTES :] for key, _ in found}
@@ -136,10 +138,10 @@ class QueueEntries:
     def count_below(
         self, queues: Iterable[ReadyQueue], bound: Callable[[bytes], bytes | None], most: int, view: View
     ) -> tuple[int, bool]:
-        """Count the messages that queues have below an offset, which `bound` returns for each queue by its key (None:
-        skip the queue). Messages that were given back do not count.
+        """Count the messages of queues below an offset. `bound` returns the offset for the key of a queue (None: skip
+        the queue). Messages that were given back do not count.
 
-        Stop at `most` messages, or after a look at as many rows. Return also whether all were looked at.
+        Stop after `most` messages, or after reading that many rows. Return also whether all rows were read.
         """
         count, left = 0, most
         for queue in queues:
@@ -164,7 +166,7 @@ class QueueEntries:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def take(self, queue: ReadyQueue, count: int) -> None:
-        """Take the first `count` messages of a queue's first entry out of it."""
+        """Take the first `count` messages out of the first entry of a queue."""
         entry = queue.entries.popleft()
         self._note_held(queue, -bytes_of(entry))
         if self._unsaved.pop(entry.first, None) is None:
@@ -176,7 +178,7 @@ class QueueEntries:
             self._unsaved[rest.first] = queue, rest
 
     def take_singles(self, queue: ReadyQueue, limit: int, max_bytes: int) -> tuple[list[bytes], int]:
-        """Take messages out as `ReadyQueues.take_singles`. Return their offsets and bytes."""
+        """Take single messages as `ReadyQueues.take_singles` does. Return their offsets and their bytes."""
         entries, taken, size = queue.entries, 0, 0
         for _, length, its_size, extra, *_ in islice(entries, limit):
             if length > 1 or extra is not None or size >= max_bytes:
@@ -192,7 +194,7 @@ class QueueEntries:
         return firsts, size
 
     def remove(self, step: Step, queue: ReadyQueue, found: LogEntry, offset: bytes) -> None:
-        """Take a message out of the entry that it is in."""
+        """Remove a message from the entry that contains it."""
         parts = without(found, [offset])
         held = queue.entries
         at = bisect_left(held, found.first, key=_first)
@@ -207,7 +209,7 @@ class QueueEntries:
                 held.insert(at, part)
 
     def remove_singles(self, step: Step, queue: ReadyQueue, firsts: Sequence[bytes]) -> None:
-        """Take messages out that are entries by themselves."""
+        """Remove messages, each of which is an entry by itself."""
         prefix, gone = self._rows + queue.key, set(firsts)
         step.view.delete_all([prefix + first for first in firsts])
         queue.entries = deque([entry for entry in queue.entries if entry.first not in gone])
@@ -234,7 +236,7 @@ class QueueEntries:
             self._gone = []
 
     def clear(self) -> None:
-        """Forget all entries; their rows are for the caller to delete."""
+        """Forget all entries. The caller deletes their rows."""
         self._unsaved.clear()
         self._gone.clear()
         self.bytes = 0
@@ -242,7 +244,7 @@ class QueueEntries:
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def evict(self, queues: Iterable[ReadyQueue]) -> None:
-        """Keep no entries in memory, until they are wanted again."""
+        """Drop all entries from memory, until they are needed again."""
         for queue in queues:
             if queue.messages:
                 queue.entries.clear()
@@ -250,7 +252,8 @@ class QueueEntries:
         self.bytes = 0
 
     def share_memory(self, queues: int) -> None:
-        """Note how many queues there are: among many each has few entries in memory, rather than some none."""
+        """Adjust to the number of queues: with many queues, each keeps a few entries in memory, so that none has to do
+        without."""
         share_bytes = math.inf if self._look_aheads is None else self._look_aheads.share_bytes
         held = HELD_SHARE * share_bytes / ENTRY_BYTES / max(queues, 1)
         self._most_entries = int(min(max(held, HEAD_ENTRIES), MOST_ENTRIES))

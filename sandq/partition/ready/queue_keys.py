@@ -1,5 +1,4 @@
-"""Ready queues: the messages of one tenant and one priority, first in, first out. This is what names one, and which one
-a message of the log belongs to.
+"""Keys of ready queues. A ready queue holds the messages of one tenant and one priority, first in, first out.
 
 PERSISTED: a key is the tenant, a zero byte, and the priority as an unsigned number of four bytes, so that the queues of
 a tenant sort by priority.
@@ -25,16 +24,16 @@ _PRIORITY_BYTES = 4
 _SCAN_BYTES = 8 << 20
 
 FAIR: Final = "fair"
-"""What a topic's record says of its rank when tenants share it; else they mean nothing."""
+"""Value of `rank` in the record of a topic that shares deliveries among tenants. Otherwise tenants have no effect."""
 
 
 class QueueName(NamedTuple):
-    """What a queue is called: which messages are in it."""
+    """The name of a queue: the tenant and the priority of its messages."""
 
     tenant: str
-    """Empty in a topic that has no tenants."""
+    """Empty in a topic without tenants."""
     priority: int
-    """The lower ones go first."""
+    """Lower numbers come first."""
 
 
 def pack(tenant: str, priority: int) -> bytes:
@@ -43,12 +42,12 @@ def pack(tenant: str, priority: int) -> bytes:
 
 
 def unpack(key: bytes) -> QueueName:
-    """Return what a key names."""
+    """Return the name that a key stands for."""
     return QueueName(key[: -1 - _PRIORITY_BYTES].decode(), int.from_bytes(key[-_PRIORITY_BYTES:], "big") - _BIAS)
 
 
 def tenant_of(key: bytes) -> str:
-    """Return the tenant that a key names."""
+    """Return the tenant in a key."""
     return key[: -1 - _PRIORITY_BYTES].decode()
 
 
@@ -70,11 +69,12 @@ def is_one(rank: str, raw: bytes) -> bool:
 
 
 def of_message(rank: str, view: View, offset: bytes) -> bytes | None:
-    """Return the key of the queue that a message of the log belongs to; None: the log has it not."""
+    """Return the key of the queue that a message of the log belongs to. None if the log does not contain the
+    message."""
     made = view.made_last
     if made is None or (fields := _cells(made[0], made[1], offset)) is None:
         key = rows.log_key(offset)
-        value = view.get(key)  # most are in rows of their own: no need to look for the one that they may be in
+        value = view.get(key)  # usual: the message has a row of its own, so there is no need for a scan
         if value is None:
             row = row_holding(view, offset)
             if row is None:
@@ -93,21 +93,21 @@ def of_message(rank: str, view: View, offset: bytes) -> bytes | None:
 
 
 def _cells(key: bytes, batch: Batch, offset: bytes) -> Fields | None:
-    """The fields of a message of the batch in a row; None: it is not in it."""
+    """Return the fields of a message in a batch row. None if the row does not contain it."""
     behind = offsets.distance(key[1:], offset)
     return batch.cells_at(behind) if behind is not None and 0 <= behind < batch.count else None
 
 
 def split(rank: str, entries: Sequence[LogEntry], view: View) -> Iterator[tuple[bytes, LogEntry]]:
-    """Yield entries of the log, which stand there in this order, with the queues they belong to: one that belongs to
-    several in parts."""
+    """Yield log entries with the keys of their queues. An entry with messages of several queues is yielded in parts.
+    The entries must be consecutive in the log."""
     if not entries:
         return
     start, stop = rows.log_key(entries[0].first), rows.after(rows.log_key(entries[-1].first))
     found = dict(view.scan(start, stop, limit=len(entries), max_bytes=_SCAN_BYTES))
     values = list(found.values())
     if [*found] == [rows.log_key(entry.first) for entry in entries] and rows.are_plain(values):
-        # As most are: one each, and nothing between them, decoded together.
+        # Usual: all rows are plain and there are no others between them, so they can be decoded together.
         for entry, fields in zip(entries, rows.plain_fields(values), strict=True):
             yield of_fields(rank, fields), entry
         return
@@ -146,14 +146,14 @@ def of_row(rank: str, key: bytes, value: bytes, view: View) -> list[bytes]:
 
 
 def _of_row(rank: str, value: bytes) -> bytes:
-    """The queue of a message with a log row of its own."""
+    """Return the queue of the message in a single-message row."""
     fields: list[Any] = rows.unpack(value[rows.LOG_HEADER.size :])
-    # With its payload apart the last field has what the log itself needs of it, this included.
+    # If the payload has a row of its own, the last field has the columns that the log needs, including these.
     return of_fields(rank, fields[-1])
 
 
 def _of_batch(rank: str, key: bytes, value: bytes, view: View) -> list[bytes]:
-    """The queues of the messages of a batch."""
+    """Return the queues of the messages in a batch row."""
     batch = Batch.parse(value[rows.LOG_HEADER.size :])
     cells = list(batch.int_column(Column.PRIORITY) or [None] * batch.count)
     for offset, other in overlays.between(view, key[1:], batch.count).items():

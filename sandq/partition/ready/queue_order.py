@@ -1,7 +1,8 @@
-"""Which of many ready queues goes first where that changes with each message that is taken.
+"""The order of ready queues, where it may change with each message that is taken.
 
-Heaps whose values may be out of date: they only rise while messages are taken, and are looked at again at the top. One
-that falls is put in once more. What comes out hangs on the queues alone, not on when a heap was built.
+The heaps contain values that may be out of date. Values only rise while messages are taken, so each is checked again at
+the top. A queue whose value falls is pushed again. The result depends on the queues alone, not on when a heap was
+built.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from sandq.partition.ready.ready_queue import ReadyQueue
 
 
 class Oldest:
-    """The queue of each tenant whose first message goes first where messages age."""
+    """Finds the queue of a tenant whose first message comes first, in topics where messages age."""
 
     def __init__(self, by_number: Mapping[int, ReadyQueue]) -> None:
-        """`by_number`: the queues that there are."""
+        """`by_number`: all queues by their number."""
         self._by_number = by_number
         self._ageing_ms = 0
-        """That the heaps go by."""
+        """Ageing that the heaps were built with, in ms."""
         self._by_tenant: dict[str, list[tuple[int, int, int]]] = {}
-        """Heaps of (what the first message counts as, priority, number)."""
+        """By tenant: heap of (aged time of the first message, priority, number)."""
 
     def first(self, tenant: str, queues: Collection[ReadyQueue], ageing_ms: int) -> ReadyQueue:
-        """Return the queue of these, which are all of a tenant, that goes first; of equal ones the best priority's."""
+        """Return the queue that comes first. `queues`: all queues of the tenant. If two are equal, the better priority
+        wins."""
         if ageing_ms != self._ageing_ms:
             self._by_tenant.clear()
             self._ageing_ms = ageing_ms
@@ -45,8 +47,8 @@ class Oldest:
                 heapreplace(heap, (now, priority, number))
 
     def note(self, queue: ReadyQueue, living: int) -> None:
-        """Look at a queue again: it is new, or its first message may go before the one that was it. `living`: how many
-        queues its tenant has."""
+        """Push a queue again that is new, or whose first message may now be an earlier one. `living`: number of queues
+        of its tenant."""
         heap = self._by_tenant.get(queue.tenant)
         if heap is not None and is_overgrown(len(heap), living):
             del self._by_tenant[queue.tenant]
@@ -58,15 +60,16 @@ class Oldest:
         self._by_tenant.pop(tenant, None)
 
     def clear(self) -> None:
-        """Forget all tenants: there are no queues."""
+        """Forget all tenants."""
         self._by_tenant.clear()
 
 
 class Returned:
-    """The queue that goes first of those to which something was given back, by that: while turns are taken."""
+    """Finds the queue that comes first among those with messages that were given back. Valid for one round of turns."""
 
     def __init__(self, queues: Iterable[ReadyQueue], ageing_ms: int | None = None) -> None:
-        """`ageing_ms`: what messages age by, if they do; else the best priority goes first."""
+        """`ageing_ms`: ms by which a message ages per priority. None if messages do not age: the best priority comes
+        first."""
         self._ageing_ms = ageing_ms
         self._heap = [(*self._place(queue), queue.number, queue) for queue in queues if queue.returned]
         heapify(self._heap)
@@ -78,7 +81,8 @@ class Returned:
         return deliver_ms(first[0]) + queue.priority * self._ageing_ms, queue.priority, first
 
     def first(self, held_up: Collection[str] = ()) -> ReadyQueue | None:
-        """Return it, but of no tenant that is held up, and will be until the turns end; None: there is nothing."""
+        """Return the queue that comes first. None if there is none. Skip tenants that are held up: they stay so for the
+        rest of the round."""
         heap = self._heap
         while heap:
             queue = heap[0][-1]

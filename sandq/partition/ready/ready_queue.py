@@ -1,4 +1,4 @@
-"""A ready queue of a group: what it holds in memory, and the rows of its entries."""
+"""A ready queue of a group: its entries in memory, and the format of its rows."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from sandq.partition.base.rows import Extra, LogEntry
 from sandq.partition.ready import queue_keys
 
 ENTRY_BYTES: Final = 300
-"""What an entry takes in memory, about ..."""
+"""Approximate memory of an entry, in bytes."""
 EXTRA_BYTES: Final = 300
-"""... and what the log has to know of it, but for its unique key and its tenant."""
+"""Approximate memory of an entry's `extra`, in bytes, without its unique key and its tenant."""
 QUEUE_BYTES: Final = 2400
-"""What a queue takes in memory beside its entries, and its tenant in the tree of turns, about, ..."""
+"""Approximate memory of a queue, in bytes, without its entries and its name. PERSISTED: replicas decide by the memory
+of queues which messages are promoted."""
 NAME_COPIES: Final = 4
-"""... with its name so many times, ..."""
+"""Number of copies of a queue's name in memory. PERSISTED, as above."""
 SEGMENT_BYTES: Final = 800
-"""... and so much for each further segment of that. PERSISTED: replicas decide by it what is promoted."""
+"""Approximate memory of each segment of a tenant's name after the first, in bytes. PERSISTED, as above."""
 
 
 def queue_bytes(key: bytes) -> int:
-    """Return how many bytes a queue takes in memory beside its entries, about: by its key alone."""
+    """Return the approximate memory of a queue without its entries, in bytes. It depends on the key alone."""
     return QUEUE_BYTES + NAME_COPIES * len(key) + SEGMENT_BYTES * queue_keys.tenant_of(key).count(".")
 
 
@@ -38,34 +39,36 @@ class ReadyQueue:
     def __init__(self, key: bytes, number: int, messages: int, first: bytes, window: int) -> None:
         self.key = key
         self.number = number
-        """Of this process alone."""
+        """Identifies the queue within this process."""
         self.tenant, self.priority = queue_keys.unpack(key)
         self.size = queue_bytes(key)
-        """What it takes in memory beside its entries, about."""
+        """Approximate memory of the queue without its entries, in bytes."""
         self.messages = messages
-        """Those that were returned not among them."""
+        """Number of messages, without those that were returned."""
         self.first = first
-        """Of its entries; means nothing without any."""
+        """First offset of its entries. Meaningless if there are no entries."""
         self.entries: deque[LogEntry] = deque()
-        """The first ones, ..."""
+        """The first entries of the queue: all entries up to `covered`."""
         self.covered = offsets.FIRST if messages else offsets.LAST
-        """... which are all that there are at or below this offset."""
+        """Offset up to which, inclusive, all entries are in `entries`."""
         self.held_bytes = 0
-        """Of its entries in memory."""
+        """Bytes of its entries in memory."""
         self.returned: list[tuple[bytes, int]] = []
-        """Heap of (first offset, seq) of what was given back, and is due; what is no longer so is skipped when met."""
+        """Heap of (first offset, seq) of waiting entries that were given back because they are due. Items that are out
+        of date are skipped at the top."""
         self.window = window
-        """So many entries the next look into its rows reads."""
+        """Number of entries that the next read of its rows loads."""
 
     def aged(self, ageing_ms: int) -> int:
-        """Return what its first message counts as: the lower goes first. It rises for nobody while both wait."""
+        """Return the aged time of the first message, in ms: the lower comes first. The order of two messages that both
+        wait never changes."""
         first = self.first if self.messages else offsets.LAST
         if self.returned:
             first = min(first, self.returned[0][0])
         return offsets.deliver_ms(first) + self.priority * ageing_ms
 
     def load(self, key: bytes, row: bytes) -> LogEntry:
-        """Return the entry that a row of it has."""
+        """Return the entry in a row of this queue."""
         length, size, unit, *fields = rows.unpack(row)
         extra = None
         if fields:
@@ -75,7 +78,7 @@ class ReadyQueue:
 
 
 def bytes_of(entry: LogEntry) -> int:
-    """Return how many bytes an entry takes in memory, about."""
+    """Return the approximate memory of an entry, in bytes."""
     extra = entry.extra
     if extra is None:
         return ENTRY_BYTES

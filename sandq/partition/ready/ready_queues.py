@@ -1,14 +1,15 @@
-"""What is ready and waits its turn in a group: its ready queues, in rows of the group's own, and whose turn is next.
+"""The ready messages of a group in a topic that ranks messages: its ready queues, stored in rows of the group.
 
-The group's cursor has passed these messages: they were *promoted* from the log when they were due. Each stays in the
-log, too, for whoever gets it. What was nacked, or lost its lease, waits in an entry of its own (`waiting_table.py`),
-and stands in its queue again from when its time has come.
+The group's cursor has passed these messages: they were *promoted* from the log when they were due. Each also stays in
+the log, where its payload is read when it is leased. A message that was nacked, or whose lease ended, waits in a
+waiting entry (`waiting_table.py`), and returns to its queue when its time has come.
 
-Rows: of each entry of a queue, under its first offset; of each queue how much is in it, and its first offset; of the
-turns of tenants their times. A queue holds the first of its entries in memory: a cache, which grows with what is taken.
+Rows: each entry of a queue, by its first offset; the number of messages and the first offset of each queue; the times
+of the tenants' turns. The first entries of a queue are cached in memory; the cache grows as messages are taken.
 
-Turns are taken, and begin and end for tenants, between `begin` and `end` alone, with all that is due given back: so
-they do not depend on what was in memory before, and a replica that was restarted has the rows of one that was not.
+Turns are taken, and tenants become active or inactive, only between `begin` and `end`, after all due messages were
+given back. So they do not depend on the contents of caches, and a replica that was restarted writes the same rows as
+one that was not.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class ReadyQueues:
         rules: Callable[[], TenantRules],
         look_aheads: LookAheads | None = None,
     ) -> None:
-        """`rank`: what the topic's order goes by. `waiting`: the group's waiting entries by seq. `rules()`: those of
-        the topic's tenants, as they are."""
+        """`rank`: how the topic orders messages. `waiting`: the group's waiting entries by seq. `rules()` returns the
+        current rules of the topic's tenants."""
         self.rank = rank
         self._group_id = group_id
         self.entries = QueueEntries(group_id, look_aheads)
@@ -59,40 +60,41 @@ class ReadyQueues:
         self._turns = Turns(self.limits.weight_of)
         self._queues: dict[bytes, ReadyQueue] = {}
         self._by_tenant: dict[str, list[ReadyQueue]] = {}
-        """In the order of their priorities."""
+        """Queues of each tenant, sorted by priority."""
         self._with_returned: dict[bytes, ReadyQueue] = {}
-        """Queues that something was given back to."""
+        """Queues to which messages were given back."""
         self._back_of: dict[str, dict[bytes, ReadyQueue]] = {}
-        """The same by tenant."""
+        """Queues to which messages were given back, by tenant."""
         self._emptied: dict[bytes, ReadyQueue] = {}
-        """Queues whose last message was taken out by others than those who take turns."""
+        """Queues whose last message was removed outside of turns."""
         self._changed: dict[bytes, ReadyQueue] = {}
-        """Queues whose rows say something else."""
+        """Queues whose stored row is out of date."""
         self._firsts: LeastOf[bytes] = LeastOf()
         self._number = 0
         self._by_number: dict[int, ReadyQueue] = {}
         self._oldest = Oldest(self._by_number)
         self._first_back: Returned | None = None
-        """While turns are taken, once it was asked for."""
+        """Order of queues with messages given back, cached during a round of turns. None until first needed."""
         self._first_back_of: dict[str, Returned] = {}
-        """The same of tenants that get nothing new."""
+        """The same for tenants that get no new messages."""
         self.messages = 0
-        """Of all queues, without what was returned."""
+        """Number of messages in all queues, without returned ones."""
         self.is_promoting = False
-        """The last lease promoted as much as one may, and there may be more; of this process alone."""
+        """Whether the last lease promoted as many messages as it may, so that there may be more. Belongs to this
+        process."""
         self._with_rows = 0
-        """How many queues have messages, without those to which messages were returned alone, ..."""
+        """Number of queues with messages, without those that have only returned ones."""
         self._row_bytes = 0
-        """... and what these take."""
+        """Memory of the queues counted in `_with_rows`, in bytes, without their entries."""
         self._queue_bytes = 0
-        """What all queues take in memory beside their entries."""
+        """Memory of all queues, in bytes, without their entries."""
         self._look_aheads = look_aheads
         self.held_bytes = self.used = 0
-        """As in `LookAhead`."""
+        """See `LookAhead`."""
         self.fixed_bytes = 0
 
     def load(self, view: View) -> None:
-        """Read which queues there are, and whose turn it is."""
+        """Load the queues and the turns from their rows."""
         for key, value in rows.all_of_group(view, rows.PACE, self._group_id):
             self.limits.pacing.load(key[5:].decode(), rows.unpack(value)[0])
         for key, value in rows.all_of_group(view, rows.TURNS, self._group_id):
@@ -107,15 +109,15 @@ class ReadyQueues:
         self._count()
 
     def __len__(self) -> int:
-        """How many queues there are."""
+        """Return the number of queues."""
         return len(self._queues)
 
     # -- in -------------------------------------------------------------------------------------------------------
 
     def add(self, step: Step, key: bytes, entry: LogEntry) -> None:
-        """Put an entry of the log into a queue, whose other entries are all below it."""
+        """Append an entry of the log to a queue. All other entries of the queue must be below it."""
         if entry.row is not None:
-            entry = entry._replace(row=None)  # by the time it is sent nobody asks for it here, and it may be long
+            entry = entry._replace(row=None)  # it may be long, and is not sent from here
         queue = self._queues.get(key) or self._queue(key, 0, entry.first)
         if not queue.messages:
             self._note_rows(queue, 1)
@@ -129,30 +131,29 @@ class ReadyQueues:
         self.entries.append(step, queue, entry)
 
     def takes(self, keys: Iterable[bytes]) -> set[bytes]:
-        """Return those of these queues into which something may be put: those that are there, and of the others, in
-        their order, as many as there may be further ones."""
+        """Return those of these queues to which messages may be added: all that have messages, and as many further
+        ones, in the order of their keys, as the limits allow."""
         there = {key for key in keys if (queue := self._queues.get(key)) is not None and queue.messages}
-        room, room_bytes = FIXED.ready_queues - self._with_rows, self._room_bytes
+        free, free_bytes = FIXED.ready_queues - self._with_rows, self._free_bytes
         for key in sorted(set(keys) - there):
-            if room <= 0 or room_bytes <= 0:
+            if free <= 0 or free_bytes <= 0:
                 break
             there.add(key)
-            room, room_bytes = room - 1, room_bytes - queue_bytes(key)
+            free, free_bytes = free - 1, free_bytes - queue_bytes(key)
         return there
 
     @property
-    def _room_bytes(self) -> float:
-        """How many bytes further queues may take."""
+    def _free_bytes(self) -> float:
+        """Bytes of memory that further queues may use."""
         return FIXED.ready_queue_bytes - self._row_bytes
 
     def _note_rows(self, queue: ReadyQueue, more: int) -> None:
-        """A queue has messages now (1), or has none any more (-1)."""
+        """Count a queue that has messages now (`more` is 1) or has none any more (-1)."""
         self._with_rows += more
         self._row_bytes += more * queue.size
 
     def insert(self, step: Step, key: bytes, added: Sequence[LogEntry]) -> None:
-        """Put entries into a queue, which are in their order, where they belong there by their places; not while turns
-        are taken."""
+        """Insert sorted entries into a queue, in the order of offsets. Do not call it during a round of turns."""
         first = added[0].first
         queue = self._queues.get(key) or self._queue(key, 0, first)
         if not queue.messages:
@@ -171,7 +172,7 @@ class ReadyQueues:
         self._count()
 
     def give_back(self, key: bytes, entry: Waiting) -> None:
-        """What waits in an entry is due: it stands in its queue again."""
+        """Return the messages of a waiting entry, which is due, to their queue."""
         queue = self._queues.get(key) or self._queue(key, 0, offsets.FIRST)
         assert entry.first is not None
         heapq.heappush(queue.returned, (entry.first, entry.seq))
@@ -180,7 +181,7 @@ class ReadyQueues:
         self._oldest.note(queue, len(self._by_tenant[queue.tenant]))
 
     def forget_returned(self) -> None:
-        """Have nothing that was given back stand in its queue."""
+        """Remove all returned messages from their queues."""
         for queue in self._with_returned.values():
             queue.returned.clear()
         self._emptied.update(self._with_returned)
@@ -196,12 +197,12 @@ class ReadyQueues:
         of_tenant = self._by_tenant.setdefault(queue.tenant, [])
         of_tenant.insert(bisect_right(of_tenant, queue.priority, key=_priority), queue)
         if len(of_tenant) == 1:
-            self.limits.freed.add(queue.tenant)  # as soon as turns are taken
+            self.limits.freed.add(queue.tenant)  # handled as soon as turns are taken
         self.entries.share_memory(len(self._queues))
         return queue
 
     def count_lease(self, lease: Lease) -> None:
-        """Count what is in flight of a lease that is new, or some of which is not live any more."""
+        """Update the numbers in flight for a new lease, or for a lease with fewer live messages than before."""
         if self.rank == queue_keys.FAIR:
             self.limits.count_lease(lease)
 
@@ -210,15 +211,15 @@ class ReadyQueues:
     def begin(
         self, step: Step, most_waiting: int | None, in_flight: int, in_turns: Callable[[Sequence[str]], Iterable[str]]
     ) -> None:
-        """Turns are going to be taken: all that is due was given back. `most_waiting` and what follows: see
-        `TenantLimits`.
-        `in_turns`: goes through many, and gives way now and then."""
+        """Begin a round of turns. All due messages must have been given back. `most_waiting` and `in_flight`: see
+        `TenantLimits.begin`. `in_turns` iterates over many tenants and yields to other work in between."""
         again = self.limits.begin(step, self._by_tenant, most_waiting, in_flight)
         again |= self.limits.crowding.stopped & self._back_of.keys()
         there = sorted([tenant for tenant in again if tenant in self._by_tenant])
         may = {tenant: self._may_have_turns(tenant) for tenant in in_turns(there)}
-        # First those that may: with a tenant that ends go the times of those below its name, unless one of them has
-        # begun by then, as in a replica that was restarted, where this one never had.
+        # First those that may have turns. When a tenant ends, the times of the nodes below its name are forgotten,
+        # unless one of those is active by then. In a replica that was restarted, a tenant that ends here was never
+        # active, so nothing is forgotten there.
         for tenant in in_turns(sorted(may, key=may.__getitem__, reverse=True)):
             self._turns.set_active(tenant, may[tenant])
         are_new = self.limits.decided()
@@ -227,7 +228,7 @@ class ReadyQueues:
             self._settle(queue)
         self._emptied.clear()
         for tenant in sorted({queue.tenant for queue in touched} & self.limits.crowding.stopped):
-            self._look_at_stopped(tenant)
+            self._update_stopped(tenant)
         if are_new:
             self._turns.forget_idle()
 
@@ -235,17 +236,18 @@ class ReadyQueues:
         return self.limits.may_have_turns(tenant, self._has_back)
 
     def _has_back(self, tenant: str) -> bool:
-        """Whether something of a tenant was given back."""
+        """Return whether messages of a tenant were given back."""
         return any(self.first_returned(queue) is not None for queue in self._back_of.get(tenant, {}).values())
 
     def settle(self, queue: ReadyQueue) -> None:
-        """Something was taken from a queue: see what is left of what was given back to it, and whether it ends."""
+        """Update a queue from which messages were taken: note whether returned messages are left, and end it if it is
+        empty."""
         self._settle(queue)
         if queue.tenant in self.limits.crowding.stopped:
-            self._look_at_stopped(queue.tenant)
+            self._update_stopped(queue.tenant)
 
-    def _look_at_stopped(self, tenant: str) -> None:
-        """Somebody who gets nothing new has turns while something of it was given back."""
+    def _update_stopped(self, tenant: str) -> None:
+        """Update a tenant that gets no new messages: it has turns as long as messages of it were given back."""
         if tenant in self._by_tenant:
             self._turns.set_active(tenant, self._may_have_turns(tenant))
 
@@ -274,8 +276,8 @@ class ReadyQueues:
             self._turns.set_active(queue.tenant, False)
 
     def next(self, ageing_ms: int | None) -> tuple[ReadyQueue, bool] | None:
-        """The queue whose turn it is, and whether others are to have their turns after one message of it; None: nothing
-        is ready. `ageing_ms`: so long a message waits to count as one priority better."""
+        """Return the queue whose turn it is, and whether only one message of it may be taken now. None if no message is
+        ready. `ageing_ms`: time after which a waiting message counts as one priority better."""
         turn = self._turns.next()
         if turn is None:
             return None
@@ -290,26 +292,26 @@ class ReadyQueues:
             return back, is_shared or ageing_ms is not None
         if ageing_ms is None or len(of_tenant) == 1:
             return of_tenant[0], is_shared
-        # After one message of this queue another one may be older.
+        # After one message of this queue, the first message of another queue may be older.
         return self._oldest.first(tenant, of_tenant, ageing_ms), True
 
     def next_back(self) -> tuple[ReadyQueue, bool] | None:
-        """The queue of the best priority that something was given back to, of tenants that are not held up: for when
-        nothing else is given. As `next`, but for turns."""
+        """Return the queue with the best priority to which messages were given back, for when new messages may not be
+        leased. Skip tenants that are held up. The result is like that of `next`, but does not depend on turns."""
         if self._first_back is None:
             self._first_back = Returned(self._with_returned.values())
         queue = self._first_back.first(self.limits.held_up)
         return None if queue is None else (queue, False)
 
     def serve(self, queue: ReadyQueue, messages: int) -> None:
-        """So many messages of a queue are put into a lease: others come first, perhaps. Then see to `settle`."""
+        """Count messages of a queue that are added to a lease, which may change the order. Call `settle` afterwards."""
         tenant = queue.tenant
         self._turns.serve(tenant, messages)
         if self.limits.serve(tenant, messages):
             self._turns.set_active(tenant, self._may_have_turns(tenant))
 
     def first_returned(self, queue: ReadyQueue) -> Waiting | None:
-        """The first entry of what was given back in a queue; None: nothing was."""
+        """Return the first waiting entry that was given back to a queue. None if there is none."""
         returned = queue.returned
         while returned:
             first, seq = returned[0]
@@ -322,7 +324,8 @@ class ReadyQueues:
         return None
 
     def next_returned(self, queue: ReadyQueue) -> Waiting | None:
-        """The entry of what was given back in a queue that begins next behind the first one; None: there is none."""
+        """Return the waiting entry that begins after the first one, of those given back to a queue. None if there is
+        none."""
         entry = self.first_returned(queue)
         if entry is None:
             return None
@@ -333,21 +336,25 @@ class ReadyQueues:
         return following
 
     def head(self, queue: ReadyQueue, view: View) -> LogEntry | None:
-        """The first entry of a queue, without what was returned."""
+        """Return the first entry of a queue, without returned messages."""
         if not queue.messages:
             return None
         self.entries.look(queue, view)
         return queue.entries[0]
 
     def take(self, step: Step, queue: ReadyQueue, count: int) -> None:
-        """Take the first `count` messages of a queue's first entry out of it."""
+        """Take the first `count` messages out of the first entry of a queue."""
         self.entries.take(queue, count)
         self._uncount(step, queue, count)
 
     def take_turns(self, step: Step, limit: int, max_bytes: int) -> tuple[list[tuple[bytes, bytes]], int]:
-        """Take one message of each tenant whose turn it is, as long as others are to have theirs after it, none of them
-        has limits, and it is an entry by itself of which nothing is to be looked at: so many at most, and none behind
-        the one that reaches `max_bytes`. Queues and messages, and their bytes."""
+        """Take one message of each tenant whose turn it is, the fast way. Return (queue key, message) pairs, and their
+        bytes.
+
+        Stop where the general way is needed: if no other tenant has a turn next, if the tenant has limits or returned
+        messages, or if the message needs a check or is not an entry by itself. Stop after `limit` messages, or after
+        the message that brings the bytes to `max_bytes`.
+        """
         view = step.view
         turns, by_tenant, limits = self._turns, self._by_tenant, self.limits
         has_rules = limits.are_there
@@ -378,15 +385,18 @@ class ReadyQueues:
         return taken, size
 
     def take_singles(self, step: Step, queue: ReadyQueue, limit: int, max_bytes: int) -> tuple[list[Range], int]:
-        """Take messages of a queue out that are entries by themselves, of which nothing is to be looked at, as long as
-        there are some in memory: so many at most, and none behind the one that reaches `max_bytes`. And their bytes."""
+        """Take messages that need no check, and are entries by themselves, out of a queue. Return them and their bytes.
+
+        Take only entries in memory. Stop after `limit` messages, or after the message that brings the bytes to
+        `max_bytes`.
+        """
         firsts, size = self.entries.take_singles(queue, limit, max_bytes)
         if firsts:
             self._uncount(step, queue, len(firsts))
         return [Range(first, 1) for first in firsts], size
 
     def remove(self, step: Step, key: bytes, offset: bytes) -> bool:
-        """Take a message out of its queue, wherever it stands there. Whether it was in it."""
+        """Remove a message from any position in its queue. Return whether the queue contained it."""
         queue = self._queues.get(key)
         found = None if queue is None else self.entries.find(queue, offset, step.view)
         if queue is None or found is None:
@@ -399,7 +409,8 @@ class ReadyQueues:
         return True
 
     def remove_singles(self, step: Step, key: bytes, firsts: Sequence[bytes]) -> None:
-        """Take messages out of a queue that are entries by themselves; not while turns are taken."""
+        """Remove messages, each of which is an entry by itself, from a queue. Do not call it during a round of
+        turns."""
         queue = self._queues[key]
         self.entries.remove_singles(step, queue, firsts)
         self._uncount(step, queue, len(firsts))
@@ -409,21 +420,22 @@ class ReadyQueues:
         self._count()
 
     def singles_between(self, key: bytes, first: bytes, last: bytes, view: View) -> set[bytes]:
-        """The messages from `first` to `last` that are entries by themselves in a queue, which no turns are taken of;
-        without what was returned."""
+        """Return the messages between `first` and `last` (both included) that are entries by themselves in a queue,
+        without returned ones. Do not call it during a round of turns."""
         queue = self._queues.get(key)
         if queue is None or not queue.messages or last < queue.first:
             return set()
         return self.entries.firsts_between(queue, first, last, view)
 
     def holds(self, key: bytes, offset: bytes, view: View) -> bool:
-        """Whether a message is in a queue, and was not returned to it."""
+        """Return whether a queue contains a message, not counting returned ones."""
         queue = self._queues.get(key)
         return queue is not None and self.entries.find(queue, offset, view) is not None
 
     def next_ms(self, is_stopped: bool) -> int | None:
-        """When the first of what is ready was due; None: there is nothing that may be taken, as far as was looked.
-        `is_stopped`: only what was given back may be."""
+        """Return when the first ready message was due, in ms, as of the last decision. If tenants hold up all messages,
+        return when a rate allows the next one; None if that is not known. `is_stopped`: only returned messages may be
+        taken."""
         held_up = self.limits.held_up if self.limits.is_settled else {}
         back = [queue for queue in self._with_returned.values() if queue.returned and queue.tenant not in held_up]
         firsts = [queue.returned[0][0] for queue in back]
@@ -431,18 +443,18 @@ class ReadyQueues:
             firsts.append(lowest)
         if firsts:
             return offsets.deliver_ms(min(firsts))
-        # All that is ready waits for something to be settled, or for its time.
+        # All ready messages are held up, by messages in flight or by a rate.
         return min([until_ms for until_ms in held_up.values() if until_ms is not None], default=None)
 
     @property
     def takes_more(self) -> bool:
-        """Whether there may be more queues. Those that have no rows do not count: whether they are in memory depends on
-        when this process began."""
-        return self._with_rows < FIXED.ready_queues and self._room_bytes > 0
+        """Whether there may be more queues. Queues without rows do not count, because it depends on the start of this
+        process whether they are in memory."""
+        return self._with_rows < FIXED.ready_queues and self._free_bytes > 0
 
     @property
     def full_reason(self) -> str:
-        """Why nothing more is put into queues that are not there: for when `takes_more` is false."""
+        """The reason why messages are not put into new queues. Valid if `takes_more` is false."""
         if self._with_rows >= FIXED.ready_queues:
             what = f"{FIXED.ready_queues} tenants and priorities"
         else:
@@ -456,12 +468,12 @@ class ReadyQueues:
         return first is None or bool(self._by_number[first[1]].entries)
 
     def lowest_entry(self, view: View) -> LogEntry | None:
-        """The entry with the lowest message in any queue, without what was returned."""
+        """Return the entry with the lowest message of all queues, without returned messages."""
         first = self._firsts.first()
         return None if first is None else self.head(self._by_number[first[1]], view)
 
     def take_lowest(self, step: Step) -> LogEntry | None:
-        """Take that entry out."""
+        """Take the entry that `lowest_entry` returns out of its queue."""
         entry = self.lowest_entry(step.view)
         first = self._firsts.first()
         if entry is None or first is None:
@@ -474,7 +486,7 @@ class ReadyQueues:
         return entry
 
     def between(self, first: bytes, last: bytes, view: View) -> set[bytes]:
-        """The messages from `first` to `last` that are in any queue, without what was returned."""
+        """Return the messages between `first` and `last` (both included) in all queues, without returned ones."""
         found: set[bytes] = set()
         for queue in self._queues.values():
             if not queue.messages or queue.first > last:
@@ -502,7 +514,7 @@ class ReadyQueues:
     # -- rows -----------------------------------------------------------------------------------------------------
 
     def end(self, step: Step) -> None:
-        """Turns were taken: put all that has changed into rows."""
+        """End a round of turns: put all changes into rows."""
         view = step.view
         self._first_back = None
         self._first_back_of.clear()
@@ -538,7 +550,7 @@ class ReadyQueues:
         self._changed.clear()
 
     def clear(self, step: Step) -> None:
-        """Forget all queues; the rows of their entries are for the caller to delete."""
+        """Forget all queues. The caller deletes the rows of their entries."""
         view = step.view
         for tag in (rows.QUEUE, rows.TURNS):
             for key, _ in rows.all_of_group(view, tag, self._group_id):
@@ -558,12 +570,12 @@ class ReadyQueues:
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def evict(self) -> None:
-        """Keep no entries in memory, until they are wanted again."""
+        """Drop all entries from memory, until they are needed again."""
         self.entries.evict(self._queues.values())
         self._count()
 
     def _count(self) -> None:
-        """Tell what is held."""
+        """Report the memory in use to the node's look-aheads."""
         if self._look_aheads is not None:
             self._look_aheads.bytes += self.entries.bytes - self.held_bytes
             self._look_aheads.fixed_bytes += self._queue_bytes - self.fixed_bytes
@@ -573,12 +585,12 @@ class ReadyQueues:
 
     @property
     def lowest(self) -> bytes | None:
-        """The lowest message in any queue, without what was returned."""
+        """The lowest message of all queues, without returned ones."""
         first = self._firsts.first()
         return None if first is None else first[0]
 
     def count_by_tenant(self) -> Counter[str]:
-        """How many messages each tenant has in its queues, without what was returned."""
+        """Return the number of messages in the queues of each tenant, without returned ones."""
         counts: Counter[str] = Counter()
         for queue in self._queues.values():
             counts[queue.tenant] += queue.messages
@@ -587,7 +599,7 @@ class ReadyQueues:
     def count_before(
         self, tenant: str, bound: Callable[[bytes], bytes | None], most: int, view: View
     ) -> tuple[int, bool]:
-        """Count the messages of a tenant that stand before a position, as `QueueEntries.count_below`."""
+        """Count the messages of a tenant that come before a position, as `QueueEntries.count_below` does."""
         return self.entries.count_below(self._by_tenant.get(tenant, ()), bound, most, view)
 
 

@@ -1,6 +1,7 @@
-"""What holds tenants of a group up: what they have in flight, their rates, and what waits for another attempt.
+"""Decides which tenants of a group are held up: by messages in flight, by rates, and by messages that wait to be
+retried.
 
-Decided between `begin` and `granted` of a lease alone, by what rows say too.
+Decisions are made only between `begin` and `granted` of a lease command. They depend on replicated state alone.
 """
 
 from __future__ import annotations
@@ -17,50 +18,51 @@ from sandq.partition.records.leases import Lease
 
 
 class TenantLimits:
-    """How tenants of one group stand with the rules that the topic has for them."""
+    """The tenants of one group, with the rules of the topic applied to them."""
 
     def __init__(self, rules: Callable[[], TenantRules]) -> None:
-        """`rules()`: those of the topic's tenants, as they are."""
+        """`rules()` returns the current rules of the topic's tenants."""
         self._rules = rules
         self._seen: TenantRules | None = None
-        """By which it was decided who may have turns; None: rows were read, and turns are not yet as they would be had
-        they not."""
+        """Rules with which it was last decided which tenants may have turns. None after a restart: the turns may differ
+        from those of a replica that was not restarted, until the next decision."""
         self.in_flight: Counter[str] = Counter()
-        """By tenant: messages that are leased."""
+        """Number of leased messages, by tenant."""
         self.held_up: dict[str, int | None] = {}
-        """Tenants that have something ready, and as much in flight as they may (None), or had as much as they may until
-        then (ms)."""
+        """Tenants that have ready messages but may not have turns. The value is the time at which their rate allows the
+        next message, in ms, or None if they have as much in flight as they may."""
         self.freed: set[str] = set()
-        """Those of them that have less in flight by now, and tenants that are new."""
+        """Tenants in `held_up` with fewer messages in flight than before, and new tenants."""
         self.pacing = Pacing()
         self.crowding = Crowding()
         self._filled: Counter[str] = Counter()
-        """By tenant: those of the lease that is being filled."""
+        """By tenant: messages in the lease that is being filled."""
         self._half: int | None = None
-        """So many messages in flight are many; None: any number is not."""
+        """Number of messages in flight that counts as many. None if no number does."""
         self._many: set[str] = set()
-        """Tenants that have so many."""
+        """Tenants with at least `_half` messages in flight."""
         self._now_us = 0
-        """Of the lease that is being granted."""
+        """Time of the lease that is being granted, in µs."""
 
     # -- the rules ------------------------------------------------------------------------------------------------
 
     @property
     def are_there(self) -> bool:
-        """Whether the topic has rules for tenants."""
+        """Return whether the topic has rules for tenants."""
         return bool(self._rules())
 
     def rule_of(self, tenant: str) -> TenantRule:
-        """Return what the topic says of a tenant."""
+        """Return the rule for a tenant."""
         return self._rules().find(tenant)
 
     def weight_of(self, path: str) -> int:
-        """Behind a dot: of a tenant's own messages beside those of tenants whose names go on from its own."""
+        """Return the weight of a path in the tree of tenants. A path that ends with a dot stands for the tenant's own
+        messages, next to those of the tenants below it, and always has weight 1."""
         rules = self._rules()
         return rules.find(path).weight if rules and not path.endswith(".") else 1
 
     def limit_of(self, tenant: str) -> TenantRule | None:
-        """What may hold a tenant up; None: nothing does."""
+        """Return the rule that may hold up a tenant. None if there is none."""
         rules = self._rules()
         if not rules:
             return None
@@ -71,18 +73,22 @@ class TenantLimits:
 
     @property
     def are_known(self) -> bool:
-        """Whether it was decided who may have turns by the rules that hold."""
+        """Whether the current rules were used to decide which tenants may have turns."""
         return self._rules() is self._seen
 
     @property
     def is_settled(self) -> bool:
-        """Whether nobody may have been freed since."""
+        """Whether no tenant may have been freed since the last decision."""
         return self.are_known and not (self.freed or self.crowding.is_stale)
 
     def begin(self, step: Step, tenants: Collection[str], most_waiting: int | None, in_flight: int) -> set[str]:
-        """Return who is to be looked at, of the tenants that have something. `most_waiting`: so many ranges of messages
-        may wait for another attempt, of which tenants may have as many as are free; None: any number. `in_flight`: so
-        many the whole group may have after this lease, of which a tenant has half at most."""
+        """Return the tenants for which `may_have_turns` must be called, if they have messages. `tenants`: all that have
+        some.
+
+        `most_waiting`: maximum number of waiting ranges of messages in the group, which the tenants share (`Crowding`);
+        None if there is no maximum. `in_flight`: maximum number of messages in flight in the group after this lease. A
+        tenant may have at most half of `most_waiting`.
+        """
         now_ms = step.now_ms
         self._now_us = now_ms * 1000
         self.pacing.forget(self._now_us)
@@ -97,11 +103,12 @@ class TenantLimits:
         return again | changed | {tenant for tenant in self.crowding.stopped if tenant not in self.held_up}
 
     def may_have_turns(self, tenant: str, has_back: Callable[[str], bool]) -> bool:
-        """Look whether a limit holds a tenant up that has something. `has_back`: whether something was given back."""
+        """Decide whether a tenant with messages may have turns. `has_back`: returns whether messages of a tenant were
+        given back."""
         rule = self.limit_of(tenant)
         if rule is not None and rule.pace is not None:
             self.pacing.limit(tenant, rule.pace, self._now_us)
-        if rule is not None and self._room(tenant, rule) == 0:
+        if rule is not None and self._capacity(tenant, rule) == 0:
             until_ms = None
             if rule.pace is not None and not self.pacing.room(tenant, rule.pace, self._now_us):
                 until_ms = -(-self.pacing.free_us(tenant, rule.pace, self._now_us) // 1000)
@@ -113,46 +120,47 @@ class TenantLimits:
         return tenant not in self.held_up
 
     def decided(self) -> bool:
-        """All who were to be looked at were. Whether the rules are new."""
+        """Note that all tenants returned by `begin` were checked. Return whether the rules are new."""
         self.freed.clear()
         are_new = not self.are_known
         self._seen = self._rules()
         return are_new
 
     def set_back(self) -> None:
-        """The partition's time was set back: who may have turns is decided anew."""
+        """Decide again which tenants may have turns, after a clock reset."""
         self._seen = None
 
     def clear(self) -> None:
-        """Nobody has anything ready."""
+        """Forget all tenants: no tenant has ready messages."""
         self.held_up.clear()
         self.freed.clear()
 
     # -- what may be given ----------------------------------------------------------------------------------------
 
-    def _room(self, tenant: str, rule: TenantRule) -> int:
-        rooms = []
+    def _capacity(self, tenant: str, rule: TenantRule) -> int:
+        free = []
         if rule.max_in_flight is not None:
-            rooms.append(max(rule.max_in_flight - self.in_flight[tenant] - self._filled[tenant], 0))
+            free.append(max(rule.max_in_flight - self.in_flight[tenant] - self._filled[tenant], 0))
         if rule.pace is not None:
-            rooms.append(self.pacing.room(tenant, rule.pace, self._now_us))
-        return min(rooms)
+            free.append(self.pacing.room(tenant, rule.pace, self._now_us))
+        return min(free)
 
     def room_of(self, tenant: str) -> int | None:
-        """Return how many more messages of a tenant may be put into the lease; None: any number."""
+        """Return how many more messages of a tenant may be added to the lease. None if there is no limit."""
         rule = self.limit_of(tenant)
-        return None if rule is None else self._room(tenant, rule)
+        return None if rule is None else self._capacity(tenant, rule)
 
     def room_for_new(self, tenant: str) -> int | None:
-        """Return how many more of them may be such that were never given; None: any number."""
+        """Return how many of them may be messages that were never leased. None if there is no limit."""
         return self.crowding.room(tenant, self.in_flight[tenant] + self._filled[tenant])
 
     def may_crowd(self, tenant: str) -> bool:
-        """Return whether a tenant may come to get nothing new by what it is given in this lease."""
+        """Return whether this lease may bring a tenant to the point where it gets no new messages."""
         return self.crowding.may_stop(tenant, self.in_flight.get(tenant, 0))
 
     def serve(self, tenant: str, messages: int) -> bool:
-        """Count so many messages of a tenant that are put into a lease. Whether it may be held up from then on."""
+        """Count messages of a tenant that are added to a lease. Return whether the tenant may be held up from
+        then on."""
         rule = self.limit_of(tenant)
         if rule is None and not self.may_crowd(tenant):
             return False
@@ -164,11 +172,11 @@ class TenantLimits:
         return True
 
     def granted(self) -> None:
-        """Begin with the next lease: this one is filled, and was counted."""
+        """Prepare for the next lease: this one is filled and was counted."""
         self._filled.clear()
 
     def count_lease(self, lease: Lease) -> None:
-        """Count what is in flight of a lease that is new, or some of which is not live any more."""
+        """Update the numbers in flight for a new lease, or for a lease with fewer live messages than before."""
         live, in_flight = lease.live, self.in_flight
         for queue, count in lease.count_by_queue(live & ~lease.flying):
             tenant = queue_keys.tenant_of(queue)
@@ -189,6 +197,6 @@ class TenantLimits:
         lease.flying = live
 
     def paced_ms(self, tenant: str) -> int | None:
-        """Return until when a tenant is held up by its rate, as far as was looked by the rules that hold; None: it is
-        not."""
+        """Return until when the rate holds up a tenant, in ms, as of the last decision. None if it does not, or if the
+        rules have changed since."""
         return self.held_up.get(tenant) if self.are_known else None

@@ -1,16 +1,17 @@
-"""Whose turn is next among tenants: start-time fair queueing over the tree of their names.
+"""Fair turns among tenants: start-time fair queueing over the tree of their names.
 
-At each node of the tree those children take turns that have something, by virtual time (Goyal, Vin and Cheng,
-"Start-time Fair Queueing", 1996): a turn starts at the child's *finish*, or at the node's *virtual* time if that is
-later; the child that starts first goes first, of equal ones the first by name; the node's time comes to that start, and
-the child's finish to `SCALE / weight` behind it for each message. So children of equal weight go round robin, one of
-weight 3 has three turns for one, and one that had nothing for a while begins where the others are: what it did not use
-is not owed to it. Between two turns of a child that has something, each other one of its weight has two at most.
+Each node of the tree schedules those children that have messages, by virtual time (Goyal, Vin and Cheng, "Start-time
+Fair Queueing", 1996). A turn starts at the child's *finish*, or at the node's *virtual* time if that is later. The
+child with the earliest start comes first; of equal ones, the first by name. Then the node's virtual time becomes that
+start, and the child's finish becomes the start plus `SCALE / weight` per message. So children of equal weight alternate
+(round robin), and one of weight 3 has three turns for each turn of one of weight 1. A child that was idle starts where
+the others are: unused turns are not saved up. Between two turns of a child with messages, each other child of its
+weight has at most two.
 
-A child that is alone is not charged for its turns. One that has nothing, and has had no more than its share, is
-forgotten.
+A child without active siblings is not charged for its turns. A child that is idle, and has had no more than its share,
+is forgotten.
 
-Integers and names alone decide. PERSISTED: `SCALE`, and what is charged when.
+Decisions depend on integers and names alone. PERSISTED: `SCALE` and the rules of charging.
 """
 
 from __future__ import annotations
@@ -24,37 +25,37 @@ from sandq.partition.base.stale_heaps import FEW, is_overgrown
 
 SCALE: Final = 1 << 20
 OWN: Final = ""
-"""What stands for a tenant's own messages beside those of tenants whose names go on from its own."""
+"""Name of the leaf for a tenant's own messages, next to the nodes of tenants whose names continue its name."""
 
 T = TypeVar("T", str, tuple[int, str])
 
 
 class Times(NamedTuple):
-    """What has to be remembered of a node."""
+    """The stored times of a node."""
 
     finish: int
-    """When its last turn ends, in its parent's time."""
+    """End of its last turn, in the virtual time of its parent."""
     virtual: int
-    """Its own time: that of its children."""
+    """Its own virtual time, which orders its children."""
 
 
 class Line(Generic[T]):
-    """A sorted list that is taken from at its front, and mostly put to at its end: both without moving the others, as
-    a heap would do."""
+    """A sorted list from which items are removed at the front, and to which they are mostly added at the end. Neither
+    moves the other items, unlike in a heap."""
 
     __slots__ = ("items", "start")
 
     def __init__(self) -> None:
         self.items: list[T] = []
         self.start = 0
-        """What is before it is gone."""
+        """Index of the first item. Items before it are removed."""
 
     def put(self, item: T) -> None:
-        """Put one in where it belongs."""
+        """Insert an item in sorted order."""
         insort(self.items, item, self.start)
 
     def drop(self, count: int = 1) -> None:
-        """Drop the first ones."""
+        """Remove the first `count` items."""
         self.start += count
         if self.start > FEW and 2 * self.start > len(self.items):
             del self.items[: self.start]
@@ -65,7 +66,7 @@ class Line(Generic[T]):
 
 
 class Node:
-    """A tenant, or what the names of several begin with."""
+    """A tenant, or a common beginning of several tenants' names."""
 
     __slots__ = (
         "active",
@@ -87,35 +88,35 @@ class Node:
         self.parent = parent
         self.path: str = name if parent is None or parent.parent is None else f"{parent.path}.{name}"
         self.tenant: str | None = None
-        """Of a leaf: the tenant whose messages are here."""
+        """Tenant whose messages the node stands for. None if the node is not a leaf."""
         self.finish = self.virtual = 0
         self.is_active = False
         self.children: dict[str, Node] = {}
         self.active = 0
-        """How many children are."""
-        # What is not so any more is skipped when it comes first.
+        """Number of active children."""
+        # Items that are out of date are skipped when they come first.
         self.due: Line[str] = Line()
-        """Names of active children whose turn may start at once."""
+        """Names of active children whose turn may start at the current virtual time."""
         self.ahead: Line[tuple[int, str]] = Line()
         """(finish, name) of active children that have had more than their share."""
         self.idle: list[tuple[int, str]] = []
-        """Heap of the same of children that have nothing."""
+        """Heap of (finish, name) of children without messages."""
 
 
 class Turns:
     """The turns of one group in one partition."""
 
     def __init__(self, weight_of: Callable[[str], int]) -> None:
-        """`weight_of(path)`: the weight of a tenant, or of what names begin with; 1 or more."""
+        """`weight_of(path)` returns the weight of a tenant, or of a common beginning of names: 1 or more."""
         self._weight_of = weight_of
         self._root = Node("", None)
         self._leaves: dict[str, Node] = {}
-        """By tenant."""
+        """Leaves by tenant."""
         self._changed: dict[str, Node | None] = {}
-        """By path, the nodes whose times have changed; None: forgotten."""
+        """Nodes whose times have changed, by path. None if the node was forgotten."""
 
     def load(self, path: str, times: Times) -> None:
-        """Go on with the times of a node, as `changes` told them, before anything is active. Parents come first."""
+        """Load the times of a node that `changes` yielded, before any node is active. Parents must come first."""
         node = self._root
         for name in _names(path):
             node = self._child(node, name)
@@ -124,7 +125,7 @@ class Turns:
             _put_in(node, node.parent)
 
     def next(self) -> tuple[str, bool] | None:
-        """The tenant whose turn it is, and whether it has to share with others; None: nobody has anything."""
+        """Return the tenant whose turn it is, and whether it shares turns with others. None if no tenant is active."""
         node, is_shared = self._root, False
         if not node.is_active:
             return None
@@ -137,7 +138,7 @@ class Turns:
         return node.tenant, is_shared
 
     def serve(self, tenant: str, messages: int) -> None:
-        """A tenant, which is active, has had its turn, with so many messages."""
+        """Charge an active tenant for a turn with `messages` messages."""
         node = self._leaves[tenant]
         while (parent := node.parent) is not None:
             if parent.active > 1:
@@ -153,7 +154,7 @@ class Turns:
             node = parent
 
     def set_active(self, tenant: str, is_active: bool) -> None:
-        """A tenant has something that may be taken, or has not any more."""
+        """Note whether a tenant has messages that may be taken."""
         leaf = self._leaves.get(tenant)
         if leaf is None:
             if not is_active:
@@ -174,14 +175,14 @@ class Turns:
             node = parent
 
     def forget_idle(self) -> None:
-        """Forget all that has nothing, and has had no more than its share."""
+        """Forget all nodes that are idle and have had no more than their share."""
         nodes = [self._root]
         for node in nodes:
             self._forget_idle(node)
             nodes += node.children.values()
 
     def rest(self) -> None:
-        """Forget everything: nobody has anything, whether it may be taken or not."""
+        """Forget all nodes: no tenant has messages, not even held-up ones."""
         root = self._root
         if root.virtual or root.path in self._changed:
             self._changed[root.path] = None
@@ -190,7 +191,8 @@ class Turns:
         self._root = Node("", None)
 
     def changes(self) -> Iterator[tuple[str, Times | None]]:
-        """Yield the paths of nodes whose times are others than they were at the last call; None: forgotten."""
+        """Yield the paths and times of nodes whose times have changed since the last call. None for a forgotten
+        node."""
         changed, self._changed = self._changed, {}
         for path, node in changed.items():
             is_new = node is None or node.finish == node.virtual == 0
@@ -212,13 +214,13 @@ class Turns:
             node = parent.children[name] = Node(name, parent)
             _put_in(node, parent)
             if name == OWN and node.path.endswith("."):
-                # A leaf that is loaded: it stands for the tenant whose name its parent has.
+                # A leaf that is being loaded. It stands for the tenant whose name is the parent's path.
                 node.tenant = parent.path
                 self._leaves[parent.path] = node
         return node
 
     def _forget_idle(self, parent: Node) -> None:
-        """Forget children that have nothing, and have had no more than their share."""
+        """Forget children that are idle and have had no more than their share."""
         idle, children = parent.idle, parent.children
         while idle and idle[0][0] <= parent.virtual:
             finish, name = heappop(idle)
@@ -236,7 +238,7 @@ class Turns:
 
 
 def _put_in(node: Node, parent: Node) -> None:
-    """Put a child among those of its parent where it belongs by now."""
+    """Insert a child into the list of its parent that matches its present state."""
     if not node.is_active:
         heappush(parent.idle, (node.finish, node.name))
         if is_overgrown(len(parent.idle), len(parent.children)):
@@ -255,7 +257,7 @@ def _put_in(node: Node, parent: Node) -> None:
 
 
 def _first(parent: Node) -> Node:
-    """The child whose turn starts first; one of them is active."""
+    """Return the child whose turn starts first. At least one child must be active."""
     due, ahead, children, virtual = parent.due, parent.ahead, parent.children, parent.virtual
     if ahead.start < len(ahead.items) and ahead.items[ahead.start][0] <= virtual:
         stop = bisect_right(ahead.items, virtual, ahead.start, key=_finish)
@@ -284,5 +286,5 @@ def _finish(item: tuple[int, str]) -> int:
 
 
 def _names(path: str) -> list[str]:
-    """What a tenant's name, or a path, consists of."""
+    """Return the segments of a tenant's name or of a path."""
     return path.split(".") if path else []
