@@ -1,4 +1,4 @@
-"""Topics that are made when somebody produces to them or subscribes to them: which names, and what they are like."""
+"""Topics that are created when a client first produces or subscribes to them: patterns of names, and their settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandq.model.topic_patterns import TopicPattern, problem_of
 
 _MOST_REPLICAS: Final = 1000
 AUTO: Final = "auto"
-"""As many replicas as a topic gets for which no number is given."""
+"""Stands for the number of replicas that a topic gets if no number is given."""
 
 
 def _patterns(value: object) -> object:
@@ -26,7 +26,7 @@ def _patterns(value: object) -> object:
 
 
 def _mapping(value: object) -> object:
-    """A mapping may be written as text, as an environment variable must be."""
+    """Check a mapping, which may be written as YAML text, as in an environment variable."""
     if isinstance(value, str):
         marked = yaml_marks.load(value)
         value = marked.value if not marked.mistakes else value
@@ -40,7 +40,7 @@ def _replicas(value: object) -> object:
 
 
 class AutoCreateSection(schema.Section):
-    """Which topics are made when they are used first, and what they are like; no patterns: none."""
+    """Topics that are created on first use, and their settings. Without patterns, none are created."""
 
     patterns: Annotated[list[str], BeforeValidator(_patterns)] = Field(default=[])
     kind: Literal["timer", "compacted", "priority", "fair"] = "timer"
@@ -60,25 +60,25 @@ class AutoCreateSection(schema.Section):
 
 
 class AutoCreate:
-    """The same, for who makes them."""
+    """The rules of the section, ready to be applied."""
 
     def __init__(self, section: AutoCreateSection | None = None) -> None:
-        """None: no topic is made."""
+        """Use the rules of `section`; None: no topic is created on first use."""
         section = section if section is not None else AutoCreateSection()
         self._pattern = TopicPattern(section.patterns) if section.patterns else None
         self.kind: str = section.kind
         self.partitions = section.partitions
         self.replicas = section.replicas if section.replicas != AUTO else None
-        """None: as many as the cluster gives a topic that names no number."""
+        """Number of replicas; None: the number that the cluster gives a topic by default."""
         self.settings = section.settings
 
     @property
     def is_on(self) -> bool:
-        """Whether any topic is made."""
+        """Return whether any topic is created on first use."""
         return self._pattern is not None
 
     def matches(self, name: str) -> bool:
-        """Whether a topic of this name is made."""
+        """Return whether a topic of this name is created on first use."""
         return self._pattern is not None and self._pattern.matches(name)
 
     def __str__(self) -> str:

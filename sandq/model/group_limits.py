@@ -1,11 +1,11 @@
-"""Limits of consumer groups: how many messages a group has in flight at most, and how fast it gets them.
+"""Limits of consumer groups: the maximum number of messages in flight, and the maximum rate of deliveries.
 
-They belong to the topic, for they hold over all its partitions, also where the group is made later. The record of a
-topic's settings has them, if there ever were some, as `[next epoch, {group: [epoch, partitions, max_in_flight or nil,
-microseconds between two messages or nil, burst or nil]}]`. PERSISTED.
+They belong to the topic, because they apply across all its partitions, and because a group may be created after its
+limits. Once a topic has had group limits, its record of settings has `[next epoch, {group: [epoch, partitions,
+max_in_flight or nil, microseconds between two messages or nil, burst or nil]}]`. PERSISTED.
 
-Each change of a group's limits has an epoch of its own: what was allowed under another one counts no more. The next
-epoch rises with each change, also one that takes limits away: so the records of a topic have an order.
+Each change of a group's limits gets a new epoch: what was allowed under an older epoch no longer counts. The next epoch
+rises with each change, including removals, so that the records of a topic are ordered.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ from sandq.model.limits import FIXED
 from sandq.model.rates import interval_us, rate_text
 
 GROUP_LIMITS: Final = "group_limits"
-"""Where the record of a topic's settings has them."""
+"""Key of the limits in the record of a topic's settings."""
 MOST: Final = 1_000_000
-"""Of `max_in_flight`, and of a burst."""
+"""Greatest value of `max_in_flight` and of a burst."""
 BURST_OF_S: Final = 10
-"""Without a burst of its own a rate lets so much of what it gives in a second go at once."""
+"""Without a burst, a rate allows a burst of the messages of 1/BURST_OF_S second."""
 
 
 class GroupLimit(NamedTuple):
-    """What holds for a group, over all partitions of the topic."""
+    """Limits of a group, across all partitions of the topic."""
 
     epoch: int
-    """Another one with each change, rising within the topic."""
+    """Number of this change; each change gets a greater one within the topic."""
     partitions: int
-    """How many the topic had when this was set: those that came later have had nothing of the group before."""
+    """Number of partitions that the topic had at this change. Partitions added later have delivered nothing to the
+    group before."""
     max_in_flight: int | None
     interval_us: int | None
-    """Between two messages, on average; None: as fast as it likes."""
+    """Average time between two messages, in microseconds; None if there is no rate."""
     burst: int | None
-    """So many may go at once after a pause; with a rate only."""
+    """Number of messages that may be delivered at once after a pause; set only with a rate."""
 
     @property
     def window_us(self) -> int:
-        """In which a whole burst comes back."""
+        """Time after which a whole burst is available again, in microseconds."""
         return 0 if self.interval_us is None or self.burst is None else self.interval_us * self.burst
 
     def shown(self) -> dict[str, Any]:
-        """What a user would write for it."""
+        """Return the limits as a user would write them."""
         return {
             "max_in_flight": self.max_in_flight,
             "rate": None if self.interval_us is None else rate_text(self.interval_us),
@@ -53,29 +54,32 @@ class GroupLimit(NamedTuple):
 
 
 def limits_of(settings: Mapping[str, Any]) -> dict[str, GroupLimit]:
-    """The limits in the record of a topic's settings, by group."""
+    """Return the limits in the record of a topic's settings, by group."""
     _, groups = settings.get(GROUP_LIMITS) or (0, {})
     return {name: GroupLimit(*row) for name, row in groups.items()}
 
 
 def next_epoch(settings: Mapping[str, Any]) -> int:
-    """The epoch that the next change gets: of two records of a topic, the one with the higher is the newer; 0: there
-    were never limits."""
+    """Return the epoch that the next change gets; 0 if there never were limits. The record with the greater next epoch
+    is the newer one."""
     found: int = (settings.get(GROUP_LIMITS) or (0,))[0]
     return found
 
 
 def with_newest_limits(now: Mapping[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The record `settings` in place of `now`, but with the limits of `now` where those are newer: who sends it may not
-    have heard of them yet. What was allowed under limits must not be allowed once more because they went and came."""
+    """Return the record `settings`, but with the group limits of `now` if those are newer.
+
+    The sender of `settings` may not know the newer limits yet. If limits disappeared and returned, a group could use
+    twice the deliveries that they allow.
+    """
     return {**settings, GROUP_LIMITS: now[GROUP_LIMITS]} if next_epoch(settings) < next_epoch(now) else settings
 
 
 def with_limit(
     settings: Mapping[str, Any], group: str, partitions: int, limit: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The record of settings in which a group has other limits; None: it has none. Raises InvalidRequest when more
-    groups than may have limits would."""
+    """Return the record of settings with new limits of a group; None removes them. Raise InvalidRequest if more groups
+    would have limits than `limited_groups` allows."""
     epoch, groups = settings.get(GROUP_LIMITS) or (1, dict[str, Any]())
     others = {name: row for name, row in groups.items() if name != group}
     if limit is None:
@@ -93,7 +97,8 @@ def with_limit(
 
 
 def parse_limit(given: Mapping[str, object]) -> dict[str, Any] | None:
-    """What a user wrote, checked: None without any limit. One InvalidSetting names every mistake."""
+    """Check the limits that a user wrote, and return them; None if there is no limit in them. Raise InvalidSetting,
+    which names every mistake."""
     known = ("rate", "burst", "max_in_flight")
     mistakes = [f"{name}: is no limit of a group; there are {', '.join(known)}" for name in given if name not in known]
     rate, found = _plain(given.get("rate")), dict[str, Any]()

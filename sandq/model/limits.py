@@ -1,7 +1,7 @@
 """Named limits: each bounds one thing that could otherwise grow, and each has a clear error (design: limits).
 
-A node's configuration may change any of them (`limits:` in its YAML). Formats have their own bounds beside
-these, which no configuration changes: see `batch.MAX_MESSAGES` and `offsets`.
+A node's configuration may change those in `Limits` (`limits:` in its YAML). Formats have further bounds that no
+configuration changes: see `FixedLimits`, `batch.MAX_MESSAGES` and `offsets`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Units stand last in the names; what has no unit is a count."""
+    """Configurable limits. A name ends with its unit; limits without a unit are counts."""
 
-    # What one request may carry.
+    # Limits of one request.
     message_bytes: int = 8 * _MIB
     batch_bytes: int = 16 * _MIB
     frame_bytes: int = 32 * _MIB
@@ -24,33 +24,35 @@ class Limits:
     headers_bytes: int = 64 * _KIB
     batch_messages: int = 65_536
     consumer_id_chars: int = 255
-    # How far ahead a message may be: who gives milliseconds for seconds hears of it, instead of nobody in 2090.
+    # How far ahead a message may be. This catches clients that pass milliseconds instead of seconds: without it, their
+    # messages would be due around 2090, unnoticed.
     delay_days: int = 3660
 
-    # What a topic may have.
+    # Limits of a topic.
     partitions_per_topic: int = 4096
 
-    # What a cluster may have, by the node that leads its metadata.
+    # Limits of the cluster, checked by the leader of its metadata.
     topics: int = 10_000
-    # Of these, those that were made because somebody used them.
+    # Topics that were created automatically on first use; they count as topics, too.
     auto_created_topics: int = 100
     partitions: int = 20_000
     partitions_per_node: int = 5_000
 
-    # One Raft entry. `entry_bytes` is the target up to which requests are merged, a larger batch is alone.
+    # Limits of one Raft entry. Requests are merged up to `entry_bytes`; a larger batch gets an entry of its own.
     entry_messages: int = 2**20
     entry_bytes: int = 1 * _MIB
 
-    # What one subscription may have outstanding.
+    # Credit that one subscription may have outstanding.
     credit_max: int = 1_000_000
 
-    # Groups on one node, each counted in every partition that the node holds, by the node that leads a partition.
+    # Groups on one node, counted once for each partition that the node holds. Checked by the leader of a partition.
     groups: int = 50_000
 
-    # Schedules of one partition, by the node that leads it. Nothing of them is held in memory.
+    # Schedules of one partition, checked by its leader. Schedules are not held in memory.
     schedules_per_partition: int = 1_000_000
 
-    # One node and its connections. `memory_bytes` is of all that may grow (`broker/memory_budget.py`).
+    # Limits of one node and its connections. `memory_bytes` bounds everything that may grow
+    # (`broker/memory_budget.py`).
     memory_bytes: int = 1024 * _MIB
     connections: int = 10_000
     requests_per_connection: int = 1024
@@ -63,7 +65,7 @@ class Limits:
     in_flight_bytes_per_connection: int = 64 * _MIB
     apply_backlog_bytes: int = 64 * _MIB
 
-    # Topics and groups that have metrics of their own; of the others there are the sums.
+    # Topics and groups that have metrics of their own. All others are only included in the sums.
     metric_topics: int = 1_000
     metric_groups: int = 10_000
 
@@ -73,7 +75,7 @@ DEFAULT = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedLimits:
-    """Limits that formats and replicated state depend on: every replica must know the same, so no configuration
+    """Limits that formats and replicated state depend on. Every replica must use the same values, so no configuration
     changes them."""
 
     name_chars: int = 249
@@ -82,40 +84,40 @@ class FixedLimits:
     limited_groups: int = 100
     pushed_groups: int = 1000
     entry_grants: int = 65_536
-    # Of stored messages, that one entry writes again: what comes behind is done by the next ones.
+    # Bytes of stored messages that one entry copies; the following entries copy the rest.
     entry_copied_bytes: int = 16 * _MIB
     grant_messages: int = 1000
     leases_per_consumer: int = 10_000
-    # How often a consumer that was started again gets what it held as the same attempt.
+    # How often a restarted consumer gets the messages that it held, without counting a new attempt.
     lease_reclaims: int = 5
-    # Messages that a consumer may work on at the same time, as it says when it subscribes.
+    # Messages that a consumer may process concurrently, as it declares when it subscribes.
     handlers: int = 10_000
     max_gaps: int = 10_000
     key_window: int = 10_000
     unique_key_bytes: int = 1024
 
-    # Of a group in a partition of a priority or fair topic: tenants and priorities that have something ready.
+    # Ready queues (a tenant and a priority with ready messages) of a group, in a partition of a priority or fair topic.
     ready_queues: int = 50_000
-    # And what these take in memory, as `ready_queue.queue_bytes` estimates it: names may be long.
+    # Memory of these queues, as estimated by `ready_queue.queue_bytes`: names may be long.
     ready_queue_bytes: int = 160 * _MIB
-    # What ranks a message in a priority or fair topic. A lower priority goes first.
+    # Bounds of the priority and the tenant in a priority or fair topic. Lower priorities are delivered first.
     priority_least: int = -(2**31)
     priority_most: int = 2**31 - 1
     tenant_bytes: int = 255
     tenant_levels: int = 8
     tenant_patterns: int = 1000
 
-    # What a partition remembers of idempotent producers: how many, for how long after their last batch, how many
-    # answers of each, and of an answer how many ids that do not follow from the batch alone.
+    # State of idempotent producers in a partition: number of producers, how long each is kept after its last batch,
+    # number of replies kept for each, and ids in a reply that cannot be derived from the batch.
     producers: int = 10_000
     producer_ttl_ms: int = 7 * 86_400_000
     producer_answers: int = 5
     answer_ids: int = 1000
-    # A producer sends a batch whose answer was lost again for so long, at most.
+    # How long a producer may resend a batch whose reply was lost.
     producer_retry_ms: int = 900_000
 
-    # What acks have sent and waits in the outbox of a partition for others to take it; what one batch for one of them
-    # has; and what a single ack may send.
+    # Messages that acks have sent and that wait in a partition's outbox for their target partitions: in total, in one
+    # batch for one target, and sent by a single ack.
     outbox_messages: int = 100_000
     outbox_bytes: int = 64 * _MIB
     outbox_batch_messages: int = 256
@@ -123,23 +125,23 @@ class FixedLimits:
     then_messages: int = 100
     then_bytes: int = _MIB
 
-    # The message of a schedule, which is stored for each occurrence.
+    # Size of the message of a schedule; it is stored for each occurrence.
     schedule_bytes: int = 256 * 1024
 
-    # Holds of a partition, and how long one may be without being renewed.
+    # Holds of a partition, and how long a hold lasts without being renewed.
     holds: int = 64
     hold_least_ms: int = 1000
     hold_most_ms: int = 366 * 86_400_000
     identities: int = 10_000
-    """Of a cluster."""
+    """Identities of a cluster."""
     roles: int = 1000
-    """Of a cluster, beside those that are built in."""
+    """Roles of a cluster, in addition to the built-in roles."""
     grants: int = 100
-    """Of an identity or a role."""
+    """Grants of an identity or a role."""
     grant_chars: int = 560
     principal_chars: int = 255
     note_chars: int = 200
-    """Of what somebody notes about an identity."""
+    """Characters of the note about an identity."""
 
 
 FIXED = FixedLimits()

@@ -1,4 +1,4 @@
-"""The one rule for names (of topics, groups, nodes, clusters), that for tenants, and the names of topic kinds."""
+"""Rules for the names of topics, groups, nodes, clusters and tenants, and the names of topic kinds."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ TIMER, COMPACTED = "timer", "compacted"
 PRIORITY, FAIR = "priority", "fair"
 """Kinds of topics."""
 RANKED = (PRIORITY, FAIR)
-"""Those whose messages have priorities."""
+"""Kinds of topics whose messages have priorities."""
 TAKERS: dict[str, tuple[str, ...]] = {"priority": RANKED, "tenant": (FAIR,)}
-"""The kinds of topics whose messages may have a priority, and a tenant."""
+"""Kinds of topics whose messages may have a priority, and those whose messages may have a tenant."""
 
 AUTO_CREATED = "auto_created"
-"""In the record of settings that a topic was created with: it was made because it was used. PERSISTED."""
+"""Key in the record of settings that a topic was created with: the topic was created automatically on first use.
+PERSISTED."""
 
 RESTORING = "restoring"
-"""In the record of a topic's settings: by which restore it is being made, and takes nothing yet. PERSISTED."""
+"""Key in the record of a topic's settings: the restore that creates the topic. The topic accepts no messages until it
+is restored. PERSISTED."""
 
 DEFAULT_TENANT = "default"
-"""The tenant of a message of a fair topic that names none."""
+"""Tenant of a message in a fair topic that names none."""
 NOT_OF_DEFAULT = (
     f" of the tenant {DEFAULT_TENANT!r}: in a fair topic a unique key is one tenant's; say whose it is, where that is "
     "another one (tenant)"
 )
-"""What an error says of a message of a fair topic that was named by its unique key without a tenant, or with that."""
+"""End of an error about a message of a fair topic, named by its unique key without a tenant, or with the default
+tenant."""
 NOT_WITHOUT_KEY = "; a message with a key is named by its key and its unique key (key)"
-"""What an error says of a message that was named by its unique key without a key, outside fair topics."""
+"""End of an error about a message outside fair topics, named by its unique key without its key."""
 TENANT_RULE = (
     f"1 to {FIXED.tenant_levels} names of A-Z a-z 0-9 _ - with single dots between them, {FIXED.tenant_bytes} "
     "characters at most, "
@@ -43,13 +46,14 @@ _TENANT_BEHIND = "\0"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,248}")
 TENANT_PATTERN = rf"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){{0,{FIXED.tenant_levels - 1}}}"
-"""What a tenant's name matches as a whole, in the grammar of Python and Java; beside it there is the limit of bytes."""
+"""Pattern of a whole tenant name, in the grammar of Python and Java. The limit of bytes applies in addition."""
 _TENANT = re.compile(TENANT_PATTERN)
 _SHOWN_CHARS = 80
 
 
 def check_name(what: str, name: object) -> str:
-    """`name` itself when it keeps the rule; else InvalidName, with the rule. `what` it names: "topic"."""
+    """Return `name` if it keeps the rule. Raise InvalidName with the rule otherwise. `what`: the kind of thing, as
+    "topic"."""
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
     if not isinstance(name, str):
@@ -61,7 +65,7 @@ def check_name(what: str, name: object) -> str:
 
 
 def check_tenant(text: object) -> str:
-    """Return `text` when it is the name of a tenant; raises InvalidRequest with the rule otherwise."""
+    """Return `text` if it is the name of a tenant. Raise InvalidRequest with the rule otherwise."""
     if not isinstance(text, str):
         raise InvalidRequest(f"tenant: text is expected, not {type(text).__name__}")
     if len(text) > FIXED.tenant_bytes or not _TENANT.fullmatch(text):
@@ -71,13 +75,16 @@ def check_tenant(text: object) -> str:
 
 
 def schedule_id(name: str, tenant: str | None) -> str:
-    """Return what a schedule is called between client and broker, and in rows: its name, and behind it the tenant of
-    its messages, unless that is the default one. So two tenants of one partition may have schedules of one name.
-    PERSISTED"""
+    """Return the id of a schedule between client and broker, and in rows: its name, followed by the tenant of its
+    messages unless that is the default tenant.
+
+    So two tenants of one partition may have schedules of the same name. PERSISTED.
+    """
     return name if tenant in (None, DEFAULT_TENANT) else f"{name}{_TENANT_BEHIND}{tenant}"
 
 
 def of_schedule(schedule: str) -> tuple[str, str | None]:
-    """Return name and tenant of what `schedule_id` gave; None: the default one, or the topic has none."""
+    """Return the name and the tenant of a schedule's id. The tenant is None for the default tenant, or if there are no
+    tenants."""
     name, _, tenant = schedule.partition(_TENANT_BEHIND)
     return name, tenant or None

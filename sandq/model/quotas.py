@@ -1,4 +1,4 @@
-"""Quotas of an identity: how much of the cluster it may take. PERSISTED as a map of those that are set."""
+"""Quotas of an identity: how much of the cluster it may use. PERSISTED as a map of the quotas that are set."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from sandq.model.errors import InvalidRequest, QuotaExceeded
 from sandq.model.times import duration_ms
 
 _MOST: Final = (1 << 53) - 1
-"""Every program can carry it."""
+"""Greatest value of a quota: every language represents integers up to it exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """None: as much as anybody."""
+    """The quotas of an identity. None: not limited."""
 
     connections: int | None = None
-    """To each node."""
+    """Connections to each node."""
     requests_per_s: int | None = None
-    """By each node."""
+    """Requests per second to each node."""
     bytes_per_s: int | None = None
-    """Of requests, by each node."""
+    """Bytes of requests per second to each node."""
     stored_bytes: int | None = None
-    """Of the topics that it owns."""
+    """Bytes stored in the topics that it owns."""
     topics: int | None = None
-    """That it owns."""
+    """Topics that it owns."""
     partitions: int | None = None
-    """Of the topics that it owns."""
+    """Partitions of the topics that it owns."""
     pending_messages: int | None = None
-    """Of the topics that it owns, that are not due yet."""
+    """Messages in the topics that it owns that are not due yet."""
     max_delay_ms: int | None = None
-    """How far ahead it may send messages."""
+    """How far ahead it may send messages, in ms."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
-        """Of a record as it is kept; what a later version may have added is passed over."""
+        """Return the quotas of a stored record. Unknown names, which a later version may have added, are ignored."""
         if not record and cls is Quota:
             return NO_QUOTA  # type: ignore[return-value]
         return cls(**{name: record[name] for name in NAMES if name in record})
 
     def record(self) -> dict[str, int]:
-        """Return what is set."""
+        """Return the quotas that are set."""
         return {name: value for name in NAMES if (value := getattr(self, name)) is not None}
 
     def changed(self, given: Mapping[str, object]) -> Self:
-        """Return it with these changed; None takes one away. `max_delay` may be a duration. InvalidRequest names every
-        mistake."""
+        """Return the quotas with these changes; None removes one. `max_delay` may be a duration. Raise InvalidRequest,
+        which names every mistake."""
         record: dict[str, Any] = self.record()
         mistakes = []
         for name, value in given.items():
@@ -64,12 +64,13 @@ class Quota:
         return self.of(record)
 
     def check(self, name: str, principal: str, count: int) -> None:
-        """Raise QuotaExceeded unless a principal may have so many of what does not go away by itself."""
+        """Raise QuotaExceeded if a principal would have `count` of something that its quota `name` limits to less. The
+        error is not retriable, because waiting does not help."""
         most = getattr(self, name)
         if most is not None and count > most:
             refusal = QuotaExceeded(
                 f"{principal} would have {count:,} {name.replace('_', ' ')}, and its quota is {most:,} ({name}): have "
-                "less, or have the quota raised by somebody with the right 'security'",
+                "less, or ask a caller with the right 'security' to raise the quota",
                 quota=name,
                 maximum=most,
                 principal=principal,
@@ -79,9 +80,9 @@ class Quota:
 
 
 NO_QUOTA: Final = Quota()
-"""That of whoever has none: one object, so that to see it costs a comparison."""
+"""Quotas of an identity that has none. A single object, so that it is recognized by comparing identities."""
 NAMES: Final = tuple(field.name for field in fields(Quota))
-"""Of all quotas there are."""
+"""Names of all quotas."""
 
 
 def _checked(name: str, value: Any) -> tuple[str, int | None]:

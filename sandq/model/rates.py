@@ -1,4 +1,4 @@
-"""Rates, as users write them and as records have them: the microseconds between two messages."""
+"""Rates as users write them, and as records store them: the microseconds between two messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ _PER_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_4
 _RATE: Final = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,12})?)(/(?P<unit>[smhd]))?", re.ASCII)
 _MOST_PER_S: Final = 100_000
 _DIGITS: Final = 10**12
-"""Of what stands behind the point of a rate's number."""
+"""Scale of the decimal places of a rate's number."""
 
 
 def interval_us(value: object) -> int:
-    """Return the time between two messages at a rate, rounded up, so that it is never more than that: a number a
-    second, or text such as "5/s", "100/h". Raises ValueError."""
+    """Return the time between two messages at a rate, in microseconds, rounded up so that the rate is never exceeded.
+
+    `value`: a number per second, or text such as "5/s", "100/h". Raise ValueError for anything else.
+    """
     found = _RATE.fullmatch(value) if isinstance(value, str) else None
     unit = found["unit"] or "s" if found else "s"
     number: Any = found["number"] if found else value
@@ -31,7 +33,7 @@ def interval_us(value: object) -> int:
 
 
 def rate_text(interval_us: int) -> str:
-    """Return the rate at which so much time is between two messages: what is read from it is the same again."""
+    """Return the text of a rate. `interval_us` of this text gives the same interval again."""
     for unit, per_us in _PER_US.items():
         count = -(-per_us // interval_us)
         if -(-per_us // count) == interval_us:
@@ -41,7 +43,7 @@ def rate_text(interval_us: int) -> str:
 
 
 def as_mapping(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
-    """Return what a user would write for what the record of a topic has of its tenants."""
+    """Return the tenants of a topic as a user would write them. `rows`: those of the topic's record."""
     found: dict[str, dict[str, Any]] = {}
     for pattern, weight, most, *pace in rows:
         found[pattern] = {"weight": weight, "max_in_flight": most, "rate": None, "burst": None}

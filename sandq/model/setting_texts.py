@@ -1,4 +1,4 @@
-"""The settings of topics in words: one source for the help of `sandctl` and for the fields of the console.
+"""Descriptions of topic settings: one source for the help of `sandctl` and for the fields of the console.
 
 It imports nothing heavy, so that `sandctl --help` stays fast. Values and ranges: `sandq.model.settings`.
 """
@@ -31,20 +31,20 @@ UNITS: Final = {
 
 
 class SettingText(NamedTuple):
-    """A setting in words."""
+    """The description of a setting."""
 
     says: str
-    """A sentence about it, for people."""
+    """One sentence for users."""
     unit: str = ""
-    """One of `UNITS`; empty: one of `choices`."""
+    """One of `UNITS`; empty if the value is one of `choices`."""
     allows_none: bool = False
     choices: tuple[str, ...] = ()
     is_fixed: bool = False
-    """It cannot be changed after the topic's creation."""
+    """Whether the setting cannot be changed after the topic's creation."""
 
     @property
     def metavar(self) -> str:
-        """How a command line names its value."""
+        """Placeholder for the value on a command line."""
         return f"{self.unit}|none" if self.allows_none else self.unit
 
 
@@ -96,4 +96,4 @@ SETTINGS: Final = {
         "Number of messages of a key that the consumers of a group hold at a time.", NUMBER, True, is_fixed=True
     ),
 }
-"""All settings of topics, parts of the back-off as `backoff.PART`."""
+"""All settings of topics. The parts of the back-off are named `backoff.PART`."""

@@ -1,51 +1,51 @@
-"""Settings of a topic, as a user writes them, and the record of them that the cluster keeps.
+"""Settings of a topic, as a user writes them, and the record of them that the cluster stores.
 
     lease                duration        how long a consumer may hold a message
-    max_attempts         number, none    then the message is dead
-    max_snoozes          number, none    so often a message may be given back without its attempt being counted
+    max_attempts         number, none    number of attempts after which a message is dead
+    max_snoozes          number, none    how often a message may be snoozed without counting an attempt
     backoff                              how long a message waits after attempt n:
       kind               text            exponential: first * factor ** (n - 1); linear: first * n; fixed: first; none
       first              duration
-      factor             number          of exponential
-      cap                duration        never longer than this, before the jitter
-      jitter_percent     number          spread evenly around it, so much each way
-    ttl                  duration, none  so long past its delivery time a message that nobody holds is dead ("expired")
-    delete_on_ack        yes, no         a batch goes once every group acked it
-    retention            duration        how long what every group acked is kept still
-    retain               duration, none  how old messages get; only without delete_on_ack
+      factor             number          for exponential
+      cap                duration        longest wait, before the jitter
+      jitter_percent     number          how far the wait is spread evenly around its length, each way
+    ttl                  duration, none  how long after its delivery time an unleased message is dead ("expired")
+    delete_on_ack        yes, no         whether a batch is deleted once every group acked it
+    retention            duration        how long messages are kept after every group acked them
+    retain               duration, none  greatest age of a message; only without delete_on_ack
     retain_bytes         size, none      how much a partition keeps; only without delete_on_ack
-    group_ttl            duration, none  a group without consumers goes after so long
-    max_message_bytes    size, none      how large a message's value may be, at most what the node takes
-    max_delay            duration, none  how far ahead a message may be, instead of what the node takes
-    max_lease            duration, none  how long a lease may be, whoever asks for it
+    group_ttl            duration, none  how long a group without consumers is kept
+    max_message_bytes    size, none      largest value of a message; at most the limit of the node
+    max_delay            duration, none  how far ahead a message may be; replaces the limit of the node
+    max_lease            duration, none  longest lease, including leases that consumers ask for
     max_request_rate     rate, none      requests of a client about the topic, on a node: "50/s"
-    max_request_burst    number, none    so many of them at once after a pause; none: those of a second
+    max_request_burst    number, none    number of these requests at once after a pause; none: those of a second
     dedup_window         duration        how long a unique key stays taken after its delivery
     dead_letter_topic    text, none      another topic, to which dead letters go
     ordering             text            key: one message of a key at a time, or none; never changes
     max_in_flight_per_key
-                         number, none    so many messages of a key are with a group's consumers at once; never changes
+                         number, none    messages of a key that a group's consumers may hold at a time; never changes
 
-A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff`, `group_ttl`, `max_message_bytes`,
-`max_lease`, `max_request_rate` and `max_request_burst` as these, and
+A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff`, `group_ttl`, `max_message_bytes`, `max_lease`,
+`max_request_rate` and `max_request_burst` as above, and
 
     ttl                  duration, none  how long a value stays that was put without a ttl
-    history              duration        how long every write can be read on, also one with a later one of its key
-    tombstone_retention  duration        how long it can be read on that a key was deleted
-    partition_delimiter  text, none      what stands before the first of these in a key chooses its partition; fixed
+    history              duration        how long every write can be read, even after a later write of its key
+    tombstone_retention  duration        how long the deletion of a key can be read
+    partition_delimiter  text, none      the part of a key before the first of these chooses its partition; fixed
 
-A priority topic has those of a timer topic without `ordering` and `max_in_flight_per_key`, and
+A priority topic has the settings of a timer topic without `ordering` and `max_in_flight_per_key`, and
 
     ageing               duration, none  how long a message waits to count as one priority better (lower); none: strict
 
-A fair topic has those of a priority topic, and
+A fair topic has the settings of a priority topic, and
 
     tenants              mapping         pattern -> weight, max_in_flight (`model.tenants`); changed as a whole
 
-Defaults and ranges stand with the fields below. What documents say of them is compared with the fields by a test.
+Defaults and ranges are those of the fields below. A test compares the documents with these fields.
 
-A group may have its own `max_attempts`, `max_snoozes` and `backoff`, and a lower `max_in_flight_per_key`; what it has
-not is the topic's.
+A group may override `max_attempts`, `max_snoozes` and `backoff`, and may lower `max_in_flight_per_key`. It uses the
+topic's value for each setting that it does not have.
 
 In the record all numbers are integers (the factor in thousandths), because replicas calculate with them.
 """
@@ -87,13 +87,13 @@ S = TypeVar("S", bound=schema.Section)
 
 
 def _or_none(check: BeforeValidator) -> BeforeValidator:
-    """What `check` takes, or none: as None, or as the text a command line and YAML have for it."""
+    """Return a validator that accepts what `check` accepts, and also None or the text "none", which become None."""
     inner = cast(Callable[[object], object], check.func)
     return BeforeValidator(lambda value: None if value is None or value == "none" else inner(value))
 
 
 def _interval_us(value: object) -> int:
-    """The time between two requests at a rate, in microseconds."""
+    """Return the time between two requests at a rate, in microseconds."""
     try:
         return interval_us(value)
     except ValueError as error:
@@ -118,7 +118,7 @@ class Backoff(schema.Section):
     jitter_percent: Annotated[int, schema.integer(0, 100)] = 20
 
     def contradictions(self) -> list[str]:
-        """What does not go together."""
+        """Return one text for each pair of settings that contradict each other."""
         if self.kind == "none" or self.first_ms <= self.cap_ms:
             return []
         first, cap = format_duration(self.first_ms), format_duration(self.cap_ms)
@@ -127,7 +127,7 @@ class Backoff(schema.Section):
         ]
 
     def record(self) -> dict[str, Any]:
-        """Plain values; integers only."""
+        """Return the record: plain values, integers only."""
         return {
             "kind": self.kind,
             "first_ms": self.first_ms,
@@ -138,7 +138,7 @@ class Backoff(schema.Section):
 
 
 class _Settings(schema.Section):
-    """What topics of every kind have."""
+    """Settings that topics of every kind have."""
 
     lease_ms: Annotated[int, schema.duration(1000, _DAY_MS // 2)] = Field(default=30_000, alias="lease")
     max_attempts: Annotated[int | None, _or_none(schema.integer(1, 1000))] = 10
@@ -157,7 +157,7 @@ class _Settings(schema.Section):
     max_request_burst: Annotated[int | None, _or_none(schema.integer(1, MOST_BURST))] = None
 
     def contradictions(self) -> list[str]:
-        """What does not go together."""
+        """Return one text for each pair of settings that contradict each other."""
         found = self.backoff.contradictions()
         if self.max_lease_ms is not None and self.lease_ms > self.max_lease_ms:
             lease, most = format_duration(self.lease_ms), format_duration(self.max_lease_ms)
@@ -165,8 +165,11 @@ class _Settings(schema.Section):
         return found
 
     def record(self) -> dict[str, Any]:
-        """What msgpack stores and replicas read; persisted: a key is never renamed. `max_snoozes` and the limits stand
-        in it only where there is a bound: a version that knows none meets none."""
+        """Return the record that msgpack stores and replicas read. PERSISTED: never rename a key.
+
+        `max_snoozes` and the limits are included only if they are set, so that versions without these settings never
+        read them.
+        """
         bounds = {
             MAX_SNOOZES: self.max_snoozes,
             MAX_MESSAGE_BYTES: self.max_message_bytes,
@@ -195,7 +198,8 @@ class CompactedSettings(_Settings):
     partition_delimiter: Annotated[str | None, _or_none(BeforeValidator(_delimiter))] = None
 
     def record(self) -> dict[str, Any]:
-        """As those of a timer topic that keeps everything in its log; and what compaction goes by."""
+        """Return the record of a timer topic that keeps everything in its log, plus the fields that compaction
+        reads."""
         return {
             **TopicSettings(delete_on_ack=False, dedup_window=0).record(),
             **super().record(),
@@ -207,7 +211,7 @@ class CompactedSettings(_Settings):
 
 
 class _LogSettings(_Settings):
-    """What topics have whose messages have their times."""
+    """Settings of topics whose messages have delivery times."""
 
     ttl_ms: Annotated[int | None, _or_none(schema.duration(1, 366 * _DAY_MS))] = Field(default=None, alias="ttl")
     delete_on_ack: bool = True
@@ -223,8 +227,10 @@ class _LogSettings(_Settings):
     dead_letter_topic: Annotated[str | None, _or_none(schema.name("topic"))] = None
 
     def record(self) -> dict[str, Any]:
-        """The name of the dead letter topic stands in it only where there is one; what replicas go by, `DEAD_LETTER`,
-        is for who knows that topic to add."""
+        """Return the record. It has the name of the dead letter topic only if one is set.
+
+        Replicas read `DEAD_LETTER` instead of the name. The caller adds it, because it can look up that topic.
+        """
         named = {} if self.dead_letter_topic is None else {DEAD_LETTER_TOPIC: self.dead_letter_topic}
         return {
             **super().record(),
@@ -291,7 +297,7 @@ class FairSettings(PrioritySettings):
 
 
 class GroupSettings(schema.Section):
-    """What a group may have otherwise than its topic."""
+    """Settings that a group may override."""
 
     max_attempts: Annotated[int | None, _or_none(schema.integer(1, 1000))] = None
     max_snoozes: Annotated[int | None, _or_none(schema.integer(0, MOST_SNOOZES))] = None
@@ -309,15 +315,16 @@ CLASSES: dict[str, type[Settings]] = {
 
 
 def parse_settings(mapping: Mapping[str, object], kind: str = TIMER) -> Settings:
-    """The settings a user wrote, the rest by default; one InvalidSetting names every mistake."""
+    """Return the settings that a user wrote, with defaults for the rest. Raise InvalidSetting, which names every
+    mistake."""
     return _consistent(_validated(CLASSES[kind], mapping))
 
 
 def update_settings(record: Mapping[str, Any], mapping: Mapping[str, object], kind: str = TIMER) -> Settings:
-    """The settings of a record with those that a user wrote changed, of `backoff` key by key.
+    """Return the settings of a record with the user's changes applied; `backoff` is changed key by key.
 
-    InvalidSetting names every mistake; `ordering`, `max_in_flight_per_key` and `partition_delimiter` stay what
-    they were at the topic's creation. Only what is changed is checked against the ranges.
+    Raise InvalidSetting, which names every mistake. `ordering`, `max_in_flight_per_key` and `partition_delimiter`
+    cannot be changed after the topic's creation. Only the changed settings are checked against the ranges.
     """
     present, given = from_record(record, kind), _validated(CLASSES[kind], mapping)
     changes = {field: getattr(given, field) for field in given.model_fields_set}
@@ -336,9 +343,10 @@ def update_settings(record: Mapping[str, Any], mapping: Mapping[str, object], ki
 
 
 def parse_group_settings(mapping: Mapping[str, object], topic: Mapping[str, Any] = NO_SETTINGS) -> dict[str, Any]:
-    """The record of a group's own settings: only what was given, a `backoff` complete. {}: all as the topic has it.
+    """Return the record of a group's own settings: only those that were given, with a complete `backoff`. An empty
+    record means that the group uses the topic's settings.
 
-    `topic`: the record of the topic's, above whose `max_in_flight_per_key` that of a group cannot be.
+    `topic`: the record of the topic's settings. The group's `max_in_flight_per_key` cannot exceed the topic's.
     """
     given = _validated(GroupSettings, mapping)
     mistakes = given.backoff.contradictions()
@@ -387,9 +395,9 @@ def _refused(mistakes: list[str]) -> InvalidSetting:
 
 
 def from_record(record: Mapping[str, Any], kind: str = TIMER) -> Settings:
-    """Return the settings of a record: a key that it lacks has its default, unknown ones are left out.
+    """Return the settings of a record: a missing key gets its default, an unknown key is ignored.
 
-    Not checked against the ranges: what was accepted once stays readable.
+    The values are not checked against the ranges: settings that were accepted once stay readable.
     """
     backoff = dict(record.get("backoff", {}))
     if "factor_permille" in backoff:

@@ -1,7 +1,8 @@
-"""Check a record of settings that comes from outside the cluster, as a backup has it.
+"""Check a record of settings from outside the cluster, for example from a backup.
 
-A record holds what replicas read: plain integers, rows of tenants, rows of group limits. `checked_record` turns it into
-the form in which a user writes settings, so that it passes the checks of a topic's creation, and nothing else does.
+A record holds what replicas read: plain integers, rows of tenants, rows of group limits. `checked_record` converts it
+to the form in which a user writes settings, so that a record is accepted only if it passes the checks of a topic's
+creation.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _TENANT_ROWS: Final = (3, 5)
 
 
 def checked_record(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the record of a topic of this kind as this version writes it, without where dead letters go.
+    """Return the record of a topic of this kind as this version writes it, without the dead letter topic.
 
-    A key that is missing gets its default; an unknown key is left out. Raises InvalidSetting, which names every
-    mistake that the creation of a topic with these settings would name.
+    A key that is missing gets its default; an unknown key is left out. Raise InvalidSetting, which names every mistake
+    that the creation of a topic with these settings would name.
     """
     checked = parse_settings(_as_written(record, kind), kind).record()
     limits = record.get(GROUP_LIMITS)
@@ -48,7 +49,7 @@ def checked_record(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def check_group_record(record: Any) -> None:
-    """Check what a group has of settings of its own, as its row has them. Raises InvalidSetting."""
+    """Check the record of a group's own settings, as a row holds it. Raise InvalidSetting."""
     if type(record) is not dict:
         raise _refused("settings", f"a mapping is expected, not {_shown(record)}")
     written: dict[str, Any] = {}
@@ -79,18 +80,18 @@ def _as_written(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _plain(field: str, value: Any) -> Any:
-    """Return a value that a record holds as a user writes it. Text of digits would pass as a number, so it is refused
-    where the record has numbers."""
+    """Return a value of a record as a user writes it. Text is refused where the record has numbers, because text of
+    digits would pass as a number."""
     is_text = field in _TEXTS
     if value is not None and type(value) not in ((str,) if is_text else (int, bool)):
         raise _refused(field, f"{_shown(value)} is no value of it")
-    if is_text and value == "none" and field not in _WORDS:
+    if is_text and value == "none" and field not in _CHOICES:
         raise _refused(field, "'none' is no value of it in a record; nil stands for none")
     return value
 
 
 _TEXTS: Final = ("partition_delimiter", "ordering")
-_WORDS: Final = ("ordering",)
+_CHOICES: Final = ("ordering",)
 
 
 def _duration(field: str, value: Any) -> str | None:
@@ -154,7 +155,7 @@ _CONVERSIONS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 
 
 def _check_group_limits(limits: Any, kind: str) -> None:
-    """Raise InvalidSetting unless this is what a record has of the limits of groups."""
+    """Raise InvalidSetting unless `limits` are valid group limits of a record."""
     if kind == COMPACTED:
         raise _refused(GROUP_LIMITS, "groups of a compacted topic have no limits")
     if type(limits) is not list or len(limits) != 2 or type(limits[1]) is not dict:

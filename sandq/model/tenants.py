@@ -1,10 +1,10 @@
-"""What a fair topic says of its tenants: for patterns of names, a weight, how much may be in flight, and how fast.
+"""Settings of a fair topic for its tenants: a weight, a limit of messages in flight, and a rate, by pattern of names.
 
     {"acme": {"weight": 3}, "acme.*": {"max_in_flight": 100}, "*": {"rate": "10/s", "burst": 20}}
 
-A pattern is a tenant's name, a prefix followed by `.*` (what is below it), or `*` (all). The record of a topic has it
-as a list of [pattern, weight, max_in_flight or nil], sorted by pattern; of one with a rate the microseconds between two
-messages and the burst behind that.
+A pattern is a tenant's name, a prefix followed by `.*` (all tenants below it), or `*` (all tenants). The record of a
+topic has a list of [pattern, weight, max_in_flight or nil], sorted by pattern. The row of a pattern with a rate ends
+with the microseconds between two messages and the burst.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BELOW: Final = ".*"
 
 
 def check_pattern(text: str) -> str:
-    """Return a tenant pattern; raises InvalidRequest when it is none."""
+    """Return `text` if it is a tenant pattern. Raise InvalidRequest otherwise."""
     if text == EVERY:
         return text
     try:
@@ -44,7 +44,7 @@ def _most(value: object) -> int | None:
 
 
 BURST_OF_S: Final = 10
-"""Without a burst of its own a rate lets so much of what it gives in a second go at once."""
+"""Without a burst, a rate allows a burst of the messages of 1/BURST_OF_S second."""
 
 
 def _rate(value: object) -> int | None:
@@ -55,16 +55,16 @@ def _rate(value: object) -> int | None:
 
 
 class TenantSettings(schema.Section):
-    """What tenants of one pattern have."""
+    """Settings for the tenants of one pattern."""
 
     weight: Annotated[int, schema.integer(1, 1000)] = 1
     max_in_flight: Annotated[int | None, BeforeValidator(_most)] = None
     rate: Annotated[int | None, BeforeValidator(_rate)] = None
-    """Checked, it is the time between two messages, in microseconds."""
+    """The rate; after validation, the time between two messages in microseconds."""
     burst: Annotated[int | None, BeforeValidator(_most)] = None
 
     def row(self, pattern: str) -> list[Any]:
-        """What the record of a topic has for a pattern."""
+        """Return the row of a pattern in the record of a topic."""
         row: list[Any] = [pattern, self.weight, self.max_in_flight]
         if self.rate is None:
             if self.burst is not None:
@@ -74,7 +74,7 @@ class TenantSettings(schema.Section):
 
 
 def _mapping(given: Any) -> Any:
-    """A mapping of patterns, given as such or as JSON text of one."""
+    """Check a mapping of patterns, given as such or as JSON text of one."""
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -93,10 +93,10 @@ def _mapping(given: Any) -> Any:
 
 
 class AsRows:
-    """An annotation: a mapping of patterns is checked, and kept as the rows that the record has."""
+    """An annotation: checks a mapping of patterns, and converts it to the rows of the record."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Pydantic asks for it."""
+        """Build the schema; called by Pydantic."""
         mapping = handler.generate_schema(dict[str, TenantSettings])
         return core_schema.no_info_before_validator_function(
             _mapping, core_schema.no_info_after_validator_function(_rows, mapping)
@@ -108,5 +108,5 @@ def _rows(mapping: dict[str, TenantSettings]) -> list[list[Any]]:
 
 
 Tenants = Annotated[list[list[Any]], AsRows()]
-"""[pattern, weight, max_in_flight] of each pattern, and microseconds between messages and burst of one with a rate: as
-msgpack gives them back."""
+"""Rows [pattern, weight, max_in_flight], with the microseconds between messages and the burst if there is a rate.
+Lists, not tuples, as msgpack returns them."""

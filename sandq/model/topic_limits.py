@@ -1,5 +1,5 @@
-"""Limits that a topic may have of its own, beside those of the nodes. They are settings, which stand in a record only
-where they are set: a version that knows none meets none."""
+"""Limits of a single topic, which apply in addition to those of the nodes. They are settings. The record has them only
+if they are set, so that versions without these limits never read them."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ MAX_MESSAGE_BYTES: Final = "max_message_bytes"
 MAX_DELAY_MS: Final = "max_delay_ms"
 MAX_LEASE_MS: Final = "max_lease_ms"
 LIMITS: Final = (MAX_MESSAGE_BYTES, MAX_DELAY_MS, MAX_LEASE_MS)
-"""In the record of a topic's settings."""
+"""Keys of the limits in the record of a topic's settings."""
 
 
 MAX_REQUEST_RATE_US: Final = "max_request_rate_us"
-"""The time between two requests of a client, in microseconds ..."""
+"""Minimum time between two requests of a client, on average, in microseconds."""
 MAX_REQUEST_BURST: Final = "max_request_burst"
-"""... and how many may come at once after a pause."""
+"""Number of requests that a client may send at once after a pause."""
 REQUEST_RATES: Final = (MAX_REQUEST_RATE_US, MAX_REQUEST_BURST)
 
 
 class TopicLimits(NamedTuple):
-    """Those of one topic; None: as the node has it."""
+    """Limits of one topic. None: the limit of the node applies."""
 
     topic: str
     message_bytes: int | None = None
-    """Of a message's value."""
+    """Maximum size of a message's value, in bytes."""
     delay_ms: int | None = None
-    """How far ahead a message may be: instead of the node's."""
+    """How far ahead a message may be, in ms. Replaces the limit of the node."""
     lease_ms: int | None = None
 
 
 def has_limits(settings: Mapping[str, Any]) -> bool:
-    """Whether a record of settings has any of them."""
+    """Return whether a record of settings has any of these limits."""
     return MAX_MESSAGE_BYTES in settings or MAX_DELAY_MS in settings or MAX_LEASE_MS in settings
 
 
 def limits_of(topic: str, settings: Mapping[str, Any]) -> TopicLimits | None:
-    """The limits in the record of a topic's settings; None: it has none."""
+    """Return the limits in the record of a topic's settings; None if it has none."""
     return TopicLimits(topic, *[settings.get(name) for name in LIMITS]) if has_limits(settings) else None

@@ -1,4 +1,4 @@
-"""Patterns of topics' names, as a shell has them of files'."""
+"""Patterns of topic names, like a shell's patterns of file names."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from sandq.model.errors import InvalidName
 from sandq.model.limits import FIXED
 
 PATTERNS_MAX: Final = 20
-"""That are asked for together."""
+"""Maximum number of patterns that are given together."""
 RULE: Final = "a pattern has 1 to 249 letters, digits, '.', '_', '-', and '*', '?', '[a-z]', '[!a-z]' for others"
 _PATTERN: Final = re.compile(rf"[A-Za-z0-9._*?\[\]!-]{{1,{FIXED.name_chars}}}")
 
 
 class TopicPattern:
-    """Topics whose names are like one of these: `*` stands for any characters, `?` for one, `[ab]` for one of them."""
+    """Topics whose names match one of these patterns: `*` stands for any characters, `?` for one, `[ab]` for one of
+    them."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        """Raises InvalidName."""
+        """Compile the patterns. Raise InvalidName if one is not allowed."""
         self.patterns = tuple(patterns)
         problem = problem_of(self.patterns)
         if problem is not None:
@@ -28,7 +29,7 @@ class TopicPattern:
         self._expression = re.compile("|".join([translate(pattern) for pattern in self.patterns]))
 
     def matches(self, name: str) -> bool:
-        """Whether a topic of this name is one of them."""
+        """Return whether the name of a topic matches one of the patterns."""
         return self._expression.match(name) is not None
 
     def __str__(self) -> str:
@@ -39,7 +40,7 @@ class TopicPattern:
 
 
 def problem_of(patterns: Sequence[object]) -> str | None:
-    """What is wrong with patterns; None: nothing."""
+    """Return what is wrong with patterns; None if nothing is."""
     if not 1 <= len(patterns) <= PATTERNS_MAX:
         return f"1..{PATTERNS_MAX} are allowed, not {len(patterns)}"
     for pattern in patterns:
