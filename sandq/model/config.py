@@ -1,7 +1,7 @@
-"""Loading a node's configuration: a YAML file, the environment over it, and every mistake with its place.
+"""Load a node's configuration from a YAML file and the environment, and report every mistake with its position.
 
-`SANDQ_NODE__ID=node2` sets `node.id`: two underscores stand for the dot. Lists are written with commas, or as
-YAML (`[a:1, b:2]`). A `SANDQ_` name that means nothing is a mistake like any other. Mistakes look like
+`SANDQ_NODE__ID=node2` sets `node.id`: two underscores stand for the dot. Lists are written with commas, or as YAML
+(`[a:1, b:2]`). An unknown `SANDQ_` name is a mistake like any other. Mistakes look like
 
     bad.yaml:7:5: cluster.peers.0.hostt: unknown key; did you mean 'host'?
 
@@ -26,18 +26,18 @@ __all__ = ["Address", "NodeConfig", "environment_names", "load_config"]
 
 ENV_PREFIX = "SANDQ_"
 OF_CLIENTS: Final = frozenset({f"{ENV_PREFIX}{name}" for name in ("TOKEN", "TOKEN_FILE", "TLS", "CA", "CERT", "KEY")})
-"""What `sandq.connect` reads of the environment, which a node may share with a client."""
+"""Variables that `sandq.connect` reads. A node may share its environment with a client, so it ignores them."""
 
 _Keys = tuple[str | int, ...]
 
 
 def load_config(path: str | Path | None, environ: Mapping[str, str], *, is_node: bool = True) -> NodeConfig:
-    """The configuration of a node: of the file at `path`, and of `environ` over it.
+    """Return the configuration of a node: the file at `path`, overridden by `environ`.
 
     Without a file: one node, `node1`, that founds its own cluster, with its data in ./sandq-data. A file without the
     section `cluster` founds one as well. A gateway (not `is_node`) need not say which cluster it belongs to.
 
-    Raises ConfigError with every mistake, one in a line, and as a list in `details["mistakes"]`.
+    Raise ConfigError with every mistake, one per line, and as a list in `details["mistakes"]`.
     """
     draft = _Draft(None if path is None else str(path))
     if path is not None:
@@ -59,7 +59,7 @@ def load_config(path: str | Path | None, environ: Mapping[str, str], *, is_node:
 
 
 def environment_names() -> list[str]:
-    """Every variable that `load_config` knows, sorted."""
+    """Return every variable that `load_config` knows, sorted."""
     return sorted(_known_names())
 
 
@@ -74,7 +74,7 @@ def _read(path: Path) -> str:
 
 
 def _known_names() -> dict[str, tuple[str, ...]]:
-    """Variable -> path of keys, of every key that is not a section."""
+    """Return the path of keys that each variable sets, for every key that is not a section."""
     names: dict[str, tuple[str, ...]] = {}
     for section in schema.keys_of(NodeConfig):
         model = schema.model_at(NodeConfig, (section,))
@@ -97,14 +97,15 @@ def _why_unknown(variable: str, known: Iterable[str]) -> str:
 
 
 def _is_list(path: _Keys) -> bool:
-    """Whether a key holds a list: only there a bracket begins one, elsewhere an IPv6 address or a name may."""
+    """Return whether a key holds a list. A bracket begins a list only there; elsewhere it may begin an IPv6 address or
+    a name."""
     section = schema.model_at(NodeConfig, path[:-1])
     return section is not None and get_origin(schema.keys_of(section).get(str(path[-1]))) is list
 
 
 @dataclass
 class _Draft:
-    """Values on their way to a configuration, where each came from, and the mistakes as (place, line)."""
+    """Values that become a configuration, the origin of each, and the mistakes as (position, text)."""
 
     file: str | None
     values: dict[str, Any] = field(default_factory=dict)
@@ -114,14 +115,15 @@ class _Draft:
     mistakes: list[tuple[tuple[int, int], str]] = field(default_factory=list)
 
     def section(self, name: str) -> dict[str, Any]:
-        """The mapping of a section, made when absent; an empty one when something else is in its place."""
+        """Return the mapping of a section. Create it if it is missing; return an empty one if its value is no
+        mapping."""
         if self.values.get(name) is None:
             self.values[name] = {}
         section = self.values[name]
         return section if isinstance(section, dict) else {}
 
     def read(self, text: str) -> None:
-        """Take the values of a YAML text."""
+        """Read the values of a YAML text."""
         self.marked = yaml_marks.load(text)
         value = self.marked.value
         if isinstance(value, dict):
@@ -137,7 +139,7 @@ class _Draft:
                 self.values[name] = {}  # a section whose keys are all commented out
 
     def override(self, environ: Mapping[str, str]) -> None:
-        """Lay the variables over the values."""
+        """Override the values with those of the variables."""
         known = _known_names()
         for variable in sorted(environ):
             if not variable.startswith(ENV_PREFIX) or variable in OF_CLIENTS:
@@ -163,7 +165,7 @@ class _Draft:
         return marked.value
 
     def found(self, mistakes: Iterable[schema.Mistake]) -> None:
-        """Note mistakes in the values, unless there is none because its text is a mistake."""
+        """Record mistakes in the values, except for values that are missing because their text is a mistake."""
         for mistake in mistakes:
             keys = mistake.where
             if any(keys[: len(path)] == path for path in self.lost):
@@ -178,7 +180,8 @@ class _Draft:
                 self._add(position, self._line(position, mistake))
 
     def _position(self, mistake: schema.Mistake) -> yaml_marks.TextPosition:
-        """Where it stands in the file; of what is not there, where the mapping that lacks it stands."""
+        """Return the position of a mistake in the file. For a missing key, return the position of the mapping that
+        lacks it."""
         if mistake.key_is_wrong and mistake.where in self.marked.keys:
             return self.marked.keys[mistake.where]
         for length in range(len(mistake.where), -1, -1):

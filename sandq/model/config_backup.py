@@ -1,4 +1,4 @@
-"""The section `backup` of the configuration: where backups go that are asked for by HTTP.
+"""The section `backup` of the configuration: the destination of backups that are requested over HTTP.
 
 backup   {url, key_file, identities}
 """
@@ -24,11 +24,11 @@ def _url(value: object) -> object:
 
 
 class BackupSection(schema.Section):
-    """Where backups go that are asked for by HTTP; without a place none can be."""
+    """Destination of backups that are requested over HTTP. Without a URL, none can be requested."""
 
     url: Annotated[str | None, BeforeValidator(_url)] = None
-    """A directory, or a URL that fsspec knows; None: there are no backups by HTTP."""
+    """A directory, or a URL that fsspec knows; None disables backups over HTTP."""
     key_file: Annotated[Path | None, BeforeValidator(text)] = None
-    """With the key that they are encrypted with."""
+    """File with the key that encrypts the backups."""
     identities: bool = False
-    """Whether they have identities, roles and the hashes of tokens."""
+    """Whether backups include identities, roles and the hashes of tokens."""

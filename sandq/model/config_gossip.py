@@ -33,11 +33,13 @@ def _encryption(value: object) -> bool | str:
 
 
 class GossipSection(schema.Section):
-    """What is not set is the profile's. See `gossip_timing` for what follows from each."""
+    """Gossip between nodes. Values that are not set come from the profile. `gossip_timing` explains the effect of
+    each."""
 
     profile: Literal["lan", "local", "fast"] = "lan"
     encrypt: Annotated[bool | str, PlainValidator(_encryption)] = True
-    """`accept` and `send` let in what is plain, too, and are for turning it on; `accept` sends plain."""
+    """`accept` and `send` also accept unencrypted packets, so that encryption can be turned on node by node. `accept`
+    still sends unencrypted packets."""
     keys_file: FilePath | None = None
     probe_interval_ms: Annotated[int | None, schema.duration(10, 60_000)] = Field(default=None, alias="probe_interval")
     probe_timeout_ms: Annotated[int | None, schema.duration(5, 60_000)] = Field(default=None, alias="probe_timeout")
@@ -70,7 +72,7 @@ class GossipSection(schema.Section):
 
     @property
     def timing(self) -> Timing:
-        """The profile, with what is set."""
+        """Timing of the profile, with the values that are set here."""
         set_here: dict[str, float | int] = {}
         for field in dataclasses.fields(Timing):
             of_ms = field.name.endswith("_s")
@@ -78,14 +80,14 @@ class GossipSection(schema.Section):
             if value is not None:
                 set_here[field.name] = value / 1000 if of_ms else value
         timing = dataclasses.replace(PROFILES[self.profile], **set_here)  # type: ignore[arg-type]
-        # An interval that is set alone takes the timeout with it.
+        # The timeout must be less than the interval: if a short interval is set alone, shorten the timeout, too.
         if self.probe_timeout_ms is None and timing.probe_timeout_s >= timing.probe_interval_s:
             timing = dataclasses.replace(timing, probe_timeout_s=timing.probe_interval_s / 2)
         return timing
 
 
 class SerfSection(schema.Section):
-    """The agent of Serf that the site runs on this machine."""
+    """The Serf agent that runs on this machine."""
 
     rpc: PeerAddress = Address("127.0.0.1", 7373)
     auth_file: FilePath | None = None

@@ -1,4 +1,4 @@
-"""The section `push` of the configuration: where a node may push the messages of groups to.
+"""The section `push` of the configuration: the URLs to which a node may push the messages of groups.
 
 push     {allow, allow_http, ports, ca_file}
 """
@@ -26,18 +26,18 @@ def _entry(value: object) -> str:
 
 
 class PushSection(schema.Section):
-    """Where messages may be pushed to."""
+    """URLs to which messages may be pushed."""
 
     allow: Annotated[list[Annotated[str, BeforeValidator(_entry)]], BeforeValidator(split)] = Field(default=["*"])
-    """Patterns of names, which are allowed at public addresses, and networks; empty: nothing is pushed."""
+    """Patterns of host names, which are allowed at public addresses only, and networks. Empty: nothing is pushed."""
     allow_http: bool = False
     ports: Annotated[list[Annotated[int, schema.integer(1, 65535)]], BeforeValidator(split)] = Field(
         default=list(PORTS)
     )
-    """Empty: any."""
+    """Ports that may be connected to. Empty: any."""
     ca_file: Annotated[Path | None, BeforeValidator(text)] = None
-    """Certificates of authorities that are trusted, instead of the machine's."""
+    """Certificates of trusted authorities, which replace those of the machine."""
 
     def rules(self) -> PushRules:
-        """What this allows."""
+        """Return the rules that this section describes."""
         return PushRules.of(self.allow, self.ports, self.allow_http)

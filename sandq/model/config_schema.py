@@ -1,11 +1,11 @@
-"""The configuration of a node: every key, its range and its default (docs/configuration.md says what each is for).
+"""The configuration of a node: every key, its range and its default (docs/configuration.md says the purpose of each).
 
-    node     {id, data_dir, advertise_host, zone, weight}     who this node is
-    listen   {client, http, peer, gossip, sql}                where it listens, "host:port"
+    node     {id, data_dir, advertise_host, zone, weight}     identity and placement of this node
+    listen   {client, http, peer, gossip, sql}                its addresses, "host:port"
     cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after, finalize}
     gossip   {profile, encrypt, keys_file, ...}               see config_gossip
     serf     {rpc, auth_file}                                 see config_gossip
-    http     {allowed_hosts, allowed_origins, gateway_secret_file}   who may use it
+    http     {allowed_hosts, allowed_origins, gateway_secret_file}   its callers
     sql      {connections, queries, timeout, ...}             see config_sql
     backup   {url, key_file, identities}                      see config_backup
     push     {allow, allow_http, ports, ca_file}              see config_push
@@ -22,7 +22,7 @@
     delivery {lease_ahead}
     shutdown_grace
 
-Checks that need two keys hang on the later one as a field validator, so that they are told together with all
+A check that needs two keys is a field validator of the later one, so that its mistake is reported with all
 others.
 """
 
@@ -71,18 +71,19 @@ _EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 class NodeSection(schema.Section):
-    """Who this node is."""
+    """Identity and placement of this node."""
 
     id: Annotated[str, schema.name("node")] = "node1"
     data_dir: FilePath = Path("sandq-data")
     advertise_host: Annotated[str | None, BeforeValidator(text)] = None
     zone: Annotated[str, schema.name("zone")] = "default"
     weight: Annotated[int, schema.integer(1, WEIGHT_MOST)] = 1
-    """How many replicas it is to hold beside the others: one with 2 twice as many as one with 1."""
+    """Share of replicas relative to other nodes: a node of weight 2 gets twice as many as a node of weight 1."""
 
 
 class ListenSection(schema.Section):
-    """Where this node listens. Port 0: any free one. `http: none` serves no HTTP; SQL is served where it is said."""
+    """Addresses on which this node listens. Port 0 means any free port. `http: none` disables HTTP. SQL is disabled
+    unless `sql` is set."""
 
     client: ListenAddress = Address(LOCAL_HOST, CLIENT_PORT)
     http: ListenAddressOrNone = Address(LOCAL_HOST, HTTP_PORT)
@@ -120,7 +121,8 @@ class ClusterSection(schema.Section):
         default=300_000, alias="reassign_after"
     )
     finalize: Literal["auto", "manual"] = "auto"
-    """Whether the feature level rises once every node knows a higher one, or when somebody says so."""
+    """auto: the feature level rises once every node knows a higher one. manual: it rises when an operator asks for
+    it."""
     # Last, so that its validator sees the seeds and the peers.
     bootstrap: bool = Field(default=False, validate_default=True)
 
@@ -146,7 +148,7 @@ class ClusterSection(schema.Section):
 
     @field_validator("bootstrap")
     @classmethod
-    def _a_way_to_begin(cls, bootstrap: bool, info: ValidationInfo) -> bool:
+    def _founds_or_joins(cls, bootstrap: bool, info: ValidationInfo) -> bool:
         known = info.data
         if bootstrap or "seeds" not in known or "peers" not in known or known["seeds"] or known["peers"]:
             return bootstrap
@@ -160,7 +162,8 @@ class ClusterSection(schema.Section):
 
 
 class HttpSection(schema.Section):
-    """Who may use the HTTP API from a browser, or under another name than this node's own."""
+    """Hosts and browser origins that the HTTP API accepts in addition to this node's own names, and the secret of
+    gateways."""
 
     removed: ClassVar[Mapping[str, str]] = {
         "workers": "removed: a node always serves HTTP from a process that it starts; delete the key"
@@ -170,11 +173,12 @@ class HttpSection(schema.Section):
         default=[]
     )
     gateway_secret_file: Annotated[Path | None, BeforeValidator(text)] = None
-    """What nodes and gateways share, so that nodes believe gateways on whose behalf they ask."""
+    """File with a secret that nodes and gateways share. With it, nodes trust a gateway to name the caller of each
+    request."""
 
 
 class StorageSection(schema.Section):
-    """The write-ahead log and its checkpoints, and what other nodes are sent of the stores."""
+    """The write-ahead log, its checkpoints, and the rates of snapshots and of scrubbing."""
 
     segment_bytes: Annotated[int, schema.size(64 * _KIB, _GIB)] = 64 * _MIB
     checkpoint_bytes: Annotated[int, schema.size(64 * _KIB, 16 * _GIB)] = 32 * _MIB
@@ -184,7 +188,7 @@ class StorageSection(schema.Section):
     snapshot_rate: Annotated[int, schema.size(_MIB, 16 * _GIB)] = 64 * _MIB
     """Bytes per second."""
     scrub_rate: Annotated[int, schema.size(0, _GIB)] = _MIB
-    """Bytes per second; 0: never."""
+    """Bytes per second; 0 turns scrubbing off."""
     reserve_bytes: Annotated[int, schema.size(0, 1024 * _GIB)] = 256 * _MIB
 
 
@@ -196,7 +200,7 @@ class ClockSection(schema.Section):
 
 
 class HealthSection(schema.Section):
-    """When a node gives up on what does not get on."""
+    """Timeouts after which a node gives up on work that makes no progress."""
 
     stall_after_ms: Annotated[int, schema.duration(1000, 600_000)] = Field(default=5000, alias="stall_after")
     request_timeout_ms: Annotated[int, schema.duration(1000, 3_600_000)] = Field(
@@ -205,15 +209,15 @@ class HealthSection(schema.Section):
 
 
 class DeliverySection(schema.Section):
-    """How messages are handed out."""
+    """How messages are delivered."""
 
     lease_ahead_ms: Annotated[int, schema.duration(0, 50)] = Field(default=5, alias="lease_ahead")
 
 
 _MOST_ENTRY = 48 * _MIB
-"""A link between nodes carries an entry of a request of this size, or of requests merged up to it, beside what else may
-be in its frame (`broker/peers/stream.py`). One beyond it would never reach another replica."""
-# What formats and links allow at most, whatever the configuration says.
+"""Largest request, or sum of merged requests, in bytes, whose Raft entry fits into a frame between nodes with
+everything else in that frame (`broker/peers/stream.py`). A larger entry would never reach another replica."""
+# Upper bounds that formats and links impose on the configured limits.
 LIMIT_BOUNDS = {
     "frame_bytes": _MOST_ENTRY,
     "entry_bytes": _MOST_ENTRY,
@@ -225,11 +229,11 @@ LIMIT_BOUNDS = {
     "delay_days": 1_000_000,
 }
 _LEAST_MEMORY = 256 * _MIB
-"""A frame of the largest size must have room in its share."""
+"""Minimum of `memory_bytes`: the part of it that is reserved for frames must hold a frame of the largest size."""
 
 
 def _fits(value: int, info: ValidationInfo) -> int:
-    """A message must fit a batch, a batch a frame with room for what stands around it."""
+    """Check that a message fits into a batch, and a batch into a frame, with space for the data around it."""
     inner = {"batch_bytes": "message_bytes", "frame_bytes": "batch_bytes"}[str(info.field_name)]
     if value < info.data.get(inner, 0):
         raise schema.mistake(f"{value} is less than {inner}, which must fit in it")
@@ -248,7 +252,7 @@ def _limits_section() -> type[schema.Section]:
 
 
 class NodeConfig(schema.Section):
-    """The whole. Made by `config.load_config`."""
+    """The whole configuration of a node. Made by `config.load_config`."""
 
     node: NodeSection = NodeSection()
     listen: ListenSection = Field(default=ListenSection(), validate_default=True)
@@ -260,7 +264,7 @@ class NodeConfig(schema.Section):
     backup: BackupSection = BackupSection()
     push: PushSection = Field(default=PushSection(), validate_default=True)
     tls: TlsSection = TlsSection()
-    # Behind all that its validator looks at.
+    # Comes after all fields that its validator reads.
     security: SecuritySection = Field(default=SecuritySection(), validate_default=True)
     jwt: JwtSection = Field(default=JwtSection(), validate_default=True)
     audit: AuditSection = AuditSection()
@@ -289,7 +293,6 @@ class NodeConfig(schema.Section):
         listen = info.data.get("listen")
         if listen is None or cluster.secret_file is not None:
             return cluster
-        # What other names stand for, only the machine knows.
         if is_beyond(listen.peer.host):
             raise schema.mistake(
                 f"listen.peer on {listen.peer.host} needs secret_file, the secret that all nodes share; "
@@ -340,7 +343,8 @@ class NodeConfig(schema.Section):
 
     @property
     def exposed(self) -> list[str]:
-        """What of this node is open to others than this machine, without TLS or authentication: a text for each."""
+        """Ports of this node that other machines can reach without TLS, encryption or authentication, one text for
+        each."""
         return _exposed(self.listen, self.cluster, self.gossip, self.tls, self.security)
 
     @property
@@ -350,7 +354,8 @@ class NodeConfig(schema.Section):
 
 
 def is_beyond(host: str) -> bool:
-    """Whether what listens there can be reached from other machines; what names stand for, only the machine knows."""
+    """Return whether other machines can reach a listener on this host. Names other than `localhost` count as reachable,
+    because they are not resolved here."""
     return host.lower() != "localhost" and not is_loopback(host)
 
 

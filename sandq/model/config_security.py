@@ -1,4 +1,4 @@
-"""The sections `security`, `jwt` and `audit` of the configuration: who may do what, and what is noted of it.
+"""The sections `security`, `jwt` and `audit` of the configuration: authentication, tokens of an issuer, the audit log.
 
 security {authentication, insecure, certificate_identities}
 jwt      {issuer, audience, keys_file, jwks_url, algorithms, leeway, grants_claim}
@@ -18,13 +18,13 @@ from sandq.model.config_types import split, text
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 
 AUTHENTICATION: Final = ("off", "accept", "require")
-"""How `security.authentication` is told, by its place here (HELLO's limit `authentication`)."""
+"""Modes of `security.authentication`. HELLO's limit `authentication` is the index of the mode in this tuple."""
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
-"""That may be pinned: none by which who checks a token could make one."""
+"""Algorithms that may be pinned. All are asymmetric: a key that verifies tokens cannot make them."""
 
 
 def _mode(value: object) -> object:
-    """In YAML a bare `off` is false."""
+    """Convert booleans to modes: YAML reads a bare `off` as false."""
     return "off" if value is False else "require" if value is True else value
 
 
@@ -44,33 +44,33 @@ def _algorithm(value: object) -> str:
 
 
 class SecuritySection(schema.Section):
-    """Who may use the cluster."""
+    """Authentication of clients, and whether the node may do without it."""
 
     authentication: Annotated[Literal["off", "accept", "require"], BeforeValidator(_mode)] = "off"
-    """accept: who shows something that says who it is is held to it, and who shows nothing may do everything."""
+    """accept: clients with credentials are limited to their rights; clients without credentials may do everything."""
     insecure: bool = False
-    """Whether it may listen beyond this machine without TLS and authentication."""
+    """Whether the node may listen beyond this machine without TLS and authentication."""
     certificate_identities: bool = True
-    """Whether a client's certificate (`tls.client_certificates`) says who it is."""
+    """Whether a client's certificate (`tls.client_certificates`) identifies it."""
 
 
 class JwtSection(schema.Section):
-    """Tokens of an outside issuer."""
+    """Tokens (JWT) of an external issuer."""
 
     issuer: Annotated[str | None, BeforeValidator(text)] = None
-    """None: none are taken."""
+    """Issuer whose tokens are accepted; None: no such tokens are accepted."""
     audience: Annotated[str, BeforeValidator(text)] = "sandq"
     keys_file: Annotated[Path | None, BeforeValidator(text)] = None
-    """A public key in PEM, or a set of keys (JWKS)."""
+    """File with a public key in PEM, or with a set of keys (JWKS)."""
     jwks_url: Annotated[str | None, BeforeValidator(_url)] = None
     algorithms: Annotated[list[Annotated[str, BeforeValidator(_algorithm)]], BeforeValidator(split)] = Field(
         default=["RS256", "ES256", "EdDSA"]
     )
     leeway_ms: Annotated[int, schema.duration(0, 300_000)] = Field(default=30_000, alias="leeway")
-    """For clocks that differ."""
+    """Tolerance for clocks that differ, in ms."""
     # Last, so that its validator sees the others.
     grants_claim: Annotated[str, BeforeValidator(text)] = Field(default="sandq_grants", validate_default=True)
-    """A claim with a list of grants."""
+    """Name of the claim that holds a list of grants."""
 
     @field_validator("grants_claim")
     @classmethod
@@ -85,9 +85,9 @@ class JwtSection(schema.Section):
 
 
 class AuditSection(schema.Section):
-    """The log of who did what."""
+    """The audit log, which records the actions of each caller."""
 
     enabled: bool = True
     file_bytes: Annotated[int, schema.size(64 * _KIB, _GIB)] = 16 * _MIB
     files: Annotated[int, schema.integer(1, 1000)] = 8
-    """The oldest goes."""
+    """Number of files that are kept; the oldest file is deleted first."""

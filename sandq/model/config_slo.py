@@ -1,4 +1,4 @@
-"""What a node promises of lateness: the section `slo` of its configuration (docs/slo.md)."""
+"""Objective for the lateness of deliveries: the section `slo` of a node's configuration (docs/slo.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandq.model.shares import PPM
 from sandq.model.times import format_duration
 
 LATENESS_MS: Final = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 5000, 10_000, 30_000, 60_000)
-"""What lateness may be compared with: bounds of the histogram that it is counted in."""
+"""Values allowed for the lateness, in ms: the bounds of the histogram that counts it."""
 _PERCENT = re.compile(r"([0-9]{2}(?:\.[0-9]{1,4})?) ?%")
 _LEAST, _GREATEST = Decimal(50), Decimal("99.999")
 _DAY_MS = 86_400_000
@@ -38,7 +38,7 @@ def _percent(value: object) -> str:
 
 
 class SloSection(schema.Section):
-    """The lateness objective: what share of deliveries is to come how soon, over which time."""
+    """The lateness objective: the share of deliveries that must be at most this late, over a window of time."""
 
     lateness_ms: Annotated[int, BeforeValidator(_lateness)] = Field(default=100, alias="lateness")
     target: Annotated[str, BeforeValidator(_percent)] = "99.9%"
@@ -46,5 +46,5 @@ class SloSection(schema.Section):
 
     @property
     def target_ppm(self) -> int:
-        """Of a million deliveries, those that are to come in time."""
+        """Number of deliveries per million that must be in time."""
         return int(Decimal(self.target.rstrip("%")) * PPM / 100)

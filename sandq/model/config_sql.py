@@ -1,4 +1,4 @@
-"""The section `sql` of the configuration: what SQL may take. Where it is served: `listen.sql`.
+"""The section `sql` of the configuration: limits of SQL. `listen.sql` says where it is served.
 
 sql      {http, connections, queries, timeout, rows, bytes, memory_bytes}
 """
@@ -15,19 +15,19 @@ _MIB, _GIB = 2**20, 2**30
 
 
 class SqlSection(schema.Section):
-    """Limits of SQL, which a process of its own serves."""
+    """Limits of SQL, which is served by a separate process."""
 
     http: bool = False
-    """Whether HTTP answers statements, too (`POST /sql`, the console)."""
+    """Whether SQL statements are accepted over HTTP, too (`POST /sql`, the console)."""
     connections: Annotated[int, schema.integer(1, 10_000)] = 100
-    """Clients at a time."""
+    """Maximum number of concurrent client connections."""
     queries: Annotated[int, schema.integer(1, 64)] = 4
-    """That run at a time; the next ones wait."""
+    """Maximum number of queries that run at a time; further queries wait."""
     timeout_ms: Annotated[int, schema.duration(100, 3_600_000)] = Field(default=30_000, alias="timeout")
-    """Of a query, from its arrival to its last row."""
+    """Timeout of a query in ms, from its arrival to its last row."""
     rows: Annotated[int, schema.integer(1, 100_000_000)] = 1_000_000
-    """That a query reads of the cluster, and that it answers, each."""
+    """Maximum number of rows that a query reads from the cluster, and maximum number of rows that it returns."""
     bytes: Annotated[int, schema.size(_MIB, 16 * _GIB)] = 128 * _MIB
-    """Of these rows in memory."""
+    """Maximum size of these rows in memory, in bytes."""
     memory_bytes: Annotated[int, schema.size(16 * _MIB, 16 * _GIB)] = 128 * _MIB
-    """For sorting, joining and grouping of a query, beside its rows."""
+    """Memory for sorting, joining and grouping in a query, in bytes, in addition to its rows."""

@@ -2,7 +2,7 @@
 
 tls     {cert_file, key_file, ca_file, crl_file, client, http, sql, peer, client_certificates, client_name}
 
-What is not said of a port is `require` when there is a certificate, else `off`.
+The mode of a port defaults to `require` if there is a certificate, else to `off`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES: Final = (SUBJECT, SAN)
 
 
 def word_of(value: object, *words: str) -> str:
-    """One of these words; YAML's `off` is false to who reads it, and means the same here."""
+    """Return `value` if it is one of these words. YAML reads a bare `off` as false, so false is accepted as `off`."""
     word = OFF if value is False and OFF in words else value
     if not isinstance(word, str) or word not in words:
         shown = "true" if value is True else value
@@ -54,12 +54,12 @@ class TlsSection(schema.Section):
     """TLS on the ports of a node."""
 
     cert_file: Annotated[Path | None, BeforeValidator(text)] = None
-    """The node's certificate, and behind it those between it and its authority; PEM."""
+    """The node's certificate, followed by the intermediate certificates up to its authority; PEM."""
     key_file: Annotated[Path | None, BeforeValidator(text)] = Field(default=None, validate_default=False)
     ca_file: Annotated[Path | None, BeforeValidator(text)] = None
     """Authorities of the certificates of nodes and clients; PEM."""
     crl_file: Annotated[Path | None, BeforeValidator(text)] = None
-    """Lists of certificates that these authorities have revoked; PEM."""
+    """Revocation lists of these authorities; PEM."""
     client: Annotated[str, BeforeValidator(_of_port)] = Field(default=None, validate_default=True)
     http: Annotated[str, BeforeValidator(_of_port)] = Field(default=None, validate_default=True)
     sql: Annotated[str, BeforeValidator(_of_port)] = Field(default=None, validate_default=True)
@@ -69,7 +69,7 @@ class TlsSection(schema.Section):
     )
     """Whether clients are asked for certificates of the authorities in `ca_file`."""
     client_name: Annotated[str, BeforeValidator(lambda value: word_of(value, *NAMES))] = SUBJECT
-    """What of a client's certificate is its name."""
+    """Part of a client's certificate that is its name."""
 
     @field_validator("key_file")
     @classmethod

@@ -1,4 +1,4 @@
-"""Values that several sections of the configuration have: addresses, paths, texts."""
+"""Types of values that several sections of the configuration use: addresses, paths, texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: object) -> Self:
-        """Of "host:port" or "[IPv6]:port"; pydantic's custom error otherwise."""
+        """Parse "host:port" or "[IPv6]:port". Raise pydantic's custom error for anything else."""
         if isinstance(text, cls):
             return text
         match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
@@ -42,7 +42,7 @@ def _some_port(address: Address) -> Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Of an IP address, which may be an IPv4 one in IPv6; a name is none."""
+    """Return whether a host is a loopback IP address, possibly an IPv4 address mapped into IPv6. A name never is."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -52,7 +52,8 @@ def is_loopback(host: str) -> bool:
 
 
 def split(value: object) -> object:
-    """A list may be written as text with commas, as an environment variable must be."""
+    """Split a list that is written as text with commas, as in an environment variable. Return other values
+    unchanged."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value

@@ -1,15 +1,16 @@
-"""How often members speak to each other, how patient they are, and what follows from it.
+"""Timing of gossip: how often members communicate, how long they wait, and how that scales with the number of members.
 
 With n members, probe interval P, suspicion multiplier M and maximum X, retransmit multiplier R:
 
-    each member probes one other every P, all of them in turn:  a crash is noticed by somebody after P/2 on average
-    the probe fails after                                       P, times its own doubt about itself (`Awareness`)
-    a suspect has at least                                      M * max(1, log10 n) * P   to say that it lives
+    each member probes one other every P, all of them in turn:  a crash is first noticed after P/2 on average
+    a probe fails after                                         P, times the member's health score (`Awareness`)
+    a suspect can refute the suspicion for at least             M * max(1, log10 n) * P
     and, while fewer than M - 2 others suspect it too, at most  X times as long
-    a message is handed on                                      R * max(2, ceil(log10(n + 1)))   times by each member
-    two members compare all they know every                     push-pull interval, longer from 33 members on
+    each member transmits a message                             R * max(2, ceil(log10(n + 1)))   times
+    two members exchange all they know every                    push-pull interval, longer from 33 members on
 
-Small intervals notice a crash sooner and cost packets; small multipliers do too, and take slow members for dead ones.
+Small intervals notice a crash sooner and cost more packets. Small multipliers also notice it sooner, but mistake slow
+members for dead ones.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """All in seconds, but for the counts."""
+    """Intervals and timeouts in seconds, and counts."""
 
     probe_interval_s: float = 1.0
     probe_timeout_s: float = 0.5
-    """Until others are asked to try; the probe fails at the end of the interval."""
+    """Time after which other members are asked to probe, too; the probe fails at the end of the interval."""
     indirect_checks: int = 3
     suspicion_mult: int = 4
     suspicion_max_mult: int = 6
@@ -35,36 +36,37 @@ class Timing:
     push_pull_interval_s: float = 30.0
     stream_timeout_s: float = 10.0
     dead_gossip_s: float = 30.0
-    """So long members that failed are still told what is said of them, and may answer it; and so long nobody else may
-    take their name."""
+    """How long a failed member still receives gossip, so that it can refute its failure. During this time no other node
+    may take its name."""
     reconnect_interval_s: float = 10.0
-    """Between two attempts to reach one of those that failed."""
+    """Time between two attempts to reach a failed member."""
     forget_s: float = 24 * 3600.0
-    """After which a member that failed, or left, is listed no more."""
+    """Time after which a member that failed, or left, is no longer listed."""
 
     def suspicion_s(self, members: int) -> float:
-        """How long a suspect has at least."""
+        """Return the shortest time that a suspect has to refute the suspicion, in seconds."""
         return self.suspicion_mult * max(1.0, math.log10(max(1, members))) * self.probe_interval_s
 
     def confirmations(self, members: int) -> int:
-        """How many others must suspect the same for the shortest time; 0 where there are too few to ask."""
+        """Return how many other members must confirm a suspicion to shorten it to the minimum; 0 if there are too few
+        members."""
         wanted = self.suspicion_mult - 2
         return 0 if members - 2 < wanted else max(0, wanted)
 
     def transmits(self, members: int) -> int:
-        """How often each member hands a message on."""
-        # Of up to nine members one power of ten would do, by this rule; yet with R = 4 one in 25 messages then missed
-        # one of them, which heard of it when it compared with another, half a minute later.
+        """Return how many times each member transmits a message."""
+        # The usual rule gives a factor of one for up to nine members. But with R = 4, one in 25 messages then missed a
+        # member, which learned it only from the next push-pull exchange, half a minute later.
         return self.retransmit_mult * max(2, math.ceil(math.log10(members + 1)))
 
     def push_pull_s(self, members: int) -> float:
-        """Between two comparisons that a member begins."""
+        """Return the time between two push-pull exchanges that a member begins, in seconds."""
         doublings = math.ceil(math.log2(members) - math.log2(PUSH_PULL_MEMBERS)) if members > PUSH_PULL_MEMBERS else 0
         return self.push_pull_interval_s * (1 + doublings)
 
 
 PUSH_PULL_MEMBERS: Final = 32
-"""From here on members compare less often, as they have more to compare."""
+"""Number of members above which exchanges become rarer, because there is more to exchange."""
 
 PROFILES: Final = {
     "lan": Timing(),
@@ -90,5 +92,5 @@ PROFILES: Final = {
         reconnect_interval_s=5.0,
     ),
 }
-"""`lan`: as Serf's agents on a network do. `local`: as they do on one machine. `fast`: a crash is seen in half the
-time, for twice the packets, and a member must not stand still for longer than a second and a half."""
+"""`lan`: the timing of Serf's agents on a network. `local`: their timing on one machine. `fast`: detects a crash in
+half the time, with twice the packets, but a member must not stall for longer than a second and a half."""

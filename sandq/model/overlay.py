@@ -1,4 +1,4 @@
-"""Lay changes that are not written yet over rows that are."""
+"""Apply changes that are not written yet to stored rows."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ Change = tuple[bytes, bytes | None]
 """A row to put, or (value None) to delete."""
 Changed = Mapping[bytes, bytes | None]
 Scan = Callable[[bytes, bytes, int], list[Row]]
-"""Rows with start <= key < stop, at most so many, by `scan_over`'s direction and bytes."""
+"""Function that returns stored rows with start <= key < stop, up to a number of rows. The direction and the limit of
+bytes are those of the `scan_over` call."""
 
 
 def scan_over(
     scan: Scan, changed: Changed, start: bytes, stop: bytes, *, limit: int, max_bytes: int, reverse: bool
 ) -> list[Row]:
-    """Rows with start <= key < stop in key order (`reverse`: backwards) as they are with `changed`, which are the
-    changes of this range, laid over what `scan` finds. Ends after `limit` rows, or with the row that brings the values
-    returned to `max_bytes`; `scan` must end there as well."""
+    """Return the rows with start <= key < stop in key order (`reverse`: backwards), as they are with `changed` applied
+    to the rows that `scan` returns.
+
+    `changed` must hold the changes of this range only. The result ends after `limit` rows, or with the row at which the
+    total size of the values reaches `max_bytes`. `scan` must apply the same limits.
+    """
     rows: list[Row] = []
     while True:
-        # Deleted rows can hide at most len(changed) of what is written.
+        # Deletions can hide at most len(changed) stored rows.
         wanted = limit + len(changed)
         found = scan(start, stop, wanted)
         complete = not found or (len(found) < wanted and sum([len(value) for _, value in found]) < max_bytes)
@@ -32,8 +36,8 @@ def scan_over(
         else:
             merged.update((k, v) for k, v in changed.items() if k <= found[-1][0])
         rows += [(key, value) for key, value in sorted(merged.items(), reverse=reverse) if value is not None]
-        # Not less than was asked for because some of it is deleted and not yet written: callers take less for the
-        # end, and what is written must not show in what they see.
+        # Do not return fewer rows than requested because some of them have deletions that are not written yet. Callers
+        # take a short result for the end of the range, and must not notice whether changes are written.
         if complete or len(rows) >= limit or (rows and sum([len(value) for _, value in rows]) >= max_bytes):
             return _cut(rows, limit, max_bytes)
         if reverse:

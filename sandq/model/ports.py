@@ -1,4 +1,4 @@
-"""Where a node listens, and where clients look for one, unless they are told otherwise."""
+"""Default addresses of a node, which clients use as well."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ HTTP_PORT: Final = 2108
 PEER_PORT: Final = 9190
 GOSSIP_PORT: Final = 9900
 SQL_PORT: Final = 3306
-"""MySQL's own: its clients look there."""
+"""Default port of MySQL, so that its clients find SQL there."""
 
 DEFAULT_SERVER: Final = f"{LOCAL_HOST}:{CLIENT_PORT}"
 
 
 def parse_server(text: str) -> tuple[str, int]:
-    """`(host, port)` of "host", "host:port" or "[::1]:port"; InvalidRequest otherwise."""
+    """Return `(host, port)` of "host", "host:port" or "[::1]:port". Raise InvalidRequest otherwise."""
     if not isinstance(text, str):
         raise InvalidRequest(f'a server is text like "{DEFAULT_SERVER}", not {type(text).__name__}')
     if "://" in text:

@@ -1,7 +1,7 @@
-"""What settings and configuration share: field types in our grammars, and mistakes told in our words.
+"""Field types and error messages that settings and the configuration share.
 
-Every model forbids unknown keys; a mistake is `(where, what)`, `where` being the path of keys. All of them
-are found in one pass, for nobody likes to be told of them one at a time.
+Every model forbids unknown keys. A mistake has a path of keys (`where`) and a text (`what`). All mistakes are found in
+one pass, so that users can correct them together.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Section(BaseModel):
     """A mapping whose keys are all known. Frozen."""
 
     removed: ClassVar[Mapping[str, str]] = {}
-    """Keys that earlier versions had, each with what to do about it."""
+    """Keys that earlier versions had, each with an instruction for the user."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_by_alias=True, loc_by_alias=True)
 
 
 class Mistake(NamedTuple):
-    """One thing that is wrong: the path of keys to it, what is wrong, and whether the key itself is."""
+    """One mistake: the path of keys to it, what is wrong, and whether the key itself is wrong."""
 
     where: tuple[str | int, ...]
     what: str
@@ -52,7 +52,7 @@ class Mistake(NamedTuple):
 
 
 def mistake(what: str) -> PydanticCustomError:
-    """What a validator raises: `what` reaches people as it stands."""
+    """Return the error that a validator raises. `what` is shown to users unchanged."""
     return PydanticCustomError("sandq", "{what}", {"what": what})
 
 
@@ -64,7 +64,8 @@ def no_bool(value: object) -> object:
 
 
 def whole(value: object, least: int, greatest: int) -> int:
-    """A whole number, as such or in digits, within its range; neither a bool nor a float is one."""
+    """Return a whole number, given as an int or as digits, if it is in its range. Raise a mistake otherwise, also for a
+    bool or a float."""
     if isinstance(value, str) and _DIGITS.fullmatch(value):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -75,7 +76,8 @@ def whole(value: object, least: int, greatest: int) -> int:
 
 
 def duration(least_ms: int, greatest_ms: int) -> BeforeValidator:
-    """A duration in our grammar, kept as milliseconds. Use: `Annotated[int, duration(0, 1000)]`."""
+    """Return a validator of durations in our grammar, which converts them to ms. Use: `Annotated[int, duration(0,
+    1000)]`."""
 
     def check(value: Any) -> int:
         try:
@@ -91,13 +93,13 @@ def duration(least_ms: int, greatest_ms: int) -> BeforeValidator:
 
 
 def integer(least: int, greatest: int) -> BeforeValidator:
-    """A `whole` number."""
+    """Return a validator of `whole` numbers."""
 
     return BeforeValidator(lambda value: whole(value, least, greatest))
 
 
 def size(least_bytes: int, greatest_bytes: int) -> BeforeValidator:
-    """A size: bytes, or text like "64MiB"."""
+    """Return a validator of sizes: bytes, or text like "64MiB"."""
 
     def check(value: object) -> int:
         match = _SIZE.fullmatch(value) if isinstance(value, str) else None
@@ -111,7 +113,7 @@ def size(least_bytes: int, greatest_bytes: int) -> BeforeValidator:
 
 
 def name(what: str) -> BeforeValidator:
-    """A name that keeps the rule of `names`."""
+    """Return a validator of names that follow the rule of `names`."""
 
     def check(value: object) -> str:
         try:
@@ -123,7 +125,7 @@ def name(what: str) -> BeforeValidator:
 
 
 def mistakes_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Mistake]:
-    """Every mistake of a failed validation of `model`."""
+    """Yield every mistake of a failed validation of `model`."""
     for found in error.errors(include_url=False, include_context=True):
         where = tuple(found["loc"])
         kind, given = found["type"], found["input"]
@@ -153,20 +155,20 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class AsSection:
-    """An annotation: the value is checked as the section `model` and kept as what `build` makes of it."""
+    """An annotation: the value is checked as the section `model` and converted by `build`."""
 
     model: type[Section]
     build: Callable[..., object]
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Pydantic asks for it."""
+        """Build the schema; called by Pydantic."""
         return core_schema.no_info_after_validator_function(
             lambda section: self.build(**section.model_dump()), handler.generate_schema(self.model)
         )
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The keys of a model as people write them, and the types behind them."""
+    """Return the keys of a model as users write them, and their types."""
     keys: dict[str, Any] = {}
     for attribute, field in model.model_fields.items():
         section = next((mark.model for mark in field.metadata if isinstance(mark, AsSection)), None)
@@ -175,7 +177,7 @@ def keys_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def model_at(model: type[BaseModel], where: tuple[str | int, ...]) -> type[BaseModel] | None:
-    """The model of the mapping at this path below `model`; None where there is none."""
+    """Return the model of the mapping at this path below `model`; None if there is none."""
     found: type[BaseModel] | None = model
     for key in where:
         if isinstance(key, int):  # an item of the list whose item model was found already

@@ -1,7 +1,8 @@
-"""A configuration as YAML, with every key: what a node tells of itself, and, with where each value comes from, what
-`sandq check-config --show` prints.
+"""Format a configuration as YAML with every key.
 
-It is a configuration file itself, and means the same. Contents of files it names (secrets) are not in it.
+A node publishes this text as its configuration. `sandq check-config --show` prints it with the origin of each value.
+The text is itself a configuration file with the same meaning. It does not include the contents of files that it names
+(secrets).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _SIZE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 SAID_NONE = {("listen", "http")}
-"""Keys for which "none" is a value; of others it is that the key is not there."""
+"""Keys for which "none" is a value. Any other key without a value is commented out."""
 
 
 def effective(config: NodeConfig, text: str | None, environ: Mapping[str, str]) -> Iterator[str]:
-    """The lines; a value's origin stands behind it unless it is the file."""
+    """Yield the lines. A value that does not come from the file is followed by its origin."""
     in_file = _keys_of_file(text)
     variables = {name: tuple(name.removeprefix("SANDQ_").lower().split("__")) for name in environment_names()}
     set_by = {keys: name for name, keys in variables.items() if name in environ}
@@ -33,7 +34,8 @@ def effective(config: NodeConfig, text: str | None, environ: Mapping[str, str]) 
 
 
 def told(config: NodeConfig) -> Iterator[str]:
-    """The lines for others to read: URLs without the values of their query, for one may be a secret."""
+    """Yield the lines for other readers. URLs are shown without the values in their query, because one may be a
+    secret."""
     if config.jwt.jwks_url is not None:
         jwt = config.jwt.model_copy(update={"jwks_url": shown_url(config.jwt.jwks_url)})
         config = config.model_copy(update={"jwt": jwt})
@@ -41,7 +43,7 @@ def told(config: NodeConfig) -> Iterator[str]:
 
 
 def _lines(config: NodeConfig, origin: Callable[..., str]) -> Iterator[str]:
-    """`origin`: what stands behind the value of a key."""
+    """Yield the lines. `origin`: returns the text that follows the value of a key."""
     for section, keys in config_keys().items():
         found = section_values(config, section)
         if keys is None:
@@ -49,12 +51,12 @@ def _lines(config: NodeConfig, origin: Callable[..., str]) -> Iterator[str]:
             continue
         yield f"{section}:"
         for key in keys:
-            mark = "# " if found[key] is None else ""  # no key means the same, and null nothing
+            mark = "# " if found[key] is None else ""  # no key means the same, and null is not accepted
             yield f"  {mark}{key}: {_yaml(found[key])}{origin(section, key)}"
 
 
 def config_keys() -> dict[str, list[str] | None]:
-    """Section -> its keys; None for a key at the top that is no section."""
+    """Return the keys of each section; None for a top-level key that is no section."""
     found: dict[str, list[str] | None] = {}
     for section in schema.keys_of(NodeConfig):
         model = schema.model_at(NodeConfig, (section,))
@@ -63,7 +65,7 @@ def config_keys() -> dict[str, list[str] | None]:
 
 
 def section_values(config: NodeConfig, section: str) -> Any:
-    """The values of a section by their keys, as people write them: text, numbers, true and false, lists, null."""
+    """Return the values of a section by key, as users write them: text, numbers, true and false, lists, null."""
     attribute = section if hasattr(config, section) else f"{section}_ms"
     value = getattr(config, attribute)
     if attribute.endswith("_ms"):
@@ -74,7 +76,7 @@ def section_values(config: NodeConfig, section: str) -> Any:
     for key in schema.keys_of(model):
         name = key if hasattr(value, key) else f"{key}_ms"
         shown = _shown(name, getattr(value, name))
-        # Where there is a default, nothing has to be said: `http: none`.
+        # A missing key would mean the default, so "none" must be written: `http: none`.
         found[key] = "none" if shown is None and (section, key) in SAID_NONE else shown
     return found
 
@@ -94,7 +96,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def size_text(size: int) -> str | int:
-    """As in a configuration: "64MiB"; what is no whole number of a unit stays a number."""
+    """Return a size as in a configuration: "64MiB". A size that is no whole number of a unit stays a number."""
     for unit, name in _SIZE_UNITS:
         if size and size % unit == 0:
             return f"{size // unit}{name}"
@@ -102,7 +104,7 @@ def size_text(size: int) -> str | int:
 
 
 def _yaml(value: Any) -> str:
-    """JSON is YAML; text that can stand without quotes does."""
+    """Return a value as JSON, which is also YAML, but without quotes around text that needs none."""
     if isinstance(value, str) and value and all(c.isascii() and (c.isalnum() or c in "._/-:") for c in value):
         marked = yaml_marks.load(value)
         if marked.value == value and not marked.mistakes:

@@ -1,8 +1,8 @@
-"""YAML text to plain values, and where each of them stands.
+"""Convert YAML text to plain values, and record the position of each of them.
 
-Mappings, lists and scalars only: what YAML does silently and surprisingly is a mistake here (the same key
-twice, aliases, tags of other types, keys that are not text). All mistakes are found in one pass. Pure: takes
-text, not a file.
+Only mappings, lists and scalars are accepted. Features with silent, surprising effects are mistakes here: a repeated
+key, aliases, tags of other types, keys that are not text. All mistakes are found in one pass. Pure: takes text, not a
+file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class TextPosition(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A mistake in the YAML itself; `lost`: there is no value because of it, so nobody need complain of its absence."""
+    """A mistake in the YAML itself. `lost`: it left no value, so the missing value must not be reported as a second
+    mistake."""
 
     position: TextPosition
     path: Path
@@ -33,7 +34,7 @@ class Found(NamedTuple):
 
 @dataclass
 class Marked:
-    """Plain values, the places of keys and of values by their path, and what is wrong with the text."""
+    """Plain values, the positions of keys and of values by their path, and the mistakes in the text."""
 
     value: Any = None
     keys: dict[Path, TextPosition] = field(default_factory=dict)
@@ -46,14 +47,14 @@ def _position(mark: Any) -> TextPosition:
 
 
 def load(text: str) -> Marked:
-    """The values of one YAML document (None when it is empty). Never raises: mistakes stand in the result."""
+    """Return the values of one YAML document (None if it is empty). Never raises: mistakes are in the result."""
     marked = Marked()
     loader = None
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if root is not None:
-            marked.value = _Walk(loader, marked).walk(root, ())
+            marked.value = _Converter(loader, marked).walk(root, ())
     except yaml.MarkedYAMLError as error:
         what = " ".join(part for part in (error.context, error.problem) if part)
         marked.mistakes.append(Found(_position(error.problem_mark or error.context_mark), (), what))
@@ -67,7 +68,7 @@ def load(text: str) -> Marked:
     return marked
 
 
-class _Walk:
+class _Converter:
     def __init__(self, loader: yaml.SafeLoader, marked: Marked) -> None:
         self._loader = loader
         self._marked = marked
@@ -78,7 +79,7 @@ class _Walk:
 
     def walk(self, node: yaml.Node, path: Path) -> Any:
         self._marked.values[path] = _position(node.start_mark)
-        # An alias is the same node once more: it could contain itself, or grow without bound.
+        # An alias is a second reference to the same node: the result could contain itself, or grow without bound.
         if id(node) in self._seen:
             self._mistake(node, path, "an alias (*) is not allowed")
             return None
@@ -89,7 +90,7 @@ class _Walk:
             return [self.walk(item, (*path, position)) for position, item in enumerate(node.value)]
         try:
             return self._loader.construct_object(node)
-        except (yaml.YAMLError, ValueError) as error:  # a tag of another type, a date that is none
+        except (yaml.YAMLError, ValueError) as error:  # a tag of another type, an invalid date
             problem = getattr(error, "problem", None) or str(error)
             self._mistake(node, path, f"{node.value[:60]!r}: {problem}")
             return None
