@@ -1,16 +1,16 @@
-"""What somebody may do: rights, grants and roles. Pure; who somebody is, is decided elsewhere.
+"""Rights, grants and roles: what a principal may do. Pure; authentication happens elsewhere.
 
-A *right* is what kind of thing may be done. A *grant* is text: a right, and the topics and groups that it is for, or a
-role, which is a named list of grants::
+A *right* is a kind of action. A *grant* is text: a right with the topics and groups that it applies to, or a role,
+which is a named list of grants::
 
     produce                      on every topic
-    produce:billing.*            on topics whose names are like that: `*` any characters, `?` one, `[ab]` one of them
-    consume:billing.*/mail-*     by groups like that of topics like that
-    cluster                      of the whole cluster, as `security` is
-    writer:billing.*             a built-in role, for these topics alone
-    payments                     a role that somebody made
+    produce:billing.*            on topics with matching names: `*` any characters, `?` one, `[ab]` one of them
+    consume:billing.*/mail-*     by matching groups of matching topics
+    cluster                      on the whole cluster, as `security`
+    writer:billing.*             a built-in role, for these topics only
+    payments                     a custom role
 
-Whoever is granted nothing may do nothing. PERSISTED: rights and grants are kept as this text.
+A principal without grants may do nothing. PERSISTED: rights and grants are stored as this text.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ from sandq.model.topic_patterns import RULE, problem_of
 
 
 class Right(StrEnum):
-    """What may be done."""
+    """A kind of action."""
 
     PRODUCE = "produce"
     """Store messages, and write keys."""
     CONSUME = "consume"
-    """Lease and settle messages by a group, which may come to be by that."""
+    """Lease and settle messages by a group, which may be created by that."""
     READ = "read"
-    """Look: messages, keys, groups, dead letters, schedules, statistics; nothing changes by it."""
+    """Read messages, keys, groups, dead letters, schedules and statistics, without changing anything."""
     MANAGE = "manage"
-    """Topics, groups, schedules, and messages that are pending or dead."""
+    """Manage topics, groups, schedules, and messages that are pending or dead."""
     CLUSTER = "cluster"
-    """Nodes, leaders, clocks."""
+    """Manage nodes, leaders and clocks."""
     SECURITY = "security"
-    """Identities, roles, quotas, the audit log."""
+    """Manage identities, roles and quotas, and read the audit log."""
 
 
 OF_TOPICS: Final = (Right.PRODUCE, Right.CONSUME, Right.READ, Right.MANAGE)
-"""Rights that are granted for topics; the others are of the whole cluster."""
+"""Rights that are granted for topics; the other rights apply to the whole cluster."""
 ROLES: Final[Mapping[str, tuple[Right, ...]]] = {
     "admin": tuple(Right),
     "operator": (Right.READ, Right.MANAGE, Right.CLUSTER),
     "writer": (Right.PRODUCE, Right.CONSUME, Right.READ),
     "reader": (Right.READ,),
 }
-"""Roles that are always there: who does everything, who runs the cluster, an application, and who only looks."""
+"""Built-in roles: full access, operating the cluster, an application, and read-only access."""
 ANY: Final = "*"
 _SHOWN_CHARS: Final = 80
 _MATCHERS: Final = 4096
-"""Compiled patterns that are kept."""
+"""Maximum number of compiled patterns that are cached."""
 _ANSWERS: Final = 1024
-"""That are kept, of what one principal may do."""
+"""Maximum number of results that are cached for one principal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A right for the topics, and the groups of these, that are like two patterns."""
+    """A right for the topics and groups that match two patterns."""
 
     right: Right
     topics: str = ANY
@@ -79,7 +79,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class GrantText:
-    """A grant as it is written: the name of a right or a role, and what it is for."""
+    """A grant as it is written: the name of a right or a role, and the patterns that it applies to."""
 
     name: str
     topics: str | None
@@ -87,11 +87,11 @@ class GrantText:
 
     @property
     def is_of_known_name(self) -> bool:
-        """Whether it needs no role that somebody made."""
+        """Whether this names a right or a built-in role, not a custom role."""
         return self.name in ROLES or self.name in tuple(Right)
 
     def expanded(self, roles: Mapping[str, Sequence[str]]) -> list[Grant]:
-        """Return what it grants. A role that is not (any more) among `roles` grants nothing."""
+        """Return the grants it stands for. A custom role that is missing from `roles` grants nothing."""
         rights = ROLES.get(self.name) or ((Right(self.name),) if self.name in tuple(Right) else ())
         if not rights:
             inner = [parse_grant(text) for text in roles.get(self.name, ())]
@@ -101,7 +101,7 @@ class GrantText:
 
 
 def parse_grant(text: object) -> GrantText:
-    """Return what a grant says. InvalidRequest: it is written wrongly, or names a pattern for what has none."""
+    """Parse a grant. Raise InvalidRequest if it is malformed, or has a pattern where none is allowed."""
     if not isinstance(text, str) or not 0 < len(text) <= FIXED.grant_chars:
         raise InvalidRequest(f"a grant is text of 1 to {FIXED.grant_chars} characters, not {repr(text)[:_SHOWN_CHARS]}")
     name, has_topics, where = text.partition(":")
@@ -121,8 +121,11 @@ def parse_grant(text: object) -> GrantText:
 
 
 def check_grants(texts: object, roles: Mapping[str, Sequence[str]] | None) -> list[str]:
-    """Return grants as they are to be kept. `roles`: those that somebody made; None: none may be named (a role is made
-    of rights and built-in roles). Raises InvalidRequest."""
+    """Return the grants as they are stored. Raise InvalidRequest.
+
+    `roles`: the custom roles. None: custom roles may not be named, because a role consists of rights and built-in
+    roles.
+    """
     if not isinstance(texts, list | tuple) or not 0 < len(texts) <= FIXED.grants:
         raise InvalidRequest(f"grants: a list of 1 to {FIXED.grants} is expected")
     for text in texts:
@@ -134,7 +137,7 @@ def check_grants(texts: object, roles: Mapping[str, Sequence[str]] | None) -> li
 
 
 def check_role(name: object) -> str:
-    """Return the name of a role that may be made. Raises InvalidName, InvalidRequest."""
+    """Return the name of a role that may be created. Raise InvalidName or InvalidRequest."""
     checked = check_name("role", name)
     if checked in ROLES or checked in tuple(Right):
         raise InvalidRequest(
@@ -153,7 +156,7 @@ def _matcher(pattern: str) -> re.Pattern[str]:
 
 
 class Access:
-    """What one principal may do, ready to be asked. Unchanging; another one is made when a grant or a role changes."""
+    """What one principal may do. Immutable: it is replaced when a grant or a role changes."""
 
     __slots__ = ("_by_right", "_known", "_known_of_some", "grants", "principal")
 
@@ -164,18 +167,18 @@ class Access:
         for grant in self.grants:
             self._by_right.setdefault(grant.right, []).append(grant)
         self._known: dict[tuple[Right, str | None, str | None], bool] = {}
-        """What was asked before ..."""
+        """Cached results of `allows`."""
         self._known_of_some: dict[tuple[Right, str], bool] = {}
-        """... of `allows_some`."""
+        """Cached results of `allows_some`."""
 
     @classmethod
     def of(cls, principal: str, texts: Iterable[str], roles: Mapping[str, Sequence[str]]) -> Access:
-        """Of grants as they are kept. Raises InvalidRequest."""
+        """Build the access of a principal from stored grants. Raise InvalidRequest."""
         return cls(principal, [grant for text in texts for grant in parse_grant(text).expanded(roles)])
 
     def allows(self, right: Right, topic: str | None = None, group: str | None = None) -> bool:
-        """Whether it may be done: to a topic, or by a group of it. What is about no single group needs a grant for
-        all of them, what is about no single topic one for all topics."""
+        """Return whether an action on a topic, or by a group of it, is allowed. An action without a single group needs
+        a grant for all groups, and one without a single topic needs a grant for all topics."""
         known = self._known.get((right, topic, group))
         if known is None:
             if len(self._known) >= _ANSWERS:
@@ -194,7 +197,7 @@ class Access:
         return False
 
     def allows_some(self, right: Right, topic: str) -> bool:
-        """Whether it may be done to a topic, or by some groups of it."""
+        """Return whether an action is allowed on a topic, or by some of its groups."""
         known = self._known_of_some.get((right, topic))
         if known is None:
             if len(self._known_of_some) >= _ANSWERS:
@@ -206,7 +209,8 @@ class Access:
         return known
 
     def sees(self, topic: str) -> bool:
-        """Whether it has some right on a topic, or on groups of it: then it may know that the topic is there."""
+        """Return whether the principal has any right on a topic or on its groups, and so may know that the topic
+        exists."""
         return any(
             grant.topics == ANY or _matcher(grant.topics).match(topic) is not None
             for grant in self.grants
@@ -214,27 +218,27 @@ class Access:
         )
 
     def covers(self, grants: Iterable[Grant]) -> bool:
-        """Whether it has each of these grants itself, as it is or for all topics."""
+        """Return whether it has each of these grants itself, unchanged or for all groups or topics."""
         mine = set(self.grants)
         return all(
             grant in mine or Grant(grant.right) in mine or Grant(grant.right, grant.topics) in mine for grant in grants
         )
 
     def check(self, right: Right, topic: str | None = None, group: str | None = None) -> None:
-        """Raise Forbidden unless it may be done; the same whether what it names is there or not."""
+        """Raise Forbidden unless the action is allowed. The error is the same whether or not the topic exists."""
         if not self.allows(right, topic, group):
             raise self.refusal(right, topic, group)
 
     def refusal(self, right: Right, topic: str | None = None, group: str | None = None) -> Forbidden:
-        """Return what says that it may not be done."""
+        """Return the error that refuses the action."""
         of = "" if right not in OF_TOPICS else " on all topics" if topic is None else f" on topic {topic!r:.300}"
         by = f", group {group!r:.300}" if group is not None and right in OF_TOPICS else ""
-        told: dict[str, object] = {"right": str(right), "principal": self.principal}
+        details: dict[str, object] = {"right": str(right), "principal": self.principal}
         if topic is not None:
-            told["topic"] = topic[: FIXED.name_chars]
+            details["topic"] = topic[: FIXED.name_chars]
         return Forbidden(
-            f"{self.principal} has no right to {right}{of}{by}: whoever has the right 'security' can grant it",
-            **told,
+            f"{self.principal} has no right to {right}{of}{by}: a caller with the right 'security' can grant it",
+            **details,
         )
 
     def __repr__(self) -> str:

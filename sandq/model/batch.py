@@ -1,8 +1,7 @@
-"""Batches of messages: `encode` makes one, `Batch.parse` reads one, `peek` reads its header alone.
+"""Batches of messages: `encode` makes one, `Batch.parse` reads one, `peek` reads only the header.
 
-The grammar, and the writing of it, is in `batch_format`; here is the reading. A batch is frozen: what is
-wanted of it is taken into a new one (`take`, `slice`).
-Bytes that are wrong raise InvalidRequest and nothing else.
+The format, and the code that writes it, is in `batch_format`; this module reads it. A batch is immutable: `take` and
+`slice` copy a selection into a new one. Malformed bytes raise InvalidRequest and nothing else.
 """
 
 from __future__ import annotations
@@ -67,27 +66,30 @@ __all__ = [
 
 
 class _Stored(NamedTuple):
-    """A column as it stands in a batch's body."""
+    """A column as it is stored in the body of a batch."""
 
     type: int
     validity: memoryview | None
     offsets: memoryview  # empty for int64
     data: memoryview
-    bounds: list[int]  # the offsets, once more, as Python's ints; empty for int64
+    bounds: list[int]  # the same offsets as Python ints; empty for int64
 
 
 _SINGLE_HEAD = struct.Struct("<BBHIIIQQ II HBBI i")
 _SINGLE = struct.Struct(f"<4sI{_SINGLE_HEAD.size}sI")
-"""Magic, crc, what the length of the value tells, and that: the second of its column's offsets."""
+"""Magic, crc, a head that depends only on the length of the value, and that length: the second of its column's
+offsets."""
 _PADDING: Final = bytes(7)
 _SINGLE_HEADS: Final = 1024
-"""Lengths of values whose heads are remembered."""
+"""Number of value lengths whose heads are cached."""
 
 
 def plain_single(raw: bytes) -> int | None:
-    """The bytes of the value, when this is a valid batch of one message with a value and nothing else.
+    """Return the size of the value if this is a valid batch of one message with a value and nothing else; None
+    otherwise.
 
-    What `Batch.parse` checks, in a fifth of the time, for the batch that comes most often. None: parse it.
+    It makes the same checks as `Batch.parse` in a fifth of the time, for the most frequent batch. For None, call
+    `parse`.
     """
     if len(raw) < _SINGLE.size:
         return None
@@ -102,7 +104,7 @@ def plain_single(raw: bytes) -> int | None:
 
 @lru_cache(_SINGLE_HEADS)
 def _single_head(length: int) -> bytes:
-    """What stands between the crc and the second offset in a batch of one message with a value of so many bytes."""
+    """Return the bytes between the crc and the second offset, in a batch of one message with a value of this length."""
     padded = _padded(length)
     size = _SINGLE.size + padded
     header = (VERSION, CODEC_NONE, 0, 1, size, size - HEADER_BYTES, 0, 0)
@@ -118,7 +120,7 @@ def _body(raw: bytes, max_bytes: int) -> memoryview:
     packed = raw[HEADER_BYTES:]
     decompressor = zstandard.ZstdDecompressor()
     try:
-        # zstd allocates what the frame claims: compare the claim with ours before it does.
+        # zstd allocates the size that the frame claims, so compare that size with ours before decompressing.
         if zstandard.get_frame_parameters(packed).content_size != plain_size:
             raise InvalidRequest("batch: the compressed body claims another size than the header")
         body = decompressor.decompress(packed, max_output_size=plain_size, allow_extra_data=False)
@@ -134,7 +136,7 @@ def _padded(size: int) -> int:
 
 
 def _cut(buffers: memoryview, start: int, size: int, column: int) -> memoryview:
-    """`size` bytes from `start`; they must be there, and so must their padding, as zeroes."""
+    """Return `size` bytes from `start`. They and their zero padding must be within the buffers."""
     stop = start + size
     if start + _padded(size) > len(buffers) or any(buffers[stop : start + _padded(size)]):
         raise InvalidRequest(f"batch: the buffers of {name_of(column)} do not fit its length")
@@ -146,7 +148,7 @@ def _ints(buffer: memoryview, code: Literal["i", "q"]) -> list[int]:
 
 
 def _nulls(validity: memoryview, count: int, column: int) -> list[int]:
-    """Positions of the nulls."""
+    """Return the positions of the nulls."""
     number = int.from_bytes(validity, "little")
     if number >> count:
         raise InvalidRequest(f"batch: {name_of(column)} has validity bits beyond its last message")
@@ -171,7 +173,7 @@ def _parse_column(column: int, kind: int, nullable: int, buffers: memoryview, co
         offsets = _cut(buffers, at, 4 * (count + 1), column)
         at += _padded(len(offsets))
         bounds = _ints(offsets, "i")
-        # Sorting what is sorted compares each pair once, in C: the fastest check there is.
+        # Sorting a sorted list compares each pair once, in C: the fastest check.
         if bounds[0] != 0 or bounds != sorted(bounds):
             raise InvalidRequest(f"batch: the offsets of {name_of(column)} fall, or do not begin at 0")
         data = _cut(buffers, at, bounds[-1], column)
@@ -211,7 +213,7 @@ def _parse_columns(body: memoryview, count: int) -> dict[int, _Stored]:
 
 
 def _cells(stored: _Stored, count: int) -> list[Any]:
-    """A column's cells: bytes or int, None where null."""
+    """Return a column's cells: bytes or int, None for null."""
     cells: list[Any] = []
     if stored.type == TYPE_INT64:
         cells += _ints(stored.data, "q")
@@ -232,7 +234,7 @@ def _slice_bytes(column: int, stored: _Stored, start: int, stop: int) -> Encoded
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Batch:
-    """A frozen view of one batch. `raw` is what was parsed; cells are made when asked for."""
+    """An immutable view of one batch. `raw` is the parsed input; cells are decoded on demand."""
 
     raw: bytes
     count: int
@@ -243,9 +245,9 @@ class Batch:
 
     @classmethod
     def parse(cls, data: bytes | memoryview, *, max_bytes: int = DEFAULT.batch_bytes) -> Batch:
-        """The batch in exactly these bytes: all lengths, the crc and the header's times are checked.
+        """Return the batch in exactly these bytes. All lengths, the crc and the times in the header are checked.
 
-        `max_bytes` bounds a compressed body once decompressed. Raises InvalidRequest (TooLarge), and nothing
+        `max_bytes` bounds the size of a compressed body once decompressed. Raise InvalidRequest (TooLarge), and nothing
         else, whatever the bytes are.
         """
         header = peek(data)
@@ -270,30 +272,30 @@ class Batch:
 
     @property
     def relative(self) -> bool:
-        """Whether DELIVER_MS holds delays, to be counted from the leader's stamp."""
+        """Whether DELIVER_MS holds delays, which count from the time that the leader assigns."""
         return bool(self.flags & FLAG_RELATIVE)
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Ids of the columns that are there, rising."""
+        """Ids of the columns that the batch has, rising."""
         return tuple(self._columns)
 
     def values(self) -> list[bytes | None]:
-        """The VALUE column."""
+        """Return the VALUE column."""
         return _cells(self._columns[Column.VALUE], self.count)
 
     def bytes_column(self, column: int) -> list[bytes | None] | None:
-        """The cells of a bytes column; None when it is absent (or holds numbers)."""
+        """Return the cells of a bytes column; None if it is absent (or holds numbers)."""
         stored = self._columns.get(column)
         return None if stored is None or stored.type != TYPE_BYTES else _cells(stored, self.count)
 
     def int_column(self, column: int) -> list[int | None] | None:
-        """The cells of an int64 column; None when it is absent (or holds bytes)."""
+        """Return the cells of an int64 column; None if it is absent (or holds bytes)."""
         stored = self._columns.get(column)
         return None if stored is None or stored.type != TYPE_INT64 else _cells(stored, self.count)
 
     def cells_at(self, position: int) -> dict[int, bytes | int]:
-        """The cells of one message by column, without its nulls."""
+        """Return the cells of one message by column, without its nulls."""
         found: dict[int, bytes | int] = {}
         for column, stored in self._columns.items():
             validity = stored.validity
@@ -306,12 +308,13 @@ class Batch:
         return found
 
     def buffers(self, column: int) -> tuple[memoryview | None, memoryview, memoryview]:
-        """(validity or None, int32 offsets, data), no copies; int64 has no offsets. KeyError when absent."""
+        """Return (validity or None, int32 offsets, data) without copies; int64 has no offsets. Raise KeyError if
+        absent."""
         stored = self._columns[column]
         return stored.validity, stored.offsets, stored.data
 
     def take(self, positions: Sequence[int]) -> bytes:
-        """A new batch (not compressed) of these positions, in this order; its times are computed anew."""
+        """Return a new batch (not compressed) of these positions, in this order. Its times are computed again."""
         if not positions or min(positions) < 0 or max(positions) >= self.count:
             raise InvalidRequest(f"batch: positions must be some of 0..{self.count - 1}")
         typed = []
@@ -321,7 +324,8 @@ class Batch:
         return assemble(encode_columns(typed), len(positions), self.flags)
 
     def slice(self, start: int, stop: int) -> bytes:
-        """What `take(range(start, stop))` gives, sooner; all of it is the batch itself, as it stands."""
+        """Return the same as `take(range(start, stop))`, faster. A slice of all messages is the batch itself,
+        unchanged."""
         if not 0 <= start < stop <= self.count:
             raise InvalidRequest(f"batch: slice {start}:{stop} is empty or outside of 0:{self.count}")
         if stop - start == self.count:

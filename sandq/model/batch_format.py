@@ -22,8 +22,8 @@ of 8.
        offsets    int32 * (count + 1): message i is data[offsets[i]:offsets[i + 1]]; first 0, never falling
        numbers    int64 * count
 
-A null has no bytes, or the number 0. VALUE is always there (a null value deletes in a compacted topic). Of a
-column that this version does not know, only the type matters: it passes through `take` and `slice` untouched.
+A null has no bytes, or the number 0. VALUE is always there (a null value deletes in a compacted topic). A
+column that this version does not know passes through `take` and `slice` untouched; only its type matters.
 Offsets, data and validity are what Arrow's arrays are made of: `pyarrow.py_buffer` wraps them without a copy.
 
 The broker's own knowledge (offsets, attempt, ...) stands in an envelope outside: a batch is never changed
@@ -100,7 +100,7 @@ Cells = Sequence[bytes | None] | Sequence[int | None]
 
 
 class Header(NamedTuple):
-    """What `peek` sees of a batch without looking into its body."""
+    """The header of a batch, which `peek` reads without the body."""
 
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants of a header
     flags: int
@@ -115,7 +115,7 @@ class Header(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A column ready to be written: its buffers, not yet padded; of times the least and the greatest."""
+    """A column that is ready to be written: its buffers without padding, and the least and greatest value of times."""
 
     column: int
     type: int
@@ -125,12 +125,12 @@ class Encoded(NamedTuple):
 
 
 def name_of(column: int) -> str:
-    """The column's name, for messages to people."""
+    """Return the column's name, for messages to users."""
     return Column(column).name if column in TYPE_OF else f"column {column}"
 
 
 def peek(data: bytes | memoryview) -> Header:
-    """The header alone, for who does not decode: it is checked in itself, but neither crc nor body are."""
+    """Return the header, without decoding the body. The header itself is checked, but neither crc nor body."""
     if len(data) < HEADER_BYTES:
         raise InvalidRequest(f"batch: {len(data)} bytes are less than a header")
     magic, _, version, codec, flags, count, size, plain_size, least, greatest = _HEADER.unpack_from(data)
@@ -151,27 +151,28 @@ def peek(data: bytes | memoryview) -> Header:
 
 
 def count_of(raw: bytes) -> int:
-    """The messages of a batch that was checked before."""
+    """Return the number of messages in a batch that was checked before."""
     return int.from_bytes(raw[12:16], "little")
 
 
 def plain_bytes_of(raw: bytes) -> int:
-    """What the body has when it is not compressed, as the header says."""
+    """Return the size of the decompressed body in bytes, as the header says."""
     return int.from_bytes(raw[20:24], "little")
 
 
 def stored_bytes_of(raw: bytes) -> int:
-    """The bytes of a batch once it is decompressed, as its header says."""
+    """Return the size of the decompressed batch in bytes, as the header says."""
     return max(len(raw), HEADER_BYTES + plain_bytes_of(raw)) if len(raw) >= HEADER_BYTES else len(raw)
 
 
 def pack_ints(code: Literal["i", "q"], numbers: Sequence[int]) -> bytes:
-    """Little-endian int32 or int64; struct.error when one does not fit. Measured: quicker than array's."""
+    """Return little-endian int32 or int64. Raise struct.error if a number does not fit. Measured: faster than
+    `array`."""
     return struct.pack(f"<{len(numbers)}{code}", *numbers)
 
 
 def _validity(cells: Sequence[object]) -> bytes:
-    # Through a binary literal: linear, and an order faster than setting bits one by one.
+    # Via a binary literal: linear, and ten times faster than setting single bits.
     bits = "".join(["0" if cell is None else "1" for cell in reversed(cells)])
     return int(bits, 2).to_bytes((len(cells) + 7) // 8, "little")
 
@@ -180,7 +181,7 @@ def _encode_bytes(column: int, cells: Sequence[Any]) -> Encoded:
     validity: list[bytes] = []
     try:
         data = b"".join(cells)
-    except TypeError:  # a null, or something wrong: nobody pays for nulls who has none
+    except TypeError:  # a null, or a wrong type; columns without nulls pay nothing
         if None in cells:
             validity = [_validity(cells)]
             cells = [b"" if cell is None else cell for cell in cells]
@@ -211,7 +212,7 @@ def _encode_ints(column: int, cells: Sequence[Any]) -> Encoded:
 
 
 def check_times(column: int, numbers: Sequence[int]) -> tuple[int, int]:
-    """(least, greatest) of a column of times; InvalidRequest when they leave their 48 bits."""
+    """Return (least, greatest) of a column of times. Raise InvalidRequest if one does not fit 48 bits."""
     least, greatest = min(numbers), max(numbers)
     if least < 0 or greatest > DELIVER_MS_MAX:
         wrong = least if least < 0 else greatest
@@ -229,11 +230,11 @@ def _type_of(column: int, cells: Cells) -> int:
 
 
 def encode(columns: Mapping[int, Cells], *, relative: bool = False, compress: bool = False) -> bytes:
-    """A batch of columns of one length, 1 to 65,536 cells: bytes or an int (by column) or None.
+    """Return a batch of columns of the same length, 1 to 65,536 cells: bytes or an int (depending on the column) or
+    None.
 
     VALUE is required. Any other column that holds only None is left out. `relative`: DELIVER_MS holds delays.
-    `compress`: zstd, unless that would not make it smaller. Raises InvalidRequest (TooLarge) on cells that do
-    not fit.
+    `compress`: zstd, unless that would not make it smaller. Raise InvalidRequest (TooLarge) if cells do not fit.
     """
     values = columns.get(Column.VALUE)
     if values is None:
@@ -253,7 +254,8 @@ def encode(columns: Mapping[int, Cells], *, relative: bool = False, compress: bo
 
 
 def encode_columns(typed: Iterable[tuple[int, int, Sequence[Any]]]) -> list[Encoded]:
-    """The columns of (id, type, cells), rising ids; an optional one that holds only None is left out."""
+    """Encode columns given as (id, type, cells) with rising ids. An optional column that holds only None is left
+    out."""
     encoded: list[Encoded] = []
     for column, kind, cells in typed:
         if column == Column.VALUE or cells.count(None) < len(cells):
@@ -262,7 +264,7 @@ def encode_columns(typed: Iterable[tuple[int, int, Sequence[Any]]]) -> list[Enco
 
 
 def assemble(encoded: Sequence[Encoded], count: int, flags: int, *, compress: bool = False) -> bytes:
-    """The batch of these columns (rising ids, VALUE among them)."""
+    """Return the batch of these columns (rising ids, VALUE among them)."""
     least = greatest = 0
     body: list[bytes] = [BODY_HEAD.pack(len(encoded), 0)]
     buffers: list[bytes] = []
@@ -284,7 +286,7 @@ def assemble(encoded: Sequence[Encoded], count: int, flags: int, *, compress: bo
     body += buffers
     codec = CODEC_NONE
     stored = size
-    # What is larger decompressed would be taken for a bomb by the reader.
+    # A reader would take a batch that is larger once decompressed for a decompression bomb.
     if compress and size <= DEFAULT.batch_bytes:
         packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(b"".join(body))
         if len(packed) < size:

@@ -1,4 +1,4 @@
-"""Who asks for something."""
+"""The caller of a request."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ ANONYMOUS: Final = "anonymous"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends the requests of a connection, made once when it is accepted, or on whose behalf a gateway sends them;
-    given to the broker with each.
+    """The client that sends the requests of a connection, or for which a gateway sends them. Passed to the broker with
+    each request.
 
-    `principal`: a name for rights, quotas and audit, "anonymous" as long as nobody has to say who they are. `address`:
-    where the connection comes from, "host:port", or of who asks a gateway, which says the host alone. `gateway`: where
-    its connection comes from, if one asks. `access`: what it may do; None: everything.
+    `principal`: its name for rights, quotas and audit; "anonymous" if it did not have to authenticate. `address`:
+    "host:port" of its connection; behind a gateway, the host alone. `gateway`: address of the gateway's connection, if
+    one is in between. `access`: what it may do; None: everything.
     """
 
     principal: str
@@ -27,15 +27,15 @@ class Caller:
 
     @property
     def line(self) -> str:
-        """Of the connection that what is asked comes by: that stays in its order."""
+        """Address of the connection that carries the request. Requests of one connection keep their order."""
         return self.gateway or self.address
 
 
 def host_of(caller: Caller) -> str:
-    """The machine that a request comes from."""
+    """Return the host that a request comes from."""
     host, _, port = caller.address.rpartition(":")
     return host if port.isdecimal() and host else caller.address
 
 
 NODE: Final = Caller("node", "local")
-"""The node itself, and what runs within it."""
+"""The node itself, and tasks that run within it."""

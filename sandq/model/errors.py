@@ -24,10 +24,10 @@
     ├── Retriable                 RETRIABLE           503   retriable = True, in all of these
     │   ├── NotLeader             NOT_LEADER          421
     │   ├── Overloaded            OVERLOADED          503
-    │   │   ├── Throttled         THROTTLED           429   a client asks more of a topic than its rate
-    │   │   └── QuotaExceeded     QUOTA               429   an identity asks more than its quota
+    │   │   ├── Throttled         THROTTLED           429   a client exceeds the request rate of a topic
+    │   │   └── QuotaExceeded     QUOTA               429   an identity exceeds its quota
     │   ├── Unavailable           UNAVAILABLE         503
-    │   ├── DiskFull              DISK_FULL           507   nothing was done; there may be room later
+    │   ├── DiskFull              DISK_FULL           507   nothing was done; space may become free later
     │   ├── OutOfSequence         OUT_OF_SEQUENCE     503
     │   ├── TimedOut              TIMED_OUT           504   the outcome is unknown
     │   └── ConnectionLost        CONNECTION_LOST     503
@@ -35,10 +35,10 @@
     ├── ProtocolError             PROTOCOL            400   the connection is closed after it
     │   ├── WrongVersion          WRONG_VERSION       400
     │   └── FrameTooLarge         FRAME_TOO_LARGE     413
-    ├── Unauthenticated           UNAUTHENTICATED     401   nobody knows who asks
-    ├── Forbidden                 FORBIDDEN           403   who asks may not do this
-    ├── ClosedError               CLOSED              500   you closed it (ConnectionLost: the world did)
-    │   └── ForkedError           FORKED              500   a client is of one process, and this is another
+    ├── Unauthenticated           UNAUTHENTICATED     401   the caller is unknown
+    ├── Forbidden                 FORBIDDEN           403   the caller may not do this
+    ├── ClosedError               CLOSED              500   the caller closed it (otherwise: ConnectionLost)
+    │   └── ForkedError           FORKED              500   the client belongs to another process
     └── StartupError              STARTUP             500   a process that cannot start
         ├── ConfigError           CONFIG              500
         ├── Corruption            CORRUPTION          500   stored bytes are not what was written
@@ -55,7 +55,7 @@ from collections.abc import Iterator, Mapping
 
 
 class SandqError(Exception):
-    """The root. `message` is for people; `details` holds plain values (what msgpack carries) for programs."""
+    """The base class. `message` is for users; `details` holds plain values (that msgpack can carry) for programs."""
 
     code: str = "INTERNAL"
     retriable: bool = False
@@ -74,7 +74,7 @@ class SandqError(Exception):
 
 
 class InvalidRequest(SandqError):
-    """The request is wrong in itself."""
+    """The request itself is wrong."""
 
     code = "INVALID"
     http_status = 400
@@ -87,7 +87,7 @@ class InvalidName(InvalidRequest):
 
 
 class InvalidTime(InvalidRequest):
-    """A duration or an instant cannot be read, or may mean something else than it says."""
+    """A duration or an instant cannot be read, or is ambiguous."""
 
     code = "INVALID_TIME"
 
@@ -106,95 +106,95 @@ class InvalidSetting(InvalidRequest):
 
 
 class WrongPort(InvalidRequest):
-    """The request speaks another protocol than this port does; the message names the right port."""
+    """The request uses another protocol than this port; the message names the right port."""
 
     code = "WRONG_PORT"
 
 
 class NotFound(SandqError):
-    """What the request names does not exist."""
+    """Something that the request names does not exist."""
 
     code = "NOT_FOUND"
     http_status = 404
 
 
 class UnknownTopic(NotFound):
-    """No topic has this name; details: `auto_create`, true where one would be made for who uses it."""
+    """No topic has this name. Details: `auto_create`, true if the topic would be created on first use."""
 
     code = "UNKNOWN_TOPIC"
 
 
 class UnknownPartition(NotFound):
-    """The topic has no partition of this number."""
+    """The topic has no partition with this number."""
 
     code = "UNKNOWN_PARTITION"
 
 
 class UnknownGroup(NotFound):
-    """No consumer group has this name, or no Raft group this number."""
+    """No consumer group has this name, or no Raft group has this number."""
 
     code = "UNKNOWN_GROUP"
 
 
 class Conflict(SandqError):
-    """The request is well-formed but does not fit the present state."""
+    """The request is well-formed but conflicts with the current state."""
 
     code = "CONFLICT"
     http_status = 409
 
 
 class TopicExists(Conflict):
-    """A topic of this name is there already."""
+    """A topic of this name already exists."""
 
     code = "TOPIC_EXISTS"
 
 
 class LeaseLost(Conflict):
-    """The lease is not held any more: it expired, was given back, or was revoked."""
+    """The lease is no longer held: it expired, was given back, or was revoked."""
 
     code = "LEASE_LOST"
 
 
 class DuplicateKey(Conflict):
-    """A message has this unique key already; details: its `id` (text) and its `state`."""
+    """Another message has this unique key. Details: its `id` (text) and its `state`."""
 
     code = "DUPLICATE_KEY"
 
 
 class TooLate(Conflict):
-    """The message cannot be cancelled or moved any more; details: its `state`: leased, acked, dead or gone."""
+    """The message can no longer be cancelled or moved. Details: its `state`: leased, acked, dead or gone."""
 
     code = "TOO_LATE"
 
 
 class VersionChanged(Conflict):
-    """The key has another version than the write was conditioned on; details: the `version` (text; None: no value)."""
+    """The key has a different version than the write requires. Details: the `version` (text; None: no value)."""
 
     code = "VERSION_CHANGED"
     http_status = 412
 
 
 class HistoryGone(Conflict):
-    """Changes that a watch was to go on with have been compacted away."""
+    """The changes from which a watch was to continue have been compacted away."""
 
     code = "HISTORY_GONE"
     http_status = 410
 
 
 class AlreadyStored(Conflict):
-    """A batch that was sent again is stored, once; where its messages are is not known any more."""
+    """A batch that was sent again is stored exactly once, but the ids of its messages are no longer known."""
 
     code = "ALREADY_STORED"
 
 
 class ProducerFenced(Conflict):
-    """The producer has begun a newer epoch: this batch of an older one was given up, and nothing was stored now."""
+    """The producer has begun a newer epoch. This batch of an older epoch was given up, and nothing was stored now."""
 
     code = "PRODUCER_FENCED"
 
 
 class ConsumerFenced(Conflict):
-    """Another process has subscribed later with this consumer id, and holds what this one held."""
+    """Another process subscribed later with this consumer id, and took over the leases of this one."""
 
     code = "CONSUMER_FENCED"
 
@@ -208,7 +208,7 @@ class Retriable(SandqError):
 
 
 class NotLeader(Retriable):
-    """This node does not lead the partition; details may hold a hint (`node_id`, `host`, `port`)."""
+    """This node does not lead the partition. Details may hold a hint (`node_id`, `host`, `port`)."""
 
     code = "NOT_LEADER"
     http_status = 421
@@ -221,62 +221,63 @@ class Overloaded(Retriable):
 
 
 class Throttled(Overloaded):
-    """The client asks more of the topic in a second than it may; nothing was done. Details: `retry_after_ms`."""
+    """The client sends more requests per second about the topic than it may; nothing was done. Details:
+    `retry_after_ms`."""
 
     code = "THROTTLED"
     http_status = 429
 
 
 class QuotaExceeded(Overloaded):
-    """An identity has, or asks for, more than its quota; nothing was done. Details: `quota`, `maximum`, and
-    `retry_after_ms` where waiting helps by itself."""
+    """An identity has, or requests, more than its quota; nothing was done. Details: `quota`, `maximum`, and
+    `retry_after_ms` if it is enough to wait."""
 
     code = "QUOTA"
     http_status = 429
 
 
 class Unavailable(Retriable):
-    """The partition has no leader or no quorum at present; nothing was done."""
+    """The partition currently has no leader or no quorum; nothing was done."""
 
     code = "UNAVAILABLE"
 
 
 class DiskFull(Retriable):
-    """The node's disk is nearly full: it stores no new messages until there is room; what makes room is still taken.
-    Nothing was done."""
+    """The node's disk is nearly full. Until space is free, it stores no new messages, but accepts requests that free
+    space. Nothing was done."""
 
     code = "DISK_FULL"
     http_status = 507
 
 
 class OutOfSequence(Retriable):
-    """Batches of the producer before this one are missing; nothing was stored. Details: `expected`, the next number."""
+    """Earlier batches of the producer are missing; nothing was stored. Details: `expected`, the next number."""
 
     code = "OUT_OF_SEQUENCE"
 
 
 class TimedOut(Retriable):
-    """No answer in time. The outcome is unknown: it may have been done."""
+    """No reply arrived in time. The outcome is unknown: the request may have been done."""
 
     code = "TIMED_OUT"
     http_status = 504
 
 
 class ConnectionLost(Retriable):
-    """The connection broke before the answer. The outcome is unknown: it may have been done."""
+    """The connection broke before the reply. The outcome is unknown: the request may have been done."""
 
     code = "CONNECTION_LOST"
 
 
 class StorageFailed(SandqError):
-    """The disk failed; the node stopped writing and acknowledges nothing more."""
+    """The disk failed. The node has stopped writing and acknowledges nothing more."""
 
     code = "STORAGE_FAILED"
     http_status = 507
 
 
 class ProtocolError(SandqError):
-    """The peer does not speak the protocol; its connection is closed."""
+    """The peer violates the protocol; its connection is closed."""
 
     code = "PROTOCOL"
     http_status = 400
@@ -289,40 +290,40 @@ class WrongVersion(ProtocolError):
 
 
 class FrameTooLarge(ProtocolError):
-    """A frame says it is longer than the limit."""
+    """The length of a frame exceeds the limit."""
 
     code = "FRAME_TOO_LARGE"
     http_status = 413
 
 
 class Unauthenticated(SandqError):
-    """Nobody knows who asks: it shows nothing that says so, or what it shows is wrong, expired or revoked."""
+    """The caller is unknown: it sent no credentials, or they are wrong, expired or revoked."""
 
     code = "UNAUTHENTICATED"
     http_status = 401
 
 
 class Forbidden(SandqError):
-    """Who asks may not do this."""
+    """The caller may not do this."""
 
     code = "FORBIDDEN"
     http_status = 403
 
 
 class ClosedError(SandqError):
-    """You closed this client, producer or subscription before using it."""
+    """The caller closed this client, producer or subscription before using it."""
 
     code = "CLOSED"
 
 
 class ForkedError(ClosedError):
-    """The process was forked after this client was made: a child makes clients of its own."""
+    """The process was forked after this client was made. A child process must make its own clients."""
 
     code = "FORKED"
 
 
 class StartupError(SandqError):
-    """The process cannot start, and says why."""
+    """The process cannot start; the message says why."""
 
     code = "STARTUP"
 
@@ -334,7 +335,7 @@ class ConfigError(StartupError):
 
 
 class Corruption(StartupError):
-    """Stored bytes are not what was written; the message names the file and the byte offset."""
+    """Stored bytes differ from those that were written; the message names the file and the byte offset."""
 
     code = "CORRUPTION"
 
@@ -352,20 +353,22 @@ def _tree(root: type[SandqError]) -> Iterator[type[SandqError]]:
 
 
 CREATABLE = "auto_create"
-"""In the details of UnknownTopic: who produces to the topic, or subscribes to it, may have it made."""
+"""Key in the details of UnknownTopic: the topic would be created on first use."""
 BELONGS_TO = "belongs_to"
-"""In the details of InvalidRequest: the partition that a key belongs to, where a node was asked for it in another one.
-Who asks knows the topic as it was before it was made anew, or does not know how its keys are spread."""
+"""Key in the details of InvalidRequest: the partition that a key belongs to, if a node was asked for it in a wrong one.
+
+The client knows an earlier topic of the same name, or does not know how the topic's keys are partitioned.
+"""
 _BY_CODE: dict[str, type[SandqError]] = {cls.code: cls for cls in _tree(SandqError)}
 CODES = frozenset(_BY_CODE)
 """All codes that this version has."""
 
 
 def from_wire(code: str, message: str, retriable: bool, details: Mapping[str, object] | None) -> SandqError:
-    """The error that an error frame stands for; never raises because of what a peer put into it.
+    """Return the error that an error frame describes. Never raises, whatever the peer sent.
 
-    `retriable` is what the peer said: it is kept on the instance when it differs from the class, so that a
-    newer broker may call an error retriable that this version does not.
+    `retriable`: as the peer sent it. It is kept on the instance if it differs from the class, so that a newer broker
+    may call an error retriable that this version does not.
     """
     cls = _BY_CODE.get(code)
     known = {str(key): value for key, value in (details or {}).items()}
@@ -381,15 +384,18 @@ def from_wire(code: str, message: str, retriable: bool, details: Mapping[str, ob
 
 
 def to_wire(error: SandqError) -> tuple[str, str, bool, dict[str, object]]:
-    """`(code, message, retriable, details)` for an error frame."""
+    """Return `(code, message, retriable, details)` for an error frame."""
     return error.code, error.message, error.retriable, dict(error.details)
 
 
 def let_go(error: BaseException) -> None:
-    """Of where an error that is answered was raised, and what caused it. A frame there may have the error itself: in
-    that cycle what was refused, and what was made of it, would be left to the collector, which looks rarely."""
+    """Clear the tracebacks of an error that was answered, and of its causes.
+
+    A frame in a traceback may refer to the error. Such a cycle would keep the refused request, and everything made from
+    it, alive until the garbage collector runs, which is rare.
+    """
     left: list[BaseException | None] = [error]
-    seen: set[int] = set()  # one that is raised again, alone, causes what it comes from
+    seen: set[int] = set()  # an exception that is raised again may be in its own chain
     while left:
         one = left.pop()
         if one is not None and id(one) not in seen:

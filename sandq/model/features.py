@@ -1,9 +1,9 @@
-"""Feature levels: what nodes of different versions may write and say while both are in one cluster.
+"""Feature levels: what nodes may write and send while nodes of different versions are in one cluster.
 
-A level is a number. Each version of sandq knows a range of them (`KNOWN`); the metadata holds the level that the
-cluster is at, at first `FIRST_LEVEL`. What a new version adds to entries, rows or frames between nodes belongs to a new
-level: no node proposes, stores or sends it before the cluster has come to that level, and it comes there when every
-registered node knows it. It never goes back, so that what was stored can be read by every node that is let in.
+A level is a number. Each version of sandq knows a range of levels (`KNOWN`). The metadata holds the current level of
+the cluster, which begins at `FIRST_LEVEL`. Additions of a new version to entries, rows or frames between nodes belong
+to a new level. No node proposes, stores or sends them before the cluster has reached that level, and it reaches a level
+only if every registered node knows it. The level never goes down, so that every admitted node can read what is stored.
 
 =====  =======  ======================================
 level  since    what it adds
@@ -11,7 +11,7 @@ level  since    what it adds
 19     v0.3.0   everything that the first release has
 =====  =======  ======================================
 
-Lower levels were those of development versions. Their numbers are not used again, so that data of such a version is
+Lower levels belonged to development versions. Their numbers are not used again, so that data of such a version is
 recognized and refused.
 """
 
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 
 class Levels(NamedTuple):
-    """A range of feature levels, both ends of it included."""
+    """A range of feature levels, including both ends."""
 
     lowest: int
     highest: int

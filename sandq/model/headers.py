@@ -1,7 +1,7 @@
-"""A message's headers: one msgpack map per message, decoded only by its readers.
+"""The headers of a message: one msgpack map per message, decoded only by its readers.
 
-Persisted, inside the HEADERS column of a batch. Our clients write string keys with scalar values. `headers_check`
-says what a broker accepts. A reader that must not fail whatever is stored uses `headers_or_none`.
+PERSISTED in the HEADERS column of a batch. Our clients write string keys with scalar values. `headers_check` defines
+what a broker accepts. A reader that must not fail on stored headers uses `headers_or_none`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TEXT_KEYS: Final = frozenset({str})
 
 
 def headers_pack(headers: Mapping[str, HeaderValue] | None, *, max_bytes: int = DEFAULT.headers_bytes) -> bytes | None:
-    """The cell of these headers; None for no headers. InvalidRequest (TooLarge) when they do not fit."""
+    """Return the cell of these headers; None if there are none. Raise InvalidRequest (TooLarge) if they do not fit."""
     if not headers:
         return None
     for key, value in headers.items():
@@ -42,7 +42,7 @@ def headers_pack(headers: Mapping[str, HeaderValue] | None, *, max_bytes: int = 
 
 
 def headers_unpack(cell: bytes | None) -> dict[str, Any]:
-    """The headers of a cell, {} for null; InvalidRequest unless it is a map with string keys."""
+    """Return the headers of a cell, {} for null. Raise InvalidRequest unless it is a map with string keys."""
     if cell is None:
         return {}
     try:
@@ -57,7 +57,7 @@ def headers_unpack(cell: bytes | None) -> dict[str, Any]:
 def headers_check(cell: bytes) -> dict[str, Any]:
     """Return the headers of a cell that a broker accepts: a map of text keys to values that every reader can show.
 
-    Raises InvalidRequest for other keys, extension types, and more nesting than `MAX_DEPTH` and `MAX_NESTED` allow.
+    Raise InvalidRequest for other keys, extension types, and more nesting than `MAX_DEPTH` and `MAX_NESTED` allow.
     """
     try:
         headers = msgpack.unpackb(cell, raw=False, strict_map_key=True)

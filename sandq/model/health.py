@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 DEFAULT_REPLICAS: Final = 3
-"""Replicas of a topic that names no number, where so many nodes can hold one. Two would survive the loss of no node."""
+"""Replicas of a topic that names no number, if enough nodes can hold one. With two, the loss of one stops the
+partition."""
 TOPICS_NAMED: Final = 8
-"""Topics that a finding names."""
+"""Maximum number of topics that a finding names."""
 ERROR_CHARS: Final = 200
-"""Characters of a receiver's error that a finding shows."""
+"""Maximum number of characters of a receiver's error that a finding shows."""
 FAILED: Final = "failed"
 WARNING: Final = "warning"
 ALONE_MS: Final = 60_000
@@ -30,13 +31,14 @@ PUSH_WAITING: Final = "waiting"
 PUSH_PROBING: Final = "probing"
 PUSH_LOOKING: Final = "looking"
 PUSH_STARTING: Final = "starting"
-"""No node pushes the group yet."""
+"""State of a group that no node pushes yet."""
 PUSH_STATES: Final = (PUSH_WAITING, PUSH_PROBING, PUSH_LOOKING, "pushing", PUSH_STARTING)
 """States of a pushed group on a node; the state of the group is the first of them that any node has."""
 
 
 class Situation(NamedTuple):
-    """A kind of finding: its severity, the kind of thing it is about, and what it says. `alert`: of Prometheus."""
+    """A kind of finding: its severity, the kind of thing it is about, and its texts. `alert`: name of the Prometheus
+    alert."""
 
     state: str
     what: str
@@ -184,11 +186,11 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
         "SandqDeadLetters",
     ),
 }
-"""All situations, by name. Names in braces are replaced by what they are called in the cluster."""
+"""All situations, by name. Names in braces are replaced by the names of the topic, the node and so on."""
 
 
 class Finding(NamedTuple):
-    """A situation that was found. `about`: the topic and the group, where it has some."""
+    """A situation that was found. `about`: the topic and the group, if it concerns one."""
 
     situation: str
     state: str
@@ -199,7 +201,7 @@ class Finding(NamedTuple):
 
 
 class PushState(NamedTuple):
-    """How the push of a group goes on one node: one of `PUSH_STATES`, and the last error of its receiver."""
+    """State of a group's push on one node: one of `PUSH_STATES`, and the last error of its receiver."""
 
     push: str
     error: str | None = None
@@ -208,7 +210,7 @@ class PushState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupHealth:
-    """What is known of a group of a topic, over all partitions."""
+    """The known state of a group of a topic, across all partitions."""
 
     topic: str
     group: str
@@ -218,9 +220,9 @@ class GroupHealth:
     consumers: int = 0
     """Number of connected consumers."""
     reason: str | None = None
-    """Why the group gets nothing new; None: it does."""
+    """Why the group gets no new messages; None if it does."""
     oldest_ms: int | None = None
-    """Time at which its oldest message became due that is not acked; None: unknown."""
+    """Time at which its oldest message that is not acked became due; None: unknown."""
     push: str | None = None
     """State of its push, one of `PUSH_STATES`; None: the group is not pushed."""
     push_error: str | None = None
@@ -230,7 +232,7 @@ class GroupHealth:
 
 
 def of_group(group: GroupHealth, now_ms: int) -> Iterator[Finding]:
-    """Yield what needs attention in a group."""
+    """Yield the findings about a group."""
     names: dict[str, Any] = {"topic": group.topic, "group": group.group}
     error = f": {group.push_error}" if group.push_error else ""
     if group.reason is not None:
@@ -261,7 +263,8 @@ def _is_alone(group: GroupHealth, now_ms: int) -> bool:
 
 
 def why_ready(consumers: int, *, is_pushed: bool) -> str:
-    """Return what `why` adds to the reason of a ready message, by what one node knows of the group."""
+    """Return the suffix of the reason that `why` gives for a ready message. It depends on the state of the group on one
+    node."""
     if consumers:
         return ""
     if is_pushed:
@@ -270,7 +273,7 @@ def why_ready(consumers: int, *, is_pushed: bool) -> str:
 
 
 def of_nodes(info: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what needs attention in the nodes. `info`: what a node tells of the cluster."""
+    """Yield the findings about the nodes. `info`: a node's view of the cluster."""
     asked = str(info.get("node"))
     if info.get("waiting"):
         yield _finding("node-waiting", {}, node=asked, why=info["waiting"])
@@ -303,18 +306,18 @@ def of_nodes(info: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def of_silent_node(node: str, why: str) -> Finding:
-    """Return the finding for a node that is up and reports nothing of its topics."""
+    """Return the finding about a node that is up and reports nothing about its topics."""
     return _finding("node-silent", {}, node=node, why=why)
 
 
 def of_leaders(topic: str, without: int, partitions: int) -> Iterator[Finding]:
-    """Yield the finding for a topic of whose partitions some have no leader."""
+    """Yield the finding about a topic with partitions that have no leader."""
     if without > 0:
         yield _finding("no-leader", {"topic": topic}, count=without, partitions=partitions)
 
 
 def replica_nodes(info: Mapping[str, Any]) -> int:
-    """Return how many nodes can hold a replica. `info`: what a node tells of the cluster."""
+    """Return how many nodes can hold a replica. `info`: a node's view of the cluster."""
     return sum(row.get("standing") == "in" for row in info.get("nodes") or ())
 
 
@@ -332,13 +335,13 @@ def of_replicas(replicas: Mapping[str, int], nodes: int) -> Iterator[Finding]:
 
 
 def worst_push(states: Iterable[str | None]) -> str | None:
-    """Return the state of a pushed group by what nodes tell of it; None: none says that it is pushed."""
+    """Return the state of a pushed group from the states on the nodes; None if no node says that it is pushed."""
     known = set(states)
     return next((state for state in PUSH_STATES if state in known), None)
 
 
 def sorted_findings(findings: Iterable[Finding]) -> Sequence[Finding]:
-    """Return findings, those that failed first, else in their order."""
+    """Return the findings, failures first, otherwise in their order."""
     return sorted(findings, key=lambda one: one.state != FAILED)
 
 

@@ -53,7 +53,7 @@ def content_of(value: Any, json_value: Any, headers: Any) -> tuple[Any, Any]:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return the compact JSON text of a value. Raises InvalidRequest for what JSON cannot say."""
+    """Return the compact JSON text of a value. Raise InvalidRequest if JSON cannot represent it."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError, too
@@ -115,9 +115,9 @@ def read_strictly(text: str) -> Any:
 
 
 def excess_of(body: bytes) -> tuple[str, int] | None:
-    """Return of what a JSON text has too many, and how many are allowed; None if it can be read at once.
+    """Return which parts of a JSON text are too many, and how many are allowed; None if the text may be parsed at once.
 
-    Counts the bytes of structure, those within strings included, one part of the text at a time.
+    Counts the bytes of structure, including those within strings, one block of the text at a time.
     """
     parts = arrays = 0
     for start in range(0, len(body), _COUNTED_BYTES):
@@ -203,11 +203,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def twice(names: Iterable[str]) -> list[str]:
-    """Return the names that are there more than once. Each is looked at once."""
+    """Return the names that occur more than once, in linear time."""
     return [name for name, count in Counter(names).items() if count > 1]
 
 
 _DECODER: Final = json.JSONDecoder(
     parse_constant=_refuse_constant, parse_float=_exact, parse_int=_whole, object_pairs_hook=_once
 )
-"""Made once: `json.loads` makes one for each text."""
+"""A single decoder, because `json.loads` would make one for each text."""

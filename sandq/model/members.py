@@ -1,7 +1,7 @@
 """Names of the members of Raft groups: `node id#incarnation`.
 
-The incarnation is minted with each replica: a node that lost its disk returns under its old name, but as nobody that
-has a vote.
+Each replica gets a new incarnation. So a node that lost its disk returns under its old name, but as a new member
+without a vote.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def incarnation_of(member: str) -> int:
 
 
 def own_member(node_id: str, members: Iterable[str]) -> str | None:
-    """The member that lives on a node."""
+    """Return the member that lives on a node; None if there is none."""
     return next((member for member in members if node_of(member) == node_id), None)
 
 
 def has_majority(voters: Collection[str], up: Collection[str]) -> bool:
-    """Whether most of these members live on nodes that can be reached (`up`)."""
+    """Return whether a majority of these voters live on nodes that can be reached (`up`)."""
     return 2 * sum(node_of(voter) in up for voter in voters) > len(voters)

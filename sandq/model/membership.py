@@ -1,7 +1,7 @@
-"""What every backend says about the members: the one interface, and its words.
+"""The interface of membership backends, and its types.
 
-Membership is a hint. It finds nodes and tells people what is believed of them; Raft decides who leads, and a member
-that failed is never taken out of anything because of it.
+Membership is a hint. It finds nodes, and shows operators the believed state of each. Raft decides which node leads, and
+a failed member is never removed from anything because of its state here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sandq.model.config_schema import Address
 
 
 class State(Enum):
-    """What is believed of a member."""
+    """The believed state of a member."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"
-    """It did not answer; it is failed unless it says something in time. Backends without suspicion never say so."""
+    """It did not answer. It becomes failed unless it refutes this in time. Not used by backends without suspicion."""
     LEAVING = "leaving"
     LEFT = "left"
     FAILED = "failed"
@@ -27,7 +27,8 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`address`: of its gossip. `since_ms`: since when this node believes `state`, epoch milliseconds of its clock."""
+    """A member. `address`: for gossip. `since_ms`: when this node began to believe `state`, in epoch ms of its
+    clock."""
 
     name: str
     address: Address
@@ -38,17 +39,18 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A member is new, or something about it is. `gone`: it is not listed any more, and `member` is the last known."""
+    """A member is new, or changed. `gone`: it is no longer listed, and `member` is its last known state."""
 
     member: Member
     gone: bool = False
 
 
 class Changes(Protocol):
-    """What changed, in batches: the first is everybody that is known, each later one what changed since.
+    """Batches of changes. The first batch has every known member, each later one has the changes since the previous
+    batch.
 
-    A reader that is slow finds several changes of one member as one: nothing piles up. Iterate until leaving the
-    loop; `aclose` is not needed.
+    A slow reader gets several changes of one member as a single one, so that nothing piles up. Iterate and leave the
+    loop at any time; `aclose` is not needed.
     """
 
     def __aiter__(self) -> Changes: ...
@@ -57,29 +59,31 @@ class Changes(Protocol):
 
 
 class Membership(Protocol):
-    """A backend. Everything but `run` may be called only while `run` runs."""
+    """A membership backend. Call everything except `run` only while `run` runs."""
 
     @property
     def name(self) -> str:
-        """This node's."""
+        """Name of this node."""
         ...
 
     def members(self) -> Mapping[str, Member]:
-        """Name -> member, this node included, sorted by name; those that left or failed, until they are forgotten."""
+        """Return the members by name, sorted, including this node, and members that left or failed until they are
+        forgotten."""
         ...
 
     def changes(self) -> Changes:
-        """From now on."""
+        """Return an iterator over the changes, which begins with all current members."""
         ...
 
     async def join(self, seeds: Sequence[Address]) -> int:
-        """Meet these members. Returns how many answered; Unavailable, naming each and why, when none did."""
+        """Contact these members. Return how many answered. Raise Unavailable, which names the error of each, if none
+        did."""
         ...
 
     async def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Replace this node's tags. TooLarge when they do not fit (512 bytes encoded)."""
+        """Replace this node's tags. Raise TooLarge if they do not fit (512 bytes encoded)."""
         ...
 
     async def leave(self) -> None:
-        """Tell the others that this node goes on purpose, and wait until some of them can have heard it."""
+        """Tell the other members that this node leaves on purpose, and wait until some of them can have received it."""
         ...

@@ -1,16 +1,16 @@
-"""How a nack may end an attempt. PERSISTED, and of the protocol."""
+"""Ways in which a nack ends an attempt. PERSISTED, and part of the protocol."""
 
 from __future__ import annotations
 
 from typing import Final
 
 RETRY: Final = 0
-"""The attempt has failed: the message comes again, or is dead at the last one."""
+"""The attempt failed. The message is retried, or dead if this was the last attempt."""
 DEAD: Final = 1
-"""The message cannot be done: it is dead at once, whatever attempts are left."""
+"""The message cannot be processed. It is dead at once, whatever attempts are left."""
 SNOOZE: Final = 2
-"""Not now: the message comes again, and the attempt is not counted."""
+"""The message is retried later, and the attempt is not counted."""
 ENDS: Final = (RETRY, DEAD, SNOOZE)
 
 MAX_SNOOZES: Final = "max_snoozes"
-"""The setting that says how often a message may be snoozed; further snoozes are as `RETRY`."""
+"""The setting for how often a message may be snoozed; further snoozes count as `RETRY`."""

@@ -1,8 +1,8 @@
-"""Many offsets as text at once: 26 characters each, one after the other, as the data of an Arrow column.
+"""Convert many offsets to text at once: 26 characters each, concatenated, as the data of an Arrow column.
 
-`offsets.to_text` takes 1.6 us an offset, which would be most of what reading a message costs. Here no Python runs per
-message: a run is joined from blocks that differ in two characters only, and a column is cut into groups of five bits
-by arithmetic on one big number.
+`offsets.to_text` takes 1.6 us per offset, which would be most of the cost of reading a message. Here no Python code
+runs per message. A run is joined from blocks that differ in two characters only. A column is split into groups of five
+bits by arithmetic on one large integer.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ CHARS: Final = offset_model.TEXT_CHARS
 _BYTES: Final = offset_model.OFFSET_BYTES
 _BITS: Final = CHARS * 8
 
-# In a text the low ten bits are the last two characters, the ten before them the two before: 8 bits of the place, and
-# the upper two of the partition.
+# In a text the low ten bits are the last two characters. The ten bits before them are the two characters before: 8 bits
+# of the place, and the upper two bits of the partition.
 _BLOCK: Final = 256
-"""Places that differ in those two characters only."""
+"""Number of consecutive places whose texts differ in those two characters only."""
 _HEAD: Final = CHARS - 4
 _MIDDLE: Final = slice(_HEAD, _HEAD + 2)
 _PARTITION_BITS: Final = 12
 
 _LANES: Final = 1024
-"""Offsets that are one number: arithmetic on it stays in the cache, and the masks are made once."""
+"""Number of offsets that are combined into one integer. It is small enough for the cache, and the masks are made
+once."""
 _ALPHABET: Final = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ".ljust(256, b"?")
 _STEPS: Final = (16, 8, 4, 2, 1)
-"""Groups of five bits are moved apart: first the upper half of 32, then the upper half of each 16, ..."""
+"""Steps that move groups of five bits apart. The first moves the upper half of 32 groups, the second the upper half of
+each 16, and so on."""
 
 
 def texts_of_run(base: bytes, count: int) -> bytes:
-    """The texts of `count` offsets: base, and each next one place on. InvalidRequest when the last does not fit."""
+    """Return the texts of `count` offsets: `base`, and each following place. Raise InvalidRequest if the last does not
+    fit."""
     if count <= 0:
         return b""
     offset_model.shift(base, count - 1)  # checks both ends
@@ -52,11 +55,13 @@ def texts_of_run(base: bytes, count: int) -> bytes:
 
 
 def texts_of_column(column: bytes) -> bytes:
-    """The texts of offsets of 16 bytes each, which need not be consecutive."""
+    """Return the texts of offsets of 16 bytes each, which need not be consecutive."""
     parts = []
     for start in range(0, len(column), _BYTES * _LANES):
         part = column[start : start + _BYTES * _LANES]
         count = len(part) // _BYTES
+        # Each lane has 26 bytes for the text, and the 16 bytes of an offset at its end. Filling them column by column
+        # is 16 slice assignments instead of a loop over messages.
         lanes = bytearray(CHARS * count)
         for place in range(_BYTES):
             lanes[CHARS - _BYTES + place :: CHARS] = part[place::_BYTES]
@@ -69,7 +74,7 @@ def texts_of_column(column: bytes) -> bytes:
 
 
 def times_of_column(column: bytes) -> bytes:
-    """The delivery times in offsets of 16 bytes each: int64, little-endian, epoch milliseconds."""
+    """Return the delivery times of offsets of 16 bytes each: int64, little-endian, epoch milliseconds."""
     times = bytearray(len(column) // _BYTES * 8)
     for place in range(6):
         times[place::8] = column[5 - place :: _BYTES]
@@ -78,7 +83,7 @@ def times_of_column(column: bytes) -> bytes:
 
 @lru_cache(maxsize=4)
 def _middles(upper: int) -> list[bytes]:
-    """The two characters of each place of a block, by the upper two bits of the partition."""
+    """Return the two varying characters of each place of a block. `upper`: the upper two bits of the partition."""
     return [
         offset_model.to_text(offset_model.pack(0, 0, place, upper << 10)).encode()[_MIDDLE] for place in range(_BLOCK)
     ]
@@ -86,13 +91,14 @@ def _middles(upper: int) -> list[bytes]:
 
 @lru_cache(maxsize=1)
 def _masks() -> list[int]:
-    """For each step: the bits that move, in every lane."""
+    """Return for each step the bits that move, in every lane."""
     masks = []
     for step in _STEPS:
         lane = 0
         for group in range(CHARS):
             if group & step:
-                # Where the steps before have put it: what was moved is apart by 8 bits a group, the rest by 5.
+                # Position of the group after the previous steps: groups that were moved are 8 bits apart, the rest 5
+                # bits.
                 moved = group & ~(2 * step - 1)
                 lane |= 31 << moved * 8 + (group - moved) * 5
         masks.append(sum(lane << _BITS * number for number in range(_LANES)))

@@ -1,13 +1,13 @@
-"""Offsets, lease tokens, and their texts. All of it is persisted and on the wire: untouchable.
+"""Offsets, lease tokens, and their texts. All of it is persisted and on the wire: never change it.
 
     offset  = deliver_ms u48 | raft index u48 | place u20 | partition u12     16 bytes, big-endian
     text    = 26 characters of Crockford's base32 (0-9 A-Z without I L O U), uppercase; both order by time
     token   = raft index of the grant u48 << 16 | place u16                   a u64, rises within a partition
     lease   = "group number.partition.token", decimal
 
-`place` runs across the whole Raft entry, so the messages of one batch with one delivery time are a *run*:
-base, base + 1 place, base + 2 places. Everything wrong raises InvalidRequest: an offset may come from a
-client.
+`place` counts messages across the whole Raft entry. So the messages of one batch with the same delivery time are a
+*run*: base, base + 1 place, base + 2 places. Every malformed value raises InvalidRequest, because an offset may come
+from a client.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ FIRST = bytes(OFFSET_BYTES)
 LAST = b"\xff" * OFFSET_BYTES
 
 PLACE_STEP = 1 << 12
-"""From the number that an offset is to that of the next place ..."""
+"""Difference between the integers of two offsets at neighbouring places."""
 PLACE_BITS = PLACE_MAX << 12
-"""... and where the place stands in it."""
+"""Mask of the place within the integer of an offset."""
 _PREFIX_BYTES = 12  # deliver_ms and index; the last four bytes are place and partition
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [high + low for high in _ALPHABET for low in _ALPHABET]
 _PAIR_SHIFTS = range(120, -1, -10)
-# What int(text, 32) reads, for each letter of ours in either case.
+# Maps each letter, in either case, to the digit that int(text, 32) reads.
 _DIGITS = str.maketrans(
     _ALPHABET + _ALPHABET.lower() + "ILOilo",
     "0123456789abcdefghijklmnopqrstuv" * 2 + "110110",
@@ -52,7 +52,7 @@ _SHOWN_CHARS = 60
 
 
 class Parts(NamedTuple):
-    """What an offset is made of."""
+    """The parts of an offset."""
 
     deliver_ms: int
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants of an offset
@@ -61,7 +61,7 @@ class Parts(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """What a lease's text is made of."""
+    """The parts of a lease's text."""
 
     group_number: int
     partition: int
@@ -74,14 +74,15 @@ def _check(what: str, value: int, maximum: int) -> None:
 
 
 def _checked(offset: bytes) -> bytes:
-    """The offset, unless it is none. What is done most often looks itself, and comes here when it is wrong."""
+    """Return an offset of the right length. Raise InvalidRequest otherwise. The functions that are called most check
+    the length themselves, and come here for the error."""
     if len(offset) != OFFSET_BYTES:
         raise InvalidRequest(f"an offset has {OFFSET_BYTES} bytes, not {len(offset)}")
     return offset
 
 
 def pack(deliver_ms: int, index: int, place: int, partition: int) -> bytes:
-    """The 16 bytes of an offset; InvalidRequest when a part does not fit."""
+    """Return the 16 bytes of an offset. Raise InvalidRequest if a part does not fit."""
     if not (
         0 <= deliver_ms <= U48_MAX
         and 0 <= index <= U48_MAX
@@ -96,13 +97,13 @@ def pack(deliver_ms: int, index: int, place: int, partition: int) -> bytes:
 
 
 def unpack(offset: bytes) -> Parts:
-    """The parts of an offset."""
+    """Return the parts of an offset."""
     number = int.from_bytes(_checked(offset), "big")
     return Parts(number >> 80, number >> 32 & U48_MAX, number >> 12 & PLACE_MAX, number & PARTITION_MAX)
 
 
 def pack_run(times_ms: Sequence[int], index: int, place: int, partition: int) -> list[bytes]:
-    """`pack` for messages at consecutive places from `place` on, each with a time of its own (within u48)."""
+    """Return the offsets of messages at consecutive places from `place` on. Each has its own time (within u48)."""
     if not times_ms:
         return []
     pack(times_ms[0], index, place, partition)
@@ -113,14 +114,15 @@ def pack_run(times_ms: Sequence[int], index: int, place: int, partition: int) ->
 
 
 def deliver_ms(offset: bytes) -> int:
-    """The delivery time in an offset, epoch milliseconds."""
+    """Return the delivery time in an offset, in epoch milliseconds."""
     if len(offset) != OFFSET_BYTES:
         _checked(offset)
     return int.from_bytes(offset[:6], "big")
 
 
 def shift(offset: bytes, n: int) -> bytes:
-    """The offset `n` places on (or back, when negative); InvalidRequest when the place leaves its 20 bits."""
+    """Return the offset `n` places later (earlier if negative). Raise InvalidRequest if the place does not fit 20
+    bits."""
     if len(offset) != OFFSET_BYTES:
         _checked(offset)
     number = int.from_bytes(offset, "big")
@@ -131,8 +133,8 @@ def shift(offset: bytes, n: int) -> bytes:
 
 
 def behind(offset: bytes) -> bytes:
-    """The place behind an offset: the least one of its partition that is greater, be it of the next entry or
-    millisecond. InvalidRequest when the offset is the last of all."""
+    """Return the least greater offset of the same partition, even if it belongs to the next entry or millisecond. Raise
+    InvalidRequest if there is none."""
     number = int.from_bytes(_checked(offset), "big") + PLACE_STEP
     if number >> 8 * OFFSET_BYTES:
         raise InvalidRequest("offset: no place lies behind the last one of its partition")
@@ -140,7 +142,7 @@ def behind(offset: bytes) -> bytes:
 
 
 def distance(base: bytes, offset: bytes) -> int | None:
-    """How many places `offset` is after `base` (negative: before); None when more than the place differs."""
+    """Return the number of places from `base` to `offset` (negative: before); None if more than the place differs."""
     if not len(base) == len(offset) == OFFSET_BYTES:
         _checked(base)
         _checked(offset)
@@ -151,7 +153,8 @@ def distance(base: bytes, offset: bytes) -> int | None:
 
 
 def of_partition(offset: bytes, partition: int) -> bytes:
-    """The least offset of a partition that is not below an offset of any; the offset itself when there is none."""
+    """Return the least offset of a partition that is not below `offset`, which may be of any partition. Return `offset`
+    itself if there is none."""
     number = int.from_bytes(_checked(offset), "big")
     found = (number & ~PARTITION_MAX) | partition
     if found < number:
@@ -160,7 +163,7 @@ def of_partition(offset: bytes, partition: int) -> bytes:
 
 
 def run(base: bytes, count: int) -> list[bytes]:
-    """`count` offsets: base, and each next one place on. InvalidRequest when the last one does not fit."""
+    """Return `count` offsets: `base`, and each following place. Raise InvalidRequest if the last one does not fit."""
     if count <= 0:
         return []
     shift(base, count - 1)  # checks both ends
@@ -169,23 +172,24 @@ def run(base: bytes, count: int) -> list[bytes]:
 
 
 def ceiling(deliver_ms: int, index: int) -> bytes:
-    """The greatest offset with this delivery time and index."""
+    """Return the greatest offset with this delivery time and index."""
     return pack(deliver_ms, index, PLACE_MAX, PARTITION_MAX)
 
 
 def to_text(offset: bytes) -> str:
-    """26 characters of Crockford's base32."""
+    """Return the 26 characters of Crockford's base32."""
     number = int.from_bytes(_checked(offset), "big")
     return "".join([_PAIRS[number >> bits & 1023] for bits in _PAIR_SHIFTS])
 
 
 def partition_of_text(text: str) -> int:
-    """The partition in the text of an offset that a broker gave."""
+    """Return the partition in the text of an offset. The text must be valid."""
     return int(text[-3:].translate(_DIGITS), 32) & PARTITION_MAX
 
 
 def from_text(text: str) -> bytes:
-    """The offset of a text, in either case, I and L read as 1 and O as 0; InvalidRequest on anything else."""
+    """Return the offset of a text in either case; I and L are read as 1, O as 0. Raise InvalidRequest on anything
+    else."""
     if not isinstance(text, str) or not _TEXT.fullmatch(text):
         raise InvalidRequest(
             f"{_shown(text)} is not an offset: {TEXT_CHARS} characters of Crockford's base32 are expected"
@@ -197,19 +201,19 @@ def from_text(text: str) -> bytes:
 
 
 def token(index: int, place: int) -> int:
-    """The lease token of the `place`-th grant of the Raft entry at `index`."""
+    """Return the lease token of the `place`-th grant of the Raft entry at `index`."""
     if not (0 <= index <= U48_MAX and 0 <= place <= TOKEN_PLACE_MAX):
         raise InvalidRequest(f"lease token: index {index} and place {place} must be within u48 and u16")
     return index << 16 | place
 
 
 def lease_text(group_number: int, partition: int, token: int) -> str:
-    """A lease as HTTP, JSON and logs write it."""
+    """Return the text of a lease as HTTP, JSON and logs write it."""
     return f"{group_number}.{partition}.{token}"
 
 
 def parse_lease(text: str) -> Lease:
-    """The parts of a lease's text; InvalidRequest unless it is three decimal numbers that fit."""
+    """Return the parts of a lease's text. Raise InvalidRequest unless it is three decimal numbers that fit."""
     match = _LEASE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InvalidRequest(f"{_shown(text)} is not a lease: GROUP.PARTITION.TOKEN in decimal is expected")

@@ -1,8 +1,8 @@
-"""What partitions send to other partitions by themselves: who it is from, where it goes, and the names that tell of it.
+"""Messages that partitions send to other partitions: the sender's producer id, the destination, and the headers.
 
-The record of a topic's settings has `dead_letter` where it has a dead letter topic: `[number of that topic, the
-partitions it was created with, its kind, the name of this topic]`. PERSISTED. The number makes another topic of the
-same name another one; a replica knows no names, so it is told that of its own topic.
+The record of a topic's settings has `dead_letter` if it has a dead letter topic: `[number of that topic, the partitions
+it was created with, its kind, the name of this topic]`. PERSISTED. The number distinguishes topics of the same name.
+Replicas do not know the names of topics, so the record includes the name of their own topic.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, PRIORITY
 from sandq.model.partitioning import partition_for
 
 DEAD_LETTER_TOPIC: Final = "dead_letter_topic"
-"""The setting, as a user writes it: the name of a topic."""
+"""Setting as a user writes it: the name of a topic."""
 DEAD_LETTER: Final = "dead_letter"
-"""In the record: what replicas go by."""
+"""Key in the record, which replicas read."""
 
 RESERVED_PRODUCERS: Final = 0xFFFF_FFFF << 32
-"""Producer ids from here on are those of partitions: the number of the sender's Raft group is added."""
+"""First producer id of partitions. The id of a partition is this plus the number of its Raft group."""
 
 DEAD_TOPIC_HEADER: Final = "sandq-dead-topic"
 DEAD_PARTITION_HEADER: Final = "sandq-dead-partition"
@@ -34,42 +34,42 @@ DEAD_CREATED_HEADER: Final = "sandq-dead-created"
 DEAD_PRIORITY_HEADER: Final = "sandq-dead-priority"
 DEAD_TENANT_HEADER: Final = "sandq-dead-tenant"
 DEAD_UNIQUE_KEY_HEADER: Final = "sandq-dead-unique-key"
-"""The unique key that the message had: text, or bytes if it is no UTF-8."""
+"""Header with the unique key that the message had: text, or bytes if it is no UTF-8."""
 DEAD_HEADERS_HEADER: Final = "sandq-dead-headers"
-"""Headers that were no msgpack map, as they were."""
+"""Header with the original headers, unchanged, if they were no msgpack map."""
 
 
 class Target(NamedTuple):
-    """A partition that messages are sent to, by the number of its topic, which is given to no other."""
+    """A partition that messages are sent to. `topic`: the number of its topic, which is never used again."""
 
     topic: int
     partition: int
 
 
 class DeadLetterTopic(NamedTuple):
-    """Where dead letters of a topic go."""
+    """Destination of a topic's dead letters."""
 
     number: int
     partitions: int
-    """That it was created with: keys go by them."""
+    """Number of partitions that it was created with, which partitions its keys."""
     kind: str
     source: str
-    """The name of the topic whose dead letters they are."""
+    """Name of the topic that the dead letters come from."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> DeadLetterTopic | None:
-        """From the record of a topic's settings; None: dead letters stay where they are."""
+        """Read it from the record of a topic's settings; None: dead letters stay in their topic."""
         found = settings.get(DEAD_LETTER)
         return None if found is None else cls(*found)
 
     def target(self, fields: Mapping[int, Any], partition: int) -> Target:
-        """Return where a message of this partition goes."""
+        """Return the destination of a message of this partition."""
         return Target(self.number, route(fields, self.kind, self.partitions, partition))
 
 
 def route(fields: Mapping[int, Any], kind: str, partitions: int, sender: int) -> int:
-    """Return the partition of a topic for a message: by its tenant or its key, as for who produces it; without a key
-    always the same for those that one partition (`sender`) sends."""
+    """Return the partition of a message in a topic, by its tenant or its key, as for a producer. All messages without a
+    key from one partition (`sender`) go to the same partition."""
     if kind == FAIR:
         tenant = fields.get(Column.TENANT)
         return partition_for(DEFAULT_TENANT.encode() if tenant is None else tenant, partitions)
@@ -78,17 +78,17 @@ def route(fields: Mapping[int, Any], kind: str, partitions: int, sender: int) ->
 
 
 def takes_priority(kind: str) -> bool:
-    """Return whether messages of such a topic have priorities."""
+    """Return whether messages of topics of this kind have priorities."""
     return kind in (PRIORITY, FAIR)
 
 
 def takes_tenant(kind: str) -> bool:
-    """Return whether messages of such a topic have tenants."""
+    """Return whether messages of topics of this kind have tenants."""
     return kind == FAIR
 
 
 def takes_time(kind: str) -> bool:
-    """Return whether messages of such a topic come at a time of their own."""
+    """Return whether messages of topics of this kind have a delivery time of their own."""
     return kind != COMPACTED
 
 
@@ -98,5 +98,5 @@ def reserved_producer(group: int) -> int:
 
 
 def is_reserved(producer_id: int) -> bool:
-    """Return whether a producer id is that of a partition."""
+    """Return whether a producer id belongs to a partition."""
     return producer_id >= RESERVED_PRODUCERS

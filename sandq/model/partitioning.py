@@ -1,8 +1,8 @@
-"""Which partition a key belongs to: xxh3_64, then jump consistent hash.
+"""Choose the partition of a key: xxh3_64, then jump consistent hash.
 
-Part of the protocol: producers in any language must agree, so the numbers never change. When the partitions
-grow from n to n + 1, one key in n + 1 moves, and only to the new partition (Lamping and Veach, "A Fast,
-Minimal Memory, Consistent Hash Algorithm", 2014).
+Part of the protocol: producers in any language must agree, so the numbers never change. When the number of partitions
+grows from n to n + 1, one key in n + 1 moves, and only to the new partition (Lamping and Veach, "A Fast, Minimal
+Memory, Consistent Hash Algorithm", 2014).
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ _TWO_31 = float(1 << 31)
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """The partition of a key, 0 to partitions - 1."""
+    """Return the partition of a key, 0 to partitions - 1."""
     return _jump(xxhash.xxh3_64_intdigest(key), partitions)
 
 
 PARTITION_DELIMITER: Final = "partition_delimiter"
-"""In the record of a compacted topic's settings. PERSISTED."""
+"""Key in the record of a compacted topic's settings. PERSISTED."""
 
 
 class KeyPartitions(NamedTuple):
-    """Where the keys of a compacted topic are: the *partition key* chooses, which is what stands before the first
-    delimiter in a key, or without one the key."""
+    """Partitions of the keys of a compacted topic. The *partition key* chooses: the part of a key before the first
+    delimiter, or the whole key if it has none."""
 
     partitions: int
-    """That the topic was created with."""
+    """Number of partitions that the topic was created with."""
     delimiter: bytes = b""
-    """Empty: the topic has none, and each key is its own partition key."""
+    """Delimiter of partition keys. Empty: each key is its own partition key."""
 
     @classmethod
     def of_topic(cls, partitions: int, settings: Mapping[str, Any]) -> KeyPartitions:
-        """From the record of a topic's settings."""
+        """Build it from the record of a topic's settings."""
         return cls(partitions, delimiter_of(settings))
 
     def of(self, key: bytes) -> int:
-        """The partition of a key."""
+        """Return the partition of a key."""
         return partition_for(key.partition(self.delimiter)[0] if self.delimiter else key, self.partitions)
 
     def of_range(self, start: bytes, stop: bytes | None) -> int | None:
-        """The one partition that all keys from `start` up to, without, `stop` are in; None: they may be in several."""
+        """Return the partition of all keys from `start` up to, but excluding, `stop`; None if they may be in
+        several."""
         if self.partitions == 1:
             return 0
         if not self.delimiter or stop is None:
@@ -53,12 +54,12 @@ class KeyPartitions(NamedTuple):
         head, delimiter, _ = start.partition(self.delimiter)
         if not delimiter:
             return None
-        shared = head + delimiter  # UTF-8 ends with no 0xff
+        shared = head + delimiter  # UTF-8 never ends with 0xff
         return partition_for(head, self.partitions) if stop <= shared[:-1] + bytes([shared[-1] + 1]) else None
 
 
 def delimiter_of(settings: Mapping[str, Any]) -> bytes:
-    """What ends the partition key in keys of a topic; empty: nothing."""
+    """Return the delimiter that ends the partition key in the keys of a topic; empty if there is none."""
     return (settings.get(PARTITION_DELIMITER) or "").encode()
 
 
@@ -74,5 +75,5 @@ def _jump(key: int, buckets: int) -> int:
 
 
 def ordering_hash(key: bytes) -> int:
-    """What stands for a key where messages of one key follow one another: two keys with one hash share their order."""
+    """Return the hash that represents a key in ordering. Two keys with the same hash share their order."""
     return xxhash.xxh3_64_intdigest(key) >> 1

@@ -1,4 +1,4 @@
-"""Batches with what only the broker knows of their messages, as they are read, sent and received."""
+"""Batches with the data that only the broker knows about their messages, as they are read, sent and received."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from sandq.model.batch_format import count_of
 
 
 class Piece(NamedTuple):
-    """A batch and its envelope (docs/protocol.md, DELIVER); the fields are those on the wire, in their order."""
+    """A batch and its envelope (docs/protocol.md, DELIVER). The fields and their order are those on the wire."""
 
     offsets: bytes
-    """16 bytes: base of a run; else 16 bytes a message."""
+    """Offset of the first message of a run (16 bytes), or the offset of each message (16 bytes each)."""
     ids: bytes | None
-    """16 bytes a message where they differ from the offsets."""
+    """Ids of the messages (16 bytes each); None if they equal the offsets."""
     created_ms: int | bytes
-    """One for all, or little-endian int64 a message."""
+    """Time of creation of all messages, or of each message as little-endian int64."""
     live: Sequence[Sequence[int]] | None
-    """[(first position, count), ...] of the messages that are meant; None: all."""
+    """Ranges [(first position, count), ...] of the messages that are included; None: all."""
     batch: bytes
 
     @property
     def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which nobody wants here
-        """Messages that are meant."""
+        """Number of messages that are included."""
         return count_of(self.batch) if self.live is None else sum([count for _, count in self.live])
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedPieces:
-    """The messages of a lease, and what their consumer names it by."""
+    """The messages of a lease, and the numbers by which their consumer refers to it."""
 
     group_number: int
-    """Of the Raft group of the partition."""
+    """Number of the partition's Raft group."""
     partition: int
     token: int
     attempt: int
     deadline_ms: int
     pieces: Sequence[Piece]
     begin_first: bool = field(default=False, kw_only=True)
-    """Whether earlier leases of its messages ended unsettled, so that its consumer is to report each message before it
+    """Whether earlier leases of its messages ended unsettled. The consumer must then report each message before it
     begins it."""

@@ -1,8 +1,8 @@
-"""Names of those who ask, and the text of tokens. Pure.
+"""Names of callers, and the text of tokens. Pure.
 
-A *principal* is a kind and a name: `token:NAME`, `jwt:SUBJECT`, `cert:NAME`; `anonymous` shows nothing that says who it
-is, and `node` is a node, or a gateway of the cluster. PERSISTED: identities are kept by principal, tokens by the
-SHA-256 of their text.
+A *principal* is a kind and a name: `token:NAME`, `jwt:SUBJECT`, `cert:NAME`. `anonymous` is a caller without
+credentials, and `node` is a node, or a gateway of the cluster. PERSISTED: identities are stored by principal, tokens by
+the SHA-256 of their text.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ TOKEN: Final = "token"
 JWT: Final = "jwt"
 CERTIFICATE: Final = "cert"
 KINDS: Final = (TOKEN, JWT, CERTIFICATE)
-"""Of principals that there are identities of."""
+"""Kinds of principals that may have an identity."""
 TOKEN_PREFIX: Final = "sandq_"
 TOKEN_BYTES: Final = 32
-"""Random, of a token."""
+"""Random bytes of a token."""
 HASH_BYTES: Final = 32
 TOKEN_CHARS: Final = 6144
-"""Of what somebody shows to say who it is: a token of an outside issuer has a few hundred, most often."""
+"""Maximum number of characters of a credential; most tokens of an external issuer have a few hundred."""
 
 
 def principal_of(kind: str, name: str) -> str:
@@ -34,12 +34,12 @@ def principal_of(kind: str, name: str) -> str:
 
 
 def kind_of(principal: str) -> str:
-    """Return what kind of principal it is."""
+    """Return the kind of a principal."""
     return principal.partition(":")[0]
 
 
 def check_principal(principal: object) -> str:
-    """Return a principal that there may be an identity of. Raises InvalidRequest, InvalidName."""
+    """Return a principal that may have an identity. Raise InvalidRequest or InvalidName otherwise."""
     expected = f"a principal is {', '.join(f'{kind}:NAME' for kind in KINDS[:-1])} or {KINDS[-1]}:NAME"
     if not isinstance(principal, str):
         raise InvalidRequest(f"{expected}, not {repr(principal)[:40]}")
@@ -57,12 +57,12 @@ def check_principal(principal: object) -> str:
 
 
 def token_text(random: bytes) -> str:
-    """Return the text of a token. `random`: `TOKEN_BYTES` that nobody can guess."""
+    """Return the text of a token. `random`: `TOKEN_BYTES` unpredictable bytes."""
     if len(random) != TOKEN_BYTES:
         raise ValueError(f"a token is made of {TOKEN_BYTES} random bytes")
     return TOKEN_PREFIX + urlsafe_b64encode(random).decode().rstrip("=")
 
 
 def token_hash(text: str) -> bytes:
-    """Return what is kept of a token: nobody finds the token by it, for it is random."""
+    """Return the hash that is stored for a token. The token cannot be guessed from it, because it is random."""
     return hashlib.sha256(text.encode()).digest()

@@ -1,7 +1,7 @@
-"""The push of a group: a URL to which each of its messages is POSTed at its time.
+"""The push of a group: a URL to which each of its messages is POSTed when it is due.
 
-The metadata has it as a map: `url`, `secrets` (which sign, the newest first), `concurrency`, `timeout_ms`. PERSISTED.
-Nobody is shown the secrets again: what is told of a push goes through `shown`.
+The metadata stores it as a map: `url`, `secrets` (which sign, newest first), `concurrency`, `timeout_ms`. PERSISTED.
+Secrets are never shown again: `shown` returns what may be shown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sandq.model.webhooks import secret_hint, secret_key
 Push = Mapping[str, Any]
 
 CONCURRENCY: Final = 10
-"""Requests of a group at once, by each node."""
+"""Concurrent requests of a group, from each node."""
 CONCURRENCY_MOST: Final = 100
 TIMEOUT_MS: Final = 30_000
 TIMEOUT_LEAST_MS: Final = 1000
@@ -29,10 +29,11 @@ SETTINGS: Final = ("url", "secrets", "keep_secrets", "concurrency", "request_tim
 
 
 def changed_push(old: Push | None, given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the push that a group has once a user changed it; what is not named stays as it is, or has its default.
+    """Return the push of a group after a user's changes. Settings that are not given keep their value, or get the
+    default.
 
-    `secrets`: these sign from now on; with `keep_secrets`, the ones of before sign as well. One InvalidSetting names
-    every mistake.
+    `secrets`: sign from now on; with `keep_secrets`, the previous secrets sign as well. Raise InvalidSetting, which
+    names every mistake.
     """
     unknown = islice((str(name) for name in given if name not in SETTINGS), _UNKNOWN_SHOWN)
     mistakes = [f"{name[:40]}: no setting of a push; there are {', '.join(SETTINGS)}" for name in unknown]
@@ -56,14 +57,14 @@ def changed_push(old: Push | None, given: Mapping[str, object]) -> dict[str, Any
                 mistakes.append(error.message if error.message.startswith(name) else f"{name}: {error.message}")
     is_elsewhere = old is not None and push["url"] != before.get("url")
     if is_elsewhere and (given.get("secrets") is None or given.get("keep_secrets")):
-        # Else whoever receives at the new URL gets requests that verify as those for the old receiver.
+        # Otherwise the receiver at the new URL would get requests that verify like those for the old receiver.
         mistakes.append("secrets: another url needs secrets of its own: give them with it, without keep_secrets")
     keeps = given.get("keep_secrets", False)
     if type(keeps) is not bool:
         mistakes.append(f"keep_secrets: true or false is expected, not {keeps!r:.40}")
     elif keeps:
         if given.get("secrets") is None:
-            mistakes.append("keep_secrets: it goes with secrets, which sign beside those of before")
+            mistakes.append("keep_secrets: it goes with secrets, which then sign in addition to the earlier ones")
         push["secrets"] = list(dict.fromkeys([*push["secrets"], *before.get("secrets", ())]))[:SECRETS_MOST]
     if not mistakes and push["url"] is None:
         mistakes.append("url: it is missing, and the group has none yet")
@@ -75,12 +76,13 @@ def changed_push(old: Push | None, given: Mapping[str, object]) -> dict[str, Any
 
 
 def check_push(given: Mapping[str, object]) -> None:
-    """Raise InvalidSetting for what no push can be changed to, whatever it is at present."""
+    """Raise InvalidSetting for changes that are invalid whatever the current push is."""
     changed_push({"url": given.get("url") or "https://unknown", "secrets": ["unknown"]}, given)
 
 
 def shown(push: Push) -> dict[str, Any]:
-    """Return what may be told of a push: of its secrets hints, its URL without the values of its query."""
+    """Return the parts of a push that may be shown: hints of its secrets, and its URL without the values in its
+    query."""
     return {
         "url": shown_url(push["url"]),
         "secrets": [secret_hint(secret) for secret in push["secrets"]],

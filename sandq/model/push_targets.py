@@ -1,8 +1,8 @@
-"""Where messages may be pushed to: what the configuration of a node allows, by URL and by address.
+"""URLs and addresses to which the configuration of a node allows messages to be pushed.
 
-A name is allowed by a pattern (`*.example.com`), and then only at public addresses; an address, public or not, by a
-network (`10.1.0.0/16`). Who connects looks the name up, asks here about each address, and connects to what was allowed,
-not to the name: a name that stands for another address a moment later gains nothing.
+A pattern (`*.example.com`) allows names, but only at public addresses. A network (`10.1.0.0/16`) allows addresses,
+public or not. The sender resolves a name, checks each address here, and connects to an allowed address, not to the
+name. So a name that resolves to another address a moment later gains nothing (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Network = IPv4Network | IPv6Network
 
 URL_CHARS: Final = 2048
 PORTS: Final = (80, 443, 8080, 8443)
-"""That may be connected to unless the configuration has others."""
+"""Default ports that may be connected to."""
 LEAST_BITS: Final = {4: 8, 6: 7}
-"""A network has as many bits in common, at least: a wider one would open what nobody thinks of."""
+"""Minimum prefix length of a network, by IP version: a shorter prefix would allow more than an operator expects."""
 _TEXT = re.compile(r"[!-~]+")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\]")
 _PATTERN = re.compile(r"[a-z0-9.*?_-]{1,253}")
 _TRANSLATED = IPv6Network("64:ff9b::/96")
-"""IPv4 addresses behind a gateway (NAT64)."""
+"""Prefix of IPv4 addresses behind a gateway (NAT64)."""
 _ALSO_SPECIAL: Final = (
     IPv4Network("192.0.0.0/24"),
     IPv4Network("192.88.99.0/24"),
@@ -36,27 +36,27 @@ _ALSO_SPECIAL: Final = (
     IPv6Network("fec0::/10"),
     IPv6Network("3fff::/20"),
 )
-"""Of protocols, sites and documentation, about which versions of Python differ; and the services of the host that each
-virtual machine of Azure reaches at an address that looks public."""
+"""Networks that versions of Python classify differently (protocols, sites, documentation), and the address that looks
+public but reaches the host of each virtual machine of Azure."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class TargetRefused(InvalidRequest):
-    """The URL, or what its name stands for, is none that the configuration allows."""
+    """The configuration does not allow the URL, or an address of its host."""
 
 
 class Target(NamedTuple):
-    """A URL in its parts. `host`: in lower case, an IPv6 address without brackets."""
+    """The parts of a URL. `host`: in lower case, an IPv6 address without brackets."""
 
     scheme: str
     host: str
     port: int
     path: str
-    """With the query."""
+    """Path with the query."""
 
     @classmethod
     def parse(cls, url: object) -> Self:
-        """Raises InvalidRequest with what is wrong."""
+        """Parse a URL. Raise InvalidRequest, which says what is wrong."""
         if not isinstance(url, str) or not _TEXT.fullmatch(url):
             raise InvalidRequest("url: text of printable ASCII characters without spaces is expected")
         if len(url) > URL_CHARS:
@@ -86,13 +86,13 @@ class Target(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """What the Host header says."""
+        """Value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as it is told and logged: without the values of its query, for one may be what lets somebody in."""
+    """Return a URL for output and logs, without the values in its query, because one of them may be a credential."""
     path, has_query, query = url.partition("?")
     if not has_query:
         return url
@@ -101,24 +101,24 @@ def shown_url(url: str) -> str:
 
 
 class PushRules(NamedTuple):
-    """What a node allows."""
+    """The rules of a node."""
 
     patterns: tuple[str, ...] = ("*",)
     networks: tuple[Network, ...] = ()
     ports: frozenset[int] = frozenset(PORTS)
-    """Empty: any."""
+    """Ports that may be connected to. Empty: any."""
     allows_http: bool = False
 
     @classmethod
     def of(cls, allowed: Iterable[str], ports: Iterable[int], allows_http: bool) -> Self:
-        """Of what the configuration says. Raises InvalidRequest for what is neither a pattern nor a network."""
+        """Parse the lists of the configuration. Raise InvalidRequest if an entry is neither a pattern nor a network."""
         entries = [entry_of(text) for text in allowed]
         patterns = tuple([entry for entry in entries if isinstance(entry, str)])
         networks = tuple([entry for entry in entries if not isinstance(entry, str)])
         return cls(patterns, networks, frozenset(ports), allows_http)
 
     def check(self, target: Target) -> None:
-        """Raise TargetRefused unless such a URL may be pushed to, whatever its name stands for."""
+        """Raise TargetRefused unless this URL may be pushed to, before its name is resolved."""
         if not self.patterns and not self.networks:
             raise TargetRefused("push.allow of the node is empty: nothing is pushed")
         if target.scheme == "http" and not self.allows_http:
@@ -151,7 +151,7 @@ class PushRules(NamedTuple):
 
 
 def entry_of(text: str) -> str | Network:
-    """An entry of the list: a network, or the pattern of a name. Raises InvalidRequest."""
+    """Parse an entry of `push.allow`: return a network, or the pattern of a name. Raise InvalidRequest."""
     entry = text.lower()
     try:
         network = ip_network(entry)
@@ -170,14 +170,14 @@ def entry_of(text: str) -> str | Network:
 
 
 def is_public(address: Ip) -> bool:
-    """Whether an address is in the public Internet: not private, of this machine or link, or of many at once."""
+    """Return whether an address is public: not private, not of this machine or link, no multicast."""
     if any(address.version == network.version and address in network for network in _ALSO_SPECIAL):
         return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
 def embedded(address: Ip) -> Ip:
-    """The IPv4 address that an IPv6 one stands for, where it does."""
+    """Return the IPv4 address that an IPv6 address embeds; other addresses are returned unchanged."""
     if isinstance(address, IPv4Address):
         return address
     if address.ipv4_mapped is not None:

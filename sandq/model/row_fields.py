@@ -1,6 +1,6 @@
 """Checks of single fields of a partition's stored rows: types, ranges, columns of messages.
 
-A check is a function that says whether a decoded value may be there. `row_kinds` and `stored_rows` put them together.
+A check is a function that returns whether a decoded value is valid. `row_kinds` and `stored_rows` combine checks.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from sandq.model.offsets import OFFSET_BYTES, PLACE_BITS, PLACE_STEP, U48_MAX, U
 
 LEASE_MESSAGES: Final = FIXED.grant_messages
 WAITING_MESSAGES: Final = 1 << 24
-"""Most messages of one waiting entry."""
+"""Maximum number of messages of one waiting entry."""
 TEXT_CHARS: Final = 4096
-"""Most characters of a text in a row that has no limit of its own."""
+"""Maximum number of characters of a text in a row without a limit of its own."""
 I63_MAX: Final = 2**63 - 1
 U32_MAX: Final = 2**32 - 1
 RANGE_BYTES: Final = OFFSET_BYTES + 4
 
 Check = Callable[[Any], bool]
-"""Whether a field of a row may have this value."""
+"""Function that returns whether a field of a row may have this value."""
 
 
 def integer(least: int, greatest: int) -> Check:
@@ -56,7 +56,7 @@ def list_of(check: Check, most: int) -> Check:
 
 
 def array(*checks: Check, least: int | None = None) -> Check:
-    """An array of these fields, of which those behind the first `least` may be missing."""
+    """Return a check of an array with these fields; fields after the first `least` may be missing."""
     fewest = len(checks) if least is None else least
 
     def check(value: Any) -> bool:
@@ -98,18 +98,18 @@ def is_bytes(value: Any) -> bool:
 TOKEN: Final = bytes_up_to(64)
 
 COUNT: Final = integer(0, 2**62)
-"""Also of numbers that rise: there is room for those that come after."""
+"""A count, or a rising number. Its maximum leaves space for later increments."""
 SIGNED: Final = integer(-(2**63), I63_MAX)
 CHANGE: Final = integer(-(2**48), 2**48)
-"""How many messages more or, negative, fewer there are."""
+"""A change of a number of messages; may be negative."""
 U32: Final = integer(0, U32_MAX)
 U64: Final = integer(0, U64_MAX)
 TIME: Final = integer(0, U48_MAX)
 DEADLINE: Final = integer(0, 2 * U48_MAX)
-"""A time, and a duration behind it."""
+"""A time plus a duration."""
 OFFSET: Final = bytes_of(OFFSET_BYTES)
 RISING: Final[Check] = lambda value: OFFSET(value) and value < b"\xff\xff"  # noqa: E731
-"""An offset that others come after: it is made greater by one."""
+"""An offset that can be incremented."""
 ERROR: Final = optional(text(FIXED.error_chars))
 PRIORITY: Final = integer(FIXED.priority_least, FIXED.priority_most)
 _ATTEMPT: Final = array(COUNT, text(), TIME, TIME, text(), ERROR)
@@ -127,7 +127,7 @@ COLUMNS: Final[Mapping[int, Check]] = {
     Column.ORDERING_HASH: U64,
     Column.KEY_DIGEST: lambda value: is_bytes(value) and len(value) == 16,
 }
-"""What columns of a message may have beyond their types."""
+"""Checks of the columns of a message, in addition to their types."""
 
 
 def _is_cell(column: Any, value: Any) -> bool:
@@ -139,7 +139,7 @@ def _is_cell(column: Any, value: Any) -> bool:
 
 
 def are_fields(value: Any) -> bool:
-    """Whether this is `{column id: value}` of a message."""
+    """Return whether this is `{column id: value}` of a message."""
     return type(value) is dict and all([_is_cell(column, cell) for column, cell in value.items()])
 
 
@@ -148,14 +148,14 @@ def are_whole_fields(value: Any) -> bool:
 
 
 def is_queue(value: Any) -> bool:
-    """Whether this names a ready queue: a tenant or nothing, a zero byte, and a priority."""
+    """Return whether this is the name of a ready queue: a tenant or nothing, a zero byte, and a priority."""
     if type(value) is not bytes or len(value) < 5 or value[-5] != 0:
         return False
     return len(value) == 5 or is_tenant(value[:-5].decode("ascii", "backslashreplace"))
 
 
 def is_range_list(most: int, *, in_order: bool) -> Check:
-    """Packed ranges of up to `most` messages. `in_order`: they rise, and none overlaps the next."""
+    """Return a check of packed ranges of up to `most` messages. `in_order`: they rise and do not overlap."""
 
     def check(value: Any) -> bool:
         if type(value) is not bytes or not value or len(value) % RANGE_BYTES:

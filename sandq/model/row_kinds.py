@@ -1,4 +1,4 @@
-"""Which keys and fields the stored rows of each tag have, where a row is one array of MessagePack.
+"""Keys and fields of the stored rows of each tag, for rows that are one array of MessagePack.
 
 Row formats: docs/storage-format.md. Tags that exist in `partition.rows` are named there; a test compares both.
 """
@@ -59,12 +59,12 @@ _ANSWER_BYTES: Final = struct.calcsize(">BQIQQI")
 
 
 class _Kind(NamedTuple):
-    """Rows of one tag."""
+    """The rows of one tag."""
 
     key: Callable[[bytes, int], bool]
-    """Whether a key without its tag may be one, in this partition."""
+    """Check of a key without its tag, in this partition."""
     fields: Check
-    """Whether a decoded value may be one."""
+    """Check of a decoded value."""
 
 
 def _length(size: int) -> Callable[[bytes, int], bool]:
@@ -82,12 +82,12 @@ def _named(check: Check) -> Callable[[bytes, int], bool]:
 
 
 def is_offset_of(key: bytes, partition: int) -> bool:
-    """Whether this is an offset of the partition."""
+    """Return whether this is an offset of the partition."""
     return len(key) == OFFSET_BYTES and int.from_bytes(key[-2:], "big") & PARTITION_MAX == partition
 
 
 def _group_and(rest: Callable[[bytes, int], bool]) -> Callable[[bytes, int], bool]:
-    """A group's number, which is above 0, and this behind it."""
+    """Return a check of a key that begins with a group's number, which is above 0, followed by `rest`."""
     return lambda key, partition: len(key) >= 4 and key[:4] != bytes(4) and rest(key[4:], partition)
 
 
@@ -100,7 +100,7 @@ def _is_forget_key(key: bytes, partition: int) -> bool:
 
 
 _FORGOTTEN: Final = (b"t", b"i", b"u", b"U", b"K")
-"""Tags of rows that are forgotten after a while: the last field of each says when."""
+"""Tags of rows that expire; the last field of each holds the time."""
 
 
 def _is_scoped_key(key: bytes, partition: int) -> bool:
@@ -127,7 +127,7 @@ def _is_group_settings(value: Any) -> bool:
 
 
 def _is_plain_map(value: Any) -> bool:
-    """Whether this is a map of names to plain values, as settings of a schedule are."""
+    """Return whether this is a map of names to plain values, as the settings of a schedule are."""
     return type(value) is dict and all(
         [type(name) is str and (type(one) in (int, bool, type(None)) or text()(one)) for name, one in value.items()]
     )
@@ -186,7 +186,7 @@ def _is_job(value: Any) -> bool:
     if not _JOB_FIELDS(value):
         return False
     kind, arguments, position = value[1], value[2], value[7]
-    # Where messages of the log are gone through, it is an offset; else a key of another row.
+    # The position of a job that reads messages of the log is an offset; otherwise it is the key of another row.
     if len(position) != OFFSET_BYTES and (kind != "drop" and "kept_of" not in arguments):
         return False
     if not all([name in _JOB_ARGUMENTS and _JOB_ARGUMENTS[name](one) for name, one in arguments.items()]):
@@ -212,7 +212,7 @@ def _is_producer(value: Any) -> bool:
 
 
 _U32_OR_MORE: Final = U64
-"""Epoch of a producer: of a partition it is a time or more."""
+"""Epoch of a producer. The epoch of a partition as a producer is a time or greater, and exceeds u32."""
 
 
 def _is_answer(packed: bytes) -> bool:
@@ -228,7 +228,7 @@ _DEAD_FIELDS: Final = array(
 
 
 def _is_forward(value: Any) -> bool:
-    """Whether this says where a dead letter is to go, or was refused."""
+    """Return whether this is the destination of a dead letter, which may have refused it."""
     return array(U32, integer(0, PARTITION_MAX), COUNT, one_of(0), least=3)(value)
 
 
@@ -277,7 +277,7 @@ _LETTER: Final = array(integer(0, 1), U32, OFFSET, TIME, are_whole_fields, least
 
 
 def _is_letter(value: Any) -> bool:
-    # A message that an ack sends has all of it; a dead letter has the rest once it is in a batch.
+    # A message that an ack sends is stored completely. A dead letter gets its remaining fields once it is in a batch.
     return _LETTER(value) and (len(value) == 5 or (len(value) == 3 and value[0] == 0))
 
 
@@ -337,7 +337,7 @@ COMMON: Final[Mapping[bytes, _Kind]] = {
     b"z": _Kind(_group_and(_length(OFFSET_BYTES)), array(is_range_list(WAITING_MESSAGES, in_order=True))),
     b"y": _Kind(is_offset_of, array(optional(PRIORITY), integer(1, I63_MAX), least=1)),
 }
-"""Tags of every kind of topic, but for log rows and the state."""
+"""Tags of topics of every kind, except for log rows and the state."""
 
 KEYS_STATE: Final = array(COUNT, COUNT, optional(TIME), TIME, COUNT)
 COMPACTION: Final = array(
@@ -345,7 +345,7 @@ COMPACTION: Final = array(
     *(optional(COUNT), COUNT, TIME, optional(array(COUNT, TIME)), COUNT, optional(TIME)),
 )
 COMPACTED_TAGS: Final = (b"v", b"x", b"y", b"o", b"c")
-"""Tags that mean something else in a compacted topic, or are only there."""
+"""Tags that have another meaning in a compacted topic, or exist only there."""
 STATE_TAG: Final = b"s"
 LOG_TAG: Final = b"m"
 TAGS: Final = frozenset({*COMMON, *COMPACTED_TAGS, STATE_TAG, LOG_TAG})

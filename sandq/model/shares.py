@@ -1,8 +1,8 @@
-"""Shares, as whole numbers of millionths."""
+"""Shares as integers, in parts per million."""
 
 from __future__ import annotations
 
 from typing import Final
 
 PPM: Final = 1_000_000
-"""The whole."""
+"""The share of 100 %."""

@@ -1,4 +1,4 @@
-"""What counts as one source, wherever something is shared out by where it comes from."""
+"""The source of a request, for limits that are shared between clients by their address."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 from sandq.model.caller import Caller, host_of
 
 IPV6_SOURCE_BITS: Final = 64
-"""Whoever has an IPv6 address has a whole network of these."""
+"""Prefix length of a source: an IPv6 host usually controls a whole network of this size."""
 
 
 def source_of(host: str) -> str:
-    """What an address counts as: an IPv4 address, or an IPv6 network; other text stays as it is."""
+    """Return the source of an address: the IPv4 address, or the IPv6 network. Other text is returned unchanged."""
     if ":" not in host:
         return host
     try:
@@ -27,5 +27,5 @@ def source_of(host: str) -> str:
 
 
 def source_of_caller(caller: Caller) -> str:
-    """What a caller's address counts as."""
+    """Return the source of a caller's address."""
     return source_of(host_of(caller))

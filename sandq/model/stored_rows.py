@@ -1,8 +1,8 @@
-"""Check rows of a partition that come from outside the cluster, as a backup has them.
+"""Check rows of a partition that come from outside the cluster, for example from a backup.
 
-A restore writes rows into a partition's log, and every replica reads them later. `problem_of_row` says what is wrong
+A restore writes rows into a partition's log, and every replica reads them later. `problem_of_row` returns what is wrong
 with one row: the length of its key, the types and ranges of its fields, the checksum and the columns of a batch. It
-knows no other row; `TimerPartition` checks at the end of a restore what only all rows together show.
+does not compare rows; `TimerPartition` makes the checks that need all rows at the end of a restore.
 
 Row formats: docs/storage-format.md. Tags that exist in `partition.rows` are named there; a test compares both.
 """
@@ -54,31 +54,31 @@ from sandq.model.stored_settings import checked_record
 
 CHUNK_ROWS: Final = 8192
 CHUNK_BYTES: Final = 20 << 20
-"""Of a chunk, at most: a row may be a batch of 16 MiB."""
+"""Maximum size of a chunk: a single row may be a batch of 16 MiB."""
 ROW_ITEMS: Final = 1 << 18
-"""Most items that one row may have: the largest state row has about a third of that."""
+"""Maximum number of items in a row; the largest state row has about a third of it."""
 SMALL_BYTES: Final = 32 << 10
-"""A row up to this size is decoded without counting its items first."""
+"""Rows up to this size are decoded without counting their items first."""
 KEY_BYTES_MOST: Final = 64 << 10
 BATCH_BYTES: Final = 64 << 20
-"""Most bytes of a stored batch once decompressed: no configuration takes larger ones."""
+"""Maximum size of a decompressed batch: no configuration allows larger ones."""
 
 _LOG_HEADER: Final = struct.Struct("<BB2xIq")
 _VALUE_HEADER: Final = struct.Struct("<B3xIq16s")
 
 
 class _Wrong(Exception):
-    """Says what is wrong with a row."""
+    """The row is invalid; the message says why."""
 
 
 # -- chunks -----------------------------------------------------------------------------------------------------------
 
 
 def decode_chunk(data: bytes) -> list[bytes]:
-    """Return keys and values of a chunk, in turns. Raises InvalidRequest: it is none, or too large.
+    """Return the alternating keys and values of a chunk. Raise InvalidRequest if it is malformed or too large.
 
-    Reads item by item and stops at the first that is not bytes: a chunk of arrays within arrays would take eighty times
-    its size in memory.
+    Reads item by item and stops at the first that is not bytes: a chunk of nested arrays would take eighty times its
+    size in memory.
     """
     if len(data) > CHUNK_BYTES:
         raise InvalidRequest(f"a chunk of {len(data)} bytes; {CHUNK_BYTES} are the limit")
@@ -110,13 +110,16 @@ def decode_chunk(data: bytes) -> list[bytes]:
 
 
 def _is_bytes_next(data: bytes, at: int) -> bool:
-    """Return whether a bin begins at this position."""
+    """Return whether a msgpack bin begins at this position."""
     return data[at : at + 1] in (b"\xc4", b"\xc5", b"\xc6")
 
 
 def check_rows(data: bytes, partition: int, kind: str) -> None:
-    """Check each row of a chunk before it enters the log of this partition, in a topic of this kind. Takes time: up to
-    a second for a chunk of the largest size. Raises InvalidRequest, which names the row."""
+    """Check each row of a chunk before it enters the log of this partition, in a topic of this kind. Raise
+    InvalidRequest, which names the row.
+
+    A chunk of the largest size takes up to a second.
+    """
     flat = decode_chunk(data)
     for number, (key, value) in enumerate(zip(flat[::2], flat[1::2], strict=True), 1):
         problem = problem_of_row(key, value, partition, kind)
@@ -251,7 +254,7 @@ def _is_value(value: bytes) -> bool:
 
 
 def problem_of_row(key: bytes, value: bytes, partition: int, kind: str) -> str | None:
-    """Return what is wrong with a row of a partition of a topic of this kind; None if nothing is."""
+    """Return what is wrong with a row of a partition in a topic of this kind; None if nothing is."""
     try:
         _check(key, value, partition, kind)
     except _Wrong as problem:
@@ -298,7 +301,7 @@ def _shown_tag(key: bytes) -> str:
 
 
 def decode_row(value: bytes) -> Any:
-    """Decode a row within bounds of its own. Raises _Wrong."""
+    """Decode a row of bounded size. Raise _Wrong."""
     if len(value) > SMALL_BYTES:
         _check_items(value)
     try:
@@ -308,8 +311,12 @@ def decode_row(value: bytes) -> Any:
 
 
 def _check_items(data: bytes) -> None:
-    """Raise _Wrong for a row of too many items: each costs memory once it is decoded, and a byte before. Steps over
-    bytes and texts, and so takes as long as there are items."""
+    """Raise _Wrong for a row with too many items: an item of one byte costs far more memory once it is decoded.
+
+    Skips the content of bytes and texts, so that the time depends on the number of items only.
+    """
+    # A minimal msgpack walker without recursion: `left` counts the items that are still expected, including those of
+    # arrays and maps that have begun.
     at, left, items, end = 0, 1, 0, len(data)
     while left:
         if at >= end:
@@ -346,10 +353,10 @@ _FIXED_SIZES: Final = {
     **{0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8},
     **{0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17},
 }
-"""Bytes behind the head of a value of this type."""
+"""Bytes after the head of a value of this type."""
 _COUNTED_SIZES: Final = {
     **{0xC4: (1, 0, 0), 0xC5: (2, 0, 0), 0xC6: (4, 0, 0), 0xC7: (1, 0, 1), 0xC8: (2, 0, 1), 0xC9: (4, 0, 1)},
     **{0xD9: (1, 0, 0), 0xDA: (2, 0, 0), 0xDB: (4, 0, 0)},
     **{0xDC: (2, 1, 0), 0xDD: (4, 1, 0), 0xDE: (2, 2, 0), 0xDF: (4, 2, 0)},
 }
-"""Bytes of the count behind the head, items of each counted one (0: bytes are counted), and bytes beside them."""
+"""By type: size of the count after the head, items per count (0: the count is in bytes), and additional bytes."""

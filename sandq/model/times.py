@@ -1,15 +1,15 @@
-"""The grammar of times, everywhere the same: Python, command line, YAML, JSON, headers.
+"""The grammar of times, the same everywhere: Python, command line, YAML, JSON, headers.
 
     duration   timedelta | seconds as int or float | text
     text       2w 3d 4h 5m 6s 250ms: one or more, in this order, decimals allowed; a bare number is seconds
     instant    aware datetime | RFC 3339 text ("2030-01-31T08:00:00+01:00") | epoch milliseconds as int,
     digits
 
-Everything becomes whole milliseconds, rounded *up*: what is delivered at the millisecond is then never early.
-Numbers that look like another unit are refused, with both units named: as an instant an int below 10**11 or a float
-(seconds), and one that is too large (microseconds, nanoseconds); as a duration a bare number of seconds that is more
-than ten years (milliseconds or less). So is a datetime without a zone. Instants and durations fit 48 bits unsigned (the
-year 10889). No clock is read here.
+Everything becomes whole milliseconds, rounded *up*, so that a message delivered at that millisecond is never early.
+Numbers that look like another unit are refused, and the error names both units. Refused instants are an int below
+10**11 or a float (seconds), and an int that is too large (microseconds, nanoseconds). Refused durations are bare
+numbers of seconds above ten years (milliseconds or less). A datetime without a zone is refused, too. Instants and
+durations fit 48 bits unsigned (the year 10889). No clock is read here.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _TEXT_CHARS = 64
 _DURATION_FORMS = 'seconds, or text like "90s", "5m", "1h30m", "250ms" is expected'
 _INSTANT_FORMS = 'RFC 3339 text like "2030-01-31T08:00:00Z", or whole epoch milliseconds are expected'
 
-# The Gregorian calendar repeats after 400 years: how years above 9999 are written, which datetime does not
-# know.
+# The Gregorian calendar repeats after 400 years. This is used to write years above 9999, which datetime does not
+# support.
 _CYCLE_MS = 146_097 * 86_400_000
 _YEAR_10000_MS = 253_402_300_800_000
 
@@ -73,7 +73,7 @@ def _refuse(what: str, value: object, why: str) -> InvalidTime:
 
 
 def _delta_ms(delta: timedelta) -> int:
-    """Whole milliseconds of a timedelta, rounded up, in integers only."""
+    """Return the whole milliseconds of a timedelta, rounded up, computed with integers only."""
     micros = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
     if getattr(delta, "nanoseconds", 0):  # pandas has finer timedeltas
         micros += 1
@@ -81,7 +81,8 @@ def _delta_ms(delta: timedelta) -> int:
 
 
 def duration_ms(value: Duration) -> int:
-    """Milliseconds of a duration, rounded up; InvalidTime when it is negative, not finite or no duration."""
+    """Return the milliseconds of a duration, rounded up. Raise InvalidTime if it is negative, not finite or no
+    duration."""
     if isinstance(value, timedelta):
         ms = _delta_ms(value)
     elif isinstance(value, str):
@@ -98,7 +99,7 @@ def duration_ms(value: Duration) -> int:
         ms = math.ceil(Fraction(Decimal(repr(float(value)))) * 1000)
     else:
         raise _refuse("a duration", value, _DURATION_FORMS)
-    # A negative value of less than a millisecond rounds up to 0: look at the value as well.
+    # A negative value of less than a millisecond rounds up to 0, so check the value as well.
     negative = ms < 0 or (isinstance(value, timedelta) and value.days < 0)
     if negative or (isinstance(value, float) and value < 0):
         raise _refuse("a duration", value, "it must not be negative")
@@ -108,7 +109,7 @@ def duration_ms(value: Duration) -> int:
 
 
 def _checked_seconds(value: object, seconds: S) -> S:
-    """A bare number of seconds; InvalidTime for more than ten years of them."""
+    """Return a bare number of seconds. Raise InvalidTime if it is more than ten years."""
     if seconds > SECONDS_MOST:
         raise _refuse(
             "a duration",
@@ -131,7 +132,7 @@ def _text_ms(text: str) -> int:
 
 
 def _duration_hint(text: str) -> str:
-    """Say how a text that is no duration is written, where it is close to one."""
+    """Return how to write a duration that the text comes close to, or else the general forms."""
     plain = text.strip().lower()
     if plain.startswith("-") and (_DURATION.fullmatch(plain[1:]) or _SECONDS.fullmatch(plain[1:])) and plain != "-":
         return "it must not be negative"
@@ -144,7 +145,7 @@ def _duration_hint(text: str) -> str:
 
 
 def instant_ms(value: Instant) -> int:
-    """Epoch milliseconds of an instant, rounded up; InvalidTime when it is none or may mean another."""
+    """Return the epoch milliseconds of an instant, rounded up. Raise InvalidTime if it is no instant, or ambiguous."""
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise _refuse("an instant", value, "it has no time zone")
@@ -173,7 +174,7 @@ def instant_ms(value: Instant) -> int:
 
 
 def _float_hint(value: float) -> str:
-    """Say what a float was meant as: milliseconds with a fraction, or seconds."""
+    """Return what a float probably means: milliseconds with a fraction, or seconds."""
     if LEAST_INSTANT_MS <= value <= TIME_MAX_MS:
         return f"epoch milliseconds are a whole number: {math.ceil(value)}"
     return "it looks like seconds; whole epoch milliseconds are expected"
@@ -186,7 +187,7 @@ def _rfc_3339_ms(text: str) -> int:
     year, month, day, hour, minute, second = (int(match[group]) for group in range(1, 7))
     if match[8] is None and match[9] is None:
         raise _refuse("an instant", text, "it has no time zone; append Z or an offset like +01:00")
-    # A leap second is read as the second after it: later, never earlier.
+    # A leap second is read as the second after it, because times may be late but never early.
     leap = 1 if second == 60 else 0
     try:
         zone = UTC
@@ -203,7 +204,7 @@ def _rfc_3339_ms(text: str) -> int:
 
 
 def format_instant(ms: int) -> str:
-    """RFC 3339 in UTC with milliseconds; a year above 9999 gets a plus sign, as ISO 8601 has it."""
+    """Return RFC 3339 text in UTC with milliseconds. A year above 9999 gets a plus sign, as in ISO 8601."""
     if not 0 <= ms <= TIME_MAX_MS:
         raise _refuse("an instant", ms, f"it is not within 0..{TIME_MAX_MS} ms")
     if ms >= _YEAR_10000_MS:
@@ -215,7 +216,7 @@ def format_instant(ms: int) -> str:
 
 
 def format_duration(ms: int) -> str:
-    """The text of a duration, largest unit first: "1d2h", "250ms", "0s". `duration_ms` reads it back."""
+    """Return the text of a duration, largest unit first: "1d2h", "250ms", "0s". `duration_ms` reads it back."""
     if ms < 0:
         raise _refuse("a duration", ms, "it must not be negative")
     text = []

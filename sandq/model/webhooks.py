@@ -1,8 +1,8 @@
-"""Signatures of requests that carry a message, by the scheme of Standard Webhooks.
+"""Signatures of requests that carry a message, as specified by Standard Webhooks.
 
-What is signed is `id "." timestamp "." body`, by HMAC-SHA256 under each secret; the header has the signatures behind
-each other: `v1,<base64> v1,<base64>`. So a secret is exchanged for another without a moment in which requests fail: for
-a time both sign. A secret is text, `whsec_` and base64 of 24 to 64 bytes.
+The signed text is `id "." timestamp "." body`, signed by HMAC-SHA256 with each secret. The header lists the signatures:
+`v1,<base64> v1,<base64>`. For a while both an old and a new secret sign, so that a secret can be replaced without
+failing requests. A secret is text, `whsec_` and base64 of 24 to 64 bytes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ TIMESTAMP_HEADER: Final = "webhook-timestamp"
 SIGNATURE_HEADER: Final = "webhook-signature"
 SECRET_PREFIX: Final = "whsec_"
 SECRET_BYTES: Final = 24
-"""Of a new secret, and the least of any."""
+"""Random bytes of a new secret, and the minimum for any secret."""
 SECRET_BYTES_MOST: Final = 64
 TOLERANCE_S: Final = 300
-"""So much older or newer than the receiver's clock a request may be."""
+"""Maximum difference between the time of a request and the receiver's clock, in seconds."""
 _VERSION: Final = "v1"
 _SIGNATURES_MOST: Final = 20
 _TEXT_MOST: Final = 4096
 
 
 def secret_key(secret: str) -> bytes:
-    """Return the bytes that a secret stands for. Raises InvalidRequest, which never says what was given."""
+    """Return the key of a secret. Raise InvalidRequest, which never repeats the given text."""
     key = b""
     if isinstance(secret, str) and secret.startswith(SECRET_PREFIX):
         with suppress(ValueError, binascii.Error):
@@ -45,12 +45,12 @@ def secret_key(secret: str) -> bytes:
 
 
 def secret_text(key: bytes) -> str:
-    """Write a secret of these bytes."""
+    """Return the text of a secret with these bytes."""
     return SECRET_PREFIX + base64.b64encode(key).decode("ascii")
 
 
 def secret_hint(secret: str) -> str:
-    """Return what may be shown of a secret: enough to tell two apart, and too little to sign with."""
+    """Return the part of a secret that may be shown: enough to distinguish two secrets, too little to sign with."""
     return f"{SECRET_PREFIX}…{secret[-4:]}"
 
 
@@ -65,15 +65,15 @@ def _signature(secret: str, message_id: str, timestamp: str, body: bytes) -> str
 
 
 def _encoded(text: str) -> bytes:
-    """Servers keep bytes that are no text as lone surrogates."""
+    """Encode text. Servers represent bytes that are no text as lone surrogates."""
     return text.encode(errors="surrogatepass")
 
 
 def verify(
     secrets: Sequence[str], headers: Mapping[str, str], body: bytes, now_s: float, tolerance_s: float = TOLERANCE_S
 ) -> None:
-    """Raise InvalidRequest, which says why, unless a request was signed with one of the secrets, just now. `headers`:
-    their names in upper or lower case."""
+    """Raise InvalidRequest with the reason unless a request was recently signed with one of the secrets. Names in
+    `headers` may be in upper or lower case."""
     found = {name.lower(): value for name, value in headers.items()}
     try:
         message_id, timestamp = found[ID_HEADER], found[TIMESTAMP_HEADER]
@@ -89,6 +89,7 @@ def verify(
         when = "ago" if age_s > 0 else "ahead"
         raise InvalidRequest(f"the request was signed {abs(age_s):.0f} s {when}, and {tolerance_s:g} s are allowed")
     given = [text.partition(",") for text in signatures.split(" ")[:_SIGNATURES_MOST]]
+    # Compare every signature with every secret, without stopping at a match, so that the time taken reveals nothing.
     matches = [
         hmac.compare_digest(_encoded(signature), _signature(secret, message_id, timestamp, body).encode())
         for version, _, signature in given
