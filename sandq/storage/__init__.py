@@ -1,14 +1,14 @@
-"""Floor 2: everything that touches a disk. Blocking, no event loop.
+"""Everything that accesses a disk (floor 2). All calls block; there is no event loop here.
 
-| module | what |
+| module | content |
 |---|---|
-| `files` | the port to one directory tree, and the real disk |
-| `memory_files`, `faulty_files` | its twins for tests and simulation |
+| `files` | the interface to one directory tree, and its implementation on a real disk |
+| `memory_files` | the in-memory implementation of `files`, for tests and simulation |
 | `wal` | the write-ahead log of a node; `wal_format`, `wal_recovery`, `wal_groups`, `wal_restart` are its parts |
-| `stores` | the port to LevelDB, and its memory twin; `level_stores`, `level_check` are LevelDB |
+| `stores` | the interface to LevelDB, and its in-memory implementation; `level_stores`, `level_check` are LevelDB |
 | `keys` | order-preserving encodings |
-| `snapshot` | the rows of a store in chunks, on their way to another node |
+| `snapshot` | the rows of a store in chunks, to be sent to another node |
 | `pointers`, `identity`, `known_peers` | the small files, all in the envelope of `small_file` |
 
-`docs/storage-format.md` holds the byte grammar of all of them, with examples that a test decodes.
+`docs/storage-format.md` specifies the bytes of all formats, with examples that a test decodes.
 """

@@ -1,16 +1,14 @@
-"""The port through which storage touches a disk, and its real implementation.
+"""The interface through which storage accesses a disk, and its real implementation.
 
-`Files` is one directory tree; names are relative to its root and use `/`. What is durable, and when:
+`Files` is one directory tree; names are relative to its root and use `/`. Durability:
 
-- `File.write_at` is visible at once and durable only after `File.sync` returned.
-- `open(create_bytes=...)`, `replace`, `remove`, `make_dir` are durable when they return.
-- After a failed `sync` nothing is known about what was written since the last one: the caller never retries,
-  it stops (the kernel may have marked the pages clean; a second sync would then answer success for lost
-  bytes).
+- A `File.write_at` is visible at once, and durable only after `File.sync` has returned.
+- `open(create_bytes=...)`, `replace`, `remove` and `make_dir` are durable when they return.
+- After a failed `sync`, all bytes written since the last one may be lost. The caller must stop, not retry: the kernel
+  may have marked the pages clean, so that a second sync would report success for lost bytes ("fsyncgate").
 
-Errors: a failed operation raises `StorageFailed` whose details hold `operation`, `file` and `errno` (its
-name, as "ENOSPC"); a missing name raises `FileNotFoundError`, an existing one where a new one is wanted
-`FileExistsError`.
+Errors: a failed operation raises `StorageFailed` with the details `operation`, `file` and `errno` (its name, such as
+"ENOSPC"). A missing name raises `FileNotFoundError`; a name that must be new but exists raises `FileExistsError`.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ from sandq.model.errors import DataDirInUse, StorageFailed
 Buffer = bytes | bytearray | memoryview
 _ZEROS = bytes(1 << 20)
 TEMPORARY = ".tmp"
-"""Ends the name under which `replace` writes before it renames."""
+"""Suffix of the file that `replace` writes before it renames it."""
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
-"""Of what is made: what messages hold is for their owner alone."""
+"""Modes of created files and directories: only their owner may read messages."""
 
 
 class File(Protocol):
@@ -39,11 +37,11 @@ class File(Protocol):
     def write_at(self, offset: int, data: Buffer) -> None: ...
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """The bytes from `offset`, at most `size`; fewer at the end of the file."""
+        """Return `size` bytes from `offset`, or fewer at the end of the file."""
         ...
 
     def sync(self) -> None:
-        """Durable when it returns: what was written, and the size (fdatasync)."""
+        """Make everything written, and the size of the file, durable (fdatasync)."""
         ...
 
     def size(self) -> int: ...
@@ -52,7 +50,7 @@ class File(Protocol):
 
 
 class Lock(Protocol):
-    """An exclusive lock on the tree; the operating system drops it when the process ends."""
+    """An exclusive lock on the tree. The operating system releases it when the process ends."""
 
     def close(self) -> None: ...
 
@@ -61,53 +59,59 @@ class Files(Protocol):
     """One directory tree."""
 
     def open(self, name: str, *, create_bytes: int | None = None) -> File:
-        """Open a file for reading and writing. With `create_bytes` it must not exist: it is created with that
-        many zero bytes, and they and its name are durable when this returns."""
+        """Open a file for reading and writing.
+
+        With `create_bytes` the file must not exist: it is created with that number of zero bytes. Its content and its
+        name are durable when this returns."""
         ...
 
     def read(self, name: str) -> bytes: ...
 
     def replace(self, name: str, data: bytes) -> None:
-        """Make `data` the whole content of `name`: a reader after any crash finds the old or the new one. After an
-        error it is the old one, unless `may_have_happened` says that nobody knows."""
+        """Replace the whole content of `name` by `data`, atomically.
+
+        After a crash, a reader finds the old or the new content. After an error, the old content remains, unless
+        `may_have_happened` returns True for it: then a crash may restore either."""
         ...
 
     def remove(self, name: str) -> None: ...
 
     def list(self, directory: str) -> list[str]:
-        """Sorted names of the files and directories in it, temporary ones included."""
+        """Return the sorted names of the files and directories in `directory`, including temporary ones."""
         ...
 
     def exists(self, name: str) -> bool: ...
 
     def make_dir(self, directory: str) -> None:
-        """Create a directory and what is missing above it; one that exists is fine."""
+        """Create a directory and its missing parents. Do nothing if it exists."""
         ...
 
     def sync_dir(self, directory: str) -> None: ...
 
     def lock(self, name: str) -> Lock:
-        """Take the exclusive lock called `name`, or raise `DataDirInUse` at once."""
+        """Acquire the exclusive lock called `name`. Raise `DataDirInUse` at once if it is held."""
         ...
 
     def free_bytes(self) -> int: ...
 
 
 def failed(operation: str, name: str, error: OSError) -> StorageFailed:
-    """The error of this port for one of the operating system's."""
+    """Return the `StorageFailed` for an error of the operating system."""
     code = errno.errorcode.get(error.errno or 0, "EIO")
     reason = error.strerror or str(error)
     return StorageFailed(f"cannot {operation} {name}: {reason} ({code})", operation=operation, file=name, errno=code)
 
 
 def is_full(error: StorageFailed) -> bool:
-    """Of an operation that failed: there was no room for it."""
+    """Return whether an operation failed because the disk or the quota is full."""
     return error.details.get("errno") in ("ENOSPC", "EDQUOT")
 
 
 def may_have_happened(error: StorageFailed) -> bool:
-    """Of a `replace` that failed: the new content is there, and only its directory could not be synced. A crash may
-    bring the old one back, or not."""
+    """Return whether a failed `replace` may still take effect.
+
+    True if the new content is in place and only the sync of its directory failed: a crash may restore the old content,
+    or not."""
     return error.details.get("operation") == "sync"
 
 
@@ -122,7 +126,7 @@ def _translated(operation: str, name: str) -> Iterator[None]:
 
 
 def write_fully(descriptor: int, data: Buffer, offset: int) -> None:
-    """pwrite until everything is written: a nearly full disk writes a part first."""
+    """Call pwrite until all data is written: on a nearly full disk it first writes only a part."""
     rest = memoryview(data).cast("B")
     while rest:
         written = os.pwrite(descriptor, rest, offset)
@@ -173,7 +177,7 @@ class RealFile:
 
 
 class RealLock:
-    """An flock, held by its open descriptor."""
+    """An flock, held as long as its descriptor is open."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -185,7 +189,9 @@ class RealLock:
 
 
 def flock(path: Path) -> RealLock:
-    """Take the exclusive lock of a file, created when missing; `DataDirInUse` names its directory."""
+    """Acquire the exclusive lock of a file, which is created if it is missing.
+
+    Raise `DataDirInUse`, which names its directory, if the lock is held."""
     with _translated("open", str(path)):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -200,7 +206,7 @@ def flock(path: Path) -> RealLock:
 
 
 def sync_directory(path: Path) -> None:
-    """fsync a directory: the names in it are durable when this returns."""
+    """Sync a directory, so that the names in it are durable when this returns."""
     with _translated("sync", str(path)):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -210,11 +216,11 @@ def sync_directory(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """`Files.replace` for a path."""
+    """Do `Files.replace` for a path."""
     temporary = path.with_name(path.name + TEMPORARY)
     with _translated("replace", str(path)):
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)  # of a crash; or somebody's link to a file that is not to be written
+            os.unlink(temporary)  # left by a crash, or a link planted there to have a different file overwritten
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             try:
@@ -231,14 +237,14 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 class RealFiles:
-    """A directory of the real disk, created when missing."""
+    """A directory of the real disk, created if it is missing."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         _make_directories(self.root)
 
     def path(self, name: str) -> Path:
-        """Where `name` lies, for those who must hand a path on (LevelDB)."""
+        """Return the path of `name`, for libraries that need one (LevelDB)."""
         return self.root / name
 
     def open(self, name: str, *, create_bytes: int | None = None) -> RealFile:
@@ -249,9 +255,9 @@ class RealFiles:
         return self._create(path, create_bytes)
 
     def _create(self, path: Path, size: int) -> RealFile:
-        # Zeros are written, not only reserved: an fdatasync after writing into reserved but unwritten blocks
-        # also has to commit the journal (measured: 0.13 ms becomes 0.19 ms for 4 KB, 0.3 becomes 0.75 for 1
-        # MB).
+        # Write zeros instead of only reserving blocks: an fdatasync after a write to reserved but unwritten blocks
+        # must also commit the file system's journal (measured: 0.19 instead of 0.13 ms for 4 KB, 0.75 instead of
+        # 0.3 ms for 1 MB).
         with _translated("create", str(path)):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
             try:

@@ -1,11 +1,11 @@
-"""Who this data directory belongs to, one small file. PERSISTED.
+"""The node and the cluster that a data directory belongs to, in one small file. PERSISTED.
 
 Body (envelope: small_file.py, magic "SANDQIDN", version 2), msgpack map::
 
     {"node": node id, "store": store UUID, "cluster": cluster UUID or nil}
 
-The store UUID is minted with the directory; the cluster UUID is nil until the node has formed or joined a
-cluster, and never changes afterwards.
+The store UUID is generated with the directory. The cluster UUID is nil until the node has formed or joined a cluster,
+and never changes afterwards.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sandq.storage.files import Files
 
 MAGIC = b"SANDQIDN"
 VERSION = 2
-"""Version 1 is that of development versions, whose data is not read."""
+"""Version of the file's content. Version 1 belongs to development versions, whose data is not supported."""
 NAME = "identity"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`node`: the configured node id; UUIDs as text."""
+    """The owner of a data directory. `node`: the configured node id. UUIDs are text."""
 
     node: str
     store_uuid: str
@@ -35,14 +35,14 @@ class Identity:
 
 
 def new_uuid() -> str:
-    """A random UUID."""
+    """Return a random UUID as text."""
     return str(uuid.uuid4())
 
 
 def load(files: Files, name: str = NAME) -> Identity | None:
-    """Return the identity of a directory, None for a new one.
+    """Return the identity of a directory, None if the directory is new.
 
-    Raises `Corruption` if the file is damaged, `StartupError` if another version of sandq wrote the data.
+    Raise `Corruption` if the file is damaged, `StartupError` if another version of sandq wrote the data.
     """
     if not files.exists(name):
         return None
@@ -69,14 +69,15 @@ def _refusal(version: int, name: str) -> str:
 
 
 def save(files: Files, identity: Identity, name: str = NAME) -> None:
-    """Replace the file, durably."""
+    """Replace the file. The change is durable when this returns."""
     content = {"node": identity.node, "store": identity.store_uuid, "cluster": identity.cluster_uuid}
     files.replace(name, small_file.encode(MAGIC, VERSION, content))
 
 
 def open_identity(files: Files, node: str, *, mint: Callable[[], str] = new_uuid, name: str = NAME) -> Identity:
-    """The identity of this directory, minted when the directory is new. `StartupError` when it is another
-    node's."""
+    """Return the identity of this directory; create it if the directory is new.
+
+    Raise `StartupError` if the directory belongs to a different node. `mint` returns a new store UUID."""
     found = load(files, name)
     if found is None:
         found = Identity(node, mint())
@@ -91,10 +92,10 @@ def open_identity(files: Files, node: str, *, mint: Callable[[], str] = new_uuid
 
 
 def join_cluster(files: Files, identity: Identity, cluster_uuid: str, name: str = NAME) -> Identity:
-    """Set the cluster UUID, durably. `StartupError` when the directory belongs to another cluster.
+    """Set the cluster UUID, durably, and return the new identity.
 
-    After `StorageFailed` it is to be tried again; what a crash leaves (`may_have_happened`) does not matter, for the
-    UUID is the one that this node belongs to.
+    Raise `StartupError` if the directory belongs to a different cluster. After `StorageFailed`, the caller retries. It
+    does not matter whether the failed write took effect (`may_have_happened`): this UUID is the right one in any case.
     """
     if identity.cluster_uuid not in (None, cluster_uuid):
         raise StartupError(

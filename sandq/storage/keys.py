@@ -1,7 +1,7 @@
-"""Order-preserving encodings for keys of the store. PERSISTED: grammar in docs/storage-format.md.
+"""Order-preserving encodings for keys of the store. PERSISTED: docs/storage-format.md specifies them.
 
-Every key begins with the number of the store that it belongs to (u32, big-endian). Store numbers begin at 1
-and are never reused; keys of store 0 belong to the node itself.
+Every key begins with the number of its store (u32, big-endian). Store numbers begin at 1 and are never reused. Keys of
+store 0 belong to the node itself.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ _ESCAPE, _END = b"\x00\xff", b"\x00\x01"
 
 
 def store_prefix(number: int) -> bytes:
-    """What every key of this store begins with."""
+    """Return the prefix of all keys of a store."""
     return _U32.pack(number)
 
 
 def store_of(key: bytes) -> int:
-    """The number of the store that a key belongs to."""
+    """Return the number of the store that a key belongs to."""
     return int(_U32.unpack_from(key)[0])
 
 
 def store_range(number: int) -> tuple[bytes, bytes]:
-    """(start, stop) of all keys of a store: start inclusive, stop exclusive."""
+    """Return (start, stop) of all keys of a store: start inclusive, stop exclusive."""
     return store_prefix(number), after_prefix(store_prefix(number))
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """The least key that is greater than every key with this prefix. ValueError when there is none."""
+    """Return the least key that is greater than every key with this prefix. Raise ValueError if there is none."""
     stem = prefix.rstrip(b"\xff")
     if not stem:
         raise ValueError("no key lies behind a prefix of 0xff only")
@@ -39,26 +39,28 @@ def after_prefix(prefix: bytes) -> bytes:
 
 
 def u16(number: int) -> bytes:
-    """Two bytes, big-endian."""
+    """Return two bytes, big-endian."""
     return _U16.pack(number)
 
 
 def u32(number: int) -> bytes:
-    """Four bytes, big-endian."""
+    """Return four bytes, big-endian."""
     return _U32.pack(number)
 
 
 def u48(number: int) -> bytes:
-    """Six bytes, big-endian. OverflowError when it does not fit."""
+    """Return six bytes, big-endian. Raise OverflowError if the number does not fit."""
     return number.to_bytes(6, "big")
 
 
 def u64(number: int) -> bytes:
-    """Eight bytes, big-endian."""
+    """Return eight bytes, big-endian."""
     return _U64.pack(number)
 
 
 def string(content: bytes) -> bytes:
-    """Bytes of any length that sort like themselves and end by themselves: 0x00 becomes 0x00 0xff, the end is
-    0x00 0x01. So "a" sorts before "a\\0" and before "ab", whatever follows in the key."""
+    """Return an encoding of bytes of any length that keeps their order and marks its own end.
+
+    0x00 becomes 0x00 0xff, and the end is 0x00 0x01. So "a" sorts before "a\\0" and before "ab", for any bytes that
+    follow in the key."""
     return content.replace(b"\x00", _ESCAPE) + _END

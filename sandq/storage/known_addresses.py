@@ -1,8 +1,8 @@
-"""Where other members could last be reached by gossip, one small file. PERSISTED.
+"""The last known gossip addresses of other members, in one small file. PERSISTED.
 
 Body (envelope: small_file.py, magic "SANDQKNA", version 1), msgpack array of texts, "host:port".
 
-A hint, for a node that finds none of its seeds when it starts: a file that is damaged is as good as none.
+They are a hint for a node that reaches none of its seeds when it starts: it ignores a damaged file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ADDRESSES_MOST = 100
 
 
 def load(files: Files, name: str = NAME) -> list[Address]:
-    """None while there is no file. `Corruption` when it is damaged."""
+    """Return the addresses, none if there is no file. Raise `Corruption` if it is damaged."""
     if not files.exists(name):
         return []
     texts = small_file.decode(files.read(name), MAGIC, VERSION, name)
@@ -32,6 +32,6 @@ def load(files: Files, name: str = NAME) -> list[Address]:
 
 
 def save(files: Files, addresses: Collection[Address], name: str = NAME) -> None:
-    """Replace the file, durably, with at most `ADDRESSES_MOST` of them."""
+    """Replace the file, durably, by at most `ADDRESSES_MOST` of the addresses."""
     texts = [str(address) for address in sorted(addresses)[:ADDRESSES_MOST]]
     files.replace(name, small_file.encode(MAGIC, VERSION, texts))

@@ -1,12 +1,12 @@
-"""The other nodes that this one has met, and the data directory of each, one small file. PERSISTED.
+"""The other nodes that this node has met, with the store UUID of each, in one small file. PERSISTED.
 
 Body (envelope: small_file.py, magic "SANDQKNP", version 1), msgpack, both sorted::
 
     [{node id: store UUID, ...}, [store UUID that was removed, ...]]
 
-A node that comes back with another store has lost its disk. It may have voted and acknowledged with the lost one, so
-it must not take part under its old name as if nothing had been. Once it is removed it may come with another store, and
-never again with the old one.
+A node that rejoins with a different store has lost its disk. It may have voted and acknowledged entries with the lost
+one, so it must not continue under its old name: a vote or an acknowledged entry could be lost. Once the node is removed
+from the cluster, it may join with a different store, but never again with the old one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = "known-peers"
 
 
 class KnownPeers:
-    """The file, read once and written through. Reading never blocks; `pin` may be called from any thread."""
+    """The content of the file, which every change rewrites. Reads never block. `pin` may be called from any thread."""
 
     def __init__(self, files: Files, name: str, stores: Mapping[str, str], removed: Collection[str] = ()) -> None:
         self._files = files
@@ -36,7 +36,7 @@ class KnownPeers:
 
     @classmethod
     def open(cls, files: Files, name: str = NAME) -> KnownPeers:
-        """Read the file; nobody is known while there is none. `Corruption` when it is damaged."""
+        """Read the file; no node is known if there is none. Raise `Corruption` if it is damaged."""
         if not files.exists(name):
             return cls(files, name, {})
         content = small_file.decode(files.read(name), MAGIC, VERSION, name)
@@ -50,18 +50,18 @@ class KnownPeers:
         return cls(files, name, stores, removed)
 
     def get(self, node: str) -> str | None:
-        """The store UUID that a node had when it was first met."""
+        """Return the store UUID pinned for a node; None if the node is not known."""
         return self._stores.get(node)
 
     def all(self) -> Mapping[str, str]:
-        """Node id -> store UUID."""
+        """Return the store UUID of each known node, by node id."""
         return MappingProxyType(self._stores)
 
     def is_removed(self, store_uuid: str) -> bool:
         return store_uuid in self._removed
 
     def check(self, node: str, store_uuid: str) -> None:
-        """`Conflict` when the node is known with another store, or this one was removed."""
+        """Raise `Conflict` if the node is known with a different store, or if this store was removed."""
         if store_uuid in self._removed:
             raise Conflict(
                 f"{node} was removed from the cluster: with its old data directory (store {store_uuid}) it takes part "
@@ -80,10 +80,11 @@ class KnownPeers:
             )
 
     def pin(self, node: str, store_uuid: str) -> None:
-        """Remember the store of a node, durably when this returns. `Conflict` when it is known with another one.
+        """Remember the store of a node, durably. Raise `Conflict` if the node is known with a different store.
 
-        After `StorageFailed` it is not known here. Whether the file has it (`may_have_happened`) does not matter:
-        nothing was exchanged with the node yet, and what a crash may leave is true, for it has proved who it is.
+        After `StorageFailed` the node is not known here. It does not matter whether the file has it
+        (`may_have_happened`): the node has proved its identity, so the content is true, and no messages were exchanged
+        with it yet.
         """
         with self._writing:
             self.check(node, store_uuid)
@@ -91,12 +92,12 @@ class KnownPeers:
                 self._write({**self._stores, node: store_uuid}, self._removed)
 
     def correct(self, node: str, store_uuid: str) -> None:
-        """It is this store that counts, whatever was met under the name first. Durable when this returns."""
+        """Replace the store known for a node, durably, without checking for a conflict."""
         with self._writing:
             self._write({**self._stores, node: store_uuid}, self._removed)
 
     def remove(self, node: str, store_uuid: str) -> None:
-        """The node may come with another store from now on, and not with this one. Durable when this returns."""
+        """Ban this store and forget it for the node, durably, so that the node can join with a different one."""
         with self._writing:
             stores = {known: store for known, store in self._stores.items() if (known, store) != (node, store_uuid)}
             self._write(stores, self._removed | {store_uuid})

@@ -1,13 +1,13 @@
-"""Looking at LevelDB's own files, because LevelDB forgives more than we can.
+"""Check LevelDB's own files, because LevelDB tolerates damage that sandq must not.
 
-Measured with LevelDB 1.22 and 1.23, `paranoid_checks` on: a flipped byte in the length of a MANIFEST record makes it
-take the rest of the file for a torn end, and roll the database back to an earlier state without a word (a
-MANIFEST below 32 KiB is read whole, and at its end every bad length is forgiven). So:
+Measured with LevelDB 1.22 and 1.23, `paranoid_checks` on: if a byte in the length of a MANIFEST record is flipped,
+LevelDB takes the rest of the file for a torn end, and silently rolls the database back to an earlier state. (It reads a
+MANIFEST below 32 KiB as a whole, and accepts any bad length at its end.) Therefore:
 
-- a **mark** file beside the tables names the MANIFEST and how many bytes of it had been synced; they must
-  still be whole records. What lies behind them may be torn, as LevelDB takes it;
-- without CURRENT LevelDB would create an empty database over the tables: refused;
-- a block that LevelDB finds damaged is looked for here, so that the error can name the file.
+- A **mark** file in the same directory has the name of the MANIFEST and the number of its bytes that were synced. They
+  must still be whole records. The bytes after them may be torn, as LevelDB assumes.
+- If CURRENT is missing, LevelDB would create an empty database over the tables. This is refused.
+- If LevelDB finds a damaged block, the tables are searched for it here, so that the error can name the file.
 
 The mark (envelope: small_file.py, magic "SANDQMRK", version 1) is msgpack `[MANIFEST's name, bytes]`.
 """
@@ -41,14 +41,15 @@ _TRAILER_BYTES = 5
 
 
 def log_numbers(directory: Path) -> list[int]:
-    """Numbers of LevelDB's own logs, ascending."""
+    """Return the numbers of LevelDB's own logs, ascending."""
     return sorted(int(match[1]) for name in os.listdir(directory) if (match := _LOG.fullmatch(name)))
 
 
 def remove_logs(directory: Path) -> None:
-    """Delete LevelDB's own logs: after a power loss it skips damaged blocks in them without a word, so what
-    they hold is never trusted (the WAL has it). The MANIFEST names a log number only as a lower bound; none
-    is needed."""
+    """Delete LevelDB's own logs.
+
+    After a power loss, LevelDB silently skips damaged blocks in them, so their content cannot be trusted; the WAL has
+    it. LevelDB opens without them: the log number in the MANIFEST is only a lower bound."""
     for name in os.listdir(directory):
         if _LOG.fullmatch(name):
             os.unlink(directory / name)
@@ -65,13 +66,14 @@ def _damaged(path: Path, why: str, offset: int | None = None) -> StoresDamaged:
 
 
 def check_directory(directory: Path) -> bool:
-    """Refuse a database directory that LevelDB would repair or overwrite in silence; whether it holds a
-    database."""
+    """Return whether a directory contains a database.
+
+    Raise `StoresDamaged` if LevelDB would silently repair it or overwrite it."""
     names = set(os.listdir(directory))
     current = directory / "CURRENT"
     if "CURRENT" not in names:
         manifests = {name for name in names if _MANIFEST.fullmatch(name)}
-        # A creation that was interrupted leaves the first MANIFEST and nothing else.
+        # An interrupted creation leaves the first MANIFEST and nothing else.
         if MARK in names or manifests - {"MANIFEST-000001"} or any(_TABLE.fullmatch(name) for name in names):
             raise _damaged(current, "it is missing, but the files of a database are there")
         return False
@@ -103,8 +105,10 @@ def _number(manifest: str) -> int:
 
 
 def record_ends(data: bytes, offset: int = 0) -> Iterator[int]:
-    """Where each whole record of a LevelDB log file (as a MANIFEST is) ends, up to the first damage.
-    `offset`: where to begin, an end that was given before."""
+    """Yield the end of each whole record of a file in LevelDB's log format (a MANIFEST is one), up to the first damage.
+
+    `offset`: where to begin; 0, or an end that was yielded before. The format: blocks of 32 KiB, each a sequence of
+    fragments with crc, length and kind (LevelDB's doc/log_format.md)."""
     at, inside = offset, False
     while True:
         left = -at % _BLOCK_BYTES or _BLOCK_BYTES
@@ -128,15 +132,15 @@ def record_ends(data: bytes, offset: int = 0) -> Iterator[int]:
 
 
 def _masked(data: bytes) -> int:
-    """LevelDB's crc32c, as stored."""
+    """Return LevelDB's masked crc32c, as it is stored."""
     crc = int(value(data))
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def write_mark(directory: Path, last: tuple[str, int] = ("", 0)) -> tuple[str, int]:
-    """Note how much of the MANIFEST is whole now, after making sure that it is on the disk.
+    """Sync the MANIFEST, and write to the mark file how many bytes of it are whole records.
 
-    Returns what was noted, its name and bytes; `last` is what was noted before.
+    Return the MANIFEST's name and that number of bytes. `last`: the return value of the previous call, if any.
     """
     manifest = (directory / "CURRENT").read_bytes()[:-1].decode("ascii")
     descriptor = os.open(directory / manifest, os.O_RDONLY | os.O_CLOEXEC)
@@ -155,26 +159,26 @@ def write_mark(directory: Path, last: tuple[str, int] = ("", 0)) -> tuple[str, i
 
 
 def find_damaged_table(directory: Path) -> StoresDamaged | None:
-    """Read every block of every table; the first that is damaged, as an error naming file and byte."""
+    """Read every block of every table. Return an error for the first damaged one, with file and byte; else None."""
     for name in sorted(os.listdir(directory)):
         if is_table(name):
             path = directory / name
             try:
                 problem = check_table(path.read_bytes())
             except OSError:
-                continue  # a compaction removed it meanwhile, or the disk fails: no damage that was stored
+                continue  # a compaction has removed it, or the disk fails: the stored bytes are not known to be damaged
             if problem is not None:
                 return _damaged(path, problem[1], problem[0])
     return None
 
 
 def is_table(name: str) -> bool:
-    """Whether a file of a database directory is a table."""
+    """Return whether the name of a file of a database is that of a table."""
     return _TABLE.fullmatch(name) is not None
 
 
 def check_table(data: bytes) -> tuple[int, str] | None:
-    """Look at every block of a table; the byte of the first that is damaged, and what is wrong with it."""
+    """Check every block of a table. Return the offset of the first damaged one and the reason, or None."""
     footer = len(data) - _FOOTER_BYTES
     if footer < 0 or data[-8:] != _TABLE_MAGIC:
         return max(footer, 0), "no table footer"

@@ -1,16 +1,15 @@
-"""`Stores` (stores.py) over LevelDB, by the binding of leveldb.py.
+"""`Stores` (stores.py) over LevelDB, with the binding of leveldb.py.
 
-How it is kept honest (measured with LevelDB 1.22 and 1.23; every point has a test):
+How durability and error detection are ensured (measured with LevelDB 1.22 and 1.23; every point has a test):
 
-- LevelDB's own log is deleted before each open (level_check.py); every write is `sync=False`.
-- `flush` is `CompactRange("", "")`: it switches the memtable and waits until it is a table, then looks for
-  tables that hold the empty key, which none does, so no table is rewritten. LevelDB reports no error from
-  it. That it was done is seen from the logs: LevelDB deletes one only after a synced MANIFEST says that it
-  is not needed.
-- plyvel's `Iterator` ends in silence at a damaged block when no readable row follows; its `RawIterator`
-  raises. Checksums are verified on every read (docs/storage-format.md has the cost).
-- To close the database while another thread reads of a plyvel snapshot crashes the process. So each snapshot has a
-  lock, and `close` ends the snapshots first.
+- LevelDB's own log is deleted before each open (level_check.py), so every write is `sync=False`.
+- `flush` is `CompactRange("", "")`. It switches the memtable and waits until it is written as a table. It then searches
+  for tables with the empty key; none has it, so no table is rewritten. LevelDB reports no error from this call. The
+  logs show that it succeeded: LevelDB deletes a log only after a synced MANIFEST says that it is not needed.
+- plyvel's `Iterator` silently ends at a damaged block if no readable row follows; its `RawIterator` raises. Checksums
+  are verified on every read (docs/storage-format.md has the cost).
+- Closing the database while another thread reads from a plyvel snapshot crashes the process. So each snapshot has a
+  lock, and `close` closes the snapshots first.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from sandq.storage.files import DIRECTORY_MODE, flock, sync_directory
 WRITE_BUFFER_BYTES = 16 << 20
 LOCK = "SANDQ-LOCK"
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What LevelDB says of a full disk, in words."""
+"""Error codes of a full disk. LevelDB reports only their text."""
 _LOG_REMOVAL_S = 30.0
-"""How long LevelDB may take to delete a log after the flush that made it needless (it does so before it
-returns)."""
+"""Seconds that LevelDB may take to delete a log after a flush. It normally does so before the flush returns."""
 
 
 class LevelStores:
-    """A LevelDB directory, created when missing (`create=False`: `Corruption` then). `DataDirInUse` when
-    another process has it open."""
+    """A LevelDB directory, created if it is missing. With `create=False`, a missing one raises `Corruption`.
+
+    Raises `DataDirInUse` if another process has it open."""
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
         self.path = Path(path)
@@ -77,7 +76,7 @@ class LevelStores:
         except leveldb.Error as error:
             raise self._failed("open", error) from error
         try:
-            # What LevelDB created, renamed and removed while opening becomes durable.
+            # Make durable the names that LevelDB created, renamed and removed while opening.
             sync_directory(self.path)
             self._mark = level_check.write_mark(self.path)
         except BaseException:
@@ -120,9 +119,9 @@ class LevelStores:
     def vacant(self, ranges: Sequence[tuple[bytes, bytes]]) -> list[bool]:
         vacant: list[bool] = []
         at: bytes | None = b""
-        """The first row at or behind where was sought last; None: there is none."""
+        """Key of the first row at or after the last seek position; None if there is none."""
         try:
-            # LevelDB reads a block once as long as seeks stay in it, and `get` each time. No value is copied.
+            # An iterator reads a block only once while seeks stay in it; `get` reads it each time. No value is copied.
             with self._db.raw_iterator(verify_checksums=True) as rows:
                 for start, stop in ranges:
                     if at is not None and at < start:
@@ -164,7 +163,7 @@ class LevelStores:
         try:
             before = level_check.log_numbers(self.path)
             self._db.compact_range(start=b"", stop=b"")
-            # An error of the background thread shows at the next write, even of nothing.
+            # An error of the background thread is reported by the next write, even an empty one.
             self._db.write_batch().write()
             self._wait_for_removal(before)
             self._mark = level_check.write_mark(self.path, self._mark)
@@ -192,7 +191,7 @@ class LevelStores:
         size = 0
         with os.scandir(self.path) as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # a compaction removed it meanwhile
+                with contextlib.suppress(FileNotFoundError):  # a compaction has removed it
                     size += entry.stat().st_size if entry.name.endswith(".ldb") else 0
         return size
 
@@ -203,7 +202,7 @@ class LevelStores:
                 snapshot.close()
         self._db.close()
         if self._failure is None:
-            # What compactions changed since the last flush is synced as well; the mark before is still good.
+            # Also sync changes by compactions since the last flush. If this fails, the previous mark is still valid.
             with contextlib.suppress(OSError, StorageFailed):
                 level_check.write_mark(self.path, self._mark)
         self._lock.close()
@@ -242,7 +241,7 @@ class LevelStores:
 
 
 class LevelSnapshot:
-    """`StoresSnapshot` of `LevelStores`. One that is forgotten without `close` is let go when Python collects it."""
+    """`StoresSnapshot` of `LevelStores`. Without `close`, garbage collection releases it."""
 
     def __init__(self, db: leveldb.DB, read_error: Callable[[leveldb.Error], SandqError]) -> None:
         self._db = db
@@ -258,7 +257,7 @@ class LevelSnapshot:
             if start >= stop or limit == 0:
                 return []
             try:
-                # Read once, from one end to the other: nothing for the cache.
+                # A snapshot is read once from start to end, so do not fill the cache.
                 with self._snapshot.raw_iterator(verify_checksums=True, fill_cache=False) as rows:
                     rows.seek(start)
                     return _collect(rows, start, stop, limit, max_bytes, False)
@@ -295,7 +294,7 @@ def _collect(
     while valid():
         key = key_of()
         if key < start if reverse else key >= stop:
-            break  # before its value is copied, which may be large
+            break  # before copying its value, which may be large
         value = value_of()
         found.append((key, value))
         size += len(value)

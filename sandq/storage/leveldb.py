@@ -1,6 +1,6 @@
-"""LevelDB's Python binding: the only module that imports it.
+"""The only module that imports LevelDB's Python binding.
 
-Two distributions have the same source (docs/storage-format.md says what was compared). `plyvel` has no wheels for
+Two distributions have the same source (docs/storage-format.md describes the comparison). `plyvel` has no wheels for
 Python 3.12 on arm64 nor for any newer version; `plyvel-next` has them for 3.12 and newer, under another module name.
 """
 

@@ -1,12 +1,11 @@
-"""`Files` in memory, for tests and simulation: it forgets, on a crash, what a real disk may forget.
+"""`Files` in memory, for tests and simulation: on a crash it loses any data that a real disk may lose.
 
-Three endings, each giving a new tree to restart on:
+There are three ways to end it. The first two return a new tree to restart from:
 
-- `crash(rng)`: power loss. Each write that was not synced survives, is lost, or is torn at 512-byte sectors
-  (each sector for itself), in any combination; so does each create, remove and rename whose directory was
-  not synced.
-- `kill()`: the process dies, the machine lives. Everything written is still visible, and still not synced.
-- `crash_after(n)`: the n-th mutating operation from now raises `Crashed`, and so does everything after it.
+- `crash(rng)`: power loss. Each unsynced write survives, is lost, or is torn at 512-byte sectors (each sector
+  independently), in any combination. Each create, remove and rename whose directory was not synced survives or is lost.
+- `kill()`: the process dies and the machine continues. All writes are still visible, and still not synced.
+- `crash_after(n)`: the n-th mutating operation from now raises `Crashed`, and so do all later operations.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SECTOR_BYTES = 512
 
 
 class Crashed(BaseException):
-    """The simulated machine has lost its power. Not an `Exception`: no handler may survive it."""
+    """The simulated machine has lost power. It is not an `Exception`, so that no handler catches it."""
 
 
 def _put(content: bytearray, offset: int, data: Buffer) -> None:
@@ -31,7 +30,7 @@ def _put(content: bytearray, offset: int, data: Buffer) -> None:
 
 
 class _Node:
-    """A file's content: what is visible, what is on the disk, and the writes between the two."""
+    """A file's content: the visible bytes, the bytes on the disk, and the unsynced writes between the two."""
 
     __slots__ = ("disk", "pending", "visible")
 
@@ -46,23 +45,23 @@ class _Node:
         self.pending.clear()
 
     def copy(self) -> _Node:
-        twin = _Node()
-        twin.visible[:] = self.visible
-        twin.disk[:] = self.disk
-        twin.pending = list(self.pending)
-        return twin
+        copied = _Node()
+        copied.visible[:] = self.visible
+        copied.disk[:] = self.disk
+        copied.pending = list(self.pending)
+        return copied
 
     def after_power_loss(self, rng: random.Random) -> _Node:
-        twin = _Node()
-        twin.disk[:] = self.disk
+        copied = _Node()
+        copied.disk[:] = self.disk
         for offset, data in self.pending:
             fate = rng.randrange(3)
             if fate == 0:
-                _put(twin.disk, offset, data)
+                _put(copied.disk, offset, data)
             elif fate == 1:
-                _put_torn(twin.disk, offset, data, rng)
-        twin.visible[:] = twin.disk
-        return twin
+                _put_torn(copied.disk, offset, data, rng)
+        copied.visible[:] = copied.disk
+        return copied
 
 
 def _put_torn(content: bytearray, offset: int, data: bytes, rng: random.Random) -> None:
@@ -98,8 +97,9 @@ class MemoryFile:
         self._files._mutate(self._node.sync, partly=False)
 
     def forget_unsynced(self) -> None:
-        """What a failed fsync does: the writes stay visible, count as clean, and never reach the disk unless
-        they are written again."""
+        """Do what a failed fsync does: mark the unsynced writes as clean.
+
+        They stay visible, but never reach the disk unless they are written again."""
         self._node.pending.clear()
 
     def size(self) -> int:
@@ -129,7 +129,7 @@ class MemoryFiles:
 
     def __init__(self, *, capacity_bytes: int = 1 << 40) -> None:
         self.operations = 0
-        """Mutating operations so far."""
+        """Number of mutating operations so far."""
         self._capacity_bytes = capacity_bytes
         self._names: dict[str, _Node] = {}
         self._durable_names: dict[str, _Node] = {}
@@ -143,13 +143,15 @@ class MemoryFiles:
     # crashes
 
     def crash_after(self, operations: int, *, inside: bool = False) -> None:
-        """Lose power at the n-th mutating operation from now (1: the next): before it or, with `inside`,
-        when it has begun: whether its effect survives is then for `crash` to choose."""
+        """Lose power at the n-th mutating operation from now; 1 is the next one.
+
+        Power is lost before the operation. With `inside`, it is lost during the operation: `crash` then decides at
+        random whether its effect survives."""
         self._crash_at = self.operations + operations
         self._crash_inside = inside
 
     def crash(self, rng: random.Random) -> MemoryFiles:
-        """The tree as found after a power loss now."""
+        """Return the tree as found after a power loss now."""
         after = MemoryFiles(capacity_bytes=self._capacity_bytes)
         names = dict(self._durable_names)
         for changes in self._pending_names.values():
@@ -166,12 +168,11 @@ class MemoryFiles:
         return after
 
     def kill(self) -> MemoryFiles:
-        """The tree as the next process finds it when only this process died. An armed crash stays armed."""
+        """Return the tree as the next process finds it if only this process died. A planned crash stays planned."""
         after = MemoryFiles(capacity_bytes=self._capacity_bytes)
         nodes = {id(node): node.copy() for names in (self._names, self._durable_names) for node in names.values()}
         after._names = {name: nodes[id(node)] for name, node in self._names.items()}
-        # Names that were never synced are taken as durable here: a file whose name gets lost is what `crash`
-        # on the first tree shows already.
+        # Treat unsynced names as durable here: `crash` on the original tree already covers lost names.
         after._durable_names = dict(after._names)
         after._directories = set(self._directories)
         after.operations, after._crash_at, after._crash_inside = (
@@ -186,7 +187,7 @@ class MemoryFiles:
             raise Crashed
 
     def _mutate(self, change: Callable[[], None], *, partly: bool = True) -> None:
-        """Do one mutating operation, or crash at it. `partly`: begun but not synced is a state of its own."""
+        """Do one mutating operation, or crash at it. `partly`: the operation can have happened without being synced."""
         self._check_power()
         self.operations += 1
         if self._crash_at is not None and self.operations >= self._crash_at:
@@ -196,7 +197,7 @@ class MemoryFiles:
             raise Crashed
         change()
 
-    # the port
+    # the interface `Files`
 
     def open(self, name: str, *, create_bytes: int | None = None) -> MemoryFile:
         self._check_power()

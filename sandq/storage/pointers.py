@@ -1,15 +1,15 @@
-"""Which store holds which replica: the pointers and the store counter, one small file. PERSISTED.
+"""The pointers from each replica to its store, and the store counter, in one small file. PERSISTED.
 
 Body (envelope: small_file.py, magic "SANDQPTR", version 1), msgpack::
 
     [next store number, metadata index, [[group, incarnation, store, S, term of S, [voters], [learners]], ...]]
 
-Pointers are sorted by group. The metadata index: the latest by which replicas came or went here. After a crash this
-node may know less of metadata than it has acted upon, and must not act again before it knows as much: it would make a
-replica anew, empty, that it had deleted because it was to be elsewhere.
+Pointers are sorted by group. The metadata index is that of the latest metadata entry by which replicas were created or
+deleted on this node. After a crash, the node may have applied less metadata than it had acted on. It must not act again
+before it has applied as much: it could create an empty replica that it had deleted because it moved to another node.
 
-On a restart the pointer wins over the log: the store holds the group's state as of S or later, and the log of the group
-goes on behind it. Store numbers begin at 1 and are never reused.
+On a restart, the pointer takes precedence over the log: the store has the group's state as of S or later, and the
+group's log continues from there. Store numbers begin at 1 and are never reused.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ FIRST_STORE = 1
 
 @dataclass(frozen=True, slots=True)
 class StorePointer:
-    """The replica of `group` that is installed here. `snapshot_index` is S: the state it was installed
-    with."""
+    """The replica of `group` that is installed here. `snapshot_index` is S: the index of its initial state."""
 
     group: int
     incarnation: int
@@ -54,13 +53,15 @@ def _pointer(
 
 
 class Pointers:
-    """The file, read once and written through. Every method that changes it returns when the change is
-    durable, or raises `StorageFailed` and has changed nothing that can be seen here.
+    """The content of the file, which every change rewrites.
 
-    What a crash leaves may still be the change (`may_have_happened`). That is harmless for numbers that were minted and
-    never used, for a group's first, empty store, in which nothing was promised, and for groups that are dropped: all of
-    it is done again. It is not for a store that takes another's place: whoever goes on with the old one writes what the
-    next start, which finds the new one, does not look for. Such a node must stop."""
+    A method that changes it returns once the change is durable. If it raises `StorageFailed`, this object is unchanged,
+    but the change may still be in the file after a crash (`may_have_happened`).
+
+    This is harmless for store numbers that are never used, for a group's first, empty store, in which nothing was
+    acknowledged, and for dropped groups: these steps are repeated. It is not harmless for a store that replaces an
+    older one. A node that continued with the old store would write rows there, and lose them at its next start, which
+    finds the pointer to the new store. Such a node must stop."""
 
     def __init__(
         self, files: Files, name: str, next_store: int, metadata_index: int, pointers: Iterable[StorePointer]
@@ -73,8 +74,9 @@ class Pointers:
 
     @classmethod
     def open(cls, files: Files, name: str = "stores", *, create: bool = True) -> Pointers:
-        """Read the file. One that is missing is created, empty; with `create=False` (a directory that has
-        been in use) that is `Corruption`, as is a damaged one."""
+        """Read the file, or create an empty one if it is missing.
+
+        Raise `Corruption` if the file is damaged, or missing with `create=False` (a directory that has been in use)."""
         if not files.exists(name):
             if not create:
                 raise Corruption(f"{name} is missing: it says which store holds which replica", file=name)
@@ -90,23 +92,24 @@ class Pointers:
         return cls(files, name, next_store, metadata_index, pointers)
 
     def get(self, group: int) -> StorePointer | None:
-        """The replica of a group installed here, None when there is none."""
+        """Return the pointer of a group's replica on this node, None if there is none."""
         return self._pointers.get(group)
 
     def all(self) -> list[StorePointer]:
-        """All replicas installed here, by group."""
-        pointers = self._pointers  # replaced as a whole by `update`, maybe on another thread
+        """Return the pointers of all replicas on this node, sorted by group."""
+        pointers = self._pointers  # `update` replaces it as a whole, possibly on a different thread
         return [pointers[group] for group in sorted(pointers)]
 
     def mint(self, count: int = 1) -> range:
-        """Store numbers that were never used before, and never will be again."""
+        """Reserve `count` new store numbers, durably. They are never returned again."""
         first = self._next_store
         self._replace(first + count, self.metadata_index, self._pointers)
         return range(first, first + count)
 
     def update(self, *, put: Sequence[StorePointer] = (), drop: Iterable[int] = (), metadata_index: int = 0) -> None:
-        """Set and drop pointers, all or none. `drop`: groups; one without a pointer is fine. `metadata_index`: what
-        metadata had applied that says so."""
+        """Set and drop pointers, all or none.
+
+        `drop`: groups, with or without a pointer. `metadata_index`: index of the metadata entry that requires it."""
         pointers = dict(self._pointers)
         for group in drop:
             pointers.pop(group, None)

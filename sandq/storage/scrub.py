@@ -1,8 +1,8 @@
-"""Read what is stored and look whether it is still what was written: disks forget in silence.
+"""Read stored data and check that it is unchanged, because disks can silently lose or change data.
 
-Nothing is written, and a node may be at work on it. Of the WAL the segments are read that no pass goes into any more;
-the next one says where their records end. Of LevelDB every table that has been left alone for a while: one that is
-being written has no end yet.
+This writes nothing, and can run while the node is working. In the WAL it checks all segments that are no longer written
+to; the header of the next segment says where their records end. In LevelDB it checks every table that has not been
+written to for a while: a table that is being written has no footer yet.
 """
 
 from __future__ import annotations
@@ -26,38 +26,40 @@ from sandq.storage.wal_format import (
 )
 
 STEP_BYTES: Final = 1 << 20
-"""So much is read between two pauses, a table at least."""
+"""Bytes read from the WAL between two pauses. A table is always read as a whole."""
 QUIET_S: Final = 600.0
-"""A table that was written to so lately may not be whole yet."""
+"""Minimum age in s of the last write to a table that is checked: a younger one may be incomplete."""
 
 
 def scrub_wal(files: Files, directory: str = "wal") -> Iterator[int]:
-    """Yield the bytes that were read, step by step. Raises Corruption, naming file and byte; StorageFailed."""
+    """Check the WAL. Yield the number of bytes read in each step.
+
+    Raise Corruption, with file and byte, if it is damaged; StorageFailed if it cannot be read."""
     numbers = sorted(number for name in files.list(directory) if (number := segment_number(name)) is not None)
     for number in numbers[:-1]:
         name = f"{directory}/{segment_name(number)}"
         try:
             following = _header(files, f"{directory}/{segment_name(number + 1)}", number + 1)
             if following is None:
-                return  # it was made ahead, and nothing is in it: this one is still written
+                return  # the next segment is preallocated and empty, so this one is still being written
             data = files.read(name)
         except FileNotFoundError:
-            continue  # it was released meanwhile
+            continue  # it was released in the meantime
         header = _decoded(data, name, number)
-        reader, told = Reader(data, header), 0
+        reader, reported = Reader(data, header), 0
         for _ in reader:
-            if reader.end - told >= STEP_BYTES:
-                yield reader.end - told
-                told = reader.end
+            if reader.end - reported >= STEP_BYTES:
+                yield reader.end - reported
+                reported = reader.end
         if reader.end != following.previous_end:
             at = min(reader.end, following.previous_end)
             why = f"{reader.why or 'zeros'}, but its records end at {following.previous_end}"
             raise Corruption(f"WAL segment {name} is damaged at byte {at}: {why}", file=name, offset=at)
-        yield reader.end - told
+        yield reader.end - reported
 
 
 def _header(files: Files, name: str, number: int) -> SegmentHeader | None:
-    """None: nothing was written to it yet."""
+    """Return the header of a segment; None if nothing is written to the segment yet."""
     file = files.open(name)
     try:
         data = file.read_at(0, SEGMENT_HEADER_BYTES)
@@ -74,8 +76,9 @@ def _decoded(data: bytes, name: str, number: int) -> SegmentHeader:
 
 
 def scrub_tables(directory: Path, now_s: Callable[[], float] = time.time) -> Iterator[int]:
-    """Yield the size of each table of LevelDB that was read. `now_s`: the clock of the files. Raises Corruption, naming
-    file and byte."""
+    """Check LevelDB's tables. Yield the size in bytes of each table read.
+
+    `now_s`: the clock of the file times. Raise Corruption, with file and byte, if a table is damaged."""
     for name in sorted(os.listdir(directory)):
         if not level_check.is_table(name):
             continue

@@ -1,4 +1,4 @@
-"""Files that hold secrets: only their owner may read them."""
+"""Read files with secrets, which only their owner may be able to read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final
 from sandq.model.errors import StartupError
 
 Version = tuple[int, int, int]
-"""Of a file: another one once it was written or replaced."""
+"""(modification time in ns, inode, size) of a file. It changes when the file is written or replaced."""
 
 MOST_BYTES: Final = 16 << 10
 OTHERS: Final = 0o077
-"""What of a mode lets others than the owner in."""
+"""Bits of a file mode that give access to users other than the owner."""
 
 
 def version_of(path: Path) -> Version | None:
-    """What is another one once a file was written or replaced; None: there is none."""
+    """Return the version of a file, which changes when it is written or replaced; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -26,8 +26,9 @@ def version_of(path: Path) -> Version | None:
 
 
 def read_private(path: Path, setting: str) -> bytes:
-    """What the file that a setting names holds. StartupError when it is missing, longer than `MOST_BYTES`, or when
-    others than its owner may read or write it."""
+    """Return the content of the file that a setting names.
+
+    Raise StartupError if it is missing, is longer than `MOST_BYTES`, or gives access to users other than its owner."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode

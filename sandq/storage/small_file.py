@@ -1,8 +1,8 @@
-"""The envelope of the small files that are replaced whole. PERSISTED.
+"""The envelope of the small files that are always replaced as a whole. PERSISTED.
 
 ::
 
-     0  8  magic, says which file it is
+     0  8  magic, identifies the kind of file
      8  4  version of the content, u32 little-endian
     12  4  length of the body, u32 little-endian
     16  4  crc32c of bytes 0..16 and the body, u32 little-endian
@@ -25,14 +25,14 @@ _BODY = _HEADER.size + _CRC.size
 
 
 def encode(magic: bytes, version: int, content: object) -> bytes:
-    """The whole file."""
+    """Return the bytes of the whole file."""
     body: bytes = msgpack.packb(content)
     header = _HEADER.pack(magic, version, len(body))
     return header + _CRC.pack(extend(value(header), body)) + body
 
 
 def decode(data: bytes, magic: bytes, version: int, name: str) -> Any:
-    """The content of a whole file; `Corruption` naming `name` when it is not exactly what was written."""
+    """Return the content of a whole file. Raise `Corruption`, which names `name`, if it is not as it was written."""
     found = version_of(data, magic, name)
     if found != version:
         raise _damaged(name, 8, f"its version {found} is not known here")
@@ -40,7 +40,7 @@ def decode(data: bytes, magic: bytes, version: int, name: str) -> Any:
 
 
 def version_of(data: bytes, magic: bytes, name: str) -> int:
-    """Return the version of the content of a whole file. Raises `Corruption` naming `name` if the file is damaged."""
+    """Return the version of the content of a whole file. Raise `Corruption`, which names `name`, if it is damaged."""
     if len(data) < _BODY:
         raise _damaged(name, len(data), "it is shorter than its header")
     found, version, length = _HEADER.unpack_from(data)

@@ -1,9 +1,9 @@
-"""The state of a partition on its way to another node: rows cut into chunks there, put into a store of its own here.
+"""Transfer the state of a partition to another node: `Exporter` cuts rows into chunks, `Importer` stores them.
 
-The grammar of `Meta` and of a chunk stands in docs/protocol.md ("Between nodes"); both come in the envelope of the
-small files, so that what arrives is what was sent. Keys travel without the number of their store: the receiver has
-another one. Every chunk names the key that it goes on behind. So it can be taken at one place only, whatever was
-lost, repeated or begun again before it.
+docs/protocol.md ("Between nodes") specifies `Meta` and the chunks. Both use the envelope of the small files, so that
+damage on the way is detected. Keys are sent without their store number, because the receiver has a different one. Every
+chunk contains the key after which it continues. So it fits at one position only, even if chunks before it were lost,
+repeated or sent again from the start.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ META_MAGIC, META_VERSION = b"SANDQSNP", 1
 CHUNK_MAGIC, CHUNK_VERSION = b"SANDQCHK", 1
 SNAPSHOT_ID_BYTES = 16
 META_BYTES = 64 << 10
-"""A `Meta`, encoded, at most."""
+"""Maximum size of an encoded `Meta`."""
 CHUNK_BYTES = 256 << 10
-"""Rows of a chunk, at most; a single larger one is alone in its chunk."""
+"""Maximum size of the rows of a chunk. A single larger row is a chunk of its own."""
 CHUNK_ROWS = 2048
-"""They are handled in Python: more would keep other threads waiting."""
+"""Maximum number of rows in a chunk. They are handled in Python: more would block other threads."""
 CHUNK_BYTES_AT_MOST = 32 << 20
-"""An encoded chunk: a row holds a batch of 16 MiB at most."""
+"""Maximum size of an encoded chunk. A row has at most a message batch of 16 MiB."""
 ROW_BYTES = 10
-"""What a row takes in a chunk beside its key and value, at most."""
+"""Maximum overhead of a row in a chunk, in addition to its key and value."""
 
 _MEMBER = re.compile(r"[^#]+#[0-9]+")
 _U32, _U64 = 2**32, 2**64
@@ -41,25 +41,25 @@ _U32, _U64 = 2**32, 2**64
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What is being sent: the state of `group` as of `index`."""
+    """Describes the state that is sent: that of `group` as of `index`."""
 
     group: int
     snapshot_id: bytes
-    """Random, 16 bytes: another one for each read view."""
+    """16 random bytes, different for each read view."""
     index: int
     term: int
-    """Of the entry at `index`."""
+    """Term of the entry at `index`."""
     voters: tuple[str, ...]
     learners: tuple[str, ...]
     total_bytes: int
-    """What the rows take on the sender's disk, roughly: for telling how far it is."""
+    """Approximate size of the rows on the sender's disk, to show progress."""
 
     def encode(self) -> bytes:
         return small_file.encode(META_MAGIC, META_VERSION, [getattr(self, field.name) for field in fields(self)])
 
     @classmethod
     def decode(cls, data: bytes) -> Meta:
-        """Raises Corruption."""
+        """Decode a `Meta`. Raise Corruption if `data` is not a valid one."""
         found = _decode(data, META_MAGIC, META_VERSION, META_BYTES, "a snapshot's description")
         if not isinstance(found, list) or len(found) != len(fields(cls)):
             raise _wrong(f"a snapshot's description is not a list of {len(fields(cls))}")
@@ -82,17 +82,17 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of a store, one behind the other."""
+    """Consecutive rows of a store, encoded."""
 
     data: bytes
-    """What is sent: the envelope around msgpack `[after, last, [key, value, key, value, ...]]`."""
+    """The bytes to send: msgpack `[after, last, [key, value, key, value, ...]]` in the envelope."""
     position: bytes | None
-    """Key of its last row: the next chunk goes on behind it. None: there has been no row so far."""
+    """Key of the last row so far, after which the next chunk continues; None if there was no row yet."""
     last: bool
 
 
 class Exporter:
-    """Cuts a store, as it stands in a snapshot, into chunks. Blocks on the disk; for one thread at a time."""
+    """Cuts a store, as it is in a snapshot, into chunks. Blocks on the disk. For one thread at a time."""
 
     def __init__(self, snapshot: StoresSnapshot, store: int) -> None:
         self._snapshot = snapshot
@@ -100,19 +100,22 @@ class Exporter:
 
     @property
     def total_bytes(self) -> int:
-        """For `Meta`."""
+        """Approximate size of the rows on the disk, for `Meta`."""
         return self._snapshot.approximate_bytes(self._start, self._stop)
 
     def chunk(self, after: bytes | None) -> Chunk:
-        """The rows behind the key `after` (None: from the first one on). The same rows for the same `after`, each
-        time. Raises ClosedError, Corruption."""
+        """Return the chunk of rows after the key `after`; None is before the first row.
+
+        The same `after` always gives the same rows. Raise ClosedError if the snapshot is closed, Corruption if the
+        store is damaged."""
         flat, last = self.rows(after, CHUNK_ROWS, CHUNK_BYTES)
         data = small_file.encode(CHUNK_MAGIC, CHUNK_VERSION, [after, last, flat])
         return Chunk(data, flat[-2] if flat else after, last)
 
     def rows(self, after: bytes | None, most: int, most_bytes: int) -> tuple[list[bytes], bool]:
-        """Keys and values, in turns, of so many rows behind the key `after`, at most, and whether they are the last.
-        Raises as `chunk`."""
+        """Return the rows after the key `after` as alternating keys and values, and whether they are the last.
+
+        There are up to `most` rows of up to `most_bytes`, or a single larger one. Raise the errors of `chunk`."""
         start = self._start if after is None else self._start + after + b"\0"
         found = self._snapshot.scan(start, self._stop, limit=most, max_bytes=most_bytes)
         taken = _fitting(found, most_bytes)
@@ -124,20 +127,21 @@ class Exporter:
 
 
 class Importer:
-    """Fills a store with what `Exporter` gave. It is for the thread that writes to the stores."""
+    """Fills a store with the chunks of an `Exporter`. For the thread that writes to the stores."""
 
     def __init__(self, stores: Stores, store: int) -> None:
-        """`store`: a new number, that no row has yet."""
+        """Create it for the new, empty store with this number."""
         self.store = store
         self.position: bytes | None = None
-        """Key of the last row that was put there: the next chunk goes on behind it."""
+        """Key of the last row stored, after which the next chunk must continue; None before the first row."""
         self._stores = stores
         self._prefix = store_prefix(store)
 
     def add(self, data: bytes) -> bool:
-        """Put the rows of a chunk there, in one batch. Whether it was the last chunk; what was written is durable only
-        after a flush. Raises Corruption, and has written nothing, unless the chunk is whole and goes on at
-        `position`; StorageFailed."""
+        """Store the rows of a chunk in one write. Return whether it was the last chunk.
+
+        The rows are durable only after a flush. Raise Corruption, and write nothing, if the chunk is damaged or does
+        not continue at `position`; StorageFailed if the write fails."""
         after, last, flat = self._decode(data)
         keys = flat[::2]
         if after != self.position:
@@ -162,7 +166,7 @@ class Importer:
 
 
 def _fitting(rows: Sequence[Row], most_bytes: int) -> int:
-    """How many of the rows go into a chunk: one at least."""
+    """Return the number of rows that fit into a chunk, at least one if there are any."""
     size = 0
     for count, (key, value) in enumerate(rows):
         size += len(key) + len(value) + ROW_BYTES

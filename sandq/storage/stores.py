@@ -1,13 +1,13 @@
-"""The port to the ordered rows of a node, and its memory twin. The real one is `LevelStores`.
+"""The interface to the ordered rows of a node, and its in-memory fake. The real implementation is `LevelStores`.
 
-Keys and values are bytes; keys sort bytewise and begin with a store number (keys.py); the empty key is not
-used. What survives a crash is a **prefix** of the writes, in their order, that holds at least everything
-written before the last `flush`: so a row never appears without what was written together with it or before
-it.
+Keys and values are bytes. Keys sort bytewise and begin with a store number (keys.py); the empty key is not used.
 
-One thread writes; `flush` and `compact` may run in another one meanwhile, reads in any. Errors:
-`StorageFailed` from a write or a flush (every later write and flush fails too: a hole in the order of writes
-must not become visible); `Corruption` naming the file from whatever meets damage.
+After a crash, a **prefix** of the writes survives, in their order, with at least all writes before the last `flush`. So
+a row never appears without the rows that were written with it or before it.
+
+One thread writes. Meanwhile, `flush` and `compact` may run on a different thread, and reads on any. Errors:
+`StorageFailed` if a write or a flush fails; all later writes and flushes then fail too, so that the order of writes
+never has a gap. `Corruption`, which names the file, from any call that finds damage.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ __all__ = ["Change", "LevelStores", "MemoryStores", "Row", "Stores", "StoresSnap
 
 Row = tuple[bytes, bytes]
 Change = tuple[bytes, bytes | None]
-"""A row to put, or (value None) to delete."""
+"""A row to put, or to delete if its value is None."""
 
 
 class StoresSnapshot(Protocol):
-    """The rows as they stood at one moment, whatever is written afterwards. For any thread, one call at a time.
-    Raises `ClosedError` once it, or the stores, were closed."""
+    """The rows as they were at one moment, unaffected by later writes.
+
+    For any thread, one call at a time. Raises `ClosedError` once the snapshot or the stores are closed."""
 
     def scan(self, start: bytes, stop: bytes, *, limit: int | None = None, max_bytes: int | None = None) -> list[Row]:
-        """As `Stores.scan`."""
+        """Return rows, see `Stores.scan`."""
         ...
 
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
-        """Size on the disk of the rows with start <= key < stop, roughly: rows that no flush has seen yet may not
-        count."""
+        """Return the approximate size on the disk of the rows with start <= key < stop.
+
+        Rows that are not flushed yet may be missing."""
         ...
 
     def close(self) -> None:
-        """What was deleted meanwhile can be given back from here on. Again: does nothing."""
+        """Close the snapshot, so that the space of rows deleted since can be freed. Can be called repeatedly."""
         ...
 
 
@@ -61,44 +63,47 @@ class Stores(Protocol):
         max_bytes: int | None = None,
         reverse: bool = False,
     ) -> list[Row]:
-        """Rows with start <= key < stop in key order (`reverse`: backwards, beginning below `stop`). Ends
-        after `limit` rows, or with the row that brings the values returned to `max_bytes`."""
+        """Return the rows with start <= key < stop in key order; with `reverse` in reverse order.
+
+        Stop after `limit` rows, or after the row that brings the size of the values to `max_bytes`."""
         ...
 
     def vacant(self, ranges: Sequence[tuple[bytes, bytes]]) -> list[bool]:
-        """Say of each range (start <= key < stop; in the order of their starts) whether it holds no row. Beside a large
-        row that is far less work than `get` or `scan` of each; but deleted rows are walked over, each once."""
+        """Return for each range (start <= key < stop; sorted by start) whether it has no row.
+
+        This is far cheaper than a `get` or `scan` of each range if there are large rows nearby. It steps over each
+        deleted row once."""
         ...
 
     def snapshot(self) -> StoresSnapshot:
-        """What has been written so far, to be read at leisure."""
+        """Return a view of everything written so far, which later writes do not change."""
         ...
 
     def write(self, changes: Sequence[Change]) -> None:
-        """All changes or none, in their order, after everything written before. Not synced."""
+        """Write all changes or none, in their order, after all earlier writes. Nothing is synced."""
         ...
 
     def flush(self) -> None:
-        """Everything written before the call is durable when it returns."""
+        """Make everything written before this call durable."""
         ...
 
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Give back the room of what was deleted between `start` and `stop`. May take long."""
+        """Free the disk space of rows deleted between `start` and `stop`. This can take long."""
         ...
 
     def approximate_bytes(self) -> int:
-        """Size on the disk, roughly."""
+        """Return the approximate size on the disk."""
         ...
 
     def close(self) -> None:
-        """Ends its snapshots too; one that is being read is waited for."""
+        """Close the stores and their snapshots. Wait for a snapshot that is being read."""
         ...
 
 
 class MemoryStores:
-    """`Stores` in memory. `crash` gives what the next start finds.
+    """`Stores` in memory, a fake for tests. `crash` returns the stores that the next start finds.
 
-    One thread writes rows while others read: each call sees all of a write or nothing, as LevelDB's do.
+    One thread may write rows while others read: each call sees all of a write or nothing, as with LevelDB.
     """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
@@ -164,11 +169,11 @@ class MemoryStores:
             snapshot.close()
 
     def crash(self, rng: random.Random) -> MemoryStores:
-        """What a restart finds: some prefix of the writes, at or after the last flush."""
+        """Return the stores after a crash: a random prefix of the writes, with all writes before the last flush."""
         return self.after(rng.randint(0, len(self._unflushed)))
 
     def after(self, writes: int) -> MemoryStores:
-        """What a restart finds when so many writes after the last flush survived."""
+        """Return the stores after a crash that this number of writes after the last flush survived."""
         rows = dict(self._flushed)
         for batch in self._unflushed[:writes]:
             _apply(rows, batch)

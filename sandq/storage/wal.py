@@ -1,12 +1,13 @@
-"""The write-ahead log of a node, for all its groups. Grammar: wal_format.py. Recovery: wal_recovery.py.
+"""The write-ahead log of a node, for all its groups. Format: wal_format.py. Recovery: wal_recovery.py.
 
-One thread owns a `Wal`; `prepare`, `pinned_by` and the counts of bytes may be asked from others. Invariants:
+One thread owns a `Wal`. Only `prepare`, `pinned_by` and the byte counts may be used from other threads. Invariants:
 
-- a pass is one write and one sync; `commit` returns after the sync, and a second pass is begun only then;
-- without room for the next segment a commit raises `WalFull`, has done nothing, and may be made again;
-- after any other failure the log is poisoned: nothing is written any more, every commit raises `StorageFailed`. A
-  failed sync is never retried;
-- a segment is removed only when the one after it, which states every group again, was synced.
+- A commit batch (`pass` in names) is one write and one sync. `commit` returns after the sync, and only then the
+  next batch may begin. Recovery relies on this.
+- If there is no disk space for the next segment, a commit raises `WalFull`, has no effect, and may be repeated.
+- After any other failure the log is poisoned: nothing more is written, and every commit raises `StorageFailed`. A
+  failed sync is never retried.
+- A segment is removed only after the next one, which repeats the state of every group, was synced.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _SEAL: Record = (Kind.SEAL, 0, 0, 0, b"")
 
 
 class WalFull(StorageFailed):
-    """There is no room for the next segment. Nothing was done: the same may be tried again."""
+    """There is no disk space for the next segment. Nothing was written, so the caller may retry."""
 
 
 class Wal:
-    """Make one with `Wal.open`."""
+    """The open log. Create it with `Wal.open`."""
 
     def __init__(
         self, files: Files, directory: str, segment_bytes: int, found: Recovered, on_sync: Callable[[float], None]
@@ -53,21 +54,21 @@ class Wal:
         self._sizes = found.sizes
         self._groups = found.trackers
         self._unclaimed = set(found.trackers)
-        """Recovered groups of which no `release` has been told yet."""
+        """Recovered groups that no call of `release` has named yet."""
         self._file = found.file
         self._number = max(found.sizes, default=0)
         self._end = found.end
-        # One pass may have been in flight of which no byte is left: its number is not used again either.
+        # The commit batch in flight at the stop may have left no byte. Its number must not be reused either.
         self._pass = found.last_pass + 1
         self._failure: str | None = None
         self._spare: tuple[int, int, File] | None = None
         self._spare_lock = threading.Lock()
         self.sealed = found.sealed
-        """Whether the log that was opened had been stopped cleanly."""
+        """True if the opened log had been stopped cleanly."""
         self.cut_bytes = found.cut_bytes
-        """How many bytes of a torn pass were cut when it was opened."""
+        """Bytes of a torn commit batch that were removed when the log was opened."""
         self.mark = 0
-        """Bytes written since it was opened; see `bytes_since`."""
+        """Bytes written since the log was opened; see `bytes_since`."""
         self._on_sync = on_sync
 
     @classmethod
@@ -81,11 +82,11 @@ class Wal:
         create: bool = True,
         on_sync: Callable[[float], None] = lambda seconds: None,
     ) -> tuple[Wal, dict[int, RecoveredGroup]]:
-        """Recover the log in `directory` (made when missing) and go on behind it.
+        """Recover the log in `directory`, which is created if missing. Return the open log and its groups.
 
-        Groups for which `known_groups` is false are dropped. `on_sync` is told how long each sync of a pass took.
-        Raises `Corruption` naming segment and byte offset; with `create=False` (a directory that has been in use) also
-        when there is no log, or none that was ever begun.
+        Groups for which `known_groups` returns false are dropped. `on_sync` is called with the seconds of each sync.
+        Raise `Corruption`, with segment and byte offset, if the log is damaged. With `create=False` (a directory that
+        has been in use), also raise it if there is no log, or no whole segment.
         """
         if create:
             files.make_dir(directory)
@@ -101,34 +102,33 @@ class Wal:
         if found.raised:
             wal.commit(found.raised)
         if found.strays:
-            # A crash came between the end of a group here and the word of it in the log. Should a replica of it come
-            # here again, its pointer would bring this one's entries back.
+            # The node crashed after a group was removed here and before the log recorded it. If a replica of the
+            # group were placed here again, its pointer would make these old entries valid again.
             wal._void(found.strays)
         return wal, found.groups
 
     # writing
 
     def commit(self, records: Sequence[Record]) -> None:
-        """Write one pass; the records are durable when this returns.
+        """Write one commit batch. The records are durable when this returns.
 
-        The records of a torn pass may survive as a prefix of it, so a hard state goes before the entries of
-        its term. ValueError (and a poisoned log) when a record does not fit what was written before: a
-        caller's bug.
+        A prefix of a torn batch may survive, so a hard state must come before the entries of its term. Raise
+        ValueError, and poison the log, if a record does not fit the earlier ones: this is a bug of the caller.
         """
         self._check()
         if not records:
             return
         with self._poisoning():
             groups = self._groups
-            births = [group for group in dict.fromkeys(record[1] for record in records) if group not in groups]
-            if births:
-                records = [*self._births(births), *records]
+            new_groups = [group for group in dict.fromkeys(record[1] for record in records) if group not in groups]
+            if new_groups:
+                records = [*self._initial_records(new_groups), *records]
             need = sum([len(record[4]) for record in records]) + RECORD_BYTES_AT_MOST * len(records)
             if self._end + need > self._sizes[self._number]:
-                # A group born in this pass has no place in the opening of its segment: nothing is written of
-                # it yet.
+                # Rotate before the new groups get a tracker: nothing of them is written yet, so the opening of the
+                # new segment must not contain them.
                 self._rotate(need)
-            for group in births:
+            for group in new_groups:
                 groups[group] = Tracker()
             number = self._number
             for kind, group, index, term, payload in records:
@@ -136,7 +136,7 @@ class Wal:
             self._write(records)
 
     def seal(self) -> None:
-        """A clean stop: write a SEAL, sync it, close the files. Nothing can be written afterwards."""
+        """Stop cleanly: write and sync a SEAL, then close the files. Nothing can be written afterwards."""
         self._check()
         with self._poisoning():
             if self._end + RECORD_BYTES_AT_MOST > self._sizes[self._number]:
@@ -157,10 +157,10 @@ class Wal:
                 self._spare = None
 
     def prepare(self) -> bool:
-        """Create the next segment ahead, so that the commit that needs it does not wait for 64 MB of zeros.
+        """Preallocate the next segment, so that the commit that needs it does not wait for 64 MB of zeros.
 
-        Any thread may call it, at any time; False when there was nothing to do. A failure poisons nothing:
-        the commit that needs the segment will meet it.
+        Return False if there is nothing to do. Any thread may call this at any time. A failure does not poison the log:
+        the commit that needs the segment retries.
         """
         with self._spare_lock:
             number = self._number + 1
@@ -173,11 +173,11 @@ class Wal:
     # keeping the log short
 
     def release(self, needed: Mapping[int, int]) -> int:
-        """Remove the oldest segments that no group needs; bytes freed.
+        """Remove the oldest segments that no group needs. Return the number of bytes freed.
 
-        `needed`: group -> lowest index still needed. A group that is not in it needs nothing, except that a
-        recovered one keeps all it has until it was in it once (or is forgotten): at a start, groups are opened
-        one by one. What a group's BASE says to be kept is kept even when `needed` is higher.
+        `needed`: lowest index still needed, by group. A group that is missing from it needs nothing. As an exception, a
+        recovered group keeps all its entries until `needed` has named it once, or `forget` is called: at a start,
+        groups are opened one by one. Entries from a group's BASE on are kept even if `needed` is higher.
         """
         self._check()
         freed = 0
@@ -200,10 +200,9 @@ class Wal:
         return oldest
 
     def pinned_by(self) -> dict[int, int]:
-        """group -> how many full segments older than the current one its tail keeps from being removed
-        (above 0).
+        """Return, by group, how many segments before the current one its oldest entry is. Omit groups at 0.
 
-        The caller makes such a tail short again by committing it as COPY records.
+        These segments cannot be removed. The caller frees them by committing the group's entries as COPY records.
         """
         pinned: dict[int, int] = {}
         for group, tracker in list(self._groups.items()):
@@ -213,8 +212,7 @@ class Wal:
         return pinned
 
     def forget(self, group: int) -> None:
-        """This group is gone, durably: what the log holds of it is void, and later segments do not state
-        it."""
+        """Remove a group, durably: its records become void, and later segments do not contain it."""
         self._check()
         if group in self._groups:
             self._void([group])
@@ -222,22 +220,22 @@ class Wal:
     def _void(self, groups: Sequence[int]) -> None:
         for group in groups:
             self._groups.setdefault(group, Tracker())
-        self.commit(self._births(groups))
+        self.commit(self._initial_records(groups))
         for group in groups:
             del self._groups[group]
 
     @property
     def bytes_on_disk(self) -> int:
-        """Size of all segments."""
+        """Size of all segments, in bytes."""
         return sum(list(self._sizes.values()))
 
     @property
     def segments(self) -> int:
-        """How many there are."""
+        """Number of segments."""
         return len(self._sizes)
 
     def bytes_since(self, mark: int) -> int:
-        """Bytes written since `mark` was what `self.mark` is now."""
+        """Return the bytes written since `self.mark` had the value `mark`."""
         return self.mark - mark
 
     # inside
@@ -251,7 +249,7 @@ class Wal:
 
     @contextlib.contextmanager
     def _poisoning(self) -> Iterator[None]:
-        """Whatever goes wrong inside is the end of this log."""
+        """Poison the log if the block raises, unless it raises `WalFull`."""
         try:
             yield
         except WalFull:
@@ -267,7 +265,7 @@ class Wal:
             raise
 
     @staticmethod
-    def _births(groups: Sequence[int]) -> list[Record]:
+    def _initial_records(groups: Sequence[int]) -> list[Record]:
         records: list[Record] = []
         for group in groups:
             records.append((Kind.TRUNCATE, group, 0, 0, b""))
@@ -291,7 +289,9 @@ class Wal:
         self._on_sync(time.perf_counter() - began)
 
     def _rotate(self, need: int) -> None:
-        """Go on in a new segment, with room for `need` bytes behind its opening pass."""
+        """Continue in a new segment that has space for `need` bytes after its opening batch.
+
+        The opening batch repeats the state of every group, so that older segments can be removed."""
         number = self._number + 1
         records = [record for group, tracker in self._groups.items() for record in tracker.opening(group)]
         records = records or [_SEAL]
@@ -312,7 +312,7 @@ class Wal:
 
     def _new_segment(self, number: int, size: int) -> File:
         with self._spare_lock:
-            # Under the lock: behind it `prepare` means the segment after this one.
+            # Change the number under the lock: once it is released, `prepare` must create the segment after this one.
             spare, self._spare = self._spare, None
             if spare is not None:
                 if spare[1] >= size:

@@ -1,7 +1,6 @@
-"""Bytes of the write-ahead log. PERSISTED: nothing here changes its meaning; a new meaning gets a new
-version.
+"""The byte format of the write-ahead log. PERSISTED: a change of meaning requires a new version.
 
-A segment is one file, `<directory>/<number, ten digits>.wal`, numbers rising by one, created full of zeros.
+A segment is one file, `<directory>/<number, ten digits>.wal`. Numbers increase by one; files are created full of zeros.
 All integers are little-endian; records begin at multiples of 8. (docs/storage-format.md has examples.)
 
 Segment header, 64 bytes::
@@ -10,8 +9,8 @@ Segment header, 64 bytes::
      8  4  version (1)
     12  4  crc32c of bytes 0..12 and 16..64
     16  8  segment number
-    24  8  previous end: where the records of the segment before this one end (0: there was none)
-    32  8  opening end: where the opening pass of this segment ends
+    24  8  previous end: offset of the end of the records in the previous segment (0 if there was none)
+    32  8  opening end: offset of the end of this segment's opening pass
     40  8  pass number of the opening pass
     48  8  size of the file
     56  8  zeros
@@ -32,24 +31,24 @@ Record, 48 bytes + payload + 4, then zeros up to the next multiple of 8::
     48  n  payload
      .  4  payload crc: crc32c of the payload
 
-The records of one **pass** lie one behind the other in one segment; they are written one behind the
-other and synced once, and the next pass begins only after that sync. Pass numbers rise and are never reused.
+A **pass** is one commit batch in the log: consecutive records in one segment, written in order and synced once. The
+next pass begins only after that sync. Pass numbers increase and are never reused.
 
 | kind | index | term | payload |
 |---|---|---|---|
-| 1 ENTRY | of the entry | of the entry | the command; entries of this group behind this index are gone |
-| 2 COPY | of the entry | of the entry | the command again; nothing is gone |
-| 3 TRUNCATE | this and all above are gone; 0: the log starts over, base and members too | 0 | empty |
-| 4 HARD_STATE | 0 | current term | msgpack: whom we voted for, string or nil |
-| 5 BASE | first index kept, all below are gone | its term | msgpack `[[voters], [learners]]` |
+| 1 ENTRY | of the entry | of the entry | the command; deletes the group's entries above this index |
+| 2 COPY | of the entry | of the entry | the command again; deletes nothing |
+| 3 TRUNCATE | first index deleted; 0: the log starts over, with base and members | 0 | empty |
+| 4 HARD_STATE | 0 | current term | msgpack: the member we voted for, string or nil |
+| 5 BASE | first index kept; all below are deleted | its term | msgpack `[[voters], [learners]]` |
 | 6 SEAL | 0 | 0 | empty; group 0: the writer stopped cleanly |
 
-A BASE below the base so far drops every entry: the log starts over at it. A group that the writer does not know
-yet starts with TRUNCATE 0 and HARD_STATE (0, nil), so that an earlier life of the same number never shows through.
+A BASE below the current base deletes every entry: the log starts over at the new base. A group that is new to the
+writer starts with TRUNCATE 0 and HARD_STATE (0, nil), which void the records of an earlier group with the same number.
 
-A segment opens with HARD_STATE and BASE of every group known to the writer, or with a SEAL when it knows none: the
-**opening pass**, from offset 64. It is never empty, so an intact record of a pass that begins elsewhere proves that
-header and opening had been synced.
+A segment begins at offset 64 with its **opening pass**: HARD_STATE and BASE of every group known to the writer, or a
+SEAL if it knows none. The opening pass is never empty. So an intact record of a pass that begins at a different offset
+proves that the header and the opening pass had been synced.
 """
 
 from __future__ import annotations
@@ -63,11 +62,11 @@ from typing import NamedTuple
 from google_crc32c import extend, value
 
 Record = tuple[int, int, int, int, bytes]
-"""kind, group, index, term, payload"""
+"""(kind, group, index, term, payload)"""
 
 
 class Kind(IntEnum):
-    """PERSISTED: kinds of records."""
+    """The kinds of records. PERSISTED."""
 
     ENTRY = 1
     COPY = 2
@@ -83,13 +82,13 @@ RECORD_MAGIC = b"WREC"
 SEGMENT_HEADER_BYTES = 64
 RECORD_HEADER_BYTES = 48
 PART_BYTES = 256 << 10
-"""A pass of more is written in several parts; a payload of so many bytes is one by itself."""
+"""A larger pass is written in several parts. A payload of this size or more is a part of its own."""
 RECORD_BYTES_AT_MOST = RECORD_HEADER_BYTES + 4 + 7
-"""What a record needs besides its payload, at most."""
+"""Maximum overhead of a record, in addition to its payload."""
 
 _SEGMENT_HEADER = struct.Struct("<8sII5Q8x")
 _PLACED = struct.Struct("<QQIB3xIIQQQ")
-"""What the header crc covers: segment and offset, which are not stored, then bytes 8..48 of the record."""
+"""The input of the header crc: segment number and offset, which are not stored, then bytes 8..48 of the record."""
 _PLACE = struct.Struct("<QQ")
 _STORED = struct.Struct("<4sIIB3xIIQQQ")
 _LEAD = struct.Struct("<4sI")
@@ -99,12 +98,12 @@ _ZERO_MAGIC = bytes(4)
 
 
 def segment_name(number: int) -> str:
-    """File name of a segment."""
+    """Return the file name of a segment."""
     return f"{number:010}.wal"
 
 
 def segment_number(name: str) -> int | None:
-    """Number of the segment that a file name means, None for another file."""
+    """Return the number of the segment with this file name, None if it is not the name of a segment."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -128,7 +127,7 @@ def _segment_crc(header: bytes) -> int:
 
 
 def decode_segment_header(data: bytes, number: int) -> SegmentHeader | str:
-    """The header at the front of a segment's bytes, or what is wrong with it."""
+    """Return the header at the start of a segment's bytes, or the reason why it is invalid."""
     header = data[:SEGMENT_HEADER_BYTES]
     if len(header) < SEGMENT_HEADER_BYTES:
         return "the file is shorter than a segment header"
@@ -146,12 +145,12 @@ def decode_segment_header(data: bytes, number: int) -> SegmentHeader | str:
 
 
 def encode_pass(segment: int, offset: int, pass_number: int, records: Sequence[Record]) -> bytes:
-    """The bytes of one pass that begins at `offset` (a multiple of 8) of a segment."""
+    """Return the bytes of one pass that begins at `offset` (a multiple of 8) of a segment."""
     return b"".join(encode_parts(segment, offset, pass_number, records))
 
 
 def encode_parts(segment: int, offset: int, pass_number: int, records: Sequence[Record]) -> Iterator[bytes]:
-    """The same in parts, one behind the other: what is large is not copied, and a pass of many MB not made at once."""
+    """Yield the bytes of a pass in parts: large payloads are not copied, and a large pass is not built at once."""
     pieces: list[bytes] = []
     append = pieces.append
     size = 0
@@ -182,11 +181,11 @@ def encode_parts(segment: int, offset: int, pass_number: int, records: Sequence[
 
 
 class Reader:
-    """Walks over the records of a segment and stops at the first thing that is not the next one.
+    """Iterates over the records of a segment, and stops at the first bytes that are not a valid next record.
 
-    Afterwards `end` is where it stopped, `why` is None when zeros stand there (or nothing: the end of the
-    file) and else says what is wrong, `last_pass` and `pass_start` (bytes) describe the last pass met.
-    Setting the three before (from a `Sight`) makes it begin there.
+    Afterwards, `end` is the offset where it stopped. `why` is the reason, or None if there are only zeros or the file
+    ends there. `last_pass` and `pass_start` (an offset in bytes) describe the last pass found. To begin at a different
+    record, set `end`, `last_pass` and `pass_start` first.
     """
 
     def __init__(self, data: bytes, header: SegmentHeader) -> None:
@@ -241,7 +240,7 @@ class Sight(NamedTuple):
 
 
 def scan(data: bytes, segment: int, offset: int) -> Iterator[Sight]:
-    """Every intact record header at or behind `offset`, whatever lies between them."""
+    """Yield every intact record header at or after `offset`, skipping any bytes between them."""
     at = data.find(RECORD_MAGIC, offset)
     while at >= 0:
         end = at + RECORD_HEADER_BYTES

@@ -1,8 +1,7 @@
-"""What the log knows of a group: `Replay` rebuilds it from records, `Tracker` follows it while records are
-written.
+"""The state of a group in the log: `Replay` rebuilds it from records, `Tracker` updates it while records are written.
 
-Both apply the same rules (wal_format.py), so that a restart finds what the writer believed. Invariants of a
-`Tracker`: `runs` is sorted, without overlaps, and covers base..last exactly; `last >= base - 1`.
+Both apply the same rules (wal_format.py), so that a restart finds the state that the writer had. Invariants of a
+`Tracker`: `runs` is sorted, has no overlaps, and covers base..last exactly; `last >= base - 1`.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from sandq.storage.wal_format import Kind, Record
 NO_VOTE: bytes = msgpack.packb(None)
 NO_MEMBERS: bytes = msgpack.packb([[], []])
 FIRST_INDEX = 1
-"""The base of a group before its first BASE."""
+"""Base of a group before its first BASE record."""
 
 Entry = tuple[bytes, int, int]
-"""command, index, term"""
+"""(command, index, term)"""
 
 
 @dataclass
 class RecoveredGroup:
-    """A group as the log tells it. `entries` are contiguous (command, index, term); the first one is at
-    `base_index` if that has been written, else there are none and the next one to come is at
-    `base_index`."""
+    """The state of a group according to the log.
+
+    `entries` have consecutive indexes, from `base_index` on. If there are none, the next entry is at `base_index`."""
 
     term: int = 0
     voted_for: str | None = None
@@ -39,8 +38,7 @@ class RecoveredGroup:
 
 
 class Tracker:
-    """Hard state and base of one group as last written, and which segment holds each entry that is still
-    needed."""
+    """A group's hard state and base as last written, and the segment of each entry that is still needed."""
 
     __slots__ = ("base", "base_term", "last", "members", "runs", "term", "vote")
 
@@ -52,10 +50,10 @@ class Tracker:
         self.members = NO_MEMBERS
         self.last = FIRST_INDEX - 1
         self.runs: list[list[int]] = []
-        """[first index, last index, segment number]"""
+        """[first index, last index, segment number] for each run of entries in one segment."""
 
     def note(self, segment: int, kind: int, index: int, term: int, payload: bytes) -> None:
-        """Follow one record. ValueError when it does not fit behind what was written: a bug of the caller."""
+        """Update the state for one record. Raise ValueError if it does not fit the earlier ones (a caller's bug)."""
         if kind == Kind.ENTRY:
             if index != self.last + 1:
                 if not self.base <= index <= self.last:
@@ -83,12 +81,12 @@ class Tracker:
             raise ValueError(f"kind {kind} is not one that a caller writes")
 
     def opening(self, group: int) -> tuple[Record, Record]:
-        """The two records with which a new segment states this group."""
+        """Return the two records that repeat this group's state in a new segment."""
         hard_state = (Kind.HARD_STATE, group, 0, self.term, self.vote)
         return hard_state, (Kind.BASE, group, self.base, self.base_term, self.members)
 
     def oldest_segment(self, needed: int) -> int | None:
-        """The lowest segment that holds an entry at or above `needed`."""
+        """Return the lowest segment with an entry at or above `needed`, None if there is none."""
         return min((run[2] for run in self.runs if run[1] >= needed), default=None)
 
     def _append(self, index: int, segment: int) -> None:
@@ -98,7 +96,7 @@ class Tracker:
             self.runs.append([index, index, segment])
 
     def _cut(self, index: int) -> None:
-        """Forget where `index` and all above lie."""
+        """Remove `index` and all higher indexes from the runs."""
         while self.runs and self.runs[-1][0] >= index:
             self.runs.pop()
         if self.runs and self.runs[-1][1] >= index:
@@ -116,7 +114,7 @@ class Tracker:
         self.last = max(self.last, index - 1)
 
     def _move(self, index: int, segment: int) -> None:
-        """The entry at `index` lies in `segment` from now on."""
+        """Move the entry at `index` to `segment`: split its run, and merge with the run before if possible."""
         at = next(i for i, run in enumerate(self.runs) if run[0] <= index <= run[1])
         first, last, old = self.runs[at]
         if old == segment:
@@ -131,22 +129,21 @@ class Tracker:
 
 
 class Replay:
-    """One group while the log is read."""
+    """The state of one group while recovery reads the log."""
 
     __slots__ = ("entries", "first", "last", "tracker")
 
     def __init__(self) -> None:
         self.tracker = Tracker()
         self.entries: dict[int, tuple[bytes, int, int, int]] = {}
-        """index -> command, index, term, segment; gaps are filled by COPY records, or fall below a later
-        BASE"""
+        """(command, index, term, segment) by index. Later COPY records fill gaps, or a later BASE is above them."""
         self.first = 0
-        """no entry lies below it"""
+        """Lower bound of the indexes in `entries`."""
         self.last = 0
-        """no entry lies above it"""
+        """Upper bound of the indexes in `entries`."""
 
     def note(self, segment: int, kind: int, index: int, term: int, payload: bytes) -> None:
-        """Follow one record."""
+        """Update the state for one record."""
         entries = self.entries
         if kind == Kind.ENTRY:
             if index <= self.last:
@@ -191,7 +188,9 @@ class Replay:
         tracker.base, tracker.base_term, tracker.members = index, term, members
 
     def finish(self, group: int) -> RecoveredGroup:
-        """The group as it stands at the end of the log; `tracker` is then what the writer goes on with."""
+        """Return the group's state at the end of the log. The writer continues with `tracker` afterwards.
+
+        Raise Corruption if entries above the base are missing."""
         tracker = self.tracker
         kept = range(tracker.base, self.last + 1)
         missing = [index for index in kept if index not in self.entries]
@@ -205,9 +204,8 @@ class Replay:
             tracker._append(index, segment)
         tracker.last = tracker.base - 1 + len(entries)
         if entries and entries[-1][2] > tracker.term:
-            # The prefix of a torn pass may hold an entry without the hard state that was written behind it.
-            # A log never has a term above the current one; and in a term that was never stored nobody was
-            # voted for.
+            # The prefix of a torn commit batch may have an entry without the hard state written after it. Raft requires
+            # that no entry has a term above the current one. In a term that was never stored, no vote was cast.
             tracker.term, tracker.vote = entries[-1][2], NO_VOTE
         voters, learners = msgpack.unpackb(tracker.members)
         return RecoveredGroup(

@@ -1,23 +1,22 @@
-"""Reading the log after a stop: what was written, where writing goes on, and whether damage is torn or
-rotten.
+"""Read the log after a stop: recover its records, find where writing continues, and tell torn from rotten data.
 
-The rule. A pass is written only after the one before it was synced. So when something that is not the next
-record stands at offset X, then
+A pass (the records of one commit batch) is written only after the previous pass was synced. So if the bytes at offset X
+are not a valid next record, there are three cases:
 
-- an intact record behind X, of a pass that *began* behind X, proves that what stood at X had been synced:
-  **rotten**, refuse (`Corruption` names segment and offset). A SEAL is such a record too;
-- the same holds when a later segment was opened, whose header says where the records of this one end;
-- otherwise X lies in the last pass, whose sync need not have returned: **torn**. The records before X are
-  kept, X and what follows is filled with zeros.
+- An intact record after X belongs to a pass that *began* after X. It proves that the bytes at X had been synced. They
+  are **rotten**: refuse to start (`Corruption` with segment and offset). A SEAL is such a record, too.
+- A later segment was opened, whose header says where the records of this one end. If X is
+  not that offset, the bytes are rotten as well.
+- Otherwise X is in the last pass, whose sync need not have returned: it is **torn**. The records before X are kept, and
+  all bytes from X on are filled with zeros.
 
-A last segment whose header or opening pass is not whole was being created (or prepared ahead): nothing but
-the opening pass can be in it, and the older segments are still there. It is removed. Where that cannot be
-the reason (records of a later pass in it, or no older segment although older ones have existed) it is
-rotten.
+If the header or the opening pass of the last segment is incomplete, the segment was being created or preallocated: it
+can have nothing but the opening pass, and the older segments still exist. It is removed. If that cannot be the reason
+(it has records of a later pass, or older segments existed but are gone), it is rotten.
 
-What recovery returns will be acknowledged as durable. A process that was killed leaves written but unsynced
-bytes behind, and after a failed fsync the kernel counts lost pages as clean. Therefore the last pass kept is
-written again, in place, and synced. (Passes before it were synced before it was written.)
+The recovered records will be acknowledged as durable. But a killed process leaves bytes that are written and not
+synced, and after a failed fsync the kernel treats lost pages as clean. Therefore the last pass that is kept is written
+again, in place, and synced. (The passes before it were synced before it was written.)
 """
 
 from __future__ import annotations
@@ -44,31 +43,34 @@ from sandq.storage.wal_groups import RecoveredGroup, Replay, Tracker
 
 @dataclass(kw_only=True)
 class Recovered:
-    """Where a log goes on. `file`, `end` and `size` (bytes) are of the last segment; None: there is none."""
+    """A recovered log. `file`: the last segment, None if there is none. `end`: the offset where writing continues."""
 
     sizes: dict[int, int] = field(default_factory=dict)
-    """segment number -> bytes, ascending"""
+    """Bytes of each segment by its number, ascending."""
     file: File | None = None
     end: int = 0
     last_pass: int = 0
-    """the greatest pass number seen, torn ones included"""
+    """The highest pass number found, including torn passes."""
     sealed: bool = False
     cut_bytes: int = 0
     raised: list[Record] = field(default_factory=list)
-    """hard states that `Replay.finish` had to raise, to be written before anything else"""
+    """Hard states whose term `Replay.finish` had to raise. Write them before any other record."""
     trackers: dict[int, Tracker] = field(default_factory=dict)
     groups: dict[int, RecoveredGroup] = field(default_factory=dict)
     strays: list[int] = field(default_factory=list)
-    """groups that are not known any more and whose end the log does not say"""
+    """Removed groups whose removal the log does not record."""
 
 
 def recover(files: Files, directory: str, known_groups: Callable[[int], bool]) -> Recovered:
-    """Read the whole log, mend its torn end, and give back what it holds. Safe to be interrupted and
-    repeated."""
+    """Read the whole log, repair its torn end, and return its content. Can be interrupted and repeated safely.
+
+    `known_groups`: return whether a group exists on this node. Raise Corruption if the log is rotten."""
     return _Recovery(files, directory, known_groups).run()
 
 
 class _Recovery:
+    """One run of `recover`."""
+
     def __init__(self, files: Files, directory: str, known_groups: Callable[[int], bool]) -> None:
         self._files = files
         self._directory = directory
@@ -98,10 +100,10 @@ class _Recovery:
         return f"{self._directory}/{segment_name(number)}"
 
     def _header(self, number: int, data: bytes) -> SegmentHeader | str:
-        """The header of a segment, or what is wrong with it."""
+        """Return the header of a segment, or the reason why it is invalid."""
         header = decode_segment_header(data, number)
         if isinstance(header, SegmentHeader) and header.size != len(data):
-            # The file had its size before its header was written.
+            # A file gets its full size before its header is written, so a different size means damage.
             raise self._corrupt(number, len(data), f"the file had {header.size} bytes")
         return header
 
@@ -115,7 +117,7 @@ class _Recovery:
         return numbers
 
     def _drop_unfinished(self, numbers: list[int]) -> None:
-        """Remove a last segment whose creation was not finished."""
+        """Remove the last segment, and its number, if its creation was not finished."""
         if not numbers:
             return
         number = numbers[-1]
@@ -142,7 +144,7 @@ class _Recovery:
         numbers.pop()
 
     def _check_whole(self, number: int, end: int) -> None:
-        """The segment before one that was begun had been synced up to `end`."""
+        """Check that the records of a segment end at `end`, as the header of the next one says."""
         data = self._files.read(self._path(number))
         header = self._header(number, data)
         if isinstance(header, str):
@@ -153,7 +155,7 @@ class _Recovery:
         self._check_end(reader, end)
 
     def _check_end(self, reader: Reader, end: int) -> None:
-        """`end`: where the next segment says that the records of this one end."""
+        """Raise Corruption unless the records end at `end`, where the next segment's header says that they end."""
         if reader.end != end:
             why = reader.why or "zeros"
             raise self._corrupt(reader.segment, min(reader.end, end), f"{why}, but its records end at {end}")
@@ -181,7 +183,7 @@ class _Recovery:
         found.sizes[number] = len(data)
         if is_last:
             found.file, found.end = self._files.open(self._path(number)), reader.end
-            self._mend(reader, found.file, header)
+            self._repair_end(reader, found.file, header)
         reader.data = b""
         self._before = reader
 
@@ -204,9 +206,10 @@ class _Recovery:
                 self._strays.add(group)
         self._found.sealed = kind == Kind.SEAL
 
-    def _mend(self, reader: Reader, file: File, header: SegmentHeader) -> None:
-        """Decide torn or rotten at the end of the last segment; zero what is torn; make sure of what is
-        kept."""
+    def _repair_end(self, reader: Reader, file: File, header: SegmentHeader) -> None:
+        """Repair the end of the last segment: fill torn bytes with zeros, and write and sync the last kept pass again.
+
+        Raise Corruption if the end is rotten, not torn."""
         data, found = reader.data, self._found
         for sight in scan(data, reader.segment, reader.end):
             if sight.pass_start > reader.end:

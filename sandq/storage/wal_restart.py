@@ -1,10 +1,10 @@
-"""How the log of a group starts over when its state was installed from a snapshot.
+"""Start the log of a group over after its state was installed from a snapshot.
 
-The order of steps, each durable before the next: the rows in a new store, the pointer to it (pointers.py), then one
-pass with `restart_at`. The end of a pass may be torn off, at any record. So a stop may leave the old log (whole), or
-a log that the pass has begun: empty, or without the entry at the snapshot's index; term and vote are there in each
-case. `is_behind` tells them from a log that goes on at the pointer; where it does, the pointer wins: `restart_at` is
-to be committed again, with the term and the vote that were recovered, before anything else of the group.
+Each of these steps is durable before the next: the rows in a new store, the pointer to it (pointers.py), then one
+commit batch with `restart_at`. A crash can tear off the end of the batch at any record. It then leaves the whole old
+log, or a new log that is empty or lacks the entry at the snapshot's index. Term and vote survive in each case.
+`is_behind` recognizes such a log. The pointer then takes precedence: commit `restart_at` again, with the recovered term
+and vote, before any other record of the group.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sandq.storage.wal_groups import RecoveredGroup
 def restart_at(
     group: int, term: int, vote_payload: bytes, index: int, index_term: int, members_payload: bytes, command: bytes
 ) -> list[Record]:
-    """The records, for one pass: the log holds the entry at `index` and nothing else. A snapshot does not bring what
-    was commanded there: `command` stands in its place, and nobody may be sent it.
+    """Return the records, for one commit batch, after which the log has only the entry at `index`.
 
-    `term` and `vote_payload` are those of the group now: they are stated once more, and not lost whatever is torn.
-    ValueError for a term below that of the entry.
+    A snapshot does not contain the command of that entry. `command` is a placeholder, and must never be sent to a
+    member. `term` and `vote_payload` are the group's current ones: they are written again, so that no torn batch loses
+    them. Raise ValueError if `term` is below the entry's term.
     """
     if index < 1 or index_term > term:
         raise ValueError(f"a log cannot start at entry {index} of term {index_term} in term {term}")
@@ -33,12 +33,13 @@ def restart_at(
 
 
 def is_behind(found: RecoveredGroup, index: int, term: int, applied: int) -> bool:
-    """Whether a log does not go on at a snapshot of `index`, whose entry is of `term`, in a store that holds everything
-    up to `applied` (`index`, or later).
+    """Return whether a log does not continue from a snapshot at `index`, whose entry has `term`.
 
-    It does when it has that entry: two logs that agree in index and term agree in all before. Or when it has left the
-    entry behind, as it may once more is applied; a base above `applied` is one of an earlier life of the group."""
+    `applied`: index up to which the store has all entries; `index` or higher. The log continues from the snapshot if it
+    has that entry: two logs with the same term at an index agree up to there (Raft's log matching). It also does if it
+    has already truncated the entry, which is allowed once more is applied. A base above `applied` belongs to an earlier
+    incarnation of the group."""
     if found.base_index > index:
         return found.base_index > applied
-    place = index - found.base_index
-    return place >= len(found.entries) or found.entries[place][2] != term
+    position = index - found.base_index
+    return position >= len(found.entries) or found.entries[position][2] != term

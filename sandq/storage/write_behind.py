@@ -1,17 +1,18 @@
-"""Stores behind which another thread writes: who hands rows over does not wait while LevelDB makes room for them.
+"""Stores with a write-behind queue: the thread that changes rows does not wait for LevelDB.
 
-LevelDB stops who writes for as long as it takes to write a memtable to its files, a third of a second and more beside
-large messages. So `write` lays the changes over the stores, in memory, and returns. Who reads sees them there, exactly
-as if they were written; another thread writes them, in their order, and takes them away (`write_one`).
+LevelDB blocks a writer while it writes a memtable to its files: a third of a second or more if messages are large. So
+`write` only queues the changes in memory and returns. Reads look in the queue first, as if the changes were written.
+Another thread writes them in order and removes them from the queue (`write_one`).
 
-    write ->  batch  batch  batch (being written)  ->  the stores below
-    read  ->  newest first ........................    then these
+    write ->  batch  batch  batch (being written)  ->  the base stores
+    read  ->  newest first ........................    then the base stores
 
-What is handed over together is written together, so after a crash the stores hold a prefix, as without this. Small
-changes that wait are gathered in batches of up to `BATCH_BYTES`. Nothing here refuses rows for want of room, as what
-they come of has been promised to somebody: who takes new messages in asks `takes` first.
+Changes of one `write` are written together, so after a crash the base stores have a prefix of the writes, as without
+this module. Small pending changes are merged into batches of up to `BATCH_BYTES`. Nothing here rejects rows if the
+queue is full, because they come from entries that are already acknowledged. Code that accepts new messages calls
+`takes` first.
 
-One thread hands over and reads; `write_one`, `write_out`, `flush`, `compact` and snapshots are for any thread.
+One thread writes and reads. `write_one`, `write_out`, `flush`, `compact` and snapshots are for any thread.
 """
 
 from __future__ import annotations
@@ -27,46 +28,51 @@ from sandq.storage.keys import STORE_PREFIX_BYTES
 from sandq.storage.stores import Change, Row, Stores, StoresSnapshot
 
 BATCH_BYTES: Final = 1 << 20
-"""Changes are added to what waits to be written up to here: LevelDB copies a batch as a whole."""
+"""Maximum size of a batch to which changes are added: LevelDB copies a batch as a whole."""
 ROW_BYTES: Final = 200
-"""What a change takes in memory beside its key and value, about."""
+"""Approximate memory of a change, in bytes, in addition to its key and value."""
 STORE_SHARE: Final = 1 / 2
-"""Of all that may wait to be written, what one store may have."""
+"""Share of `limit_bytes` that one store may have in the queue."""
 _ALL: Final = 1 << 60
 
 
 class WriteBehindStores:
-    """`Stores` over others, which are written to by who calls `write_one`."""
+    """`Stores` with a queue in front of base stores. Calls of `write_one` write to the base stores."""
 
     def __init__(
         self, base: Stores, limit_bytes: float, on_written: Callable[[float], None] = lambda seconds: None
     ) -> None:
-        """`limit_bytes`: what may wait to be written, of all stores. `on_written` is told how long each write of the
-        stores took, on the thread that wrote."""
+        """Create it in front of `base`.
+
+        `limit_bytes`: size of the queue, for all stores together. `on_written` is called with the seconds of each write
+        to the base stores, on the thread that wrote."""
         self.limit_bytes = limit_bytes
         self._base = base
         self._on_written = on_written
         self._batches: tuple[_Batch, ...] = ()
-        """Handed over and not written, the oldest first; another tuple with each change, so that who reads one sees
-        what there was at one moment."""
+        """The queue: batches that are not written yet, oldest first.
+
+        Adding or removing a batch replaces the tuple, so that a reader sees a consistent queue without a lock."""
         self._sizes: dict[bytes, int] = {}
-        """Bytes of them by store."""
+        """Bytes in the queue by store."""
         self.bytes = 0
-        """Of all of them."""
+        """Bytes in the queue, of all stores."""
         self._written = 0
-        """Batches."""
+        """Number of batches written so far."""
         self._failure: BaseException | None = None
         self._changed = threading.Lock()
-        """Held for moments, to change any of these."""
+        """Held briefly to change any of the attributes above."""
         self._writing = threading.Lock()
-        """Held by who writes."""
+        """Held while a batch is written to the base stores."""
 
-    # -- what waits -------------------------------------------------------------------------------------------------
+    # -- the queue --------------------------------------------------------------------------------------------------
 
     def takes(self, prefix: bytes, beside_bytes: int = 0) -> bool:
-        """Whether more should be promised to the store with this prefix, `beside_bytes` of which are on their way here:
-        it has less than its share. Once all stores together have no room left, that is an equal part for each that has
-        something waiting, so who has little goes on, up to twice the room. For any thread."""
+        """Return whether the store with this prefix may accept more messages. For any thread.
+
+        It may if its bytes in the queue and `beside_bytes`, which are about to be queued, are below its share. Once the
+        queue is full, the share is an equal part for each store with bytes in it, so that stores with few bytes
+        continue, until the queue has twice `limit_bytes`."""
         if self.bytes >= 2 * self.limit_bytes:
             return False
         size = self._sizes.get(prefix, 0) + beside_bytes
@@ -78,19 +84,21 @@ class WriteBehindStores:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether who brings many rows of its own accord should wait. For any thread."""
+        """True if background work that writes many rows should wait. For any thread."""
         return self.bytes >= self.limit_bytes / 2
 
     @property
     def progress(self) -> int | None:
-        """What changes with each batch that is written; None while none waits. For any thread."""
+        """A number that changes with each batch written; None if the queue is empty. For any thread."""
         return self._written if self._batches else None
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def write(self, changes: Sequence[Change]) -> None:
-        """As `Stores.write`, but for the writing. The changes of a store stand together, or count for others. Raises
-        what a write raised since."""
+        """Queue changes; see `Stores.write`.
+
+        The changes of one store must be consecutive, otherwise they may be counted for a different store. Raise the
+        error of an earlier write to the base stores, if one failed."""
         sizes = _sizes_by_store(changes)
         with self._changed:
             if self._failure is not None:
@@ -107,7 +115,7 @@ class WriteBehindStores:
                 self.bytes += more
 
     def write_out(self) -> None:
-        """Write all that was handed over before. Blocks; raises what a write raised."""
+        """Write everything queued before this call. Blocks. Raise the error of a failed write."""
         batches = self._batches
         last = batches[-1] if batches else None
         while last is not None and not last.is_written:
@@ -116,7 +124,7 @@ class WriteBehindStores:
             raise self._failure
 
     def write_one(self) -> None:
-        """Write the oldest batch, if there is one. Blocks; raises what a write raised, once and for all."""
+        """Write the oldest batch, if there is one. Blocks. After a failed write, raise its error on every call."""
         with self._writing:
             with self._changed:
                 if self._failure is not None:
@@ -151,7 +159,7 @@ class WriteBehindStores:
         self._base.compact(start, stop)
 
     # -- reading ----------------------------------------------------------------------------------------------------
-    # What waits is looked at first: what is written meanwhile is then seen twice, and never not at all.
+    # Reads take the queue before the base stores: a batch written in between may be seen twice, but is never missed.
 
     def get(self, key: bytes) -> bytes | None:
         for batch in reversed(self._batches):
@@ -202,7 +210,7 @@ class WriteBehindStores:
         return self._base.approximate_bytes()
 
     def close(self) -> None:
-        """What waits is not written: the log has it."""
+        """Close the base stores without writing the queue: the log has its changes."""
         self._base.close()
 
 
@@ -212,15 +220,15 @@ class _Batch:
     def __init__(self) -> None:
         self.changes: list[Change] = []
         self.sizes: dict[bytes, int] = {}
-        """Bytes by store."""
+        """Bytes of the changes by store."""
         self.size = 0
         self.is_closed = False
-        """Nothing is added any more: it is being written, or somebody keeps it."""
+        """True if no more changes are added: the batch is being written, or a snapshot uses it."""
         self.is_written = False
         self._rows: tuple[int, dict[bytes, bytes | None]] = (0, {})
-        """What the first ones come to: looked up only where somebody reads."""
+        """(number of changes, the rows they result in), computed when first read."""
         self._keys: tuple[int, list[bytes]] = (0, [])
-        """Their keys in order."""
+        """(number of changes, their sorted keys), computed when first needed."""
 
     def add(self, changes: Sequence[Change], sizes: Mapping[bytes, int]) -> None:
         self.changes += changes
@@ -230,7 +238,7 @@ class _Batch:
 
     @property
     def rows(self) -> dict[bytes, bytes | None]:
-        """By key, the last value of each."""
+        """The last value of each key, None if it is deleted."""
         count, rows = self._rows
         if count != len(self.changes):
             rows = dict(self.changes)
@@ -245,19 +253,19 @@ class _Batch:
         return keys
 
     def has(self, start: bytes, stop: bytes) -> bool:
-        """Whether it changes something there."""
+        """Return whether the batch changes a row with start <= key < stop."""
         keys = self._sorted()
         at = bisect_left(keys, start)
         return at < len(keys) and keys[at] < stop
 
     def between(self, start: bytes, stop: bytes) -> list[bytes]:
-        """The keys that it changes there."""
+        """Return the sorted keys with start <= key < stop that the batch changes."""
         keys = self._sorted()
         return keys[bisect_left(keys, start) : bisect_left(keys, stop)]
 
 
 class _Snapshot:
-    """`StoresSnapshot` with what was not written yet when it was made."""
+    """A `StoresSnapshot` of the base stores and of the batches that were queued at that moment."""
 
     def __init__(self, base: StoresSnapshot, batches: Sequence[_Batch]) -> None:
         self._base = base
@@ -283,7 +291,7 @@ class _Snapshot:
 
 
 def _changed(batches: Sequence[_Batch], start: bytes, stop: bytes) -> Changed:
-    """What these batches, the oldest first, make of the rows with start <= key < stop."""
+    """Return the changes of these batches, oldest first, to the rows with start <= key < stop."""
     changed: dict[bytes, bytes | None] = {}
     for batch in batches:
         rows = batch.rows
@@ -293,13 +301,13 @@ def _changed(batches: Sequence[_Batch], start: bytes, stop: bytes) -> Changed:
 
 
 def _sizes_by_store(changes: Sequence[Change]) -> dict[bytes, int]:
-    """What changes take in memory, by store. Raises ValueError for an empty key."""
+    """Return the memory of changes in bytes, by store. Raise ValueError for an empty key."""
     sizes: dict[bytes, int] = {}
     at = 0
     while at < len(changes):
         store = changes[at][0][:STORE_PREFIX_BYTES]
         stop = len(changes)
-        if not changes[-1][0].startswith(store):  # most often all are of one
+        if not changes[-1][0].startswith(store):  # usually all changes belong to one store
             stop = next(after for after in range(at, stop) if not changes[after][0].startswith(store))
         part = changes[at:stop]
         keys, values = [key for key, _ in part], [value for _, value in part if value is not None]
