@@ -1,7 +1,7 @@
-"""The look-aheads of all groups of a node: their bytes, summed, and which of them give way when there are too many.
+"""The look-aheads of all groups of a node: the memory that they use together, and which are evicted if it is too much.
 
-What groups hold beside them that cannot give way, ready queues themselves, counts as well, so that look-aheads have so
-much less; but a part of the share is always theirs.
+Memory of groups that cannot be evicted (the ready queues themselves) reduces what is left for look-aheads. But a part
+of the share always remains for them.
 """
 
 from __future__ import annotations
@@ -12,57 +12,59 @@ from operator import attrgetter
 from typing import Final, Protocol
 
 EVICT_TO: Final = 0.75
-"""An eviction goes on to this part of the share, so that the next one is not due at once."""
+"""An eviction frees memory down to this part of the share, so that the next eviction is not needed at once."""
 LEAST: Final = 0.25
-"""Of the share, that look-aheads may have whatever else there is."""
+"""Part of the share that look-aheads may always use."""
 
 
 class LookAhead(Protocol):
-    """The rows that one cursor has read ahead."""
+    """A cache of rows that one cursor has read ahead."""
 
     held_bytes: int
-    """What evicting it would give back."""
+    """Bytes that evicting it would free."""
     fixed_bytes: int
-    """What is held beside it, and stays."""
+    """Bytes in use that cannot be evicted."""
     used: int
-    """The turn in which something was taken from it last."""
+    """Number of its last use, from `LookAheads.next_turn`."""
 
     def evict(self) -> None:
-        """Keep the head alone."""
+        """Drop all of the cache but the head."""
         ...
 
 
 class LookAheads:
-    """Belongs to the thread that applies entries. Look-aheads tell it what they hold; those that are gone are counted
-    until the next eviction."""
+    """Memory used by the look-aheads of a node. Belongs to the thread that applies entries.
+
+    Look-aheads report their bytes. The bytes of deleted look-aheads count until the next eviction.
+    """
 
     def __init__(self, share_bytes: float = math.inf) -> None:
         self.share_bytes = share_bytes
         self.bytes = 0
-        """Of what may give way."""
+        """Bytes that can be evicted."""
         self.fixed_bytes = 0
-        """Of what may not."""
+        """Bytes that cannot be evicted."""
         self.evicted = 0
-        """How many had to give way so far."""
+        """Number of evictions so far."""
         self._turn = 0
 
     def next_turn(self) -> int:
-        """The number of one more use: whoever was used later has a higher one."""
+        """Return the number of the next use. Later uses have higher numbers."""
         self._turn += 1
         return self._turn
 
     @property
     def is_over(self) -> bool:
-        """Whether there is more than there may be."""
-        return self.bytes > self._room
+        """Whether more memory is in use than allowed."""
+        return self.bytes > self._allowed_bytes
 
     @property
-    def _room(self) -> float:
-        """So much there may be of what may give way."""
+    def _allowed_bytes(self) -> float:
+        """Bytes that evictable memory may use."""
         return max(self.share_bytes - self.fixed_bytes, LEAST * self.share_bytes)
 
     def evict(self, living: Callable[[], Iterable[LookAhead]]) -> None:
-        """Evict those that were used longest ago, if there is more than the share. `living`: all that there are."""
+        """Evict the least recently used look-aheads, if they use more than allowed. `living` returns all that exist."""
         if not self.is_over:
             return
         there = list(living())
@@ -70,7 +72,7 @@ class LookAheads:
         self.fixed_bytes = sum([one.fixed_bytes for one in there])
         self.bytes = sum([one.held_bytes for one in held])
         for one in held:
-            if self.bytes <= EVICT_TO * self._room:
+            if self.bytes <= EVICT_TO * self._allowed_bytes:
                 return
             one.evict()
             self.evicted += 1

@@ -1,9 +1,10 @@
-"""What a message that stands in a log row with others has otherwise than that row says: another priority, or another
-value and headers. A row beside the log says so, and goes before what the shared row says. A message with a log row of
-its own has all of that there.
+"""Overlays: values of a message that differ from those in the batch row that contains it.
 
-Rows: `OVERLAY` and the offset, `[priority]`, or `[priority | nil, bytes]`: then all fields of the
-message, so many bytes of them, are in the row `UPDATED` and the offset. Both go with the message.
+A message of a batch row may get another priority, or another value and headers. These are stored in rows of their own,
+which override the batch row. A message with a log row of its own needs no overlay.
+
+Rows: `OVERLAY` and the offset: `[priority]`, or `[priority | nil, bytes]`. With `bytes`, all fields of the message, of
+this size, are in the row `UPDATED` and the offset. Both rows are deleted with the message.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ _ALL = 1 << 40
 
 
 class Overlay(NamedTuple):
-    """What is beside the row of a message."""
+    """The overlay of a message."""
 
     priority: int | None = None
-    """None: as the message's fields say."""
+    """None if the priority is that in the message's fields."""
     size: int = 0
-    """Bytes of its fields; 0: they are those of the row that it shares."""
+    """Size of the overlaid fields, in bytes. 0 if the fields are those in the batch row."""
 
 
 Overlays = dict[bytes, Overlay]
-"""By offset."""
+"""Overlays by offset."""
 
 
 def put_priority(step: Step, offset: bytes, priority: int) -> Overlay:
-    """Give a message another priority than the row has that it shares."""
+    """Override the priority of a message in a batch row."""
     return _put(step, offset, Overlay(priority, (of(step.view, offset) or Overlay()).size))
 
 
 def put_fields(step: Step, offset: bytes, fields: Fields) -> tuple[int, int]:
-    """Give a message other fields than the row has that it shares, all of which are given. Their bytes, and how many
-    more these are than it had beside its row."""
+    """Override the fields of a message in a batch row with `fields`, which must be complete. Return their bytes, and
+    how many more these are than those of the previous overlay."""
     before = of(step.view, offset) or Overlay()
     packed = rows.pack(fields)
     step.view.put(rows.UPDATED + offset, packed)
@@ -56,7 +57,7 @@ def _put(step: Step, offset: bytes, overlay: Overlay) -> Overlay:
 
 
 def of(view: View, offset: bytes) -> Overlay | None:
-    """Return what a message has beside its row; None: nothing."""
+    """Return the overlay of a message. None if there is none."""
     if not are_there(view):
         return None
     value = view.get(rows.OVERLAY + offset)
@@ -64,14 +65,14 @@ def of(view: View, offset: bytes) -> Overlay | None:
 
 
 def between(view: View, first: bytes, length: int) -> Overlays:
-    """Return what those messages of a row have beside it that have something: of so many of them, from `first` on."""
-    if view.has_overlays is False:  # most often
+    """Return the overlays of the `length` messages from `first` on, which must be in one row."""
+    if view.has_overlays is False:  # the usual case
         return {}
     return among(view, first, offsets.shift(first, length - 1))
 
 
 def among(view: View, first: bytes, last: bytes) -> Overlays:
-    """As `between`, of messages of several rows."""
+    """Return overlays like `between`, for messages that may be in several rows."""
     if not are_there(view):
         return {}
     found = view.scan(rows.OVERLAY + first, rows.after(rows.OVERLAY + last), limit=_ALL, max_bytes=_ALL)
@@ -79,7 +80,7 @@ def among(view: View, first: bytes, last: bytes) -> Overlays:
 
 
 def laid_over(view: View, others: Overlays, offset: bytes, fields: Fields) -> Fields:
-    """Return the fields of a message of a row with what `between` found beside that row."""
+    """Return the fields of a message in a row, overlaid with the result of `between` for the row."""
     other = others.get(offset)
     if other is None:
         return fields
@@ -91,8 +92,8 @@ def laid_over(view: View, others: Overlays, offset: bytes, fields: Fields) -> Fi
 
 
 def drop(step: Step, first: bytes, length: int) -> int:
-    """Forget those of messages that stand in their row no more: so many, from `first` on. How many bytes of fields went
-    with them."""
+    """Delete the overlays of `length` messages from `first` on, which are no longer in their row. Return the bytes of
+    fields that were deleted."""
     view = step.view
     if length > 1:
         found = between(view, first, length)
@@ -107,12 +108,12 @@ def drop(step: Step, first: bytes, length: int) -> int:
 
 
 def size_between(view: View, first: bytes, length: int) -> int:
-    """Return how many bytes of fields are beside a row, of so many of its messages, from `first` on."""
+    """Return the bytes of overlaid fields of `length` messages from `first` on."""
     return sum([other.size for other in between(view, first, length).values()])
 
 
 def are_there(view: View) -> bool:
-    """Return whether there may be some at all."""
+    """Return whether there may be any overlays."""
     if view.has_overlays is None:
         view.has_overlays = bool(view.scan(*rows.tag_bounds(rows.OVERLAY), limit=1, max_bytes=1))
     return view.has_overlays

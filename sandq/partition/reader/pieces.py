@@ -1,4 +1,4 @@
-"""Reads the messages that ranges name, as pieces ready to be sent: batches verbatim where that is worth it."""
+"""Reads the messages in ranges as pieces that are ready to be sent. Batches are sent as they are if that pays off."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from sandq.partition.shared_state import TURN_ITEMS
 PIECE_MESSAGES = 1000
 PIECE_BYTES = 1 << 20
 FAR_MS = 1000
-"""A message that is placed so much later than it is wanted says so in its row."""
+"""If a message is placed at least this much later than requested, in ms, its row contains the requested time."""
 FEW_OF = 16
-"""One message in so many of a batch is decoded by itself; where more are wanted, all of the batch is, once."""
+"""If at most one in this many messages of a batch is needed, messages are decoded one by one. Otherwise the whole batch
+is decoded once."""
 SCAN_RANGES = 8
 SCAN_BYTES = 8 << 20
 NEAR_OF = 3
-"""Rows that are read together for one that is wanted."""
+"""Maximum number of rows to scan for each row that is needed."""
 FEW_OTHERS = 16
-"""Messages that are others than their row says; where there are more of a range, it is decoded as a whole."""
+"""Maximum number of overlaid messages around which a range is cut. With more, the whole range is decoded."""
 PROBE_ROWS = 64
-"""By so many it is seen whether those that are wanted stand near one another."""
+"""Number of rows that a first scan reads, to find out whether the needed rows are close together."""
 
 
 class Wanted(NamedTuple):
-    """What a row says of when its message was wanted."""
+    """The requested delivery time of a message, as its row stores it."""
 
     ms: int | None
-    """The instant, if its place stands far later."""
+    """The requested time, in ms, if the message was placed far later. Otherwise None."""
     is_delay: bool
-    """That counts from when it was stored, or moved last: by the clock of then."""
+    """Whether the time was given as a delay, which counts from the time when the message was stored or last moved."""
 
     @classmethod
     def of(cls, ms: int, placed_ms: int, is_delay: bool) -> Wanted:
-        """A message that was wanted at `ms`, and is placed at another instant."""
+        """Return the value for a message that was requested at `ms` and is placed at `placed_ms`."""
         return cls(ms, is_delay) if placed_ms - ms >= FAR_MS else FROM_STAMP if is_delay else AS_PLACED
 
 
@@ -57,13 +58,13 @@ class Message(NamedTuple):
     created_ms: int
     fields: Fields
     wanted: Wanted | None = None
-    """None: that is not known, or was not asked for."""
+    """None if it is not known or was not requested."""
     lives: Sequence[Any] = ()
-    """Those that it had in a group before it was redriven, as its row has them (`groups.lives`)."""
+    """Lives in a group before the message was redriven, as packed in its row (`records.lives`)."""
 
 
 _Loose = Message | tuple[bytes, bytes]
-"""A message beside others of their own rows: as it is, or its offset and its plain row."""
+"""A message that is not sent as part of a batch row: decoded, or as its offset and its plain row."""
 
 
 class _BatchRow(NamedTuple):
@@ -74,7 +75,8 @@ class _BatchRow(NamedTuple):
 
 
 class MessageReader:
-    """Keeps the batch row read last, decoded as far as it was wanted: small leases walk through one row many times."""
+    """Reads messages. Caches the last batch row, decoded as far as needed: small leases read the same row many
+    times."""
 
     def __init__(self) -> None:
         self._row: _BatchRow | None = None
@@ -82,7 +84,7 @@ class MessageReader:
         self._fields: list[Fields] | None = None
         self._wanted: list[Wanted] | None = None
         self._ahead: dict[bytes, bytes] = {}
-        """Log rows that were read together."""
+        """Log rows that were read together in advance."""
 
     def pieces(
         self,
@@ -91,8 +93,8 @@ class MessageReader:
         kept_of: int | None = None,
         plain: Sequence[bytes] | None = None,
     ) -> list[Piece]:
-        """The messages of `ranges`, in their order; `kept_of`: a group that keeps them in rows of its own. `plain`:
-        their rows, where these are known, and plain."""
+        """Return the messages of `ranges`, in their order. `kept_of`: a group that keeps them in its own rows. `plain`:
+        their rows, if these are in memory and plain."""
         if plain is not None:
             return _plain_pieces([base for base, _ in ranges], plain)
         if kept_of is not None:
@@ -115,9 +117,11 @@ class MessageReader:
         ahead: dict[bytes, bytes],
         give_way: Callable[[], None] | None = None,
     ) -> Iterator[Piece]:
-        """The messages of `ranges` in the log, in their order, made one piece after the other. `ahead`: rows that were
-        read already, which are taken out one by one. `give_way`: called now and then; nothing of this partition may be
-        read or changed meanwhile."""
+        """Yield the messages of `ranges` in the log, in their order, one piece at a time.
+
+        `ahead`: rows that were read already; they are removed one by one. `give_way`: called now and then; this
+        partition must not be read or changed meanwhile.
+        """
         self._ahead = ahead
         try:
             yield from self._each_piece(view, ranges if give_way is None else _in_turns(ranges, give_way))
@@ -166,7 +170,8 @@ class MessageReader:
             yield _loose_piece(loose, view)
 
     def _read_ahead(self, view: View, ranges: Sequence[Range]) -> list[Row]:
-        """Ranges are most often rows that follow one another: a scan costs less than a look-up of each."""
+        """Read the rows of ranges in one scan, if possible: most ranges are rows that follow one another, and a scan
+        costs less than a look-up for each."""
         if len(ranges) < SCAN_RANGES or ranges[-1].base < ranges[0].base:
             return []
         start, stop = rows.log_key(ranges[0].base), rows.after(rows.log_key(ranges[-1].base))
@@ -179,7 +184,7 @@ class MessageReader:
     def messages(
         self, view: View, ranges: Sequence[Range], kept_of: int | None = None, *, timed: bool = False
     ) -> Iterator[Message]:
-        """The messages themselves, decoded. `timed`: with when those of batches were wanted."""
+        """Yield the decoded messages of `ranges`. `timed`: include the requested times of messages in batch rows."""
         if kept_of is not None:
             yield from kept_messages(view, ranges, kept_of)
             return
@@ -199,7 +204,7 @@ class MessageReader:
                 yield Message(offset, offset, row.created_ms, fields, wanted[at])
 
     def forget(self, base: bytes) -> None:
-        """Let go of the batch row with this base, which is no more."""
+        """Drop the cached batch row with this base, which was deleted."""
         if self._row is not None and self._row.base == base:
             self._row, self._batch, self._fields, self._wanted = None, None, None, None
 
@@ -231,7 +236,7 @@ class MessageReader:
         return self._batch
 
     def _decoded(self, row: _BatchRow, start: int, count: int) -> list[Fields]:
-        """`count` messages of a row from `start` on."""
+        """Return the fields of `count` messages of a row, from `start` on."""
         known = self._fields if row is self._row else None
         if known is None:
             batch = self._parsed(row)
@@ -243,7 +248,7 @@ class MessageReader:
         return known[start : start + count]
 
     def _timed(self, row: _BatchRow) -> list[Wanted]:
-        """When each message of a row was wanted."""
+        """Return the requested time of each message of a row."""
         known = self._wanted if row is self._row else None
         if known is None:
             batch = self._parsed(row)
@@ -272,14 +277,15 @@ class MessageReader:
 
 
 def _are_apart(ranges: Sequence[Range], found: Sequence[Row]) -> bool:
-    """Whether single messages are wanted that do not follow one another: what was read is not all of them."""
+    """Return whether ranges are single messages that do not follow one another, so that the scan did not find
+    them all."""
     if found and found[-1][0] >= rows.LOG + ranges[-1].base:
         return False
     return all([one.length == 1 for one in ranges])
 
 
 def _look_up(view: View, ranges: Sequence[Range]) -> dict[bytes, bytes]:
-    """Rows at which ranges begin that are in no order: where they stand near one another they are read together."""
+    """Return the rows at which unsorted ranges begin. Rows that are close together are read in one scan."""
     keys = sorted([rows.LOG + one.base for one in ranges])
     stop = rows.after(keys[-1])
     found = dict(view.scan(keys[0], stop, limit=PROBE_ROWS, max_bytes=SCAN_BYTES))
@@ -292,7 +298,7 @@ def _look_up(view: View, ranges: Sequence[Range]) -> dict[bytes, bytes]:
 
 
 def _joined(picked: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Runs of positions, those that go on where the one before ends made one with it."""
+    """Merge adjacent runs of positions."""
     if len(picked) == 1:
         return picked
     found = picked[:1]
@@ -306,7 +312,7 @@ def _joined(picked: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _around_others(view: View, ranges: Iterable[Range]) -> Iterator[Range]:
-    """Cut ranges around those few of their messages that are others than their row says: the rest stays together."""
+    """Cut ranges around their overlaid messages, if those are few, so that the rest stays together."""
     for one in ranges:
         others = overlays.between(view, one.base, one.length) if one.length > 1 else {}
         if not 0 < len(others) <= FEW_OTHERS:
@@ -325,7 +331,7 @@ def _around_others(view: View, ranges: Iterable[Range]) -> Iterator[Range]:
 
 
 def _in_turns(ranges: Sequence[Range], give_way: Callable[[], None]) -> Iterator[Range]:
-    """Give way behind so many messages, or a batch of many."""
+    """Yield the ranges. Give way after each `TURN_ITEMS` messages, or after a larger range."""
     messages = 0
     for one in ranges:
         yield one
@@ -336,16 +342,17 @@ def _in_turns(ranges: Sequence[Range], give_way: Callable[[], None]) -> Iterator
 
 
 def wanted_times(batch: Batch, stamp_ms: int) -> list[int]:
-    """When the messages of a batch are wanted (0: at once); `stamp_ms`: what delays count from."""
+    """Return the requested times of the messages of a batch, in ms. 0: immediately. `stamp_ms`: start of delays."""
     start_ms = stamp_ms if batch.relative else 0
     asked = batch.int_column(Column.DELIVER_MS) or [0] * batch.count
     return [start_ms + (asked_ms or 0) for asked_ms in asked]
 
 
 def wanted_each(batch: Batch, stamp_ms: int, wanted: list[int], times: list[int]) -> list[Wanted]:
-    """What rows say of when each message of a batch was wanted (`wanted_times`), which is placed at these times."""
+    """Return the `Wanted` of each message of a batch. `wanted`: requested times (`wanted_times`); `times`: times at
+    which the messages are placed."""
     if wanted == times and (batch.relative or batch.min_deliver_ms > 0):  # no time is missing
-        return [FROM_STAMP if batch.relative else AS_PLACED] * batch.count  # as ever, while the floor is not ahead
+        return [FROM_STAMP if batch.relative else AS_PLACED] * batch.count  # usual: the floor is not ahead
     asked = [0] * batch.count if batch.relative else batch.int_column(Column.DELIVER_MS) or [0] * batch.count
     return [
         Wanted.of(at_ms if asked_ms else max(at_ms, stamp_ms), placed_ms, not asked_ms)
@@ -354,7 +361,7 @@ def wanted_each(batch: Batch, stamp_ms: int, wanted: list[int], times: list[int]
 
 
 def decode_fields(batch: Batch) -> list[Fields]:
-    """Column values of each message, absent and null ones left out, DELIVER_MS too."""
+    """Return the column values of each message, without null ones and without DELIVER_MS."""
     messages: list[Fields] = [{} for _ in range(batch.count)]
     for column in batch.columns:
         if column == Column.DELIVER_MS:
@@ -370,7 +377,7 @@ def decode_fields(batch: Batch) -> list[Fields]:
 
 
 def values_alone(batch: Batch) -> list[bytes] | None:
-    """The values of messages that have nothing else, but times; None: some have."""
+    """Return the values of messages that have no other columns but times. None if some have others."""
     if not set(batch.columns) <= {Column.VALUE, Column.DELIVER_MS}:
         return None
     values = batch.values()
@@ -378,7 +385,7 @@ def values_alone(batch: Batch) -> list[bytes] | None:
 
 
 def _fields_at(batch: Batch, position: int) -> Fields:
-    """What `decode_fields` has for one message."""
+    """Return the fields of one message, as `decode_fields` does."""
     fields: Fields = batch.cells_at(position)
     fields.pop(Column.DELIVER_MS, None)
     return fields
@@ -396,7 +403,7 @@ def _position(row: _BatchRow, offset: bytes) -> int:
 
 
 def load_message(view: View, offset: bytes, value: bytes) -> Message:
-    """The message of a log row of its own."""
+    """Return the message in a log row of its own. Raise Corruption if its payload row is missing."""
     _, flags, _, created_ms = rows.LOG_HEADER.unpack_from(value)
     stored = rows.unpack(value[rows.LOG_HEADER.size :])
     original_id = stored[0] or offset
@@ -416,7 +423,7 @@ def load_message(view: View, offset: bytes, value: bytes) -> Message:
 
 
 def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterator[Message]:
-    """Messages that a group keeps in rows of its own."""
+    """Yield messages that a group keeps in its own rows. Raise Corruption if a row is missing."""
     for base, count in ranges:
         for offset in offsets.run(base, count):
             row = view.get(rows.of_group(rows.KEPT, group_id, offset))
@@ -426,7 +433,7 @@ def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterato
 
 
 def load_kept(offset: bytes, row: bytes) -> Message:
-    """The message of a row that a group keeps of it."""
+    """Return the message in a row that a group keeps."""
     message_id, created_ms, fields, _, is_delay, lives = rows.load_kept(row)
     wanted_ms = fields.pop(Column.DELIVER_MS, None)
     is_known = is_delay is not None or wanted_ms is not None
@@ -435,7 +442,7 @@ def load_kept(offset: bytes, row: bytes) -> Message:
 
 
 def _loose_pieces(messages: Iterator[Message]) -> list[Piece]:
-    """Pieces of at most `PIECE_MESSAGES`, and not beyond the message that reaches `PIECE_BYTES`."""
+    """Return pieces of at most `PIECE_MESSAGES`. Each ends with the message that brings it to `PIECE_BYTES`."""
     pieces: list[Piece] = []
     loose: list[Message] = []
     size = 0
@@ -455,31 +462,31 @@ def _bytes_of(message: Message) -> int:
 
 
 def _are_plain(ranges: Sequence[Range], found: Sequence[Row]) -> bool:
-    """Whether these ranges are these rows, one by one, and all of them plain."""
+    """Return whether the ranges match the rows one by one, and all of these are plain."""
     if len(found) < len(ranges) or not rows.are_plain([value for _, value in found]):
         return False
     return [rows.LOG + base for base, _ in ranges] == [key for key, _ in found]
 
 
-def _plain_pieces(places: Sequence[bytes], values: Sequence[bytes]) -> list[Piece]:
-    """Those of plain rows: as many of them, and bytes, as others have."""
+def _plain_pieces(bases: Sequence[bytes], values: Sequence[bytes]) -> list[Piece]:
+    """Return pieces of plain rows, limited in messages and bytes like other pieces."""
     pieces: list[Piece] = []
     start, ends = 0, list(accumulate(map(len, values)))
     while start < len(values):
         before = ends[start - 1] if start else 0
         stop = min(bisect_left(ends, before + PIECE_BYTES) + 1, start + PIECE_MESSAGES)
-        pieces.append(_plain_piece(places[start:stop], values[start:stop]))
+        pieces.append(_plain_piece(bases[start:stop], values[start:stop]))
         start = stop
     return pieces
 
 
-def _plain_piece(places: Sequence[bytes], values: Sequence[bytes]) -> Piece:
+def _plain_piece(bases: Sequence[bytes], values: Sequence[bytes]) -> Piece:
     created = b"".join([value[rows.CREATED] for value in values])
-    return Piece(b"".join(places), None, created, None, _encoded(rows.plain_fields(values)))
+    return Piece(b"".join(bases), None, created, None, _encoded(rows.plain_fields(values)))
 
 
 def _loose_piece(loose: list[_Loose], view: View) -> Piece:
-    """The piece of messages of their own rows."""
+    """Return the piece of messages with rows of their own."""
     plain = [one for one in loose if not isinstance(one, Message)]
     if len(plain) < len(loose):
         return from_messages([one if isinstance(one, Message) else load_message(view, *one) for one in loose])
@@ -489,7 +496,7 @@ def _loose_piece(loose: list[_Loose], view: View) -> Piece:
 def from_messages(messages: list[Message]) -> Piece:
     moved = any(m.id != m.offset for m in messages)
     return Piece(
-        # Sixteen bytes mean the base of a run, and a single message is just that.
+        # A column of sixteen bytes is the base of a run, which is also right for a single message.
         b"".join([m.offset for m in messages]),
         b"".join([m.id for m in messages]) if moved else None,
         b"".join([m.created_ms.to_bytes(8, "little") for m in messages]),
@@ -499,7 +506,7 @@ def from_messages(messages: list[Message]) -> Piece:
 
 
 def _encoded(messages: list[Fields]) -> bytes:
-    """A batch of messages with these fields."""
+    """Return a batch of messages with these fields."""
     columns: dict[int, list[Any]] = {Column.VALUE: [fields.get(Column.VALUE) for fields in messages]}
     for column in sorted(set().union(*messages) - {Column.VALUE}):
         columns[column] = [fields.get(column) for fields in messages]

@@ -1,11 +1,11 @@
-"""The log as one group's cursor sees it: the next entries in order, from a bounded look-ahead in memory.
+"""The log as one group's cursor reads it: the next entries in order, from a bounded look-ahead in memory.
 
-The look-ahead is a cache of rows, never state: whatever it holds, `head` and `take` answer what a scan of the
-rows would. Invariant: `entries` are exactly the log entries above the cursor and at or below `covered`, without the
-messages that tombstones stand for.
+The look-ahead is a cache of rows, never state: `head` and `take` return what a scan of the rows would return, whatever
+the cache contains. Invariant: `entries` are exactly the log entries above the cursor and at or below `covered`, without
+the messages that have tombstones.
 
-A cursor that nobody takes from reads little more than its head. One that is taken from reads twice as much each time,
-and keeps what is inserted; when all of a node hold too much, it gives that up again (`look_aheads.py`).
+While nothing is taken, a reader caches little more than its head. When messages are taken, it reads twice as much each
+time, and keeps what is inserted. If the caches of a node grow too large together, it is evicted (`look_aheads.py`).
 """
 
 from __future__ import annotations
@@ -26,70 +26,72 @@ from sandq.partition.reader.look_aheads import LookAheads
 LOOK_AHEAD_ENTRIES = 2048
 LOOK_AHEAD_BYTES = 4 << 20
 ANSWER_READ_BYTES = 1 << 20
-"""At once, for an answer."""
+"""Bytes read at once for the reply to a query."""
 HEAD_ENTRIES = 8
-"""Of a look-ahead that nobody takes from."""
+"""Number of entries cached while nothing is taken."""
 HEAD_BYTES = 256 << 10
 ENTRY_BYTES = 256
-"""What an entry takes in memory, about; one with an extra twice that, and its unique key; one with its row its bytes
-more."""
+"""Approximate memory of an entry, in bytes. An entry with an extra takes twice as much, plus its unique key and its
+tenant. An entry with its row takes the bytes of the row in addition."""
 AT_HAND_BYTES = 512
-"""Entries have plain rows of up to so many bytes at hand."""
+"""Maximum size of a plain row that an entry keeps in memory, in bytes."""
 FEW = 16
-"""Rows that are cheaper put in one by one than by sorting."""
+"""Up to this many entries, inserting one by one is cheaper than sorting."""
 WHOLE_ROW_BYTES = 2 << 20
-"""A smaller row is not cut by a limit on bytes: a batch that is taken whole is sent as it is."""
+"""A row below this size, in bytes, is not cut by a limit on bytes, because a batch that is taken whole is sent
+as is."""
 FILL_TOMBSTONES = (1 << 16) + 1
-"""More than the messages of one row."""
+"""More tombstones than one row can have messages."""
 NEAR_ROWS = 16
 NEAR_BYTES = 1 << 20
 PASSED_OVER = 1000
-"""Entries that one `take` passes over without taking them."""
+"""Maximum number of messages that one `take` skips without taking them."""
 _, _LOG_STOP = rows.tag_bounds(rows.LOG)
 _NO_LIMIT = 1 << 40
 
 Judge = Callable[[LogEntry], bool | None]
-"""Whether an entry is taken; otherwise it is passed over."""
+"""Returns whether to take an entry (True), to skip it (False), or to stop before it (None)."""
 
 
 class Taken(NamedTuple):
-    """What a cursor moved over."""
+    """The result of moving a cursor over messages."""
 
     ranges: list[Range]
     size: int
-    """In bytes."""
+    """Total size of the messages, in bytes."""
     plain: list[bytes] | None
-    """The row of each range, where all are single messages whose rows are plain and at hand."""
+    """The row of each range. None unless all ranges are single messages whose plain rows are in memory."""
 
 
 class LogReader:
     fixed_bytes = 0
-    """As in `LookAhead`."""
+    """See `LookAhead`."""
 
     def __init__(self, cursor: bytes, look_ahead: int | None = None, look_aheads: LookAheads | None = None) -> None:
-        """`look_ahead`: rows to read at once. `look_aheads`: this one lives long, and is one of those."""
+        """`look_ahead`: number of rows to read at once. `look_aheads`: those of the node, to which this reader belongs
+        if it lives long."""
         self.cursor = cursor
         self.covered = cursor
         self.entries: deque[LogEntry] = deque()
         self.taken = (0, 0)
-        """The second in which the cursor stands, and how many of its messages it passed."""
+        """(second in which the cursor is, number of that second's messages that the cursor has passed)."""
         self.passed: int | None = None
-        """What `Counts.due` was when all that is due had been passed, and what was passed since; None: not known."""
+        """Number of due messages that the cursor has passed, on the scale of `Counts.due`. None if it is not known."""
         self.unsure_s: int | None = None
-        """While the cursor stands in this second, `passed` may be too small."""
+        """While the cursor is in this second, `passed` may be too small."""
         self._most = look_ahead or LOOK_AHEAD_ENTRIES
         self._look_aheads = look_aheads
         self._window = self._most if look_aheads is None else min(HEAD_ENTRIES, self._most)
-        """Rows that the next fill reads for who takes."""
+        """Number of rows that the next read for `take` returns."""
         self._kept = self._window
-        """Entries that are kept, at least, of what is inserted."""
+        """Number of cached entries below which inserted ones are kept."""
         self._entry_bytes = ENTRY_BYTES
-        """Of the largest entry."""
+        """Memory of the largest cached entry, in bytes."""
         self.held_bytes = self.used = 0
-        """As in `LookAhead`."""
+        """See `LookAhead`."""
 
     def seek(self, cursor: bytes) -> None:
-        """Go on from elsewhere."""
+        """Move the cursor to another offset, and drop the cache."""
         self.cursor = self.covered = cursor
         self.entries.clear()
         self._count()
@@ -97,14 +99,15 @@ class LogReader:
         self.passed = None
 
     def look_anew(self, last: bytes) -> None:
-        """Rows up to this offset are others than they were."""
+        """Drop the cache, because rows up to this offset have changed."""
         if last > self.cursor:
             self.covered = self.cursor
             self.entries.clear()
             self._count()
 
     def insert(self, added: list[LogEntry]) -> None:
-        """Log rows were added, in order (always above the cursor: the placing rule)."""
+        """Add the entries of new log rows to the cache. They are sorted, and always above the cursor (the placing
+        rule)."""
         assert not added or added[0].first > self.cursor, "a row below a cursor would never be delivered"
         near = added if added and added[-1].first <= self.covered else [e for e in added if e.first <= self.covered]
         if not near:
@@ -122,7 +125,7 @@ class LogReader:
         self._count()
 
     def remove(self, offset: bytes) -> None:
-        """The message at this offset, above the cursor, is gone."""
+        """Remove a message above the cursor from the cache."""
         entries = self.entries
         if offset > self.covered or not entries:
             return
@@ -134,7 +137,8 @@ class LogReader:
                 entries.insert(at, part)
 
     def replace(self, changed: list[LogEntry]) -> None:
-        """The rows of these messages, which are in no other's, are others now; in the order of the log."""
+        """Replace the cached entries of messages whose rows have changed. Each has a row of its own; they are in log
+        order."""
         entries = self.entries
         if not entries or changed[0].first > self.covered or changed[-1].first < entries[0].first:
             return
@@ -147,7 +151,7 @@ class LogReader:
         self.entries = deque([by_first.get(entry.first, entry) for entry in entries])
 
     def replace_part(self, changed: LogEntry) -> None:
-        """A message, which may share a row with others, takes another number of bytes now than they."""
+        """Make a message an entry of its own, because its size differs now from that of the others in its row."""
         entries = self.entries
         at = bisect_right(entries, changed.first, key=_first) - 1
         if changed.first > self.covered or at < 0:
@@ -157,12 +161,12 @@ class LogReader:
         for part in reversed(parts):
             entries.insert(at, part)
         self._weigh([changed])
-        if len(entries) > 2 * self._kept:  # of one row it may come to be two for each of its messages
+        if len(entries) > 2 * self._kept:  # one row may become two entries for each of its messages
             self._cut(self._kept)
         self._count()
 
     def uncount(self, offset: bytes, count: int = 1) -> None:
-        """Messages of one place that were taken from the log are gone from the counts."""
+        """Subtract messages of one offset, which are no longer in the log, from the number of passed messages."""
         if self.taken[0] == offsets.deliver_ms(offset) // 1000:
             self.taken = (self.taken[0], self.taken[1] - count)
 
@@ -172,22 +176,22 @@ class LogReader:
         return bool(self.entries) or self.covered == offsets.LAST
 
     def head(self, view: View) -> LogEntry | None:
-        """The first entry above the cursor; None when the log ends there."""
+        """Return the first entry above the cursor. None if there is none."""
         if self._kept == self._most:
-            return self._next(view)  # whoever took from it will go on
+            return self._next(view)  # a cursor from which messages were taken will go on
         while not self.entries and self.covered != offsets.LAST:
             self._fill(view, min(HEAD_ENTRIES, self._most), HEAD_BYTES)
         return self.entries[0] if self.entries else None
 
     def _next(self, view: View) -> LogEntry | None:
-        """As `head`, for who goes on from there."""
+        """Return the first entry like `head`, for a caller that goes on from there."""
         while not self.entries and self.covered != offsets.LAST:
             self._fill(view, self._window, LOOK_AHEAD_BYTES)
             self._window = min(2 * self._window, self._most)
         return self.entries[0] if self.entries else None
 
     def evict(self) -> None:
-        """Keep the head alone, until something is taken again."""
+        """Drop all of the cache but the head, until messages are taken again."""
         self._window = self._kept = min(HEAD_ENTRIES, self._most)
         if len(self.entries) > self._kept:
             self._cut(self._kept)
@@ -196,12 +200,12 @@ class LogReader:
         self._count()
 
     def _cut(self, length: int) -> None:
-        """Keep so many entries."""
+        """Keep only the first `length` cached entries."""
         self.entries = deque(islice(self.entries, length))
         self.covered = rows.last_of(self.entries[-1])
 
     def _weigh(self, added: Iterable[LogEntry]) -> None:
-        """Note how large the largest of these entries is."""
+        """Update the memory of the largest entry."""
         for entry in added:
             if entry.extra is not None:
                 size = 2 * ENTRY_BYTES + len(entry.extra.unique_key or b"") + len(entry.extra.tenant or b"")
@@ -210,7 +214,7 @@ class LogReader:
                 self._entry_bytes = max(self._entry_bytes, ENTRY_BYTES + entry.size)
 
     def _count(self) -> None:
-        """Tell what is held beyond the head."""
+        """Report the memory in use beyond the head to the node's look-aheads."""
         if self._look_aheads is not None:
             held_bytes = max(len(self.entries) - 2 * HEAD_ENTRIES, 0) * self._entry_bytes
             self._look_aheads.bytes += held_bytes - self.held_bytes
@@ -226,9 +230,11 @@ class LogReader:
         *,
         judge_all: bool = False,
     ) -> Taken:
-        """Move the cursor over what is due at `until_ms`, in order: at most `limit` messages, and not beyond the one
-        (of a small row: not beyond the row) that reaches `max_bytes`. `judge` is asked about entries with an extra (or
-        about all): whether it is taken, or (None) stays, with what is behind it."""
+        """Move the cursor over the messages that are due at `until_ms`, in order.
+
+        Stop after `limit` messages, or after the message that brings the bytes to `max_bytes` (for a small row: after
+        the row). `judge` decides about entries with an extra, or about all entries (`judge_all`). See `Judge`.
+        """
         taken: list[Range] = []
         plain: list[bytes | None] = []
         taken_bytes = passed_over = passed_bytes = 0
@@ -269,7 +275,7 @@ class LogReader:
         return Taken(taken, taken_bytes, cast("list[bytes]", plain) if at_hand and plain else None)
 
     def pass_due(self, view: View, until_ms: int, limit: int) -> list[LogEntry]:
-        """Move the cursor over entries that are due at `until_ms`, so many at most, and return them."""
+        """Move the cursor over at most `limit` entries that are due at `until_ms`, and return them."""
         passed: list[LogEntry] = []
         while len(passed) < limit:
             entry = self.entries[0] if self.entries else self._next(view)
@@ -286,8 +292,8 @@ class LogReader:
         return passed
 
     def _pass_singles(self, until_ms: int, limit: int, max_bytes: int) -> tuple[list[LogEntry], int]:
-        """Pass single messages that nobody judges, as long as there are some; the first one is such. And their
-        bytes."""
+        """Pass single messages without an extra, as long as there are some, and return them and their bytes. The first
+        entry must be one."""
         end = ((min(until_ms, offsets.U48_MAX) + 1) << 80).to_bytes(17, "big")[1:]
         entries, taken, size = self.entries, 0, 0
         for first, length, its_size, extra, *_ in islice(entries, limit):
@@ -314,7 +320,7 @@ class LogReader:
 
     def _pass(self, entry: LogEntry, count: int) -> None:
         self.cursor = offsets.shift(entry.first, count - 1) if count > 1 else entry.first
-        # What was passed is covered, however short the look-ahead was.
+        # Passed messages are covered, even if the look-ahead was shorter.
         self.covered = max(self.covered, self.cursor)
         if self.passed is not None:
             self.passed += count
@@ -322,7 +328,7 @@ class LogReader:
         self.taken = (second, self.taken[1] + count if self.taken[0] == second else count)
 
     def _fill(self, view: View, limit: int, max_bytes: int) -> None:
-        """Read on where the look-ahead ends; only when it is empty."""
+        """Read the next rows after the look-ahead, which must be empty."""
         found = self._read(view, limit, max_bytes)
         if rows.are_plain([value for _, value in found]):
             entries = rows.plain_entries(found, AT_HAND_BYTES)
@@ -331,18 +337,18 @@ class LogReader:
             entries = [
                 LogEntry(key[1:], 1, len(value)) if is_plain(value) else log_entry(key, value) for key, value in found
             ]
-        # Only what was stored in a batch can be there and have a tombstone.
+        # Only messages of batch rows can have tombstones and still be in a row.
         batches = [entry for entry in entries if entry.unit]
         rest = self._rest_of_row(view)
         if rest is not None:
             entries.insert(0, rest)
             batches.insert(0, rest)
-        # Nothing found means that the log ends here: whatever comes later is inserted.
+        # If nothing was found, the log ends here. Later rows will be inserted.
         self.covered = rows.last_of(entries[-1]) if found else offsets.LAST
         if batches:
             gone = tombstones(view, batches[0].first, rows.last_of(batches[-1]), FILL_TOMBSTONES)
             if len(gone) == FILL_TOMBSTONES:
-                # So many that those of the first batch are all there, but not of every one.
+                # There may be more tombstones. All those of the first batch were read, but not those of every batch.
                 entries = [entry for entry in entries if rows.last_of(entry) <= gone[-1]]
                 self.covered = rows.last_of(entries[-1])
             entries = _without(entries, gone)
@@ -355,8 +361,8 @@ class LogReader:
         return view.scan(rows.after(rows.log_key(self.covered)), _LOG_STOP, limit=limit, max_bytes=max_bytes)
 
     def _rest_of_row(self, view: View) -> LogEntry | None:
-        """What is not covered of the row in which that begins: after a restart or a seek, where the cursor stands;
-        else where the look-ahead was cut."""
+        """Return the rest of the row that `covered` lies in. After a restart or a seek that is where the cursor is,
+        otherwise where the look-ahead was cut. None if no messages of the row are left."""
         found = row_holding(view, self.covered)
         if found is None:
             return None
@@ -367,10 +373,10 @@ class LogReader:
 
 
 class AnswerReader(LogReader):
-    """Goes through a stretch for an answer, and gives way each time before it reads."""
+    """Reads a part of the log for the reply to a query, and yields the time slice before each read."""
 
     def __init__(self, cursor: bytes, give_way: Callable[[], None], rows: dict[bytes, bytes] | None = None) -> None:
-        """`rows`: filled with all that are read, for who wants their messages at once."""
+        """`rows`: receives all rows that are read, for a caller that needs their messages next."""
         super().__init__(cursor)
         self._give_way = give_way
         self._rows = rows
@@ -384,27 +390,28 @@ class AnswerReader(LogReader):
 
 
 def row_holding(view: View, offset: bytes) -> Row | None:
-    """The log row that the message at this offset was stored in."""
+    """Return the log row that contains the message at this offset. None if there is none."""
     return look_for_row(view, offset)[0]
 
 
 def look_for_row(view: View, offset: bytes) -> tuple[Row | None, int]:
-    """The same, and how many bytes of rows were read to find it, or that there is none."""
+    """Return the row like `row_holding`, and the number of bytes read to find it, or to find that there is none."""
     start, stop = holding_bounds(offset)
-    # Forwards: what was before is often deleted, and a step back would walk over all of that.
+    # Scan forwards. Rows before the start are often deleted, and a backward scan would step over all of them.
     near = view.scan(start, stop, limit=NEAR_ROWS, max_bytes=NEAR_BYTES)
     size = sum([len(value) for _, value in near])
     if near and _is_in(near[-1], offset):
         return near[-1], size
     if len(near) < NEAR_ROWS and size < NEAR_BYTES:
-        return None, size  # that was the last one before it
+        return None, size  # the last row found is the last one before the offset
     found = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
     size += sum([len(value) for _, value in found])
     return (found[0] if found and _is_in(found[0], offset) else None), size
 
 
 def gap_around(view: View, offset: bytes) -> Bounds:
-    """The gap that an offset without a log row lies in, of its entry: no row holds a message between these two."""
+    """Return the gap that contains an offset without a log row: within its entry, no row has a message between these
+    two offsets."""
     start, stop = holding_bounds(offset)
     before = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
     end = start[: 1 + SHARED_BYTES] + b"\xff" * 5
@@ -414,7 +421,7 @@ def gap_around(view: View, offset: bytes) -> Bounds:
 
 
 def holding_bounds(offset: bytes) -> Bounds:
-    """Bounds of the log rows that may hold the message at this offset."""
+    """Return the bounds of the log rows that may contain the message at this offset."""
     return rows.entry_start(offset), rows.after(rows.log_key(offset))
 
 
@@ -425,26 +432,27 @@ def _is_in(row: Row, offset: bytes) -> bool:
 
 
 def single_row_entry(view: View, offset: bytes) -> LogEntry:
-    """The entry of a message that has a log row of its own."""
+    """Return the entry of a message that has a log row of its own."""
     row = view.get(rows.log_key(offset))
     return LogEntry(offset, 1, 0) if row is None else rows.log_entry(rows.log_key(offset), row)
 
 
 def whole_row_entry(view: View, offset: bytes) -> LogEntry:
-    """The entry of the whole log row that holds a message."""
+    """Return the entry of the whole log row that contains a message."""
     row = row_holding(view, offset)
     return rows.log_entry(*row) if row is not None else LogEntry(offset, 1, 1)
 
 
 def cursor_before(offset: bytes) -> bytes:
-    """A cursor right before a message: the place before it, within a batch, or the number before it."""
+    """Return a cursor directly before a message: the preceding position of the batch, or the preceding number."""
     if offsets.unpack(offset).place:
         return offsets.shift(offset, -1)
     return (max(int.from_bytes(offset, "big"), 1) - 1).to_bytes(16, "big")
 
 
 def without(entry: LogEntry, gone: list[bytes]) -> list[LogEntry]:
-    """What is left of an entry without these offsets (rising; others than its own do not count)."""
+    """Return the parts of an entry that are left without these offsets. They must be sorted; others than the entry's
+    own have no effect."""
     parts: list[LogEntry] = []
     start = 0
     for offset in gone:
@@ -462,13 +470,13 @@ def without(entry: LogEntry, gone: list[bytes]) -> list[LogEntry]:
 
 
 def tombstones(view: View, first: bytes, last: bytes, limit: int) -> list[bytes]:
-    """Offsets of tombstones from `first` to `last`, both included."""
+    """Return the offsets of tombstones between `first` and `last`, both included."""
     start, stop = rows.TOMBSTONE + first, rows.after(rows.TOMBSTONE + last)
     return [key[1:] for key, _ in view.scan(start, stop, limit=limit, max_bytes=_NO_LIMIT)]
 
 
 def _without(entries: list[LogEntry], gone: list[bytes]) -> list[LogEntry]:
-    """`without` for many entries in order."""
+    """Apply `without` to many entries in order."""
     left: list[LogEntry] = []
     at = 0
     for entry in entries:
@@ -481,7 +489,8 @@ def _without(entries: list[LogEntry], gone: list[bytes]) -> list[LogEntry]:
 
 
 def _cut_out(entry: LogEntry, changed: list[LogEntry]) -> list[LogEntry]:
-    """An entry with some of its messages (in order) as entries of their own; others than its own do not count."""
+    """Return an entry in parts, with some of its messages as entries of their own. They must be sorted; messages of
+    other entries have no effect."""
     parts: list[LogEntry] = []
     start = 0
     for one in changed:
@@ -500,7 +509,7 @@ def _cut_out(entry: LogEntry, changed: list[LogEntry]) -> list[LogEntry]:
 
 
 def _cut_out_all(entries: list[LogEntry], others: overlays.Overlays) -> list[LogEntry]:
-    """Entries in order, with those messages as entries of their own whose fields are beside their rows."""
+    """Return entries in parts, so that messages with overlaid fields are entries of their own."""
     changed = [LogEntry(offset, 1, size, None, size) for offset, (_, size) in sorted(others.items()) if size]
     if not changed:
         return entries
