@@ -1,8 +1,8 @@
-"""Commands of a partition and the Raft entry that carries them. PERSISTED: type numbers and field orders.
+"""Commands of a partition, and the Raft entry that contains them. PERSISTED: type numbers and field orders.
 
-Entry: msgpack `[version=1, now_ms, clock_epoch, [command, ...]]`, command `[type, fields...]`. The leader stamps
-`now_ms` from its guarded clock; replicas read no clock. Commands merged into one entry keep their order, and each
-has a result of its own. A command's fields stand in the entry in the order in which its class names them.
+Entry: msgpack `[version=1, now_ms, clock_epoch, [command, ...]]`, command `[type, fields...]`. The leader sets `now_ms`
+from its guarded clock; replicas read no clock. Commands that are merged into one entry keep their order, and each has
+its own result. The fields of a command are stored in the order in which its class lists them.
 """
 
 from __future__ import annotations
@@ -73,9 +73,11 @@ What = list[list[Any]] | None
 """Messages of a lease: None (all), or `[[base offset, count | bitmap], ...]`."""
 
 Target = Sequence[Any]
-"""A message by its id, `[TARGET_ID, 16 bytes]`, or by its unique key, `[TARGET_KEY, bytes]`; in a fair topic
-with its tenant, unless that is `default`: `[TARGET_KEY, bytes, tenant]`; of a message with a key, elsewhere:
-`[TARGET_KEY, bytes, None, key]`."""
+"""The name of a message: its id, `[TARGET_ID, 16 bytes]`, or its unique key, `[TARGET_KEY, bytes]`.
+
+In a fair topic, a unique key comes with its tenant, unless that is `default`: `[TARGET_KEY, bytes, tenant]`. In other
+topics, the unique key of a message with a key is `[TARGET_KEY, bytes, None, key]`.
+"""
 
 TARGET_ID, TARGET_KEY = 0, 1
 
@@ -93,33 +95,34 @@ class MessageName(NamedTuple):
 
 DEAD_JOBS: Final = ("redrive", "purge_dead")
 DEAD_FILTERS: Final = ("error", "key_prefix")
-"""Arguments of these jobs that they have only where they are given."""
+"""Arguments of these jobs that are present only if they are set."""
 UNIQUE_KEY_PREFIX: Final = "unique_key_prefix"
-"""Argument of a cancel and a move, only where it is given."""
+"""Argument of the jobs cancel and move, present only if it is set."""
 REJECT, REPLACE, IGNORE, REPLACE_PENDING = 0, 1, 2, 3
-"""What becomes of a message whose unique key is taken: itself refused, the other one cancelled, itself left out. The
-last: the other one cancelled, or itself refused where a group has leased that."""
+"""Rules for a message whose unique key is taken by another message. REJECT: it is rejected. REPLACE: the other
+message is cancelled. IGNORE: it is not stored. REPLACE_PENDING: the other message is cancelled, or, if a group has
+leased that, this one is rejected."""
 
 
 class Command:
-    """What every command can do; its fields are its slots."""
+    """Base class of all commands. The slots of a command are its fields."""
 
     __slots__ = ()
     feature_level: ClassVar[int] = FIRST_LEVEL
-    """The cluster's level from which on it may be proposed."""
+    """Feature level of the cluster from which on the command may be proposed."""
     takes_space: ClassVar[bool] = False
-    """It brings something new: refused while the disk is nearly full."""
+    """Whether the command stores something new, and so is refused while the disk is nearly full."""
     __match_args__: ClassVar[tuple[str, ...]] = ()
     type: ClassVar[int]
 
     @property
     def needed_level(self) -> int:
-        """The cluster's level from which on this very command may be proposed: it may have fields of a later one."""
+        """The feature level from which on this instance may be proposed: it may have fields of a later level."""
         return self.feature_level
 
     @property
     def needs_space(self) -> bool:
-        """Whether this very command brings something new."""
+        """Whether this instance stores something new."""
         return self.takes_space
 
     def fields(self) -> tuple[Any, ...]:
@@ -140,9 +143,11 @@ def _digest(*fields: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Append(Command):
-    """A producer's batch (bytes, checked before it was proposed). `split`: it has columns that the log keeps message
-    by message (a unique key, a ttl, a key where keys have a limit). `on_conflict`: for messages with unique keys.
-    Producer id 0: not idempotent; else see `model.sequence`."""
+    """A producer's batch, as bytes that were checked before it was proposed.
+
+    `split`: the batch has columns that the log keeps per message (a unique key, a ttl, a key where keys have a limit).
+    `on_conflict`: for messages with unique keys. Producer id 0: not idempotent; otherwise see `model.sequence`.
+    """
 
     type: ClassVar[int] = CommandType.APPEND
     takes_space: ClassVar[bool] = True
@@ -155,34 +160,34 @@ class Append(Command):
 
     @property
     def numbers(self) -> tuple[int, int, int]:
-        """Producer id, epoch and number: they name the batch, however often it was sent."""
+        """Producer id, epoch and number. They identify the batch, however often it is sent."""
         return self.producer_id, self.epoch, number_of(self.sequence)
 
     def digest(self) -> bytes:
-        """As of every command; a batch that is sent again, and says so, has the same one."""
+        """Return the hash of the command. A batch that is sent again, and marked as such, has the same hash."""
         return _digest(self.type, *self.numbers, self.batch)
 
 
 class Grant(NamedTuple):
-    """Room at one consumer: at most `limit` messages, leased for `lease_ms`."""
+    """The credit of one consumer: at most `limit` messages, leased for `lease_ms`."""
 
     consumer: str
     limit: int
     lease_ms: int
     epoch: int = 0
-    """Of the consumer; 0: it has none."""
+    """Epoch of the consumer. 0 if it has none."""
     handlers: int = 0
-    """Messages that the consumer works on at the same time at most; 0: it did not say."""
+    """Maximum number of messages that the consumer processes at the same time. 0 if it gave no number."""
 
     @property
     def row(self) -> Sequence[Any]:
-        """Return the fields that an entry has, without those at the end that say nothing."""
+        """The fields in the entry, without those at the end that have default values."""
         return self if self.handlers else self[:4] if self.epoch else self[:3]
 
 
 @dataclass(frozen=True, slots=True)
 class Lease(Command):
-    """Lease to each grant in turn what is due at `horizon_ms` (at most `MAX_LEASE_AHEAD_MS` past the stamp)."""
+    """Lease messages that are due at `horizon_ms` (at most `MAX_LEASE_AHEAD_MS` after the stamp), grant by grant."""
 
     type: ClassVar[int] = CommandType.LEASE
     group: str
@@ -201,21 +206,21 @@ class Lease(Command):
 class Ack(Command):
     type: ClassVar[int] = CommandType.ACK
     items: Sequence[tuple[int, What]]
-    """(token, what), ..."""
+    """(token, messages) per lease."""
 
 
 class NackItem(NamedTuple):
-    """One lease of a `Nack`. The entry may leave out fields at the end that have their defaults."""
+    """One lease of a `Nack`. The entry may omit fields at the end that have their defaults."""
 
     token: int
     what: What
     delay_ms: int | None
-    """Time until the next attempt; None: the back-off decides."""
+    """Time until the next attempt, in ms. None: according to the back-off."""
     error: str | None
     is_begun: bool = True
-    """Whether the consumer has begun the messages: else the attempt is not counted."""
+    """Whether the consumer has begun the messages. If not, the attempt is not counted."""
     changes: dict[int, Any] | None = None
-    """`{column: value}` that the messages have in the group from then on: priority, headers."""
+    """`{column: value}` that the messages have in the group from now on: priority, headers."""
     end: int = RETRY
     """How the attempt ends (`model.nack_ends`)."""
 
@@ -224,38 +229,38 @@ class NackItem(NamedTuple):
 class Nack(Command):
     type: ClassVar[int] = CommandType.NACK
     items: Sequence[Sequence[Any]]
-    """Fields of a `NackItem` each."""
+    """The fields of a `NackItem` per lease."""
 
 
 class ExtendItem(NamedTuple):
-    """One lease of an `Extend`. The entry leaves out the last field if nothing was begun."""
+    """One lease of an `Extend`. The entry omits the last field if nothing was begun."""
 
     token: int
     lease_ms: int
-    """The new deadline, counted from the stamp."""
+    """The new deadline, in ms after the stamp."""
     begun: What = None
-    """Messages that the consumer has begun; None: it reports none."""
+    """Messages that the consumer has begun. None if it reports none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extend(Command):
     type: ClassVar[int] = CommandType.EXTEND
     items: Sequence[Sequence[Any]]
-    """Fields of an `ExtendItem` each."""
+    """The fields of an `ExtendItem` per lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expire(Command):
-    """End leases whose deadline is at or before the stamp (one that was extended since is left alone), and bury what
-    has outlived its ttl at the head of a group."""
+    """End leases whose deadline is at or before the stamp, unless they were extended. Make messages at the head of a
+    group dead if their ttl has passed."""
 
     type: ClassVar[int] = CommandType.EXPIRE
 
 
 @dataclass(frozen=True, slots=True)
 class Release(Command):
-    """A consumer leaves cleanly: what it holds is ready again, the attempt not counted. `epoch`: of that what was
-    leased to it at this one; 0: all."""
+    """Make the messages of a consumer that leaves ready again, without counting the attempt. `epoch`: only messages
+    that were leased at this epoch; 0: all."""
 
     type: ClassVar[int] = CommandType.RELEASE
     group: str
@@ -268,9 +273,9 @@ class Release(Command):
 
 @dataclass(frozen=True, slots=True)
 class Reclaim(Command):
-    """A consumer has come back after a restart: what it held under lower epochs is leased to it anew, under new tokens
-    and for `lease_ms`, as the same attempt, but only so often (`FIXED.lease_reclaims`). A bounded number
-    of leases."""
+    """Lease the messages that a restarted consumer held under lower epochs to it again, with new tokens and for
+    `lease_ms`. It is the same attempt, but a lease is renewed at most `FIXED.lease_reclaims` times. The command renews
+    a bounded number of leases."""
 
     type: ClassVar[int] = CommandType.RECLAIM
     group: str
@@ -280,12 +285,12 @@ class Reclaim(Command):
 
 
 Position = str | int | bytes
-"""Where a group begins: "earliest", "latest", an instant (epoch ms), or the offset that is delivered first."""
+"""Where a group begins: "earliest", "latest", a time (ms since 1970), or the first offset to deliver."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenGroup(Command):
-    """Make the group unless it exists; paused, if it is so elsewhere."""
+    """Create the group unless it exists. `paused`: create it paused, because it is paused in other partitions."""
 
     type: ClassVar[int] = CommandType.OPEN_GROUP
     group: str
@@ -298,21 +303,21 @@ class OpenGroup(Command):
 
 @dataclass(frozen=True, slots=True)
 class Upkeep(Command):
-    """A bounded step of everything that is unbounded: trimming, forgetting, jobs, groups nobody uses."""
+    """Do a bounded step of all unbounded work: trimming, expiring rows, jobs, deleting unused groups."""
 
     type: ClassVar[int] = CommandType.UPKEEP
 
 
 @dataclass(frozen=True, slots=True)
 class Clock(Command):
-    """Nothing but the entry's stamp: moves the closed time of an idle partition."""
+    """Carry only the entry's stamp, which moves the closed time of an idle partition."""
 
     type: ClassVar[int] = CommandType.CLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class Configure(Command):
-    """The topic's settings as a record (`TopicSettings.record()`)."""
+    """Set the topic's settings, given as a record (`TopicSettings.record()`)."""
 
     type: ClassVar[int] = CommandType.CONFIGURE
     settings: dict[str, Any]
@@ -320,32 +325,32 @@ class Configure(Command):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Command):
-    """Take messages that are their producer's out of the log and out of groups."""
+    """Cancel messages that are leased, acked or dead in no group: remove them from the log and from groups."""
 
     type: ClassVar[int] = CommandType.CANCEL
     targets: Sequence[Target]
 
 
 class MoveItem(NamedTuple):
-    """One message of a `Move`. The entry may leave out fields at the end that are None."""
+    """One message of a `Move`. The entry may omit fields at the end that are None."""
 
     target: Target
     to_ms: int | None
-    """The new delivery time, in ms, or (`is_delay`) a delay in ms, counted from the stamp; None: the time stays."""
+    """The new delivery time in ms, or (`is_delay`) a delay in ms after the stamp. None if the time stays the same."""
     is_delay: bool
     priority: int | None = None
-    """None: the priority stays."""
+    """None if the priority stays the same."""
     changes: dict[int, Any] | None = None
     """`{column: value}` that the message gets: value, headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move(Command):
-    """Give messages that are their producer's another delivery time, priority, value or headers."""
+    """Change the delivery time, priority, value or headers of messages that are leased, acked or dead in no group."""
 
     type: ClassVar[int] = CommandType.MOVE
     items: Sequence[Sequence[Any]]
-    """Fields of a `MoveItem` each."""
+    """The fields of a `MoveItem` per message."""
 
     @property
     def needs_space(self) -> bool:
@@ -353,13 +358,13 @@ class Move(Command):
 
     @property
     def has_updates(self) -> bool:
-        """Whether messages get other values or headers."""
+        """Whether any message gets another value or other headers."""
         return any([len(item) > 4 for item in self.items])
 
 
 @dataclass(frozen=True, slots=True)
 class Seek(Command):
-    """Put a group's cursor elsewhere; its leases, retries and gaps are revoked."""
+    """Move a group's cursor. Its leases are revoked; its waiting messages and gaps are deleted."""
 
     type: ClassVar[int] = CommandType.SEEK
     group: str
@@ -368,7 +373,7 @@ class Seek(Command):
 
 @dataclass(frozen=True, slots=True)
 class DropGroup(Command):
-    """Delete a group. `unless_unfinished`: refuse if the group has yet to finish messages that it received."""
+    """Delete a group. `unless_unfinished`: refuse if the group has received messages that it has not finished."""
 
     type: ClassVar[int] = CommandType.DROP_GROUP
     group: str
@@ -380,7 +385,7 @@ class DropGroup(Command):
 
 @dataclass(frozen=True, slots=True)
 class ConfigureGroup(Command):
-    """Settings of a group that override the topic's; empty: none."""
+    """Set the settings of a group that override the topic's. Empty: none."""
 
     type: ClassVar[int] = CommandType.CONFIGURE_GROUP
     group: str
@@ -389,7 +394,7 @@ class ConfigureGroup(Command):
 
 @dataclass(frozen=True, slots=True)
 class Touch(Command):
-    """These groups have consumers; names that are no groups (any more) are passed over."""
+    """Note that these groups have consumers. Names of groups that do not exist are ignored."""
 
     type: ClassVar[int] = CommandType.TOUCH
     groups: Sequence[str]
@@ -397,7 +402,7 @@ class Touch(Command):
 
 @dataclass(frozen=True, slots=True)
 class StartJob(Command):
-    """Begin bulk work that `Upkeep` goes on with. `job_id`: 16 bytes; one that is known is left as it is."""
+    """Start a job, which `Upkeep` continues. `job_id`: 16 bytes. If the job exists, nothing changes."""
 
     type: ClassVar[int] = CommandType.START_JOB
     job_id: bytes
@@ -413,7 +418,7 @@ class StopJob(Command):
 
 @dataclass(frozen=True, slots=True)
 class RedriveDead(Command):
-    """Make these dead letters of a group ready again."""
+    """Make these dead messages of a group ready again."""
 
     type: ClassVar[int] = CommandType.REDRIVE_DEAD
     group: str
@@ -422,7 +427,7 @@ class RedriveDead(Command):
 
 @dataclass(frozen=True, slots=True)
 class PurgeDead(Command):
-    """Delete these dead letters of a group."""
+    """Delete these dead messages of a group."""
 
     type: ClassVar[int] = CommandType.PURGE_DEAD
     group: str
@@ -431,7 +436,7 @@ class PurgeDead(Command):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Command):
-    """Keep what stands above an offset from being trimmed, for `ttl_ms` from the stamp on; None: no longer."""
+    """Prevent trimming above an offset, for `ttl_ms` after the stamp. `offset` None: end the hold."""
 
     type: ClassVar[int] = CommandType.HOLD
     name: str
@@ -441,7 +446,8 @@ class Hold(Command):
 
 @dataclass(frozen=True, slots=True)
 class RaiseLevel(Command):
-    """Go by the rules of a feature level from here on (`SharedState.level`); one that was reached changes nothing."""
+    """Apply the rules of a feature level from now on (`SharedState.level`). A level that was reached before has no
+    effect."""
 
     type: ClassVar[int] = CommandType.RAISE_LEVEL
     level: int
@@ -449,16 +455,16 @@ class RaiseLevel(Command):
 
 @dataclass(frozen=True, slots=True)
 class TakeDigest(Command):
-    """Have every replica digest what it has stored as of this entry. Changes nothing."""
+    """Make every replica compute the digest of its stored rows as of this entry. Changes nothing."""
 
     type: ClassVar[int] = CommandType.TAKE_DIGEST
     number: int
-    """By which who asked knows the answers; below 2^63."""
+    """Identifies the replies for the caller. Below 2^63."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReset(Command):
-    """Set the partition's time, which is far ahead, back to this instant; `Upkeep` goes on with it in steps."""
+    """Set the partition's time, which is far ahead, back to `new_ms`. `Upkeep` continues the reset in steps."""
 
     type: ClassVar[int] = CommandType.CLOCK_RESET
     new_ms: int
@@ -466,7 +472,7 @@ class ClockReset(Command):
 
 @dataclass(frozen=True, slots=True)
 class PauseGroup(Command):
-    """Give the group nothing from here on, or give it again what there is."""
+    """Pause or resume a group. A paused group leases nothing."""
 
     type: ClassVar[int] = CommandType.PAUSE_GROUP
     group: str
@@ -475,101 +481,103 @@ class PauseGroup(Command):
 
 @dataclass(frozen=True, slots=True)
 class PutSchedules(Command):
-    """Make schedules, or give them other settings."""
+    """Create schedules, or change their settings."""
 
     type: ClassVar[int] = CommandType.PUT_SCHEDULES
     takes_space: ClassVar[bool] = True
     items: Sequence[Sequence[Any]]
-    """(name, settings, {column: value} of the message, version and next occurrence (ms or None) that the leader saw (0,
-    None: there was none), next occurrence (ms or None), when it fires, whether it is paused), ..."""
+    """Per schedule: (name, settings, {column: value} of the message, version and next occurrence that the leader saw,
+    next occurrence, fire time, whether it is paused). All times are in ms. The version is 0 and the occurrence None if
+    there was no schedule; the next occurrence is None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class FireSchedules(Command):
-    """One occurrence of each of these is over, and the next is this one."""
+    """End one occurrence of each schedule, and set its next one."""
 
     type: ClassVar[int] = CommandType.FIRE_SCHEDULES
     takes_space: ClassVar[bool] = True
     items: Sequence[Sequence[Any]]
-    """(name, version and occurrence (ms) that the leader saw, next occurrence (ms or None), when it fires, how many
-    between the two were missed), ..."""
+    """Per schedule: (name, version and occurrence that the leader saw, next occurrence or None, fire time, number of
+    missed occurrences between the two). All times are in ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseSchedules(Command):
-    """Let schedules fire no more, or again."""
+    """Pause or resume schedules."""
 
     type: ClassVar[int] = CommandType.PAUSE_SCHEDULES
     items: Sequence[Sequence[Any]]
-    """(name, version and next occurrence that the leader saw, paused, next occurrence (ms or None), when it fires)"""
+    """Per schedule: (name, version and next occurrence that the leader saw, whether it is paused, next occurrence or
+    None, fire time). All times are in ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteSchedules(Command):
     type: ClassVar[int] = CommandType.DELETE_SCHEDULES
     items: Sequence[Sequence[Any]]
-    """(name), ..."""
+    """(name,) per schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerSchedules(Command):
-    """Have schedules make a message at once."""
+    """Make schedules send a message immediately."""
 
     type: ClassVar[int] = CommandType.TRIGGER_SCHEDULES
     takes_space: ClassVar[bool] = True
     items: Sequence[Sequence[Any]]
-    """(name, token by which a repetition is known), ..."""
+    """(name, token that identifies repetitions) per schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSchedules(Command):
-    """Have schedules go by the time that the partition's clock was set back to."""
+    """Adjust schedules to the partition's time after a clock reset."""
 
     type: ClassVar[int] = CommandType.PLAN_SCHEDULES
     items: Sequence[Sequence[Any]]
-    """(name, version and next occurrence that the leader saw, next occurrence (ms), when it fires, the last one before
-    it that is over, [first, last] of those behind it that are over), ..."""
+    """Per schedule: (name, version and next occurrence that the leader saw, next occurrence, fire time, last occurrence
+    before it that is over, [first, last] of those after it that are over). All times are in ms."""
     behind: str | None
-    """Up to this name all are planned anew; None: that were all."""
+    """All schedules up to this name are adjusted. None if all are."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareLimit(Command):
-    """Change who may have what of a group's limits, in the ledger of partition 0. `epoch`: of these limits."""
+    """Change the shares of a group's limits, in the ledger of partition 0. `epoch`: that of these limits."""
 
     type: ClassVar[int] = CommandType.SHARE_LIMIT
     group: str
     epoch: int
     told: Sequence[Sequence[int]]
-    """What partitions say of themselves: (partition, version, messages in flight, returned_us), ..."""
+    """Reports of partitions: (partition, version, messages in flight, returned_us) each."""
     targets: Sequence[Sequence[int]]
-    """What they are to have: (partition, messages in flight, units of the rate), ..."""
+    """Targets of partitions: (partition, messages in flight, units of the rate) each."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowLimit(Command):
-    """Have a partition go by what partition 0's ledger lets it have of limits."""
+    """Set the allowances of a partition to the shares in the ledger of partition 0."""
 
     type: ClassVar[int] = CommandType.ALLOW_LIMIT
     items: Sequence[Sequence[Any]]
-    """(group, epoch, version, messages in flight, units of the rate, given_us), ..."""
+    """(group, epoch, version, messages in flight, units of the rate, given_us) each."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxSent(Command):
-    """Another partition has stored a batch of the outbox."""
+    """Note that another partition has stored a batch of the outbox."""
 
     type: ClassVar[int] = CommandType.OUTBOX_SENT
     topic: int
     partition: int
     epoch: int
-    """Of the batch; one that is no more changes nothing."""
+    """Epoch of the batch. If that batch no longer exists, nothing changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxRefused(Command):
-    """Another partition does not take a batch of the outbox. `error`: why it never will; None: it takes it under
-    another epoch."""
+    """Note that another partition does not accept a batch of the outbox. `error`: why it never will; None if it will
+    accept the batch under another epoch."""
 
     type: ClassVar[int] = CommandType.OUTBOX_REFUSED
     topic: int
@@ -582,10 +590,11 @@ class SentMessage(NamedTuple):
     """One message that an ack sends."""
 
     topic: int | None
-    """Number of the topic; None, as the partition then: the partition of the lease itself."""
+    """Number of the topic. If it is None, `partition` is None too, and the message goes to the partition of the
+    lease."""
     partition: int | None
     at_ms: int | None
-    """Delivery time in ms, or (`is_delay`) a delay in ms, counted from the stamp; None: at once."""
+    """Delivery time in ms, or (`is_delay`) a delay in ms after the stamp. None: immediately."""
     is_delay: bool
     fields: dict[int, Any]
     """`{column: value}`."""
@@ -593,42 +602,44 @@ class SentMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AckThen(Command):
-    """Ack messages of a lease and send others, all of it or nothing."""
+    """Ack messages of a lease and send others, atomically."""
 
     type: ClassVar[int] = CommandType.ACK_THEN
     takes_space: ClassVar[bool] = True
     token: int
     what: What
     messages: Sequence[Sequence[Any]]
-    """Fields of a `SentMessage` each."""
+    """The fields of a `SentMessage` per message."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreBegin(Command):
-    """Bind an empty partition, whose topic is being restored, to a restore; one that is bound to it changes nothing."""
+    """Bind an empty partition, whose topic is being restored, to a restore. If it is bound to it already, nothing
+    changes."""
 
     type: ClassVar[int] = CommandType.RESTORE_BEGIN
     takes_space: ClassVar[bool] = True
     restore_id: str
     targets: Sequence[Sequence[int]]
-    """(number that a topic had, number that it has here), ..."""
+    """(number that a topic had in the backup, number that it has here) each."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreRows(Command):
-    """Put rows of a backup there (`restore.restoring.encode_chunk`); a chunk that is there changes nothing."""
+    """Store rows of a backup (`restore.restoring.encode_chunk`). A chunk that is stored already has no effect."""
 
     type: ClassVar[int] = CommandType.RESTORE_ROWS
     takes_space: ClassVar[bool] = True
     restore_id: str
     number: int
-    """Of the chunk: from 0 on, each once."""
+    """Number of the chunk. Chunks are numbered from 0 on."""
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreEnd(Command):
-    """Let the rows of so many chunks be the state: what was leased is to be had again, and groups are paused."""
+    """Make the rows of `chunks` chunks the state of the partition. Leased messages become ready again, and groups are
+    paused."""
 
     type: ClassVar[int] = CommandType.RESTORE_END
     restore_id: str
@@ -637,23 +648,24 @@ class RestoreEnd(Command):
 
 @dataclass(frozen=True, slots=True)
 class Skipped(Command):
-    """Stand where a command stood that no replica could apply and that an operator skipped (ADR 46)."""
+    """Takes the position of a command that no replica could apply, and that an operator skipped (ADR 46)."""
 
     type: ClassVar[int] = CommandType.SKIPPED
     skip_id: bytes
-    """Names the operator's decision, 16 bytes."""
+    """Identifies the operator's decision, 16 bytes."""
     command_digest: bytes
-    """`digest()` of the skipped command: the leader refuses it when it is sent again. Empty if it may come again."""
+    """`digest()` of the skipped command. The leader rejects it if it is sent again. Empty if it may be sent again."""
     producer_id: int = 0
-    """Of a skipped `Append`: its producer, epoch and sequence, and the checksum of its batch. 0: there is none."""
+    """Producer of a skipped `Append`. With it come its epoch and sequence, and the checksum of its batch. 0 if there is
+    none."""
     epoch: int = 0
     sequence: int = 0
     batch_crc: int = 0
 
     @classmethod
     def of(cls, skip_id: bytes, command: Command, *, is_refused: bool = True) -> Skipped:
-        """Make what takes the place of a command. `is_refused`: the leader refuses it when it is sent again, unless it
-        is one of the leader's own."""
+        """Return the replacement of a command. `is_refused`: the leader rejects the command if it is sent again, unless
+        it is one of the leader's own."""
         if isinstance(command, Skipped):
             return command
         digest = command.digest() if is_refused and not isinstance(command, OWN_COMMANDS) else b""
@@ -689,8 +701,8 @@ OWN_COMMANDS: Final = (
     OutboxSent,
     OutboxRefused,
 )
-"""Commands that the leader proposes by itself, the same ones again and again: leases would not expire, and outboxes not
-be sent, if a skip of one refused the next."""
+"""Commands that the leader itself proposes, with the same content again and again. They are never rejected after a
+skip: otherwise leases would no longer expire, and outboxes would no longer be sent."""
 _CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}
 
 
@@ -708,8 +720,10 @@ class Entry:
 
     @classmethod
     def decode(cls, data: bytes) -> Entry:
-        """Raises Corruption, for an entry was checked before it was proposed and by the WAL's checksum; StartupError
-        when a newer version has written it."""
+        """Decode an entry. Raise StartupError if it has commands of a newer version.
+
+        Raise Corruption if it is damaged: entries are checked before they are proposed, and the WAL has checksums.
+        """
         try:
             version, now_ms, clock_epoch, commands = msgpack.unpackb(data, raw=False, strict_map_key=False)
             if version != ENTRY_VERSION:
@@ -728,7 +742,7 @@ class Entry:
 
 
 def targets_of(commands: Sequence[Command]) -> list[Target]:
-    """Return the messages that the commands of an entry are to cancel or move."""
+    """Return the names of the messages that the commands of an entry cancel or move."""
     targets: list[Target] = []
     for command in commands:
         if isinstance(command, Cancel):

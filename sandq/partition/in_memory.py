@@ -1,6 +1,7 @@
-"""Which entries are applied without a look at stored rows, in a moment: by who must not wait for a disk.
+"""Decides which entries are applied quickly and without reading stored rows, so that a thread that must not wait for a
+disk can apply them.
 
-It may be said of fewer than it is true of, and nothing but where an entry is applied goes by it.
+It may return False for an entry that would qualify. The answer only decides where an entry is applied.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from sandq.partition.shared_state import SharedState
 GROUPS: Final = 16
 COMMANDS: Final = 64
 ITEMS: Final = 64
-"""Of a command: messages, leases."""
+"""Maximum number of messages or leases of a command."""
 PLAIN_BYTES: Final = 64 << 10
-"""Of a batch that is not compressed, or no more."""
+"""Maximum size of a batch after decompression, in bytes."""
 
 
 class InMemory:
@@ -35,7 +36,8 @@ class InMemory:
         self._producers = producers
 
     def applies(self, entry: c.Entry) -> bool:
-        """Whether all that the commands of an entry go by is in memory, and what is told of the partition after it."""
+        """Return whether everything needed to apply the commands of an entry, and to compute the status afterwards, is
+        in memory."""
         groups = self._groups.by_id.values()
         return (
             len(groups) <= GROUPS

@@ -1,11 +1,11 @@
-"""The outbox of a partition: rows of what is to be sent to other partitions, in a line for each of them.
+"""The outbox of a partition: messages to send to other partitions, with one queue per target partition.
 
-Rows: `f`, topic u32, partition u16, seq u64: a message that is to be sent there. `B`, topic u32, partition u16: how far
-the batch goes that is being sent there. PERSISTED: the field orders of `Letter` and `Batch`.
+Rows: `f`, topic u32, partition u16, seq u64: a message to send there. `B`, topic u32, partition u16: the batch that is
+being sent there. PERSISTED: the field orders of `Letter` and `Batch`.
 
-Of each line the first rows are its *batch*: what they say changes no more, so that whoever sends them sends the same,
-however often. A batch has a number of its own (its *epoch*), greater than that of all before it: the other partition
-takes each once (`producers/producers.py`). After each entry every line that has rows has a batch.
+The first rows of each queue are its *batch*. They do not change any more, so that every attempt sends the same bytes. A
+batch has a number (its *epoch*), greater than those of all batches before it. The other partition accepts each batch
+once (`producers/producers.py`). After each entry, every queue that has rows has a batch.
 """
 
 from __future__ import annotations
@@ -22,97 +22,99 @@ from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 
 DEAD, MESSAGE = 0, 1
-"""Kinds of letters: a dead letter, whose own row stays where it is until it is sent; a message that an ack sends."""
+"""Kinds of letters. DEAD: a dead message, whose row stays in its group until it is sent. MESSAGE: a message that an ack
+sends."""
 _LAST_SEQ: Final = (1 << 64) - 2
 _SCAN_BYTES: Final = 1 << 40
 
 
 class Letter(NamedTuple):
-    """A message that is to be sent. Of a dead letter what follows `offset` is there once it is in a batch."""
+    """A message to send. For a dead message, the fields after `offset` are set once it is in a batch."""
 
     kind: int
     group_id: int
-    """Of the group that sends it."""
+    """Group that sends it."""
     offset: bytes
-    """Of the dead letter; of another message the id that it has here."""
+    """Offset of the dead message. For another message, the id that it has in this partition."""
     deliver_ms: int = 0
-    """When it is wanted; 0: at once."""
+    """Requested delivery time, in ms. 0: immediately."""
     fields: Fields = {}  # noqa: RUF012 - never changed
 
     @property
     def size(self) -> int:
-        """Return about how many bytes its message has."""
+        """Approximate size of the message, in bytes."""
         return 64 + sum([len(value) for value in self.fields.values() if isinstance(value, bytes)])
 
 
 class Batch(NamedTuple):
-    """What is being sent to a partition: the rows of its line up to `last_seq`."""
+    """The batch that is being sent to a partition: the rows of its queue up to `last_seq`."""
 
     epoch: int
     last_seq: int
     size: int
-    """How many they are."""
+    """Number of rows."""
     kind: str
-    """Of the topic that they go to; empty where no dead letter goes there."""
+    """Kind of the target topic. Empty if the batch contains no dead messages."""
     source: str
-    """The name of the topic that they come from, likewise."""
+    """Name of the topic that the messages come from. Empty if the batch contains no dead messages."""
 
 
 class Line:
-    """What is to be sent to one partition."""
+    """The queue of messages to send to one partition."""
 
     def __init__(self, first_seq: int, batch: Batch | None = None) -> None:
         self.batch = batch
         self.kind, self.source = ("", "") if batch is None else (batch.kind, batch.source)
         """See `Batch`."""
         self.first_seq = first_seq
-        """No row of it is below this one; it saves a walk over rows that were deleted."""
+        """Lower bound of its rows. It saves scans from stepping over deleted rows."""
 
 
 class OutboxStatus(NamedTuple):
-    """What of an outbox its sender has to know."""
+    """State of an outbox that its sender needs."""
 
     batches: dict[Target, int]
-    """The epoch of each batch."""
+    """Epoch of each batch."""
     messages: int
 
 
 class Outbox:
-    """Keeps rows and batches; what stands in them is for others to decide."""
+    """Owns the rows and batches of the outbox. Callers decide their contents."""
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
         self.messages = 0
-        """That are to be sent."""
+        """Number of messages to send."""
         self.ack_messages = self.ack_bytes = 0
-        """Those of acks among them, and the bytes of their rows: they have no other place, so they have a bound."""
+        """Number of messages sent by acks among them, and the bytes of their rows. They are stored nowhere else, so
+        they have a limit."""
         self.restless: set[Target] = set()
-        """Lines without a batch, while an entry is applied."""
+        """Queues without a batch, while an entry is applied."""
         self._lines: dict[Target, Line] = {}
         self._next_seq = 1
         self._epoch = 0
-        """Of the last batch."""
+        """Epoch of the last batch."""
         self._status: OutboxStatus | None = None
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
     @property
     def was_used(self) -> bool:
-        """Whether anything was ever put into it."""
+        """Whether anything was ever put into the outbox."""
         return self._next_seq > 1
 
     def state(self) -> tuple[int, ...]:
-        """What the partition's row keeps of it."""
+        """Return the fields for the partition's state row."""
         return self.messages, self.ack_messages, self.ack_bytes, self._next_seq, self._epoch
 
     def load(self, state: tuple[int, ...], view: View) -> None:
-        """Take what `state` gave, and the batches from their rows."""
+        """Restore what `state` returned, and load the batches from their rows."""
         self.messages, self.ack_messages, self.ack_bytes, self._next_seq, self._epoch = state
         for key, row in rows.all_rows(view, rows.OUTBOX_BATCH):
             self._lines[_target_of(key)] = Line(0, Batch(*rows.unpack(row)))
 
     def put(self, step: Step, target: Target, letter: Letter, topic: DeadLetterTopic | None = None) -> int:
-        """Put a letter at the end of a line. Its number there. `topic`: of a dead letter, where it goes."""
+        """Append a letter to a queue, and return its number. `topic`: the target of a dead message."""
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         row = rows.pack(*_packed(letter))
         step.view.put(_key(target, seq), row)
@@ -128,22 +130,22 @@ class Outbox:
         return seq
 
     def find(self, target: Target, seq: int, view: View) -> Letter | None:
-        """Return the letter with this number in a line."""
+        """Return the letter with this number in a queue."""
         row = view.get(_key(target, seq))
         return None if row is None else _letter(row)
 
     def is_leaving(self, target: Target, seq: int) -> bool:
-        """Whether a letter is in a batch: it may have been sent."""
+        """Return whether a letter is in a batch, so that it may have been sent."""
         line = self._lines.get(target)
         return line is not None and line.batch is not None and seq <= line.batch.last_seq
 
     def rewrite(self, step: Step, target: Target, seq: int, letter: Letter) -> None:
-        """Write a letter that is there in another way."""
+        """Replace the row of a letter that exists."""
         assert letter.kind == DEAD, "what an ack sends stays as it is"
         step.view.put(_key(target, seq), rows.pack(*_packed(letter)))
 
     def remove(self, step: Step, target: Target, seq: int) -> None:
-        """Delete a letter, if it is there."""
+        """Delete a letter, if it exists."""
         key = _key(target, seq)
         row = step.view.get(key)
         if row is not None:
@@ -152,7 +154,7 @@ class Outbox:
             self._status = None
 
     def has_room(self, messages: int, size: int) -> bool:
-        """Whether so many more messages that acks have sent, of so many bytes, fit."""
+        """Return whether this many more messages of acks, with this many bytes, fit into the outbox."""
         fit = self.ack_messages + messages <= FIXED.outbox_messages and self.ack_bytes + size <= FIXED.outbox_bytes
         return fit or not messages
 
@@ -165,31 +167,31 @@ class Outbox:
     # -- lines ----------------------------------------------------------------------------------------------------
 
     def batch_of(self, target: Target) -> Batch | None:
-        """Return what is being sent to a partition."""
+        """Return the batch that is being sent to a partition. None if there is none."""
         line = self._lines.get(target)
         return None if line is None else line.batch
 
     def ends(self, target: Target) -> tuple[str, str]:
-        """Return the kind of the topic that a line goes to, and the name of that which it comes from (see `Batch`)."""
+        """Return the kind of a queue's target topic, and the name of its source topic (see `Batch`)."""
         line = self._lines[target]
         return line.kind, line.source
 
     def letters(self, target: Target, view: View, last_seq: int = _LAST_SEQ) -> list[tuple[int, Letter]]:
-        """Return the first letters of a line, as many as a batch may have, up to a number, each with its own."""
+        """Return (number, letter) of the first letters of a queue, up to `last_seq`, as many as a batch may have."""
         start, stop = _key(target, self._lines[target].first_seq), _key(target, last_seq + 1)
         max_bytes = FIXED.outbox_batch_bytes if last_seq == _LAST_SEQ else _SCAN_BYTES
         found = view.scan(start, stop, limit=FIXED.outbox_batch_messages, max_bytes=max_bytes)
         return [(int.from_bytes(key[-8:], "big"), _letter(row)) for key, row in found]
 
     def batch_letters(self, target: Target, view: View) -> list[tuple[int, Letter]]:
-        """Return the letters that are being sent to a partition."""
+        """Return (number, letter) of the letters that are being sent to a partition."""
         batch = self.batch_of(target)
         return [] if batch is None else self.letters(target, view, batch.last_seq)
 
     def begin(self, step: Step, target: Target, last_seq: int, size: int) -> None:
-        """Make a batch of the first letters of a line, whatever was one before."""
-        # By the time, where that is greater: a partition that was set back to an older state by force, and has
-        # forgotten how far its numbers had come, is beyond them even so.
+        """Make the first letters of a queue, up to `last_seq`, its batch, in place of the previous one."""
+        # Use the time as the epoch if it is greater. A partition may have been forced back to an older state, and so
+        # have forgotten its last epochs. Even then its new epochs are greater.
         self._epoch = max(self._epoch + 1, step.now_ms)
         line = self._lines[target]
         self._write(step, target, line, Batch(self._epoch, last_seq, size, line.kind, line.source))
@@ -201,7 +203,7 @@ class Outbox:
         self._status = None
 
     def end(self, step: Step, target: Target) -> None:
-        """A batch is over: its letters were taken out."""
+        """End a batch, whose letters were removed."""
         line = self._lines[target]
         if line.batch is not None:
             line.first_seq = line.batch.last_seq + 1
@@ -211,13 +213,13 @@ class Outbox:
         self._status = None
 
     def drop(self, target: Target) -> None:
-        """A line has no rows any more."""
+        """Forget a queue that has no rows any more."""
         self._lines.pop(target, None)
         self.restless.discard(target)
         self._status = None
 
     def status(self) -> OutboxStatus | None:
-        """What its sender has to know; None: there is nothing to be sent."""
+        """Return the state that the sender needs. None if there is nothing to send."""
         if not self._lines:
             return None
         if self._status is None:
@@ -227,8 +229,8 @@ class Outbox:
 
 
 def encode_letters(letters: Sequence[Letter]) -> bytes:
-    """Return letters as the batch that is sent. PERSISTED: a version that made other bytes of the same letters would
-    send what was stored before as another batch."""
+    """Return letters as the batch that is sent. PERSISTED: if a version encoded the same letters in other bytes, a
+    batch that was sent before would be taken for a different one."""
     columns: dict[int, list[Any]] = {Column.VALUE: [letter.fields.get(Column.VALUE) for letter in letters]}
     for column in sorted({column for letter in letters for column in letter.fields} - {Column.VALUE}):
         columns[column] = [letter.fields.get(column) for letter in letters]

@@ -1,4 +1,4 @@
-"""What the event loop knows of a partition: a copy that is made after each applied entry."""
+"""The state of a partition as the event loop sees it: a copy that is created after each applied entry."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ from sandq.partition.records.restore_state import RestoreState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """An immutable copy of what the event loop needs to know."""
+    """An immutable copy of everything that the event loop needs."""
 
     applied_index: int
     now_ms: int
     floor_ms: int
     next_expiry_ms: int | None
     upkeep_ms: int | None
-    """When an `Upkeep` has something to do."""
+    """Time from which an `Upkeep` has work to do, in ms."""
     messages: int
     later: int
-    """Messages whose second has not come."""
+    """Messages whose second is still to come."""
     trimmed: bytes
     bytes: int
     dead: int
     garbage_rows: int
-    """Log rows that were deleted and are still in the way of who reads there."""
+    """Number of deleted log rows that still slow down scans."""
     garbage_bytes: int
-    """That the store keeps, though nobody needs them any more."""
+    """Bytes of deleted or overwritten rows that the store still keeps."""
     settings: dict[str, Any]
     groups: GroupStatuses
     counted: Counted = field(compare=False)
-    """Of this process alone."""
+    """Belongs to this process."""
     keys: int = 0
-    """That have a value, of a compacted topic."""
+    """Number of keys that have a value, in a compacted topic."""
     keys_bytes: int = 0
     keys_expire_ms: int | None = None
-    """When the time of some value is over."""
+    """Time at which the next value expires, in ms."""
     is_resting: bool = False
-    """What there is to be compacted of the log is."""
+    """Whether everything in the log that can be compacted now is compacted."""
     holds: tuple[Hold, ...] = ()
     level: int = FIRST_LEVEL
-    """The feature level whose rules the partition goes by."""
+    """The feature level whose rules the partition applies."""
     producers: int = 0
-    """Idempotent ones that are known."""
+    """Number of known idempotent producers."""
     clock_epoch: int = 0
-    """How often the clock was set back."""
+    """Number of clock resets so far."""
     limits: LimitsStatus | None = None
-    """Of groups; None when none has any."""
+    """Limits of groups. None if no group has any."""
     reset: tuple[int, int] | None = None
-    """While it is being set back: so many messages were looked at, of about so many."""
+    """During a clock reset: (messages processed so far, approximate number of all)."""
     schedules: int = 0
     schedule_ms: int | None = None
-    """When the next of them fires."""
+    """Time at which the next schedule fires, in ms."""
     planned_to: str | None = None
-    """The clock was set back: up to this name schedules go by its time again; None: all do."""
+    """After a clock reset: schedules up to this name are adjusted. None if all are."""
     outbox: OutboxStatus | None = None
-    """What is to be sent to other partitions; None: nothing."""
+    """State of the outbox. None if there is nothing to send."""
     restore: RestoreState | None = None
-    """How far the partition is restored from a backup; None: it is not being."""
+    """Progress of restoring the partition from a backup. None if no restore is in progress."""
     skipped: Collection[Any] = frozenset()
-    """Digests of the commands that an operator skipped last: they are refused when they come again (ADR 46)."""
+    """Digests of the last commands that an operator skipped. They are rejected if they are sent again (ADR 46)."""

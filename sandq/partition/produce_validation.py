@@ -1,7 +1,7 @@
-"""What a batch must be like to be taken.
+"""Checks whether a batch can be accepted.
 
-The leader checks a batch before it proposes it. A compacted partition checks its writes once more as it applies them:
-that must not change, or replicas of several versions would come apart.
+The leader checks a batch before it proposes it. A compacted partition checks its writes once more as it applies them.
+The latter check must never change, or replicas of different versions would diverge.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from sandq.model.times import DAY_MS, LEAST_INSTANT_MS, format_duration
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES, TopicLimits
 
 TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
-"""Columns that a timer topic does something with. A column it would ignore is refused."""
+"""Columns that a timer topic uses. Columns that it would ignore are rejected."""
 TAKEN_BY_RANK = {None: TAKEN, PRIORITY: TAKEN | {Column.PRIORITY}, FAIR: TAKEN | {Column.PRIORITY, Column.TENANT}}
-"""Those of a topic that keeps its messages' times, by its rank."""
+"""Accepted columns of a topic that is not compacted, by its rank."""
 TAKEN_BY_KEY = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.TTL_MS, Column.EXPECTED_VERSION})
-"""And those of a compacted topic."""
+"""Accepted columns of a compacted topic."""
 _NO_WRITE = (Column.DELIVER_MS, Column.PRIORITY, Column.TENANT, Column.UNIQUE_KEY)
-"""Columns with which a message is no write to a key."""
+"""Columns that a write to a key must not have."""
 _RANKS = ((Column.PRIORITY, "kind priority or fair"), (Column.TENANT, "kind fair"))
-"""Columns that rank a message, and which topics take them."""
+"""Columns that rank a message, and the kinds of topics that accept them."""
 _EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY})
-"""Columns that the log keeps message by message."""
+"""Columns that the log keeps per message."""
 
 
 class BatchTarget(NamedTuple):
-    """The partition that a batch is sent to, as far as the checks need to know it."""
+    """The partition that a batch is sent to, with the properties that the checks need."""
 
     partition: int
     initial_partitions: int
     ordered: bool
     compacted: bool = False
     rank: str | None = None
-    """The topic's kind where that is priority or fair."""
+    """The topic's kind if that is priority or fair. Otherwise None."""
     delimiter: bytes = b""
-    """What ends the partition key in keys of a compacted topic; empty: nothing."""
+    """Delimiter after the partition key in keys of a compacted topic. Empty if there is none."""
 
     @property
     def is_by_tenant(self) -> bool:
-        """Whether the tenant of a message chooses among several partitions."""
+        """Whether the tenant of a message determines its partition, among several."""
         return self.rank == FAIR and self.initial_partitions > 1
 
 
@@ -57,14 +57,14 @@ class Checked(NamedTuple):
 
     messages: int
     split: bool
-    """Whether the log keeps its messages one by one."""
+    """Whether the log keeps its messages in rows of their own."""
 
 
 PLAIN_SINGLE = Checked(1, False)
 
 MUCH_MESSAGES: Final = 4096
 MUCH_BYTES: Final = 2 << 20
-"""Of a batch that takes long to check."""
+"""Size of a batch, in bytes, above which checking it takes long."""
 
 
 RATIO_MOST: Final = 256
@@ -72,11 +72,11 @@ RATIO_MOST: Final = 256
 RATIO_FREE_BYTES: Final = 64 << 10
 """Size of a decompressed body that any batch may have, whatever its ratio."""
 MUCH_HEADERS_BYTES: Final = 256 << 10
-"""Bytes of a batch with several columns, headers among them, that takes long to check."""
+"""Size of a batch with several columns, headers among them, above which checking it takes long, in bytes."""
 
 
 def is_much(raw: bytes) -> bool:
-    """Whether checking a batch takes so long that it is better done where nobody waits for it."""
+    """Return whether checking a batch takes so long that it should not be done in the event loop."""
     if len(raw) < HEADER_BYTES:
         return False
     plain_bytes = plain_bytes_of(raw)
@@ -86,7 +86,7 @@ def is_much(raw: bytes) -> bool:
 
 
 def _may_have_much_headers(raw: bytes) -> bool:
-    """Whether the headers of a batch may take long to check. What is wrong with it is found by others."""
+    """Return whether the headers of a batch may take long to check. Other checks find the errors of the batch."""
     if raw[9] != CODEC_NONE or len(raw) < HEADER_BYTES + BODY_HEAD.size:
         return True
     columns, _ = BODY_HEAD.unpack_from(raw, HEADER_BYTES)
@@ -107,7 +107,7 @@ def check_batch(
     is_checked: bool = False,
 ) -> Checked:
     """Check a batch that a producer sends to a partition. `own`: limits of the topic. `is_checked`: its headers were
-    checked before. Raises InvalidRequest, TooLarge, InvalidTime."""
+    checked before. Raise InvalidRequest, TooLarge or InvalidTime."""
     value_bytes = None if target.compacted or target.is_by_tenant else plain_single(raw)
     if value_bytes is not None and value_bytes <= most_value_bytes(limits, own):
         return PLAIN_SINGLE
@@ -137,8 +137,8 @@ def check_batch(
 
 
 def check_ratio(raw: bytes) -> None:
-    """Refuse a batch that costs its sender nearly nothing, and the cluster much. Raises TooLarge. Reads only the
-    header."""
+    """Reject a batch that is cheap for its sender but expensive for the cluster. Read only the header. Raise
+    TooLarge."""
     plain_bytes = plain_bytes_of(raw) if len(raw) >= HEADER_BYTES else 0
     most_bytes = max(RATIO_FREE_BYTES, RATIO_MOST * len(raw))
     if plain_bytes > most_bytes:
@@ -151,7 +151,7 @@ def check_ratio(raw: bytes) -> None:
 
 
 def _check_columns(batch: Batch, target: BatchTarget) -> None:
-    """Refuse columns that the topic would ignore."""
+    """Reject columns that the topic would ignore."""
     taken = TAKEN_BY_KEY if target.compacted else TAKEN_BY_RANK[target.rank]
     ignored = [column for column in batch.columns if column not in taken]
     if not ignored:
@@ -166,7 +166,7 @@ def _check_columns(batch: Batch, target: BatchTarget) -> None:
 
 
 def _check_ranks(batch: Batch, target: BatchTarget) -> None:
-    """Check priorities and tenants, and that each tenant's messages come to the partition that has all of them."""
+    """Check priorities and tenants, and that this partition has all messages of each tenant."""
     for position, priority in enumerate(batch.int_column(Column.PRIORITY) or ()):
         if priority is not None and not FIXED.priority_least <= priority <= FIXED.priority_most:
             raise InvalidRequest(
@@ -205,7 +205,7 @@ def _check_values(batch: Batch) -> None:
 
 
 def check_writes(batch: Batch) -> Sequence[bytes]:
-    """Check that each message of a batch is a write to a key, and return the keys. Raises InvalidRequest."""
+    """Check that each message of a batch is a write to a key, and return the keys. Raise InvalidRequest."""
     foreign = [column.name.lower() for column in _NO_WRITE if column in batch.columns]
     if foreign:
         raise InvalidRequest(f"a message of a compacted topic has no {foreign[0]}: it is a write, and is done at once")
@@ -219,7 +219,7 @@ def check_writes(batch: Batch) -> Sequence[bytes]:
 
 
 def _check_key_partitions(keys: Sequence[bytes], target: BatchTarget) -> None:
-    """Check that each key has its value where all look for it."""
+    """Check that each key belongs to this partition, where all readers look for it."""
     if target.initial_partitions == 1:
         return
     partitions = KeyPartitions(target.initial_partitions, target.delimiter)
@@ -233,7 +233,7 @@ def _check_key_partitions(keys: Sequence[bytes], target: BatchTarget) -> None:
 
 
 def most_value_bytes(limits: Limits, own: TopicLimits | None) -> int:
-    """Return how large a message's value may be, in bytes."""
+    """Return the maximum size of a message's value, in bytes."""
     if own is None or own.message_bytes is None:
         return limits.message_bytes
     return min(own.message_bytes, limits.message_bytes)
@@ -274,8 +274,8 @@ def _check_headers(batch: Batch) -> None:
 
 
 def check_not_far(delay_ms: int, delay_days: int, own: TopicLimits | None = None) -> None:
-    """Raises InvalidTime for what is so far ahead that its unit is another one, as a rule; or further than the topic
-    takes, which may be more or less."""
+    """Raise InvalidTime for a delay that is longer than the topic allows. Without a limit of the topic, raise it for a
+    delay so long that the sender probably used another unit."""
     if own is not None and own.delay_ms is not None:
         if delay_ms > own.delay_ms:
             raise InvalidTime(
@@ -323,8 +323,8 @@ def _check_ttls(batch: Batch) -> None:
 
 
 def _check_unique_keys(batch: Batch, target: BatchTarget) -> None:
-    """Check that messages come where their unique keys are unique. A tenant routes a message with a unique key if there
-    are tenants, else its key if it has one, else the unique key."""
+    """Check that this partition is where the unique keys are unique. The tenant decides the partition if there are
+    tenants; otherwise the key if there is one, otherwise the unique key."""
     keys = batch.bytes_column(Column.KEY) or [None] * batch.count
     for position, (unique_key, key) in enumerate(zip(batch.bytes_column(Column.UNIQUE_KEY) or (), keys, strict=True)):
         if unique_key is None:

@@ -1,4 +1,4 @@
-"""What all parts of a partition go by: the topic's settings, the next sequence number, what was counted."""
+"""State shared by all parts of a partition: the topic's settings, the next sequence number, the numbers of messages."""
 
 from __future__ import annotations
 
@@ -20,54 +20,55 @@ from sandq.partition.records.metrics import Totals
 T = TypeVar("T")
 
 NOT_YET: Final = "not_yet"
-"""Outcome of what an entry had no budget left for: nothing was done, and it is to be asked for again."""
+"""Outcome of an item for which the entry had no budget left. Nothing was done, and the caller must ask again."""
 BUDGET_BYTES: Final = FIXED.entry_copied_bytes
 COPIED_LEAST_BYTES: Final = 1024
-"""As so many a message that is written again counts at least: a small one costs some 30 us."""
+"""Minimum number of bytes counted for each message that is written again: even a small one costs some 30 us."""
 TURN_ITEMS = 64
-"""Of an entry, after which it may give way: they take some milliseconds where each is a look-up."""
+"""Number of items of an entry after which the time slice ends. With one look-up each, they take some milliseconds."""
 TURN_READS = 8
-"""The same of look-ups of which others make many while a thread computes: each hands the interpreter over, and may have
-to wait for it for half a millisecond."""
+"""The same as `TURN_ITEMS`, for look-ups while another thread computes. Each look-up releases the interpreter lock, and
+may wait half a millisecond to get it back."""
 
 
 def _go_on() -> None:
-    """Do nothing: there is nobody to give way to."""
+    """Do nothing: no other work can get a time slice."""
 
 
 class SharedState:
-    """Holds what every part of a partition reads, and counts into."""
+    """The state that every part of a partition reads, and the numbers that they update."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.configure(settings)
         self.next_seq = 1
-        """For what comes in an order of its own: waiting entries, ends of leases, jobs."""
+        """Number for items with an order of their own: waiting entries, ends of leases, jobs."""
         self.level = FIRST_LEVEL
-        """The feature level whose rules the partition goes by (ADR 19): replicated, so that all replicas change at the
-        same entry, and raised by `RaiseLevel` alone."""
+        """The feature level whose rules the partition applies (ADR 19). Replicated, so that all replicas change at the
+        same entry. Only `RaiseLevel` raises it."""
         self.settled = 0
-        """Messages that groups were done with since it was last looked at how many those are: replicated."""
+        """Number of messages that groups have acked since the last sweep began (`log/sweep.py`). Replicated."""
         self.copied_bytes = 0
-        """Of stored messages, that the entry which is being applied has written again so far: see `note_copied`."""
+        """Bytes of stored messages that the entry being applied has written again so far. See `note_copied`."""
         self.totals = Totals()
         self.give_way: Callable[[], None] = _go_on
-        """Called now and then while an entry of many messages is applied: other partitions may have a turn."""
+        """Called now and then while a large entry is applied, so that other partitions can get a time slice."""
 
     def configure(self, settings: dict[str, Any]) -> None:
-        """Go by these settings of the topic from now on."""
+        """Set the settings of the topic."""
         self.settings = settings
-        """The topic's, replaced as a whole."""
+        """Settings of the topic. Replaced as a whole."""
         self.rank: str | None = settings.get("rank")
-        """What the order of what is ready goes by, beside time: "priority", or "fair", tenants before that; None: by
-        time alone. Never another one."""
+        """How ready messages are ordered before their time counts: "priority", or "fair" (tenants, then priorities).
+        None: by time alone. It never changes."""
         self.tenants = TenantRules.of(settings)
         self.dead_letter_topic = DeadLetterTopic.of(settings)
-        """Where dead letters go; None: they stay where they are."""
+        """Destination of dead messages. None if they stay in this partition."""
         self.key_limit = key_limit(settings)
-        """How many messages of a key may be with consumers of a group at once; None: any number. Never another one."""
+        """Maximum number of messages of a key that consumers of a group hold at the same time. None if there is no
+        limit. It never changes from or to None."""
 
     def in_turns(self, items: Sequence[T], most: int = TURN_ITEMS) -> Iterable[T]:
-        """Give way now and then between items of an entry: after so many."""
+        """Return the items of an entry. While they are iterated, give way after each `most` of them."""
         return items if len(items) <= most else self._in_turns(items, most)
 
     def _in_turns(self, items: Sequence[T], most: int) -> Iterator[T]:
@@ -76,19 +77,19 @@ class SharedState:
             yield from items[at : at + most]
 
     def note_copied(self, size: int, messages: int = 1) -> None:
-        """So many bytes of stored messages were written again, in rows of so many messages."""
+        """Count stored messages that were written again, with `size` bytes in total."""
         self.copied_bytes += max(size, COPIED_LEAST_BYTES * messages)
 
     @property
     def is_budget_spent(self) -> bool:
-        """Whether the entry that is being applied has written so much again that the next ones are to go on. The first
-        message of an entry is never too large."""
+        """Whether the entry being applied has written so much that the rest must wait for a later entry. The first
+        message of an entry always fits."""
         return self.copied_bytes >= BUDGET_BYTES
 
     @property
     def is_ordered(self) -> bool:
-        """Whether only so many messages of a key are with consumers of a group at once: the log says which key each
-        has."""
+        """Whether the number of messages of a key that consumers hold is limited. The log then has the hash of each
+        key."""
         return self.key_limit is not None
 
     def name_digest(self, fields: Fields) -> bytes | None:
@@ -97,21 +98,21 @@ class SharedState:
 
     @property
     def has_keyed_names(self) -> bool:
-        """Whether a unique key is unique within the key of its message. In a fair topic it is unique within the
+        """Whether a unique key is unique within the key of its message. In a fair topic, it is unique within the
         tenant."""
         return self.rank != FAIR
 
 
 @dataclass(slots=True)
 class LogState:
-    """What the log keeps of itself beside its rows; in this order in the partition's state row."""
+    """State of the log that is stored in the partition's state row, with the fields in this order."""
 
     messages: int = 0
     trimmed: bytes = offsets.FIRST
     """Nothing is left in the log at or below this offset."""
     bytes: int = 0
     gone: tuple[int, int] = (0, 0)
-    """The second in which `trimmed` stands, and how many of its messages were trimmed."""
+    """(second of `trimmed`, number of messages of that second that were trimmed)."""
 
     def fields(self) -> tuple[Any, ...]:
         return self.messages, self.trimmed, self.bytes, self.gone
