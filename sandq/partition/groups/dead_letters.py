@@ -1,9 +1,10 @@
-"""Dead messages: each in a row of its own, so that it keeps nothing else in the log.
+"""Dead messages. Each has a row of its own, so that the log need not be kept for it.
 
-Row: `[attempts, reason, error, dead_ms, id, created_ms, fields, history]`, and the lives before, of one that was
-redriven (`lives`). Of one that is to go to a dead letter topic there are lives, be it none, and then where it stands in
-the outbox, `[topic, partition, seq]`, or why it was refused there. Of one that an ack has sent and that was refused
-there is `[topic, partition, when it was wanted (ms, 0: at once), 0]`.
+Row: `[attempts, reason, error, dead_ms, id, created_ms, fields, history]`, then the earlier lives of a message that was
+redriven (`records.lives`). In a topic with a dead letter topic, the row always has the lives, if only an empty list,
+and then the message's position in the outbox, `[topic, partition, seq]`, or the reason why it was rejected there. The
+row of a message that an ack has sent, and that was rejected, ends with `[topic, partition, requested time (ms, 0:
+immediately), 0]` instead.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ from sandq.partition.records.lives import Lives, load_lives, with_ended
 from sandq.partition.shared_state import SharedState
 
 NACKED, LEASE_EXPIRED, EXPIRED, REJECTED = "nacked", "lease_expired", "expired", "rejected"
-"""Why a message died: its last attempt was nacked, or ran out; its ttl passed; or a consumer said that it is dead."""
+"""Reasons why a message died: its last attempt was nacked, or its lease expired; its ttl passed; a consumer rejected
+it."""
 UNDELIVERABLE = "undeliverable"
-"""A message that an ack of the group has sent was refused where it was to go."""
+"""Reason of a message that an ack of the group has sent, and that its target rejected."""
 ROW_BYTES = 256
-"""Of a row beside what its producer sent, about."""
+"""Approximate size of a row, in bytes, without the producer's fields."""
 
 
 class DeadMessage(NamedTuple):
@@ -49,20 +51,21 @@ class DeadMessage(NamedTuple):
     fields: Fields
     history: History
     lives: Lives = ()
-    """Those before this one, which were ended by redrives."""
+    """Earlier lives, which ended with a redrive."""
     forward: tuple[Target, int] | str | None = None
-    """Where it stands in the outbox, if it is to go to a dead letter topic; or why it could not be sent there."""
+    """Position in the outbox, if the message goes to a dead letter topic, or the reason why it could not be
+    sent there."""
     sent_to: tuple[Target, int] | None = None
-    """Of one that an ack has sent: where it was to go, and when (ms; 0: at once)."""
+    """Target, and requested time in ms (0: immediately), of a message that an ack has sent."""
 
     @property
     def size(self) -> int:
-        """Return about how many bytes its row has."""
+        """Approximate size of its row, in bytes."""
         return ROW_BYTES + sum([len(value) for value in self.fields.values() if isinstance(value, bytes)])
 
     def kept_row(self, redriven_ms: int | None = None) -> bytes:
-        """The message as a group keeps it in a row of its own, once it was redriven: its ttl is over, and forgotten.
-        `redriven_ms`: when that was, for what is remembered of this life; None: nothing is."""
+        """Return the row in which a group keeps the message once it was redriven. It no longer expires. `redriven_ms`:
+        time of the redrive, with which this life is stored; None: do not store this life."""
         lives: Lives = ()
         if redriven_ms is not None:
             ended = self.attempts, self.reason, self.error, self.dead_ms, redriven_ms, self.history
@@ -71,19 +74,19 @@ class DeadMessage(NamedTuple):
 
 
 class DeadFilter(NamedTuple):
-    """Which dead letters are meant; what is None does not matter."""
+    """Selects dead messages. A field that is None selects all."""
 
     reason: str | None = None
     from_ms: int = 0
     until_ms: int = offsets.U48_MAX + 1
-    """From when on, and before when, they died."""
+    """`from_ms` and `until_ms`: time from which on, and before which, the message died, in ms."""
     error: str | None = None
-    """Part of their last error, letter by letter: what upper and lower case are differs from one Unicode to the next,
-    and replicas do the same whatever they run on."""
+    """Part of the last error, compared exactly. Ignoring case would depend on the Unicode version, and replicas must
+    agree on any machine."""
     key_prefix: bytes | None = None
 
     def takes(self, message: DeadMessage) -> bool:
-        """Return whether a dead letter is among them."""
+        """Return whether a dead message is selected."""
         return (
             self.reason in (None, message.reason)
             and self.from_ms <= message.dead_ms < self.until_ms
@@ -93,7 +96,7 @@ class DeadFilter(NamedTuple):
 
 
 class Death(NamedTuple):
-    """What messages died of together."""
+    """The cause of death of several messages."""
 
     reason: str
     attempts: int = 0
@@ -102,11 +105,11 @@ class Death(NamedTuple):
 
 
 EXPIRED_UNREAD = Death(EXPIRED)
-"""No attempt was made."""
+"""A message that expired before its first attempt."""
 
 
 class DeadLetters:
-    """Buries messages of groups, and counts them."""
+    """Makes messages of groups dead, and counts them."""
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class DeadLetters:
         outbox: Outbox,
     ) -> None:
         self.buried_bytes = 0
-        """Of all that was buried by this process: what a step adds to it bounds the step."""
+        """Total bytes of rows put by this process. The caller of a step uses the increase to limit the step."""
         self._shared = shared
         self._groups = groups
         self._waiting = waiting
@@ -127,7 +130,7 @@ class DeadLetters:
         self._outbox = outbox
 
     def bury(self, step: Step, group: Group, ranges: list[Range], kept: bool, death: Death) -> None:
-        """Put messages into rows of dead messages. `kept`: they are in rows of the group's own until now."""
+        """Put messages into rows of dead messages. `kept`: they were in rows of the group until now."""
         messages = self._reader.messages(step.view, ranges, group.group_id if kept else None)
         count, size = put_rows(step, group.group_id, messages, death, self._forward_of(step, group))
         self._shared.note_copied(size, count)
@@ -136,8 +139,8 @@ class DeadLetters:
     def bury_some(
         self, step: Step, group: Group, ranges: list[Range], kept: bool, death: Death, change: Change | None = None
     ) -> list[Range]:
-        """Bury as many of the messages, in their order, as the entry's budget allows, and return these. `change`: what
-        they have otherwise when they die."""
+        """Make as many messages dead, in their order, as the budget of the entry allows, and return these. `change`:
+        what to change in the messages."""
         forward = self._forward_of(step, group)
         count = size = 0
         for message in self._reader.messages(step.view, ranges, group.group_id if kept else None):
@@ -157,7 +160,7 @@ class DeadLetters:
     def _buried(
         self, step: Step, group: Group, ranges: list[Range], count: int, size: int, kept: bool, death: Death
     ) -> None:
-        """So many messages were put into rows of dead messages."""
+        """Update the numbers for messages that were put into rows of dead messages."""
         group.dead[death.reason] += count
         self._count(death.reason, count)
         self.buried_bytes += size
@@ -168,41 +171,43 @@ class DeadLetters:
         return None if self._shared.dead_letter_topic is None else partial(self._forward, step, group)
 
     def _forward(self, step: Step, group: Group, message: Message) -> tuple[int, int, int]:
-        """Have a message that dies sent to the dead letter topic. Where it stands in the outbox."""
+        """Put a message that dies into the outbox, for the dead letter topic. Return its position there."""
         topic = self._shared.dead_letter_topic
         assert topic is not None
         target = topic.target(message.fields, self._outbox.partition)
         return *target, self._outbox.put(step, target, Letter(DEAD, group.group_id, message.offset), topic)
 
     def is_leaving(self, message: DeadMessage) -> bool:
-        """Whether a dead message may have been sent to the dead letter topic: it is no more to be had here."""
+        """Return whether a dead message may have been sent to the dead letter topic, so that this partition no longer
+        owns it."""
         return isinstance(message.forward, tuple) and self._outbox.is_leaving(*message.forward)
 
     def withdraw(self, step: Step, message: DeadMessage) -> None:
-        """A dead message goes another way, unless it may have been sent: its letter is taken back."""
+        """Take the letter of a dead message out of the outbox, unless it may have been sent. Then another command may
+        use the message."""
         if isinstance(message.forward, tuple) and not self._outbox.is_leaving(*message.forward):
             self._outbox.remove(step, *message.forward)
 
     def may_send_again(self, messages: int, size: int) -> bool:
-        """Whether so many messages that acks have sent, of so many bytes, may be sent once more now."""
+        """Return whether this many messages that acks have sent, with this many bytes, fit into the outbox again."""
         return self._outbox.has_room(messages, size)
 
     def send_again(self, step: Step, group: Group, message: DeadMessage) -> None:
-        """Have a message that an ack has sent, and that was refused, sent once more."""
+        """Put a message that an ack has sent, and that was rejected, into the outbox again."""
         assert message.sent_to is not None
         target, deliver_ms = message.sent_to
         self._outbox.put(step, target, Letter(MESSAGE, group.group_id, message.offset, deliver_ms, message.fields))
 
     def moved(self, step: Step, message: DeadMessage, offset: bytes) -> None:
-        """A dead message has another place now: its letter says so."""
+        """Update the letter of a dead message whose offset has changed."""
         if isinstance(message.forward, tuple):
             letter = self._outbox.find(*message.forward, step.view)
             if letter is not None:
                 self._outbox.rewrite(step, *message.forward, letter._replace(offset=offset))
 
     def bury_expired(self, step: Step, group: Group, entry: Waiting) -> bool:
-        """Bury what has expired of a waiting entry, as much as the entry's budget allows: what is left waits apart.
-        Whether any had expired."""
+        """Make the expired messages of a waiting entry dead, as far as the budget of the entry allows. The others wait
+        in a new entry. Return whether any had expired."""
         expired = self._waiting.remove_expired(step, group, entry)
         if expired:
             death = Death(EXPIRED, entry.attempt, entry.error, entry.history)
@@ -231,8 +236,8 @@ def put_rows(
     death: Death,
     forward: Callable[[Message], tuple[int, int, int]] | None = None,
 ) -> tuple[int, int]:
-    """Put the rows of messages that died together. How many there were, and their bytes. `forward`: has a message sent
-    to the dead letter topic, and returns where it stands in the outbox."""
+    """Put the rows of messages that died together. Return their number and their bytes. `forward`: puts a message into
+    the outbox, for the dead letter topic, and returns its position there."""
     view, now_ms = step.view, step.now_ms
     count = size = 0
     reason, attempts, error, history = death
@@ -262,13 +267,13 @@ def load(key: bytes, row: bytes) -> DeadMessage:
 
 
 def undeliverable_row(letter: Letter, target: Target, error: str, now_ms: int) -> bytes:
-    """The row of a message that an ack has sent, and that was refused."""
+    """Return the row of a message that an ack has sent, and that was rejected."""
     died = 0, UNDELIVERABLE, error, now_ms, letter.offset, now_ms
     return rows.pack(*died, letter.fields, (), (), (*target, letter.deliver_ms, 0))
 
 
 def note_refused(step: Step, group_id: int, offset: bytes, error: str) -> None:
-    """Write into the row of a dead message why it was not taken where it was to go."""
+    """Store in the row of a dead message why its target rejected it."""
     key = rows.of_group(rows.DEAD, group_id, offset)
     row = step.view.get(key)
     assert row is not None, "who was refused is there"
@@ -287,9 +292,9 @@ def find(group: Group, offset: bytes, view: View) -> DeadMessage | None:
 def scan(
     group_id: int, after: bytes | None, limit: int, max_bytes: int, view: View, *, is_newest: bool = False
 ) -> list[DeadMessage]:
-    """Return dead messages of a group in the order of their offsets, those above `after`.
+    """Return the dead messages of a group above `after`, in the order of their offsets.
 
-    If `is_newest`, the highest offset comes first, and those below `after` are meant.
+    If `is_newest`, return those below `after`, the highest offset first.
     """
     start, stop = rows.group_bounds(rows.DEAD, group_id)
     if after is not None and is_newest:

@@ -1,7 +1,8 @@
-"""A consumer group within one partition: its cursor, its leases, what waits for another attempt, its dead.
+"""A consumer group within one partition: its cursor, its leases, its waiting messages and its dead messages.
 
-Every message at or below the cursor is in exactly one of these: a live lease, a waiting entry, blocked by its key
-(`key_order.py`), dead, or acked (in none of them). That is why nothing is stored for an acked message.
+Every message at or below the cursor is in exactly one of these states: in a live lease, in a waiting entry, blocked by
+its key (`key_order.py`), dead, or acked. Acked messages are those in none of the other states, so nothing is stored for
+them.
 """
 
 from __future__ import annotations
@@ -31,60 +32,62 @@ from sandq.partition.records.metrics import PartitionMetrics
 
 SEEKING: Final = "a seek is under way"
 RESETTING: Final = "the partition's clock is being set back"
-"""Why a group gets nothing at present; until that is over nobody can tell what there is for it."""
+"""Reasons why a group leases nothing at present. Until the seek or the reset ends, its messages are not known."""
 PAUSED: Final = "it is paused, until somebody resumes it"
 
 
 class Group:
-    """State of one group; `GroupTable` writes its row, and the tables of leases and of what waits fill it."""
+    """State of one group. `GroupTable` writes its row; the tables of leases and of waiting messages fill it."""
 
     def __init__(self, group_id: int, name: str, cursor: bytes, look_aheads: LookAheads) -> None:
         self.group_id = group_id
         self.name = name
         self.on_change: Callable[[Group], None] | None = None
-        """Called when it may be another than it was, ..."""
+        """Called when the state of the group may have changed, unless `is_noted` is set."""
         self.is_noted = False
-        """... unless it was since the last of those who go by that looked at it: `note_change`."""
+        """Whether `on_change` was called since all listeners last processed the group. See `note_change`."""
         self.head_until = offsets.LAST
-        """No message that is put in or taken out above this offset changes what the group has next in the log."""
+        """Changes of the log above this offset do not change the next message of the group."""
         self.reader = LogReader(cursor, look_aheads=look_aheads)
         self.leases: dict[int, Lease] = {}
         self.waiting: dict[int, Waiting] = {}
-        """By seq; `_queue` orders it by time."""
+        """Waiting entries by seq. `_queue` orders them by time."""
         self._queue: list[tuple[int, int]] = []
-        """Heap of (due_ms, seq); entries no longer in `waiting` are skipped when met."""
+        """Heap of (due_ms, seq). Entries that are no longer in `waiting` are skipped at the top."""
         self.popped_ms = 0
-        """When the last was due of what `pop_due` has returned."""
+        """Due time of the last entry that `pop_due` has returned, in ms."""
         self._expiries: list[tuple[int, int]] = []
-        """Heap of (expires_ms, seq), likewise; also those that have another `expires_ms` by now."""
+        """Heap of (expires_ms, seq). Items of entries that are gone, or have another `expires_ms`, are skipped at the
+        top."""
         self.order = KeyOrder(self.note_change)
         self.ready: ReadyQueues | None = None
-        """What is promoted and waits its turn, in a topic whose messages are ranked."""
+        """Promoted messages, in a topic that ranks messages. Otherwise None."""
         self.gaps = Gaps(group_id)
         self.metrics = PartitionMetrics()
         self.waiting_ranges = 0
-        """Ranges of all that waits."""
+        """Number of ranges in all waiting entries."""
         self.dead: Counter[str] = Counter()
-        """By reason: as many as there are rows of them."""
+        """Number of dead messages by reason, equal to the number of their rows."""
         self.touched_ms = 0
-        """When a consumer was last known to be there."""
+        """Time at which the group last had a consumer, in ms."""
         self.settings: dict[str, Any] = {}
-        """What overrides the topic's."""
+        """Settings that override the topic's."""
         self.allowance: Allowance | None = None
-        """What it may have here of its limits; None: it has none."""
+        """Allowance of this partition for the group's limits. None if the group has no limits."""
         self._holders = Holders()
         self._firsts: LeastOfRising[Holder] = LeastOfRising(_first)
         self._logged_firsts: LeastOfRising[Holder] = LeastOfRising(_first_logged)
         self._since: LeastOfRising[Holder] = LeastOfRising(_pinned_since_ms)
         self.paused = False
-        """Somebody wants it to get nothing."""
+        """Whether an operator has paused the group."""
         self.is_expired = False
-        """`group_ttl` has passed: the log is no longer kept for what it has yet to receive."""
+        """Whether `group_ttl` has passed. The log is then no longer kept for messages that the group has yet to
+        receive."""
         self.seeking = False
         self.resetting = False
-        """The partition's clock is being set back."""
+        """Whether a clock reset is in progress."""
         self.generation = 0
-        """Rises when leases are revoked at once, by a seek; of this process alone."""
+        """Increases when a seek revokes all leases. Belongs to this process."""
 
     @property
     def cursor(self) -> bytes:
@@ -109,12 +112,15 @@ class Group:
         self.touched_ms, self.is_expired = step.now_ms, False
 
     def setting(self, name: str, topic: Mapping[str, Any]) -> Any:
-        """A setting of the topic, unless the group overrides it."""
+        """Return a setting of the group if it has one, otherwise that of the topic."""
         return self.settings[name] if name in self.settings else topic[name]
 
     def note_change(self) -> None:
-        """Tell who goes by this group that it may be another than it was. Whatever changes it here does so by itself;
-        what its reader passes, and what stands in its row, is noted by who stores the row."""
+        """Notify listeners that the state of the group may have changed.
+
+        The methods of this class call this for the changes that they make. Code that stores the group's row calls it
+        for changes of the row and the reader.
+        """
         if not self.is_noted and self.on_change is not None:
             self.is_noted = True
             self.head_until = offsets.LAST
@@ -122,21 +128,21 @@ class Group:
 
     @property
     def knows_next(self) -> bool:
-        """Whether what it has next in the log, and how much is ready there, is known without a look at rows."""
+        """Whether the next message in the log, and the number of ready ones, are known without reading rows."""
         reader = self.reader
         if not reader.knows_head or reader.passed is None:
             return False
         return reader.unsure_s is None or reader.unsure_s == offsets.deliver_ms(reader.cursor) // 1000
 
     def note_log_change(self, offset: bytes) -> None:
-        """Messages were put into the log at or above an offset that the cursor has not reached, or one was taken out
-        there."""
+        """Note that messages were added to the log at or above an offset that the cursor has not reached, or that the
+        message at this offset was removed."""
         if offset <= self.head_until:
             self.note_change()
 
     @property
     def in_flight(self) -> int:
-        """Messages that are leased, and are not settled."""
+        """Number of messages that are leased and not settled."""
         return self.metrics.leased
 
     @property
@@ -146,7 +152,7 @@ class Group:
 
     @property
     def latest_due_ms(self) -> int:
-        """When the last of its unfinished messages is due, or its lease ends; 0 without any."""
+        """Time at which its last unfinished message is due, or the lease of that message ends, in ms. 0 without any."""
         times = [entry.due_ms for entry in self.waiting.values()]
         times += [lease.deadline_ms for lease in self.leases.values() if lease.live]
         times += [offsets.deliver_ms(offset) for offset in self.order.blocked]
@@ -154,26 +160,26 @@ class Group:
 
     @property
     def has_room(self) -> bool:
-        """Whether its limits let another message be in flight here."""
+        """Whether the limits allow one more message in flight in this partition."""
         return self.allowance is None or self.allowance.has_room(self.in_flight)
 
     # -- what is leased -------------------------------------------------------------------------------------------
 
     def add_lease(self, lease: Lease) -> None:
-        """Hold a lease until `end_lease`."""
+        """Add a lease. It stays until `end_lease`."""
         self.leases[lease.token] = lease
         self._add_holder(lease, lease.ranges, lease.first)
         self.count_lease(lease)
 
     def count_lease(self, lease: Lease) -> None:
-        """Some of the messages of a lease may not be live any more."""
+        """Update the numbers for a lease, some messages of which may no longer be live."""
         self.metrics.count_lease(lease)
         if self.ready is not None:
             self.ready.count_lease(lease)
         self.note_change()
 
     def end_lease(self, lease: Lease) -> None:
-        """Let go of a lease, if the group has it still."""
+        """Remove a lease, if the group still has it."""
         if self.leases.pop(lease.token, None) is not None:
             self._holders.drop(lease.ranges, lease)
         self.note_change()
@@ -189,7 +195,7 @@ class Group:
     # -- what waits -----------------------------------------------------------------------------------------------
 
     def add_waiting(self, entry: Waiting) -> None:
-        """Keep an entry until its messages are leased again, or expire."""
+        """Add an entry. It stays until its messages are leased again or expire."""
         self.waiting[entry.seq] = entry
         self._count_waiting(entry, len(entry.ranges))
         self._add_holder(entry, entry.ranges, entry.first)
@@ -203,8 +209,8 @@ class Group:
         self.note_change()
 
     def take_waiting(self, entry: Waiting, taken: list[Range], ranges_before: int) -> None:
-        """These messages were taken out of a waiting entry, which had so many ranges before; without any left it is
-        gone."""
+        """Note that messages were taken out of a waiting entry, which had `ranges_before` ranges. Remove the entry if
+        it is empty."""
         self._holders.drop(taken, entry)
         self._count_waiting(entry, len(entry.ranges) - ranges_before)
         self.metrics.count_waiting(entry)
@@ -218,7 +224,7 @@ class Group:
             self.ready.limits.crowding.count(queue_keys.tenant_of(entry.queue), ranges)
 
     def watch_expiry(self, entry: Waiting) -> None:
-        """Note when a waiting entry expires, after that has changed."""
+        """Watch the expiry time of a waiting entry, after it has changed."""
         if entry.expires_ms is None:
             return
         if is_overgrown(len(self._expiries), len(self.waiting)):
@@ -229,7 +235,7 @@ class Group:
             heapq.heappush(self._expiries, (entry.expires_ms, entry.seq))
 
     def next_to_expire(self) -> Waiting | None:
-        """The waiting entry that expires first."""
+        """Return the waiting entry that expires first. None if none expires."""
         while self._expiries:
             expires_ms, seq = self._expiries[0]
             entry = self.waiting.get(seq)
@@ -239,7 +245,7 @@ class Group:
         return None
 
     def next_waiting(self) -> Waiting | None:
-        """The waiting entry whose next attempt comes first."""
+        """Return the waiting entry that is due first. None if there is none."""
         while self._queue:
             entry = self.waiting.get(self._queue[0][1])
             if entry is not None:
@@ -248,8 +254,8 @@ class Group:
         return None
 
     def pop_due(self, now_ms: int) -> list[Waiting]:
-        """Return the waiting entries whose time has come, each once, in the order of their times: where messages are
-        ranked they stand in ready queues from then on."""
+        """Return the waiting entries that are due, each only once, in the order of their times. If messages are ranked,
+        the caller moves them to ready queues."""
         due: list[Waiting] = []
         while (entry := self.next_waiting()) is not None and entry.due_ms <= now_ms:
             heapq.heappop(self._queue)
@@ -258,7 +264,7 @@ class Group:
         return due
 
     def forget_popped(self) -> None:
-        """Have `pop_due` return everything once more."""
+        """Make `pop_due` return all entries once more."""
         self._queue = [(one.due_ms, one.seq) for one in self.waiting.values()]
         heapq.heapify(self._queue)
         self.popped_ms = 0
@@ -267,16 +273,16 @@ class Group:
 
     @property
     def halts(self) -> bool:
-        """Whether it gets nothing whatever there is for it."""
+        """Whether the group leases nothing, even if messages are ready."""
         return self.seeking or self.resetting
 
     @property
     def most_waiting(self) -> int:
-        """So many ranges of messages may wait for another attempt while anything new is leased."""
+        """Maximum number of waiting ranges of messages while new messages are leased."""
         return FIXED.max_gaps
 
     def pause_reason(self) -> str | None:
-        """Why nothing new is leased; None when it is."""
+        """Return why the group leases no new messages. None if it does."""
         if self.resetting:
             return RESETTING
         if self.seeking:
@@ -289,7 +295,7 @@ class Group:
         return None
 
     def stall_reason(self) -> str | None:
-        """Why nothing new is taken from the log; None when it is."""
+        """Return why no new messages are taken from the log. None if they are."""
         reason = self.pause_reason()
         if reason is None and self.ready is not None and not self.ready.takes_more:
             return self.ready.full_reason
@@ -303,35 +309,35 @@ class Group:
     # -- messages -------------------------------------------------------------------------------------------------
 
     def is_pending(self, offset: bytes, view: View) -> bool:
-        """No attempt of this message was made."""
+        """Return whether no attempt of this message was made."""
         return not self.has_passed(offset) or offset in self.order.blocked or self.is_promoted(offset, view)
 
     def is_promoted(self, offset: bytes, view: View) -> bool:
-        """Whether a message waits its turn in a ready queue."""
+        """Return whether a message is in a ready queue."""
         key = self.queue_of(offset, view)
         return key is not None and self.ready is not None and self.ready.holds(key, offset, view)
 
     def queue_of(self, offset: bytes, view: View) -> bytes | None:
-        """The ready queue that a message of the log may be in; None: it is in none."""
+        """Return the key of the ready queue that a message of the log may be in. None if it is in none."""
         if self.ready is None or not self.ready.messages or self.holder_of(offset) is not None:
             return None
         return queue_keys.of_message(self.ready.rank, view, offset)
 
     def unready(self, step: Step, offset: bytes) -> bool:
-        """Take a message of the log out of its ready queue. Whether it was in one."""
+        """Remove a message of the log from its ready queue. Return whether it was in one."""
         key = self.queue_of(offset, step.view)
         return key is not None and self.ready is not None and self.ready.remove(step, key, offset)
 
     def is_dead(self, offset: bytes, view: View) -> bool:
-        """Whether a message is dead: looked up only where any is."""
+        """Return whether a message is dead. Read its row only if the group has dead messages."""
         return self.dead.total() > 0 and view.get(rows.of_group(rows.DEAD, self.group_id, offset)) is not None
 
     def has_passed(self, offset: bytes) -> bool:
-        """Whether the cursor is beyond this message, or was before the clock was set back."""
+        """Return whether the cursor is above this message, or was before a clock reset."""
         return offset <= self.cursor or offset in self.gaps
 
     def holder_of(self, offset: bytes) -> Holder | None:
-        """The live lease that holds this message, or what it waits in."""
+        """Return the live lease that holds this message, or the entry in which it waits. None if there is neither."""
         return self._holders.find(offset)
 
     @property
@@ -342,14 +348,15 @@ class Group:
 
     @property
     def pinned_since_ms(self) -> int | None:
-        """Since when the log is kept for something that is leased or waits: its first lease."""
+        """First lease time, in ms, of the messages for which the log is kept because they are leased or wait. None if
+        it is kept for none."""
         since_ms: int | None = self._since.first()
         return since_ms
 
     # -- the order of its keys ------------------------------------------------------------------------------------
 
     def load_key_order(self, view: View) -> None:
-        """Find out which keys are busy with what is leased or waits, and load which messages they block."""
+        """Compute which keys are busy because of leased or waiting messages, and load the messages that are blocked."""
         for lease in self.leases.values():
             self.start_keys(lease.select(lease.live), lease.kept, view)
         for entry in self.waiting.values():
@@ -358,15 +365,16 @@ class Group:
             self.order.load(key[5:], *rows.unpack(value))
 
     def start_keys(self, ranges: Iterable[Range], kept: bool, view: View) -> None:
-        """Make the keys of messages busy. `kept`: they are in rows of the group's own."""
+        """Make the keys of messages busy. `kept`: the messages are in rows of the group."""
         for base, length in ranges:
-            # In the log a message with a key has a row and so a range of its own; not among what was redriven.
+            # In the log, a message with a key has a row of its own, and so a range of its own. Redriven messages do
+            # not.
             for offset in offsets.run(base, length if kept else 1):
                 if (key := self._ordering_key(offset, kept, view)) is not None:
                     self.order.start(offset, key)
 
     def _ordering_key(self, offset: bytes, kept: bool, view: View) -> int | None:
-        """The ordering hash of a message of its own row, if it has a key."""
+        """Return the ordering hash of a message with a row of its own. None if it has no key."""
         if kept:
             row = view.get(rows.of_group(rows.KEPT, self.group_id, offset))
             return None if row is None else rows.order_of(rows.load_kept(row).fields)
@@ -376,16 +384,17 @@ class Group:
     # -- what it is done with -------------------------------------------------------------------------------------
 
     def first_unacked(self) -> bytes | None:
-        """The lowest offset at or below the cursor that keeps the log: leased, waiting, blocked or promoted, and not in
-        a row of its own (as dead ones are)."""
+        """Return the lowest offset at or below the cursor for which the log is kept: leased, waiting, blocked or
+        promoted. Messages in rows of the group, and dead ones, do not count. None if there is none."""
         lowest_ready = None if self.ready is None else self.ready.lowest
         firsts: tuple[bytes | None, ...] = (self._logged_firsts.first(), self.order.lowest_logged(), lowest_ready)
         return min((first for first in firsts if first is not None), default=None)
 
     def done_below(self) -> bytes:
-        """Everything below this offset is acked or dead in this group."""
+        """Return the offset below which every message is acked or dead in this group."""
         first, following = self.first_unacked(), _next(self.cursor)
-        return following if first is None else min(first, following)  # of what it passed, some may be above the cursor
+        # After a clock reset, the group may have passed messages above its cursor: see `gaps`.
+        return following if first is None else min(first, following)
 
     def kept_from(self) -> bytes | None:
         """Return the offset from which on the log is kept for this group; None if it is not.

@@ -1,7 +1,7 @@
-"""The limits of groups in a partition: what it may have of each, and in partition 0 who may have what.
+"""The limits of groups in a partition: its own allowances, and in partition 0 the ledgers that divide the limits.
 
-PERSISTED: of each group that has limits a row of what the partition may have; in partition 0 a row for each other
-partition that was heard of, or was given something.
+PERSISTED: for each group with limits, a row with the allowance of the partition. In partition 0, a row for each other
+partition that has reported or was given a share.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ HOME: Final = 0
 
 
 class LimitsStatus(NamedTuple):
-    """An immutable copy of what there is of limits."""
+    """An immutable copy of the state of limits."""
 
     allowances: dict[str, AllowanceStatus]
-    """By group, whether or not it is there."""
+    """By group name, including groups that do not exist yet."""
     ledgers: dict[str, LedgerStatus]
 
 
@@ -42,16 +42,16 @@ class GroupLimits:
         self._allowances = groups.allowances
         self._ledgers: dict[str, Ledger] = {}
         self._status: LimitsStatus | None = None
-        """As it was told last; None: it has changed since."""
+        """The last copy that was returned. None if the state has changed since."""
         self._begin()
 
     def _begin(self) -> None:
-        """Have what a partition has that begins with the settings of its topic."""
+        """Create the allowances of a partition that is created with the settings of its topic."""
         for name, limit in limits_of(self._shared.settings).items():
             self._put(name, fresh(limit, self._is_home))
 
     def load(self, view: View) -> None:
-        """Go on with what is stored."""
+        """Load the stored state."""
         self._allowances.clear()
         self._ledgers.clear()
         self._status = None
@@ -66,7 +66,7 @@ class GroupLimits:
             ledger.look()
 
     def status(self) -> LimitsStatus | None:
-        """A copy; None when no group has limits."""
+        """Return an immutable copy. None if no group has limits."""
         if not self._allowances:
             return None
         if self._status is None:
@@ -75,14 +75,14 @@ class GroupLimits:
         return self._status
 
     def ledger(self, name: str) -> LedgerStatus | None:
-        """Who may have what of the limits of a group; None: it has none, or another partition knows."""
+        """Return a copy of a group's ledger. None if the group has no limits, or this is not the home partition."""
         ledger = self._ledgers.get(name)
         return None if ledger is None else ledger.status()
 
     # -- changing -------------------------------------------------------------------------------------------------
 
     def configure(self, step: Step) -> None:
-        """Go by what the topic's settings say now."""
+        """Apply the current settings of the topic."""
         limits = limits_of(self._shared.settings)
         for name in [name for name in self._allowances if name not in limits]:
             self._drop(step, name)
@@ -100,8 +100,7 @@ class GroupLimits:
             self._store(step, name)
 
     def allow(self, step: Step, command: c.AllowLimit) -> None:
-        """Have, from now on, so much of the limits of groups; what is older than what this partition knows, or of
-        limits that were before, changes nothing."""
+        """Set allowances of groups. Ignore those that are older than the current ones, or belong to other limits."""
         for name, epoch, version, in_flight, units, given_us in command.items:
             allowance = self._allowances.get(name)
             if self._is_home or allowance is None or allowance.limit.epoch != epoch or version <= allowance.version:
@@ -110,7 +109,7 @@ class GroupLimits:
             self._store(step, name)
 
     def share(self, step: Step, command: c.ShareLimit) -> None:
-        """Change the ledger of a group: first by what partitions say that they have, then to what they are to have."""
+        """Change the ledger of a group: first apply the reports of partitions, then the new targets."""
         view = step.view
         ledger = self._ledgers.get(command.group)
         if ledger is None or ledger.limit.epoch != command.epoch:
@@ -124,11 +123,11 @@ class GroupLimits:
         self._store(step, command.group)
 
     def room(self, step: Step, group: Group, most: int) -> int:
-        """How many messages the group may be leased now: `most` at most."""
+        """Return how many messages the group may lease now, but at most `most`."""
         return most if group.allowance is None else group.allowance.room(group.in_flight, _now_us(step), most)
 
     def serve(self, step: Step, group: Group, messages: int) -> None:
-        """So many messages of a group were leased."""
+        """Count leased messages of a group."""
         if group.allowance is not None and messages:
             group.allowance.serve(messages, _now_us(step))
             self._store(step, group.name)
@@ -151,7 +150,7 @@ class GroupLimits:
             view.delete(_share_key(name, partition))
 
     def _note(self, name: str) -> None:
-        """What a group may have has changed, or what is known of it."""
+        """Update a group after its allowance, or the state of its limits, has changed."""
         self._status = None
         group = self._groups.find(name)
         if group is not None:

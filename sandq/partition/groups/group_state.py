@@ -1,4 +1,4 @@
-"""What the groups of a partition hold, each part with one owner."""
+"""The state of all groups of a partition. Each part has one owner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandq.partition.shared_state import LogState, SharedState
 
 
 class GroupState:
-    """Puts the parts together; whatever changes groups takes those that it needs."""
+    """Connects the parts. Code that changes groups takes the parts that it needs."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class GroupState:
         self._shared = shared
 
     def load(self, view: View, *, placing: bool = False) -> None:
-        """`placing`: a clock reset places messages anew, and puts keys in order when it is through."""
+        """Load the groups and their messages. `placing`: a clock reset is in progress; it restores the order of keys at
+        its end."""
         self.groups.load(view)
         self.leases.load(view)
         self.waiting.load(view)
@@ -51,6 +52,6 @@ class GroupState:
                 group.load_key_order(view)
 
     def next_expiry_ms(self, view: View) -> int | None:
-        """When the first lease or the first message expires."""
+        """Return when the first lease or message expires, in ms. None if none does."""
         times = (self.leases.next_deadline_ms(), self.summaries.next_expiry_ms(view))
         return min((at for at in times if at is not None), default=None)

@@ -16,7 +16,7 @@ from sandq.partition.shared_state import SharedState
 
 
 class GroupTable:
-    """Owns the rows of groups. What a group holds is in tables of its own (`lease_table`, `waiting_table`)."""
+    """Owns the rows of groups. The messages of groups are in other tables (`lease_table`, `waiting_table`)."""
 
     def __init__(self, shared: SharedState, look_aheads: LookAheads) -> None:
         self._shared = shared
@@ -25,19 +25,19 @@ class GroupTable:
         self.next_id = 1
         self._by_name: dict[str, Group] = {}
         self.allowances: dict[str, Allowance] = {}
-        """By name, of groups that have limits, whether or not they are there; `limits.group_limits` changes them."""
+        """Allowances by group name, including groups that do not exist yet. Changed by `groups.group_limits`."""
         self._behind: Group | None = None
-        """The group that had last been found to have a message yet to take: it has the next ones yet to take, too."""
+        """The group that was last found to have a message pending. It probably has the next messages pending, too."""
         self._changed: list[set[int]] = []
-        """Ids of the groups that have changed since, for each who asked for it."""
+        """Sets returned by `changes`, which receive the ids of changed groups."""
         self._touched_ms: LeastOf[int] = LeastOf()
-        """By id."""
+        """Time of last use, by group id."""
         self.expired: set[int] = set()
         """Ids of the expired groups."""
 
     def changes(self) -> set[int]:
-        """A set that gets the id of each group that may be another than it was, or is no more. Once the caller has
-        looked at a group it takes its id out, and says so to the group (`is_noted`)."""
+        """Return a set that receives the id of each group that may have changed or was deleted. When the caller has
+        processed a group, it removes the id and resets the group's `is_noted`."""
         changed = set(self.by_id)
         self._changed.append(changed)
         return changed
@@ -55,7 +55,7 @@ class GroupTable:
                 group.ready.load(view)
 
     def named(self, name: str) -> Group:
-        """Return the group of this name. Raises UnknownGroup."""
+        """Return the group with this name. Raise UnknownGroup if there is none."""
         group = self._by_name.get(name)
         if group is None:
             raise UnknownGroup(f"there is no group {name!r} in this partition")
@@ -65,14 +65,14 @@ class GroupTable:
         return self._by_name.get(name)
 
     def create(self, name: str, cursor: bytes) -> Group:
-        """Make a group; the caller stores it."""
+        """Create a group. The caller stores it."""
         group = Group(self.next_id, name, cursor, self._look_aheads)
         self.next_id += 1
         self._add(group)
         return group
 
     def limit_keys(self, group: Group) -> None:
-        """Have a group go by its settings, and the topic's, in how many messages of a key it has at once."""
+        """Apply the limit of messages per key, from the settings of the group and the topic."""
         limit = key_limit(self._shared.settings, group.settings)
         if limit is not None:
             group.order.set_limit(limit)
@@ -95,7 +95,7 @@ class GroupTable:
         group.note_change()
 
     def readers(self) -> list[LookAhead]:
-        """What all groups have read ahead."""
+        """Return the look-aheads of all groups."""
         groups = self.by_id.values()
         return [*(group.reader for group in groups), *(group.ready for group in groups if group.ready is not None)]
 
@@ -113,7 +113,7 @@ class GroupTable:
             self.expired.discard(group.group_id)
 
     def remove(self, step: Step, group: Group) -> None:
-        """Delete a group and its row; its leases have ended, and its other rows are for a job to delete."""
+        """Delete a group and its row. Its leases must have ended. A job deletes its other rows."""
         del self.by_id[group.group_id]
         del self._by_name[group.name]
         self._touched_ms.put(group.group_id, None)
@@ -123,12 +123,12 @@ class GroupTable:
 
     @property
     def longest_unused(self) -> Group | None:
-        """The group whose last consumer was seen longest ago."""
+        """The group whose last use was longest ago."""
         first = self._touched_ms.first()
         return None if first is None else self.by_id[first[1]]
 
     def is_pending_elsewhere(self, group: Group, offset: bytes, view: View) -> bool:
-        """Whether another group has yet to take a message."""
+        """Return whether a message is pending in another group."""
         last = self._behind
         is_other = last is not None and last is not group and self.by_id.get(last.group_id) is last
         if is_other and last is not None and self.awaits(last, offset, view):
@@ -140,12 +140,15 @@ class GroupTable:
         return False
 
     def awaits(self, group: Group, offset: bytes, view: View) -> bool:
-        """Whether a group has yet to take a message. Beside other groups an expired one counts only for what its keys
-        block: else it would keep unique keys taken as long as the log has their messages."""
+        """Return whether a message is pending in a group.
+
+        If there are other groups, an expired group counts only for messages that its keys block. Otherwise unique keys
+        would stay taken as long as the log has their messages.
+        """
         if group.is_expired and len(self.expired) < len(self.by_id) and offset not in group.order.blocked:
             return False
         return group.is_pending(offset, view)
 
     def is_blocked(self, offset: bytes) -> bool:
-        """Whether a message is blocked by its key in some group."""
+        """Return whether a message is blocked by its key in any group."""
         return any(offset in group.order.blocked for group in self.by_id.values())

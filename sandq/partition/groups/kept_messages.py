@@ -1,4 +1,4 @@
-"""Messages that a group keeps in rows of its own, for which the log need not be kept."""
+"""Messages that a group keeps in rows of its own, so that the log need not be kept for them."""
 
 from __future__ import annotations
 
@@ -38,22 +38,23 @@ class KeptMessages:
         return 1 if row is None else len(row)
 
     def entry(self, group: Group, offset: bytes, view: View) -> LogEntry:
-        """Return a message as the log would have it."""
+        """Return the log entry of a message, as if it were in the log."""
         row = view.get(rows.of_group(rows.KEPT, group.group_id, offset))
         assert row is not None, "a message that a group keeps has a row"
         return rows.kept_entry(offset, row)
 
     def any_row(self, offset: bytes, view: View) -> bytes | None:
-        """Return the row that some group keeps of a message; None: no group keeps it."""
+        """Return the row of a message in any group that keeps it. None if no group does."""
         found = (view.get(rows.of_group(rows.KEPT, group_id, offset)) for group_id in self._groups.by_id)
         return next((row for row in found if row is not None), None)
 
     def take(self, step: Step, group: Group, offset: bytes) -> None:
-        """Delete a message's row, and leave it to the caller what is remembered of the message."""
+        """Delete a message's row. The caller handles everything else that is stored about the message."""
         step.view.delete(rows.of_group(rows.KEPT, group.group_id, offset))
 
     def finish(self, step: Step, group: Group, ranges: list[Range], kept: bool) -> None:
-        """Let go of messages that are acked or dead: the next of their keys may come, rows of the group's own go."""
+        """Note that messages are acked or dead: unblock the next ones of their keys, and delete their rows in the
+        group."""
         if not kept and not self._shared.is_ordered:
             return
         for base, length in ranges:
@@ -71,14 +72,15 @@ class KeptMessages:
             self.forget(step, offset, row)
 
     def forget(self, step: Step, offset: bytes, row: bytes) -> None:
-        """A group keeps a message no longer: let go of what is remembered of it, unless somebody else has it."""
+        """Clean up after a group's row of a message was deleted. Release the unique key unless the log still has the
+        message."""
         kept = rows.load_kept(row)
         self.expire_move(step, offset, kept.id)
         if not self.is_in_log(offset, step.view):
             self._unique.release(step, rows.kept_extra(kept.id, kept.fields), offset)
 
     def expire_move(self, step: Step, offset: bytes, message_id: bytes) -> None:
-        """Remember only for a while where a message had been moved, once neither the log nor a group has it."""
+        """Let the row about a message's move expire, once neither the log nor a group has the message."""
         view = step.view
         if message_id == offset or self.is_in_log(offset, view):
             return
@@ -91,5 +93,5 @@ class KeptMessages:
         """Return whether the log still has a message."""
         if offset <= self._log_state.trimmed:
             return False
-        # Sweeps and clock resets leave gaps: after a reset the log begins below offsets that were trimmed before it.
+        # Sweeps and clock resets leave gaps: after a reset, the log begins below offsets that were trimmed before.
         return row_holding(view, offset) is not None

@@ -1,9 +1,9 @@
-"""Concurrency by key: of each key, so many messages at most are with a group's consumers, the next ones after them.
+"""Concurrency per key: the consumers of a group hold a limited number of messages of each key at the same time.
 
-A message is *busy* while it is leased or waits for another attempt. The cursor goes on beyond messages whose keys have
-as many busy ones as their limit: they are *blocked*, remembered in order, and leased first once their turn has come.
-Of a key with blocked messages those have their turn, from the first one on, for which there is room below the limit.
-`ordering: key` is the limit 1. Where keys have no limit nothing is ever in here.
+A message is *busy* while it is leased or waits for its next attempt. If a key has as many busy messages as its limit,
+the cursor passes its further messages and they are *blocked*. Blocked messages are kept in order, and leased before
+messages of the log. The first blocked messages of a key become *free* when its busy messages are fewer than the limit.
+Only these may be leased. `ordering: key` is a limit of 1. Without a limit, this object stays empty.
 """
 
 from __future__ import annotations
@@ -18,107 +18,109 @@ Offsets = OrderedDict[bytes, None]
 
 
 class KeyOrder:
-    """Keys stand here as hashes (`ordering_hash`)."""
+    """The busy and blocked messages of one group. Keys are represented by hashes (`ordering_hash`)."""
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
-        """`on_change` is called when a message is blocked, or is no longer, or its turn has come."""
+        """`on_change` is called when a message becomes blocked or free, or is no longer blocked."""
         self._on_change = on_change
         self.limit = 1
-        """How many of a key may be busy. More are after it was lowered, and of what was redriven."""
+        """Maximum number of busy messages of a key. There may be more after the limit was lowered, or after a
+        redrive."""
         self.blocked: dict[bytes, int] = {}
-        """Offset -> key of the messages behind the cursor that are not busy."""
+        """Key by offset, for messages that the cursor has passed and that are not busy."""
         self._busy: dict[bytes, int] = {}
-        """Offset -> key of what is leased or waits."""
+        """Key by offset, for messages that are leased or wait."""
         self._at_once: Counter[int] = Counter()
-        """How many of a key are busy."""
-        self._behind: dict[int, Offsets] = {}
-        """Key -> its blocked messages whose turn has not come, in order: none without any."""
-        self._turn: dict[int, Offsets] = {}
-        """Key -> its blocked messages whose turn has come, likewise: before all that are behind."""
+        """Number of busy messages by key."""
+        self._blocked_by_key: dict[int, Offsets] = {}
+        """By key: blocked messages that are not free, in order. Keys without any are missing."""
+        self._free_by_key: dict[int, Offsets] = {}
+        """By key: blocked messages that are free, in order. They all come before those in `_blocked_by_key`."""
         self._free: list[bytes] = []
-        """Heap of blocked messages whose turn has come; those of which that is no longer so are skipped when met."""
+        """Heap of free messages. Items that are no longer free are skipped at the top."""
         self._lowest: list[bytes] = []
-        """Heap of blocked messages, likewise."""
+        """Heap of blocked messages. Items that are no longer blocked are skipped at the top."""
         self.kept: set[bytes] = set()
-        """Blocked messages that are in rows of the group's own: the log need not keep them for it."""
+        """Blocked messages that are in rows of the group, so that the log need not be kept for them."""
         self._logged: list[bytes] = []
-        """Heap of blocked messages that are not; likewise."""
+        """Heap of blocked messages that are not in `kept`. Others are skipped at the top."""
 
     def is_full(self, key: int) -> bool:
-        """Whether the next message of a key is blocked: behind as many as there may be, or behind blocked ones."""
-        return self._at_once[key] >= self.limit or key in self._turn or key in self._behind
+        """Return whether the next message of a key is blocked, by busy messages or by other blocked ones."""
+        return self._at_once[key] >= self.limit or key in self._free_by_key or key in self._blocked_by_key
 
     def busy_of(self, key: int) -> int:
-        """How many messages of a key are leased or wait."""
+        """Return how many messages of a key are leased or wait."""
         return self._at_once[key]
 
     @property
     def waiting(self) -> int:
-        """How many blocked messages wait for others of their key."""
-        return sum(map(len, self._behind.values()))
+        """Number of blocked messages that are not free."""
+        return sum(map(len, self._blocked_by_key.values()))
 
     def is_free(self, offset: bytes) -> bool:
-        """Whether a message is blocked no longer but by want of a consumer."""
+        """Return whether a blocked message may be leased."""
         key = self.blocked.get(offset)
-        return key is not None and offset in self._turn.get(key, ())
+        return key is not None and offset in self._free_by_key.get(key, ())
 
     def set_limit(self, limit: int) -> None:
-        """Have another limit from now on: messages come to their turn by it, and what is busy stays so."""
+        """Set the limit. It decides which blocked messages are free. Busy messages stay busy."""
         if limit == self.limit:
             return
         self.limit = limit
-        for key in list(self._turn.keys() | self._behind.keys()):
-            self._give_turns(key)
+        for key in list(self._free_by_key.keys() | self._blocked_by_key.keys()):
+            self._update_free(key)
         self._on_change()
 
     def start(self, offset: bytes, key: int) -> None:
-        """The message is with a consumer."""
+        """Note that a message is held by a consumer or waits."""
         self._busy[offset] = key
         self._at_once[key] += 1
-        if key in self._turn:
-            # What was redriven goes before.
-            self._give_turns(key)
+        if key in self._free_by_key:
+            # A redriven message takes precedence over free messages of its key.
+            self._update_free(key)
             self._on_change()
 
     def block(self, offset: bytes, key: int) -> None:
-        """The cursor passes a message whose key is full."""
+        """Note that the cursor passes a message whose key is full."""
         self.blocked[offset] = key
-        self._behind.setdefault(key, OrderedDict())[offset] = None
-        self._give_turns(key)
+        self._blocked_by_key.setdefault(key, OrderedDict())[offset] = None
+        self._update_free(key)
         self._watch_lowest(offset)
         self._watch_logged(offset)
         self._on_change()
 
     def load(self, offset: bytes, key: int, kept: bool = False) -> None:
-        """A blocked message from its row, after all that is busy was started; in the order of offsets."""
+        """Load a blocked message from its row. All busy messages must be loaded before, and blocked ones in order of
+        offsets."""
         if kept:
             self.kept.add(offset)
         self.block(offset, key)
 
     def keep(self, offset: bytes) -> None:
-        """A blocked message is in a row of the group's own from now on."""
+        """Note that a blocked message is in a row of the group from now on."""
         self.kept.add(offset)
         self._on_change()
 
     def finish(self, offset: bytes) -> None:
-        """The message was acked, or is dead: the next of its key may go."""
+        """Note that a message was acked or is dead, which may free the next one of its key."""
         key = self._busy.pop(offset, None)
         if key is None:
             return
         self._at_once[key] -= 1
         if not self._at_once[key]:
             del self._at_once[key]
-        if key in self._behind:
-            self._give_turns(key)
+        if key in self._blocked_by_key:
+            self._update_free(key)
             self._on_change()
 
     def remove(self, offset: bytes) -> None:
-        """A blocked message is gone: cancelled, moved, or dead by its ttl."""
+        """Remove a blocked message that was cancelled, moved, or has expired."""
         self._unblock(offset)
         self._on_change()
 
     def first_free(self) -> bytes | None:
-        """The first blocked message whose turn has come."""
+        """Return the first free message. None if there is none."""
         while self._free:
             if self.is_free(self._free[0]):
                 return self._free[0]
@@ -126,7 +128,7 @@ class KeyOrder:
         return None
 
     def take(self, offset: bytes) -> None:
-        """`first_free` was leased."""
+        """Make the message that `first_free` returned busy."""
         key = self.blocked[offset]
         self._busy[offset] = key
         self._at_once[key] += 1
@@ -134,7 +136,7 @@ class KeyOrder:
         self._on_change()
 
     def lowest(self) -> bytes | None:
-        """The lowest blocked message."""
+        """Return the lowest blocked message. None if there is none."""
         while self._lowest:
             if self._lowest[0] in self.blocked:
                 return self._lowest[0]
@@ -142,7 +144,7 @@ class KeyOrder:
         return None
 
     def lowest_logged(self) -> bytes | None:
-        """The lowest blocked message that the log has to keep."""
+        """Return the lowest blocked message for which the log must be kept. None if there is none."""
         while self._logged:
             if self._logged[0] in self.blocked and self._logged[0] not in self.kept:
                 return self._logged[0]
@@ -165,41 +167,42 @@ class KeyOrder:
 
     def _watch_free(self, offset: bytes) -> None:
         if is_overgrown(len(self._free), len(self.blocked)):
-            self._free = sorted([offset for turn in self._turn.values() for offset in turn])
+            self._free = sorted([offset for free in self._free_by_key.values() for offset in free])
         else:
             heapq.heappush(self._free, offset)
 
     def _unblock(self, offset: bytes) -> None:
         key = self.blocked.pop(offset)
         self.kept.discard(offset)
-        for queues in (self._turn, self._behind):
+        for queues in (self._free_by_key, self._blocked_by_key):
             queue = queues.get(key)
             if queue is not None and offset in queue:
                 del queue[offset]
                 if not queue:
                     del queues[key]
-        self._give_turns(key)
+        self._update_free(key)
 
-    def _give_turns(self, key: int) -> None:
-        """Have as many blocked messages of a key come to their turn as there is room for, and no others."""
-        turn, behind = self._turn.setdefault(key, OrderedDict()), self._behind.setdefault(key, OrderedDict())
-        room = self.limit - self._at_once[key]
-        while behind and len(turn) < room:
-            offset, _ = behind.popitem(last=False)
-            turn[offset] = None
+    def _update_free(self, key: int) -> None:
+        """Make as many blocked messages of a key free as its limit allows, and no more."""
+        free = self._free_by_key.setdefault(key, OrderedDict())
+        blocked = self._blocked_by_key.setdefault(key, OrderedDict())
+        capacity = self.limit - self._at_once[key]
+        while blocked and len(free) < capacity:
+            offset, _ = blocked.popitem(last=False)
+            free[offset] = None
             self._watch_free(offset)
-        while turn and len(turn) > room:
-            offset, _ = turn.popitem()
-            behind[offset] = None
-            behind.move_to_end(offset, last=False)
-        if not turn:
-            del self._turn[key]
-        if not behind:
-            del self._behind[key]
+        while free and len(free) > capacity:
+            offset, _ = free.popitem()
+            blocked[offset] = None
+            blocked.move_to_end(offset, last=False)
+        if not free:
+            del self._free_by_key[key]
+        if not blocked:
+            del self._blocked_by_key[key]
 
     def clear(self) -> None:
-        """Nothing is busy or blocked."""
-        for held in (self.blocked, self._busy, self._at_once, self._behind, self._turn, self.kept):
+        """Forget all messages."""
+        for held in (self.blocked, self._busy, self._at_once, self._blocked_by_key, self._free_by_key, self.kept):
             held.clear()
         for heap in (self._free, self._lowest, self._logged):
             heap.clear()

@@ -1,6 +1,6 @@
-"""The leases of a partition: live ones with their deadlines, and those that ended lately.
+"""The leases of a partition: live ones with their deadlines, and recently ended ones.
 
-Each change is put into rows at once, so that a table loaded from rows goes on exactly as the one that wrote them.
+Each change is put into rows at once. So a table that is loaded from rows behaves exactly like the one that wrote them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class LeaseTable:
 
     def __init__(self, shared: SharedState, groups: GroupTable) -> None:
         self.by_token: dict[int, Lease] = {}
-        """Live leases, and ended ones as long as a repeated ack is answered."""
+        """Live leases, and ended ones for as long as repeated acks are answered."""
         self._shared = shared
         self._groups = groups
         self._live: dict[tuple[int, str], dict[int, Lease]] = {}
         """Live leases by token, by (group, consumer)."""
         self._ended: OrderedDict[int, Lease] = OrderedDict()
-        """In the order in which they ended."""
+        """Ended leases, in the order in which they ended."""
         self._ended_ranges = 0
         self._deadlines: list[tuple[int, int]] = []
-        """Heap of (deadline_ms, token); stale entries are skipped when met."""
+        """Heap of (deadline_ms, token). Items that are out of date are skipped at the top."""
 
     def load(self, view: View) -> None:
         progress = {key[1:]: value for key, value in rows.all_rows(view, rows.PROGRESS)}
@@ -55,30 +55,30 @@ class LeaseTable:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def live_of(self, group_name: str, consumer: str) -> list[Lease]:
-        """Live leases of a consumer, in the order of their tokens; none when the group is not there."""
+        """Return the live leases of a consumer, in the order of their tokens. Empty if the group does not exist."""
         group = self._groups.find(group_name)
         held = self._live.get((group.group_id, consumer), {}) if group else {}
         return [held[token] for token in sorted(held)]
 
     def live_count(self, group: Group, consumer: str) -> int:
-        """How many live leases the consumer has."""
+        """Return the number of live leases of the consumer."""
         return len(self._live.get((group.group_id, consumer), ()))
 
     def acked_under(self, group: Group, offset: bytes) -> Lease | None:
-        """The lease under which a message was acked, if that is still known."""
+        """Return the lease under which a message was acked. None if that is no longer known."""
         for lease in reversed(self._ended.values()):
             if lease.group_id == group.group_id and lease.has_acked(offset):
                 return lease
         return None
 
     def next_deadline_ms(self) -> int | None:
-        """When the first live lease runs out."""
+        """Return the deadline of the first live lease to expire, in ms. None without live leases."""
         while self._deadlines and self._is_stale(*self._deadlines[0]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def groups_of(self, tokens: Iterable[int]) -> dict[int, str]:
-        """The groups that leases are of, by token; of leases that are not there nothing."""
+        """Return the group names of leases by token. Leases that do not exist are left out."""
         found = {}
         for token in tokens:
             lease = self.by_token.get(token)
@@ -105,7 +105,7 @@ class LeaseTable:
         self.watch_deadline(lease)
 
     def watch_deadline(self, lease: Lease) -> None:
-        """Have a live lease returned by `pop_overdue` once its deadline has come."""
+        """Make `pop_overdue` return a live lease once its deadline has passed."""
         if is_overgrown(len(self._deadlines), len(self.by_token) - len(self._ended)):
             self._deadlines = [(one.deadline_ms, one.token) for one in self.by_token.values() if not one.ended]
             heapq.heapify(self._deadlines)
@@ -113,17 +113,17 @@ class LeaseTable:
             heapq.heappush(self._deadlines, (lease.deadline_ms, lease.token))
 
     def store(self, step: Step, lease: Lease) -> None:
-        """Put the row of a lease that has changed in more than its progress."""
+        """Put the row of a lease of which more than its progress has changed."""
         step.view.put(rows.token_key(rows.LEASE, lease.token), lease.row())
 
     def extend(self, step: Step, lease: Lease, deadline_ms: int) -> None:
-        """Give a live lease another deadline."""
+        """Give a live lease a new deadline."""
         lease.deadline_ms = deadline_ms
         self.watch_deadline(lease)
         self.store(step, lease)
 
     def pop_overdue(self, step: Step) -> Lease | None:
-        """Return a live lease whose deadline has come, once; the caller ends it."""
+        """Return a live lease whose deadline has passed, each only once. None if there is none. The caller ends it."""
         now_ms = step.now_ms
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             deadline_ms, token = heapq.heappop(self._deadlines)
@@ -132,7 +132,7 @@ class LeaseTable:
         return None
 
     def revoke(self, step: Step, lease: Lease) -> None:
-        """End a lease; the caller says what becomes of its messages."""
+        """End a lease. The caller handles its messages."""
         lease.left |= lease.live
         lease.revoked = True
         self.store_progress(step, lease)
@@ -144,7 +144,7 @@ class LeaseTable:
             del self._live[lease.group_id, lease.consumer]
 
     def store_progress(self, step: Step, lease: Lease) -> None:
-        """Put what became of a lease's messages; when none of them is live it ends, and is kept for a while."""
+        """Put the progress of a lease. If none of its messages is live, end the lease and keep it for a while."""
         view = step.view
         group = self._groups.by_id.get(lease.group_id)
         if group is not None:

@@ -1,4 +1,4 @@
-"""When messages expire: by a ttl of their own, else by the topic's."""
+"""Computes when messages expire: by their own ttl, otherwise by the topic's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandq.partition.shared_state import SharedState
 
 
 class MessageTtl:
-    """Computes expiries from the topic's settings, log entries and kept rows; it stores nothing."""
+    """Computes expiry times from the topic's settings, log entries and kept rows. Stores nothing."""
 
     def __init__(self, shared: SharedState) -> None:
         self.any_own = False
@@ -27,19 +27,20 @@ class MessageTtl:
 
     @property
     def rules(self) -> tuple[bool, int | None]:
-        """What all that is said here goes by, beside the messages themselves: as long as it is the same, each of them
-        expires at the same time."""
+        """The state that all results depend on, together with the messages. While it stays the same, the expiry time of
+        each message does not change."""
         return self.any_own, self._shared.settings["ttl_ms"]
 
     def entry_expires_ms(self, entry: LogEntry) -> int | None:
-        """When the messages of a log entry expire; None: never."""
+        """Return when the messages of a log entry expire, in ms. None if they do not."""
         ttl_ms: int | None = entry.extra.ttl_ms if entry.extra is not None else None
         if ttl_ms is None:
             ttl_ms = self._shared.settings["ttl_ms"]
         return None if ttl_ms is None else offsets.deliver_ms(entry.first) + ttl_ms
 
     def range_expires_ms(self, group: Group, base: bytes, kept: bool, view: View) -> int | None:
-        """When the messages of a range expire. One with a ttl of its own is alone in its row and range."""
+        """Return when the messages of a range expire, in ms. None if they do not. A message with a ttl of its own is
+        alone in its row and its range."""
         if kept:
             row = view.get(rows.of_group(rows.KEPT, group.group_id, base))
             assert row is not None
@@ -52,7 +53,8 @@ class MessageTtl:
         return None if ttl_ms is None else offsets.deliver_ms(base) + ttl_ms
 
     def next_expiry_ms(self, group: Group, view: View) -> int | None:
-        """When the first of a group's messages expires, of what waits and of the log's head."""
+        """Return when the first message of a group expires, in ms, among waiting messages and the first one of the log
+        or the ready queues. None if none does."""
         if group.halts:
             return None
         waiting, head = group.next_to_expire(), group.reader.head(view)

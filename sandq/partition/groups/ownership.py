@@ -1,4 +1,5 @@
-"""Whose a message is: its producer may take it back while no group holds it, or has acked or killed it (ADR 19)."""
+"""Decides whether a producer may still change a message: not if any group has leased it, acked it or made it dead (ADR
+19)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from sandq.partition.shared_state import SharedState
 
 
 class Ownership:
-    """Says whether a message is its producer's still, and takes it out of groups."""
+    """Decides whether a producer may still change a message, and removes messages from groups."""
 
     def __init__(self, shared: SharedState, group_state: GroupState) -> None:
         self._shared = shared
@@ -25,7 +26,7 @@ class Ownership:
         self._kept = group_state.kept
 
     def claim(self, offset: bytes, view: View) -> Claim:
-        """Look what each group made of a message that is in the log, or in rows of groups' own."""
+        """Return the state over all groups of a message that is in the log, or in rows of groups."""
         pending, waiting = not self._groups.by_id, False
         found: set[str] = set()
         for group in self._groups.by_id.values():
@@ -44,9 +45,12 @@ class Ownership:
         return Claim(pending, waiting, next((word for word in REFUSALS if word in found), None))
 
     def take_back(self, step: Step, offset: bytes) -> list[Group]:
-        """Take a message that its producer can have out of all groups in which it waits, or is blocked by its key: of
-        such a key the next one may come. Where it stands in the log, and what is remembered of it, is left as it is.
-        These groups."""
+        """Remove a message, which its producer may change, from all groups in which it waits or is blocked, and return
+        these.
+
+        The next message of its key may become free. The message's position in the log, and everything else that is
+        stored about it, stay the same.
+        """
         view = step.view
         taken: list[Group] = []
         for group in self._groups.by_id.values():
@@ -68,16 +72,16 @@ class Ownership:
         return taken
 
     def rank(self, step: Step, offset: bytes, change: Change, reader: MessageReader) -> None:
-        """Give a message another priority in the groups in which it waits; when it comes, and its attempts, stay."""
+        """Change the priority of a message in the groups in which it waits. Its time and its attempts stay the same."""
         for group in self._groups.by_id.values():
             if isinstance(entry := group.holder_of(offset), Waiting):
                 if change.queue(entry.queue) == entry.queue:
-                    continue  # it has that: repeated, after an answer that was lost, it costs nothing
+                    continue  # unchanged: a command that was repeated after a lost reply costs nothing
                 self._shared.note_copied(renew(step, group, [Range(offset, 1)], entry.kept, change, reader))
                 self._waiting.part(step, group, entry, offset, entry.due_ms, entry.made, change)
 
     def delay(self, step: Step, offset: bytes, due_ms: int, made: Made) -> None:
-        """Have a message come at another time in the groups in which it waits; its attempts stay counted. `made`: as in
+        """Change the time of a message in the groups in which it waits. Its attempts stay counted. `made`: as in
         `Waiting`."""
         for group in self._groups.by_id.values():
             if isinstance(entry := group.holder_of(offset), Waiting):

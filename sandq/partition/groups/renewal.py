@@ -1,4 +1,4 @@
-"""Messages that are others than they were, for one group: it keeps them as they are now in rows of its own."""
+"""Changes of messages for one group. The group keeps the changed messages in rows of its own."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sandq.partition.ready import queue_keys
 
 
 class Change(NamedTuple):
-    """What messages that are given back have otherwise from then on."""
+    """Changes of messages that were given back."""
 
     priority: int | None = None
-    """None: as before."""
+    """New priority. None: unchanged."""
     headers: bytes | None = None
-    """Packed; None: as before, empty: none."""
+    """New headers, packed. None: unchanged. Empty: remove the headers."""
     value: bytes | None = None
-    """None: as before."""
+    """New value. None: unchanged."""
 
     @classmethod
     def of(cls, news: dict[int, int | bytes] | None) -> Change | None:
-        """The change that a command has as a map by column; None: there is none."""
+        """Return the change in a command's map by column. None if there is none."""
         if not news:
             return None
         priority, headers, value = news.get(Column.PRIORITY), news.get(Column.HEADERS), news.get(Column.VALUE)
@@ -34,7 +34,7 @@ class Change(NamedTuple):
         return cls(priority, headers, value)
 
     def apply(self, fields: Fields) -> Fields:
-        """Return the fields of a message as they are with this change."""
+        """Return the fields of a message with this change applied."""
         fields = dict(fields)
         if self.priority is not None:
             fields[Column.PRIORITY] = self.priority
@@ -47,22 +47,22 @@ class Change(NamedTuple):
         return fields
 
     def queue(self, queue: bytes | None) -> bytes | None:
-        """Return the ready queue of messages that were of this one."""
+        """Return the ready queue of changed messages, given their queue before."""
         if queue is None or self.priority is None:
             return queue
         return queue_keys.pack(queue_keys.tenant_of(queue), self.priority)
 
 
 def renew(step: Step, group: Group, ranges: Sequence[Range], kept: bool, change: Change, reader: MessageReader) -> int:
-    """Put messages into rows of the group's own, as they are from now on. `kept`: they are in such rows already. The
-    bytes of these rows."""
+    """Put changed messages into rows of the group. Return the bytes of these rows. `kept`: they are in such rows
+    already."""
     return sum(renew_each(step, group, ranges, kept, change, reader))
 
 
 def renew_each(
     step: Step, group: Group, ranges: Sequence[Range], kept: bool, change: Change, reader: MessageReader
 ) -> Iterator[int]:
-    """`renew`, one message after the other: yield the bytes of its row once it is put."""
+    """Change messages like `renew`, one by one. Yield the bytes of each row once it is put."""
     view = step.view
     for message in reader.messages(view, ranges, group.group_id if kept else None, timed=True):
         key = rows.of_group(rows.KEPT, group.group_id, message.offset)

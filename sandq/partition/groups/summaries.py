@@ -1,7 +1,7 @@
-"""What the groups of a partition come to together, kept so that it is known without asking each of them.
+"""Values over all groups of a partition, kept up to date so that reading them does not visit every group.
 
-A group is looked at again only after it has changed. All of it follows from the groups and the settings: one made anew
-from rows says the same.
+A group is processed again only after it has changed. All values follow from the groups and the settings, so they are
+the same after loading from rows.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ class GroupSummaries:
         self._pinned: LeastOf[int] = LeastOf()
         self._ttl_changed = groups.changes()
         self._ttl_rules: tuple[bool, int | None] | None = None
-        """That `_expiries` go by."""
+        """The ttl rules with which `_expiries` was computed."""
         self._expiries: LeastOf[int] = LeastOf()
 
     # -- what the log must keep -----------------------------------------------------------------------------------
 
     def done_below(self) -> bytes | None:
-        """The offset below which every group is done with everything; None without groups that keep the log."""
-        self._look()
+        """Return the offset below which every group is done with all messages. None if no group keeps the log."""
+        self._update()
         first = self._done.first()
         return None if first is None else first[0]
 
     def pinned_since_ms(self) -> int | None:
-        """Since when the log is kept for something that a group is not done with, though its time came; None: for
-        nothing."""
-        self._look()
+        """Return the time, in ms, from which on the log is kept for messages that were due but are not settled in some
+        group. None if it is kept for none."""
+        self._update()
         first = self._pinned.first()
         return None if first is None else first[0]
 
     def pinning(self, since_ms: int) -> list[Group]:
-        """The groups for which the log is kept so long, or longer, in the order in which they were made."""
-        self._look()
+        """Return the groups for which the log is kept since `since_ms` or longer, in the order of their creation."""
+        self._update()
         return self._chosen(self._pinned.up_to(since_ms))
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         for group_id in self._changed:
             group = self._groups.by_id.get(group_id)
             self._done.put(group_id, None if group is None else group.kept_from())
@@ -68,21 +68,21 @@ class GroupSummaries:
     # -- what expires ---------------------------------------------------------------------------------------------
 
     def next_expiry_ms(self, view: View) -> int | None:
-        """When the first message of all groups expires."""
-        self._look_at_ttls(view)
+        """Return the time at which the first message of any group expires, in ms. None if none does."""
+        self._update_expiries(view)
         first = self._expiries.first()
         return None if first is None else first[0]
 
     def expired(self, now_ms: int, view: View) -> list[Group]:
-        """The groups in which something has expired, in the order in which they were made."""
-        self._look_at_ttls(view)
+        """Return the groups in which messages have expired, in the order of their creation."""
+        self._update_expiries(view)
         return self._chosen(self._expiries.up_to(now_ms))
 
-    def _look_at_ttls(self, view: View) -> None:
+    def _update_expiries(self, view: View) -> None:
         if self._ttl_rules != self._ttl.rules:
             self._ttl_rules = self._ttl.rules
             self._ttl_changed.update(self._groups.by_id)
-        any_expires = self._ttl.any_expires  # else nobody looks into the log of groups that nobody reads
+        any_expires = self._ttl.any_expires  # otherwise logs are not read for groups without consumers
         for group_id in self._ttl_changed:
             group = self._groups.by_id.get(group_id)
             self._expiries.put(group_id, self._ttl.next_expiry_ms(group, view) if group and any_expires else None)

@@ -1,19 +1,19 @@
-"""Unique keys: a producer's own names for its pending messages, unique within what routes the message.
+"""Unique keys: names that a producer gives to its pending messages, unique within the scope that routes the message.
 
-In a fair topic that is the tenant. Elsewhere it is the key of a message that has one: the pair (key, unique key) is the
-name. A unique key without a key routes its message itself.
+In a fair topic, the scope is the tenant. In other topics, it is the key of a message that has one: the pair (key,
+unique key) is the name. A unique key without a key routes its message itself.
 
-Row of a key: `[state, id, sender | nil, forgotten at ms | nil]`. A key is *held* until a group makes an attempt at its
-message, then *attempted* until every other group has passed the message too: from then on it is *delivered*, and still
-refuses another one for `dedup_window`. One whose message was cancelled is free, and is remembered so that a repeated
-cancel is answered as the first time.
+Row of a unique key: `[state, id, sender | nil, expiry time in ms | nil]`. A unique key is *held* until a group makes an
+attempt at its message. Then it is *attempted* until every other group has passed the message. From then on it is
+*delivered*, and stays taken for `dedup_window`. If the message was cancelled, the unique key is free, but its row is
+kept for a while, so that a repeated cancel gets the same reply.
 
-A group passes a message also by a seek, by its end, or by being made above it, and no key is looked up then: that an
-attempted one has been passed by all is found by whoever asks for it next, or when the message leaves the log.
+A group may also pass a message by a seek, by being deleted, or by being created above it. The unique key is not updated
+then. The next use of an attempted key, or the message's removal from the log, detects that all groups have passed it.
 
-The sender is `[producer id, epoch, sequence, position in the batch]`: a producer that sends a batch again because it
-had no answer meets its own message, which is no conflict. What becomes of a message whose key is taken says
-`resolve_conflict`.
+The sender is `[producer id, epoch, sequence, position in the batch]`. If a producer sends a batch again because it got
+no reply, it meets its own message, which is no conflict. `resolve_conflict` decides about a message whose unique key is
+taken.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from sandq.partition.shared_state import SharedState
 
 HELD, DELIVERED, CANCELLED, ATTEMPTED = 0, 1, 2, 3
 STORED, REPLACES, IGNORED, REFUSED = 0, 1, 2, 3
-"""What becomes of a message whose key stands for another one: it is stored; so it is, and the other one is cancelled
-if it is pending; it is not stored, and answered with the id of the other one; it is refused."""
+"""Decisions about a message whose unique key belongs to another message. STORED: it is stored. REPLACES: it is stored,
+and the other message is cancelled if it is pending. IGNORED: it is not stored; the reply contains the id of the other
+message. REFUSED: it is rejected."""
 
 DELIVERED_STATE: Final = "delivered"
 Sender = tuple[int, int, int, int]
@@ -44,38 +45,40 @@ _DEFAULT_TENANT: Final = DEFAULT_TENANT.encode()
 
 
 class Named(NamedTuple):
-    """What a unique key stands for."""
+    """The message that a unique key belongs to."""
 
     state: int
     id: bytes
     sender: Sender | None
     row_key: bytes
-    """Of its row."""
+    """Key of the row of the unique key."""
 
 
 def resolve_conflict(named: Named, claim: Claim | None, on_conflict: int, sender: Sender | None) -> int:
-    """Decide about a message whose unique key stands for another one: `STORED`, `REPLACES`, `IGNORED` or `REFUSED`.
-    `on_conflict`: what its producer wants. `claim`: on the other message; None: it is nowhere any more."""
+    """Decide about a message whose unique key belongs to another message: `STORED`, `REPLACES`, `IGNORED` or `REFUSED`.
+
+    `on_conflict`: the rule that its producer chose. `claim`: state of the other message; None if it no longer exists.
+    """
     if named.state == CANCELLED:
         return STORED
     if sender is not None and named.sender == sender:
-        return IGNORED  # it is this very message, sent again
+        return IGNORED  # it is the same message, sent again
     is_settled = claim is None or claim.is_settled
     if named.state == HELD and is_settled:
-        return STORED  # no group leased it, and all passed it over (a seek, a start at the latest)
+        return STORED  # no group leased it, and all groups passed over it (a seek, a start at the latest)
     if on_conflict in (c.REJECT, c.IGNORE):
         return REFUSED if on_conflict == c.REJECT else IGNORED
     if is_settled:
         return STORED if on_conflict == c.REPLACE else REFUSED
     assert claim is not None
-    # That nobody ever leased it is known: a group that is above it passed it over.
+    # If the key is held, no group ever leased the message. A group whose cursor is above it passed over it.
     is_free = claim.refusal is None or (named.state == HELD and claim.refusal == ACKED)
     return REPLACES if is_free else REFUSED
 
 
 def claimed_state(offset: bytes | None, claim: Claim | None, now_ms: int) -> str:
-    """How the message is that has a unique key, which stands at this offset, with what groups made of it; None: it is
-    nowhere any more."""
+    """Return the state of a message with a unique key, given its offset and its claim. None for these if the message no
+    longer exists."""
     if claim is None or offset is None:
         return DELIVERED_STATE
     if claim.refusal is not None:
@@ -84,7 +87,7 @@ def claimed_state(offset: bytes | None, claim: Claim | None, now_ms: int) -> str
 
 
 def state_of(offset: bytes | None, now_ms: int) -> str:
-    """How the message is that keeps a unique key: it is pending at this offset, or None."""
+    """Return the state of a message with a unique key: pending at this offset, or delivered (None)."""
     if offset is None:
         return DELIVERED_STATE
     return "delayed" if offsets.deliver_ms(offset) > now_ms else "ready"
@@ -101,8 +104,8 @@ class UniqueKeys:
     def find(
         self, unique_key: bytes, tenant: bytes | None, now_ms: int, view: View, *, key_digest: bytes | None = None
     ) -> Named | None:
-        """Return the message that a unique key stands for, or None if it is free. `tenant`: None stands for `default`.
-        `key_digest`: of the key within which it is unique."""
+        """Return the message that a unique key belongs to, or None if the key is free. `tenant`: None stands for
+        `default`. `key_digest`: digest of the key within which the unique key is unique."""
         row_key = self._row_key(unique_key, tenant, key_digest)
         row = view.get(row_key)
         if row is None:
@@ -122,13 +125,13 @@ class UniqueKeys:
         *,
         key_digest: bytes | None = None,
     ) -> None:
-        """Note that the message of this id is pending under the unique key. `key_digest` is as for `find`."""
+        """Note that the message with this id is pending under the unique key. `key_digest`: as in `find`."""
         row_key = self._row_key(unique_key, tenant, key_digest)
         step.view.put(row_key, rows.pack(HELD, message_id, sender, None))
 
     def mark_delivered(self, step: Step, group: Group, entry: LogEntry) -> None:
-        """A group leases the message of a log entry, or it dies there: once every group has passed it, the key refuses
-        others for `dedup_window` still."""
+        """Note that a group leases the message of a log entry, or that it dies there. Once every group has passed the
+        message, its unique key stays taken for `dedup_window`."""
         view = step.view
         extra = entry.extra
         if extra is None or extra.unique_key is None:
@@ -140,27 +143,27 @@ class UniqueKeys:
             view.put(row_key, rows.pack(ATTEMPTED, extra.id, named.sender, None))
 
     def end_attempted(self, step: Step, named: Named) -> bool:
-        """Refuse others for `dedup_window` still: every group has passed the message of an attempted key by now.
-        Whether there is such a window."""
+        """Make an attempted key delivered, because every group has passed its message by now. It stays taken for
+        `dedup_window`. Return whether that is more than zero."""
         window_ms = self._window_ms
         self._end(step, named.row_key, named.id, (ATTEMPTED,), DELIVERED, window_ms)
         return window_ms > 0
 
     def mark_cancelled(self, step: Step, extra: Extra) -> None:
-        """Free the key, and remember it so that a repeated cancel is answered likewise."""
+        """Free the unique key of a cancelled message, but keep its row for repeated cancels."""
         if extra.unique_key is not None:
             states = (HELD, ATTEMPTED, DELIVERED)
             row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)
             self._end(step, row_key, extra.id, states, CANCELLED, CANCEL_MEMORY_MS)
 
     def release(self, step: Step, extra: Extra, offset: bytes) -> None:
-        """Let go of the key of a message that leaves the log, and no group keeps: free it, if no group ever leased it
-        (a seek passed it)."""
+        """Release the unique key of a message that leaves the log and that no group keeps. If no group ever leased it
+        (a seek passed it), the key is free at once."""
         if extra.unique_key is None:
             return
         row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)
         if self._shared.is_ordered and self._groups.is_blocked(offset):
-            return  # a group has it yet to take, from a row of its own
+            return  # a group has a copy of it that is still pending
         self._end(step, row_key, extra.id, (ATTEMPTED,), DELIVERED, self._window_ms)
         self._end(step, row_key, extra.id, (HELD,), DELIVERED, 0)
 
@@ -178,7 +181,7 @@ class UniqueKeys:
     def _end(
         self, step: Step, row_key: bytes, message_id: bytes, states: tuple[int, ...], state: int, window_ms: int
     ) -> None:
-        """Bring the key into another state for `window_ms`, and then forget it, if it is in one of `states`."""
+        """Change the state of a unique key for `window_ms`, and then delete its row, if it is in one of `states`."""
         named = self._named(row_key, message_id, states, step.now_ms, step.view)
         if named is None:
             return
@@ -189,8 +192,8 @@ class UniqueKeys:
 
     @staticmethod
     def _named(row_key: bytes, message_id: bytes, states: tuple[int, ...], now_ms: int, view: View) -> Named | None:
-        """Return what a row says of a message if it is in one of these states; None if another message has the unique
-        key by now, or another group had leased this one before."""
+        """Return the message of a unique key's row, if it is this message and in one of `states`. None if another
+        message has the unique key by now, or if the state was changed before."""
         row = view.get(row_key)
         if row is None:
             return None

@@ -1,7 +1,7 @@
-"""Messages of all groups that wait for another attempt.
+"""The messages of all groups that wait for their next attempt.
 
-Each change is put into rows with the entry of the log that made it, so that a table loaded from rows goes on exactly as
-the one that wrote them.
+Each change is put into rows together with the log entry that caused it. So a table that is loaded from rows behaves
+exactly like the one that wrote them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from sandq.partition.shared_state import SharedState
 
 
 class Expiries:
-    """When the messages of a waiting entry expire, by the rules of a moment."""
+    """The expiry times of the messages of a waiting entry, under fixed rules."""
 
     def __init__(self, rules: tuple[bool, int | None]) -> None:
         self.rules = rules
         self._heap: list[tuple[int, bytes]] = []
-        """Heap of (expires_ms, last message of a range); those that are no longer in the entry are skipped when met."""
+        """Heap of (expires_ms, last message of a range). Items of messages that have left the entry are skipped at the
+        top."""
 
-    def add(self, expires_ms: int | None, places: Range) -> None:
-        """A range that is in the entry from now on, or what is left at the beginning of one."""
+    def add(self, expires_ms: int | None, added: Range) -> None:
+        """Add a range that is new in the entry, or a range that is left when a message was taken out."""
         if expires_ms is not None:
-            base, length = places
+            base, length = added
             heapq.heappush(self._heap, (expires_ms, offsets.shift(base, length - 1) if length > 1 else base))
 
     def first_ms(self, entry: Waiting) -> int | None:
-        """When the first message of the entry expires."""
+        """Return when the first message of the entry expires, in ms. None if none does."""
         while self._heap:
             if entry.holds(self._heap[0][1]):
                 return self._heap[0][0]
@@ -47,7 +48,7 @@ class Expiries:
         return None
 
     def take(self, entry: Waiting, now_ms: int) -> list[Range]:
-        """Take the ranges of the entry that have expired out of it, in order."""
+        """Take the expired ranges out of the entry and return them, sorted."""
         taken: list[Range] = []
         while self._heap and self._heap[0][0] <= now_ms:
             one = entry.ranges.take_range(heapq.heappop(self._heap)[1])
@@ -57,25 +58,25 @@ class Expiries:
 
 
 class WaitingTable:
-    """Owns the rows of waiting entries. The entries themselves are kept by their groups, in order of time."""
+    """Owns the rows of waiting entries. Groups hold the entries themselves, ordered by time."""
 
     def __init__(self, shared: SharedState, groups: GroupTable, ttl: MessageTtl) -> None:
         self._shared = shared
         self._groups = groups
         self._ttl = ttl
         self._parted: dict[int, tuple[Group, Waiting]] = {}
-        """Entries, by seq, that lost messages with this entry of the log, and whose rows do not say so yet."""
+        """Entries by seq that lost messages in this log entry, and whose rows are out of date."""
 
     def load(self, view: View) -> None:
-        # In the order in which they came, as they are kept in memory.
+        # In the order of their creation, as they are held in memory.
         for key, value in sorted(rows.all_rows(view, rows.WAITING), key=lambda row: row[0][11:]):
             group = self._groups.by_id.get(int.from_bytes(key[1:5], "big"))
-            if group is not None:  # else it is being dropped
+            if group is not None:  # otherwise the group is being deleted
                 group.add_waiting(Waiting.load(key, value))
 
     def add(self, step: Step, group: Group, entry: Waiting) -> None:
-        """Store an entry; it gets its sequence number, and when the first of its messages expires. Where messages are
-        ranked, one that names no ready queue becomes one for each queue that its messages belong to."""
+        """Store an entry, and set its sequence number and its first expiry time. If messages are ranked, an entry
+        without a ready queue is split into one for each queue of its messages."""
         if self._shared.rank is not None and entry.queue is None:
             for queue, ranges in self._by_queue(self._shared.rank, group, entry, step.view).items():
                 self.add(step, group, replace(entry, ranges=PackedRanges(ranges), queue=queue))
@@ -90,7 +91,7 @@ class WaitingTable:
         self.store(step, group, entry)
 
     def _by_queue(self, rank: str, group: Group, entry: Waiting, view: View) -> dict[bytes, list[Range]]:
-        """The messages of an entry by their ready queues."""
+        """Return the messages of an entry by their ready queues."""
         found: dict[bytes, list[Range]] = {}
         for base, length in entry.ranges:
             for offset in offsets.run(base, length):
@@ -110,7 +111,7 @@ class WaitingTable:
         step.view.put(_key(group, entry), entry.row())
 
     def take(self, step: Step, group: Group, entry: Waiting, count: int) -> list[Range]:
-        """Take the first messages out of an entry; without any left it is deleted."""
+        """Take the first `count` messages out of an entry. Delete the entry if none are left."""
         before = len(entry.ranges)
         taken = entry.ranges.take(count)
         self._taken(step, group, entry, taken, before)
@@ -133,9 +134,12 @@ class WaitingTable:
         made: Made | None = None,
         change: Change | None = None,
     ) -> None:
-        """Take one message out of an entry: from then on it waits until `due_ms` by itself, or (None) no longer. The
-        row of the rest is put by `store_parted`: a producer may take many out of one entry, whose row is long.
-        `made`: as in `Waiting`. `change`: what was changed of it, which is in a row of the group's own by now."""
+        """Take one message out of an entry. It then waits until `due_ms` in an entry of its own, or no longer (None).
+
+        `store_parted` puts the row of the rest later, because a producer may take many messages out of one entry, and
+        its row is long. `made`: as in `Waiting`. `change`: how the message was changed; the changed message is in a row
+        of the group already.
+        """
         view = step.view
         expires_ms = None
         if self._ttl.any_expires:
@@ -143,9 +147,9 @@ class WaitingTable:
         before, left = len(entry.ranges), entry.ranges.part(offset)
         group.take_waiting(entry, [Range(offset, 1)], before)
         if due_ms is not None:
-            places, number = PackedRanges([Range(offset, 1)]), self._shared.next_seq
+            ranges, number = PackedRanges([Range(offset, 1)]), self._shared.next_seq
             self._shared.next_seq += 1
-            apart = Waiting(due_ms, number, entry.attempt, entry.error, places, entry.since_ms, entry.kept, expires_ms)
+            apart = Waiting(due_ms, number, entry.attempt, entry.error, ranges, entry.since_ms, entry.kept, expires_ms)
             apart.history, apart.queue = entry.history, entry.queue
             apart.snoozes, apart.crashes = entry.snoozes, entry.crashes
             if change is not None:
@@ -160,13 +164,13 @@ class WaitingTable:
             for part in left:
                 entry.expiries.add(expires_ms, part)
         if expires_ms is not None and expires_ms == entry.expires_ms:
-            # It may have been the only one that expires so early.
+            # It may have been the only message with the earliest expiry time.
             entry.expires_ms = self._expiries(group, entry, view).first_ms(entry)
             group.watch_expiry(entry)
         self._parted[entry.seq] = group, entry
 
     def store_parted(self, step: Step) -> None:
-        """Put the rows of entries that `part` took messages out of: once all commands of an entry of the log are
+        """Put the rows of entries from which `part` took messages. Call it once all commands of a log entry are
         applied."""
         for seq, (group, entry) in self._parted.items():
             if group.waiting.get(seq) is entry and self._groups.by_id.get(group.group_id) is group:
@@ -174,7 +178,7 @@ class WaitingTable:
         self._parted.clear()
 
     def remove_expired(self, step: Step, group: Group, entry: Waiting) -> list[Range]:
-        """Take what has expired out of an entry, and return it."""
+        """Take the expired messages out of an entry and return them."""
         if not self._ttl.any_expires:
             return []
         expiries = self._expiries(group, entry, step.view)
@@ -188,12 +192,12 @@ class WaitingTable:
         return expired
 
     def _expiries(self, group: Group, entry: Waiting, view: View) -> Expiries:
-        """When the messages of an entry expire: looked up once, as long as the topic's ttl stays as it is."""
+        """Return the expiry times of the messages of an entry. They are cached until the ttl rules change."""
         known: Expiries | None = entry.expiries
         if known is None or known.rules != self._ttl.rules:
             known = entry.expiries = Expiries(self._ttl.rules)
-            for places in entry.ranges:
-                known.add(self._ttl.range_expires_ms(group, places.base, entry.kept, view), places)
+            for one in entry.ranges:
+                known.add(self._ttl.range_expires_ms(group, one.base, entry.kept, view), one)
         return known
 
 

@@ -340,7 +340,8 @@ def test_turns_are_those_that_one_finds_by_looking(seed: int) -> None:
         assert order.blocked == plain.blocked
         assert order.lowest() == min(plain.blocked, default=None)
         assert [order.busy_of(key) for key in range(3)] == [Counter(plain.busy.values())[key] for key in range(3)]
-    assert not any(turn is None or not turn for queues in (order._turn, order._behind) for turn in queues.values())
+    queues = (order._free_by_key, order._blocked_by_key)
+    assert not any(queue is None or not queue for by_key in queues for queue in by_key.values())
 
 
 @pytest.mark.parametrize("seed", range(5))
