@@ -40,7 +40,7 @@ def test_expressions_of_the_page_are_understood() -> None:
     assert len(rows) > 10
     for text, _ in rows:
         parse(text.strip("`"))
-    assert f"At most {EXPRESSION_CHARS_MAX} characters" in PAGE
+    assert f"at most {EXPRESSION_CHARS_MAX} characters" in PAGE
 
 
 def test_aliases_of_the_page_are_those_of_the_code() -> None:
@@ -63,7 +63,7 @@ def test_daylight_saving_is_as_on_the_page(day: str) -> None:
 
 
 def test_zones_with_a_history_are_as_on_the_page() -> None:
-    rows = table("Zone", "What happens", "Expression", "Occurrences")
+    rows = table("Zone", "Event", "Expression", "Occurrences")
     assert len(rows) >= 6
     for name, _, text, told in rows:
         walls = [datetime.fromisoformat(moment) for moment in MOMENT.findall(told)]
