@@ -1,5 +1,6 @@
-"""Appends to the log: a producer's batch becomes one row, or a row per message; a message whose unique key is taken is
-refused, left out, or replaces the other one.
+"""Appends to the log. A producer's batch becomes one batch row, or a row per message.
+
+A message whose unique key is taken is rejected, not stored, or replaces the other message.
 """
 
 from __future__ import annotations
@@ -43,44 +44,47 @@ from sandq.partition.ready import queue_keys
 from sandq.partition.shared_state import SharedState
 
 TOLD_REPLACED, TOLD_STORED, TOLD_IGNORED = "replaced", "stored", "ignored"
-"""What became of a message whose unique key was taken, and which was not refused: the other one was cancelled; it was
-stored beside the other one, for which it came too late; it was left out."""
+"""Outcomes of a message whose unique key was taken, and that was not rejected: the other message was cancelled; it was
+stored too, because the other message could no longer be cancelled; it was not stored."""
 PART_MESSAGES = 2048
-"""Of a batch whose messages get rows of their own, after which it may give way."""
+"""Number of messages that get rows of their own, after which appending gives way."""
 WHOLE_MESSAGES = 8
-"""A batch that is due at one moment to come is a row from so many messages on: fewer are cancelled and moved for less
-where each has its own. Replicas go by it: another number needs a feature level of its own."""
+"""Minimum number of messages with which a batch with a single future delivery time becomes one row. Few messages are
+cheaper to cancel and move in rows of their own. Replicas decide by it: changing it requires a new feature level."""
 
 
 class Stored(NamedTuple):
-    """What became of a batch whose messages were stored one by one: 16 bytes a message (its own offset, or the id of
-    the message that has its unique key), and those refused: (position, how the other is: delayed, ready, delivered)."""
+    """The result for a batch whose messages were stored one by one.
+
+    `offsets`: 16 bytes per message, its own offset or the id of the message that has its unique key. `refused`:
+    (position, state of the other message: delayed, ready, delivered).
+    """
 
     offsets: bytes
     refused: list[tuple[int, str]]
     outcomes: list[tuple[int, str, bytes | str]] | None = None
-    """Of the others whose unique keys were taken: (position, what became of it, the id of the one that was replaced, or
-    how the one is that was not). None: that is not told, where taken keys refuse."""
+    """For other messages whose unique keys were taken: (position, outcome, id of the replaced message or state of the
+    other message). None if the producer chose to reject such messages."""
 
     @property
     def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which nobody wants here
-        """Messages of the batch."""
+        """Number of messages of the batch."""
         return len(self.offsets) // offsets.OFFSET_BYTES
 
 
 class _Resolved(NamedTuple):
-    """What becomes of a message whose unique key is taken."""
+    """The decision about a message whose unique key is taken."""
 
     stays: bytes | None = None
-    """The id of the other one, in place of this; None: this one is stored."""
+    """Id of the other message, which stays instead of this one. None if this one is stored."""
     refused: str | None = None
-    """How the other one is, if this one is refused."""
-    told: tuple[str, bytes | str] | None = None
-    """As in `Stored.outcomes`."""
+    """State of the other message, if this one is rejected."""
+    outcome: tuple[str, bytes | str] | None = None
+    """See `Stored.outcomes`."""
 
 
 class Appends:
-    """Stores batches of producers, and messages of the partition's own."""
+    """Stores batches of producers, and messages of the partition itself."""
 
     def __init__(
         self, shared: SharedState, group_state: GroupState, log: MessageLog, unique: UniqueKeys, ownership: Ownership
@@ -110,12 +114,12 @@ class Appends:
         return self._append_each(step, command)
 
     def _is_row_of_its_own(self, count: int) -> bool:
-        """Whether a batch that is due at one moment to come is one row."""
+        """Return whether a batch with a single future delivery time becomes one row."""
         return count >= WHOLE_MESSAGES
 
     def _is_ranked_alike(self, batch: bytes) -> bool:
-        """Whether all messages of a batch go into one ready queue, if they go into any: else they are given to
-        consumers one by one, in whatever order, which takes longer of a row that they share."""
+        """Return whether all messages of a batch belong to one ready queue, if messages are ranked. If they do not,
+        they are leased one by one in any order, which is slower from a shared row."""
         rank = self._shared.rank
         return rank is None or queue_keys.is_one(rank, batch)
 
@@ -141,7 +145,7 @@ class Appends:
         return Stored(b"".join(column), [])
 
     def _append_plain(self, step: Step, column: list[bytes], batch: Batch, wanted: list[Wanted] | None) -> None:
-        """Messages of which the log needs nothing, but where they are."""
+        """Store messages for which the log needs no columns."""
         values = values_alone(batch)
         messages = decode_fields(batch) if values is None else []
         self._shared.give_way()
@@ -160,7 +164,7 @@ class Appends:
         values: list[bytes] | None,
         wanted: list[Wanted] | None,
     ) -> None:
-        """`values`: in place of `messages`, of those that have nothing else."""
+        """Store a part of a batch. `values`: replaces `messages` if these have only a value."""
         stamp_ms = step.stamp_ms
         kinds = {AS_PLACED} if wanted is None else _different(wanted)
         stored = None
@@ -186,7 +190,7 @@ class Appends:
         self._log.state.messages += len(stored)
         self._log.state.bytes += sum([len(row) for _, row in stored])
         groups = self._groups.by_id.values()
-        # Most of them are far ahead of what anybody looks at.
+        # Most messages are far ahead of all readers.
         near = max([group.reader.covered for group in groups], default=offsets.FIRST)
         added = rows.plain_entries([row for row in stored if row[0][1:] <= near], AT_HAND_BYTES)
         added.sort(key=_first)
@@ -198,8 +202,12 @@ class Appends:
     def _append_special(
         self, step: Step, column: list[bytes], messages: list[Fields], wanted: list[Wanted] | None, command: c.Append
     ) -> tuple[list[tuple[int, str]], list[tuple[int, str, bytes | str]]]:
-        """One at a time, for the next may replace this one; in `column` a message that is not stored gives way to the
-        one that has its unique key. Those refused, and what is told of others."""
+        """Store messages one by one, because the next one may replace this one. Return the rejected messages and the
+        outcomes.
+
+        In `column`, the offset of a message that is not stored is replaced by the id of the message that has its unique
+        key.
+        """
         view, now_ms = step.view, step.now_ms
         refused: list[tuple[int, str]] = []
         outcomes: list[tuple[int, str, bytes | str]] = []
@@ -219,9 +227,9 @@ class Appends:
                     named = self._log.find_keyed(unique_key, key, digest, now_ms, view)
                 stays = None
                 if named is not None:
-                    stays, state, told = self._resolve_conflict(step, named, command.on_conflict, sender)
+                    stays, state, outcome = self._resolve_conflict(step, named, command.on_conflict, sender)
                     refused += [(at, state)] if state is not None else []
-                    outcomes += [(at, *told)] if told is not None else []
+                    outcomes += [(at, *outcome)] if outcome is not None else []
                 if stays is not None:
                     column[at] = stays
                     continue
@@ -239,7 +247,7 @@ class Appends:
         self._log.note_added([self._log.put(step, offset, step.stamp_ms, fields, light, is_delay=wanted.is_delay)])
 
     def store(self, step: Step, fields: Fields, at_ms: int) -> bytes:
-        """Store a message of the partition's own, without a unique key, to be delivered at an instant. Its id."""
+        """Store a message of the partition itself, without a unique key, for delivery at `at_ms`. Return its id."""
         placed_ms = min(max(at_ms, step.floor_ms), offsets.U48_MAX)
         offset = offsets.pack(placed_ms, step.index, step.next_position(), self.partition)
         self._store_one(step, offset, fields, Wanted.of(at_ms, placed_ms, is_delay=False))
@@ -252,14 +260,14 @@ class Appends:
         self._log.note_added([self._log.put(step, offset, step.now_ms, fields, {})])
 
     def _resolve_conflict(self, step: Step, named: Named, on_conflict: int, sender: Sender | None) -> _Resolved:
-        """Decide about a message whose unique key is taken: one that it replaces is cancelled."""
+        """Decide about a message whose unique key is taken. If it replaces the other message, cancel that one."""
         owned = self._log.find_owned(named.id, step.view)
         claim = None if owned is None else self._ownership.claim(owned.offset, step.view)
         state = claimed_state(None if owned is None else owned.offset, claim, step.now_ms)
-        beside = _Resolved(told=(TOLD_STORED, state) if on_conflict == c.REPLACE else None)
+        stored_too = _Resolved(outcome=(TOLD_STORED, state) if on_conflict == c.REPLACE else None)
         is_over = named.state == ATTEMPTED and not (claim is not None and claim.pending)
         if is_over and not self._unique.end_attempted(step, named):
-            return beside  # there is no window
+            return stored_too  # dedup_window is zero
         resolution = resolve_conflict(named, claim, on_conflict, sender)
         if resolution == REFUSED:
             if on_conflict == c.REPLACE_PENDING or (on_conflict == c.REPLACE and claim is not None):
@@ -268,15 +276,15 @@ class Appends:
             return _Resolved(named.id, state_of(pending_at, step.now_ms))
         if resolution == IGNORED:
             is_itself = sender is not None and named.sender == sender
-            return _Resolved(named.id, told=None if is_itself else (TOLD_IGNORED, state))
+            return _Resolved(named.id, outcome=None if is_itself else (TOLD_IGNORED, state))
         if resolution == REPLACES and owned is not None:
             self._log.cancel(step, owned, remember=False)
-            return _Resolved(told=(TOLD_REPLACED, owned.id))
-        return _Resolved() if named.state == CANCELLED else beside
+            return _Resolved(outcome=(TOLD_REPLACED, owned.id))
+        return _Resolved() if named.state == CANCELLED else stored_too
 
 
 def moment_of(header: Header, stamp_ms: int, floor_ms: int) -> int | None:
-    """The one instant at which all messages of a batch are placed; None: they have several."""
+    """Return the one time at which all messages of a batch are placed, in ms. None if they have several."""
     start_ms = stamp_ms if header.relative else 0
     asked = header.min_deliver_ms, header.max_deliver_ms
     first_ms, last_ms = [min(max(start_ms + at_ms, floor_ms), offsets.U48_MAX) for at_ms in asked]
@@ -286,7 +294,7 @@ def moment_of(header: Header, stamp_ms: int, floor_ms: int) -> int | None:
 def placed_each(
     batch: Batch, index: int, position: int, partition: int, stamp_ms: int, floor_ms: int
 ) -> tuple[list[int], list[bytes]]:
-    """Return times and offsets of a batch's messages, each at a time of its own. `position` is that of the first."""
+    """Return the times and offsets of the messages of a batch. `position` is that of the first message."""
     return _placed(wanted_times(batch, stamp_ms), index, position, partition, floor_ms)
 
 
@@ -300,7 +308,7 @@ def _placed(
 
 
 def _different(wanted: list[Wanted]) -> set[Wanted]:
-    """Which there are: most often one."""
+    """Return the distinct values, usually one."""
     return {wanted[0]} if wanted.count(wanted[0]) == len(wanted) else set(wanted)
 
 

@@ -1,12 +1,13 @@
-"""How many messages stand in each second of the log: what forecasts, backlogs and read limits go by, without a scan.
+"""Counts the messages in each second of the log, so that forecasts, backlogs and read limits need no scan.
 
-A message counts in the second of its delivery time from its insertion until it is cancelled or moved in the log; what
-is acked, or only in rows of groups any more, goes with its whole hour, when the log is trimmed beyond it.
+A message counts in the second of its delivery time from its insertion until it is cancelled or moved in the log.
+Messages that are acked, or only in rows of groups, stay counted until the log is trimmed beyond their whole hour.
 
-Rows, `hour u32 | seq u64`: changes of an hour, `[second of the hour, change, ...]`, one row each time the partition's
-rows are written, so that a message far ahead costs no look-up; after `FOLD_ROWS` of them all of an hour become one. How
-many an hour has is known of some only: so one row in `FOLD_ROWS`, by a hash of its number, has its hour folded as well,
-and hours do not grow however many of them are written in turn. A few hours are kept in memory as they are.
+Rows, `hour u32 | seq u64`: changes of an hour, `[second of the hour, change, ...]`. A row is added each time the
+partition's rows are written, so that a message far ahead needs no look-up. After `FOLD_ROWS` rows, those of an hour are
+folded into one. The number of rows is known only for some hours. So one row in `FOLD_ROWS`, chosen by a hash of its
+number, also causes a fold: the rows of an hour stay few, even if many hours are written in turn. A few hours are cached
+in memory.
 """
 
 from __future__ import annotations
@@ -24,34 +25,34 @@ HOUR_S = 3600
 HOT_HOURS = 8
 FOLD_ROWS = 64
 COUNTED_HOURS = 256
-"""Hours of which it is known how many rows they have."""
+"""Number of hours for which the number of rows is known."""
 DROP_ROWS = 1000
 ROWS_AT_ONCE = 256
 _NO_LIMIT = 1 << 40
 _MASK = (1 << 64) - 1
 
 Seconds = Counter[int]
-"""Second of the hour -> messages."""
+"""Second of the hour -> number of messages."""
 
 
 class Counts:
     def __init__(self) -> None:
         self.now_s = 0
         self.later = 0
-        """Messages whose second lies after `now_s`."""
+        """Number of messages whose second is after `now_s`."""
         self.due = 0
-        """How many came to be due, less those of them that were cancelled or moved; of this process alone. The place
-        it begins at means nothing, what is added to it does."""
+        """Number of messages that became due, less those of them that were cancelled or moved. Belongs to this process:
+        only differences between two values have a meaning."""
         self._first_hour = 0
         self._next_seq = 1
         self._changes: dict[int, Seconds] = {}
-        """By hour: not in rows yet."""
+        """Changes by hour that are not in rows yet."""
         self._uncounted: list[int] = []
-        """Times (ms) of messages that are in no hour yet: those of several batches are counted at once."""
+        """Times (ms) of messages that are not in `_changes` yet, so that several batches are counted at once."""
         self._hot: OrderedDict[int, Seconds] = OrderedDict()
-        """Whole hours, changes included."""
+        """Cached hours, including changes."""
         self._rows: dict[int, int] = {}
-        """By hour, the one that was written longest ago first: how many it has."""
+        """Number of rows by hour. The hour that was written longest ago comes first."""
 
     def state(self) -> tuple[int, int, int, int]:
         return self.now_s, self.later, self._first_hour, self._next_seq
@@ -62,11 +63,11 @@ class Counts:
     # -- changing -------------------------------------------------------------------------------------------------
 
     def add(self, deliver_ms: int, count: int) -> None:
-        """`count` messages more (or, negative, fewer) at this time."""
+        """Add `count` messages at this time, or remove them if it is negative."""
         self._add(deliver_ms // 1000, count)
 
     def add_each(self, times_ms: Sequence[int]) -> None:
-        """One message at each of these times."""
+        """Add one message at each of these times."""
         if not times_ms:
             return
         end_ms = (self.now_s + 1) * 1000
@@ -76,7 +77,7 @@ class Counts:
         self._uncounted += times_ms
 
     def _count(self) -> None:
-        """Count what is in no hour yet, in its order: rows are numbered by it."""
+        """Move `_uncounted` to `_changes`. Keep the order, which decides the numbers of rows."""
         if not self._uncounted:
             return
         seconds = Counter(map(floordiv, self._uncounted, repeat(1000)))
@@ -105,7 +106,7 @@ class Counts:
             self._hot[hour][at] += count
 
     def advance(self, step: Step) -> None:
-        """The time has come to `now_ms`: what stood before it is not `later` any more."""
+        """Move the time forward to `step.now_ms`. Messages up to then are no longer `later`."""
         now_s = step.now_ms // 1000
         if now_s <= self.now_s:
             return
@@ -116,15 +117,15 @@ class Counts:
         self.now_s = now_s
 
     def knows_until(self, now_ms: int) -> bool:
-        """Whether `advance` to this time reads no rows."""
+        """Return whether `advance` to this time reads no rows."""
         if not self.later or now_ms // 1000 <= self.now_s:
             return True
         first, last = (self.now_s + 1) // HOUR_S, now_ms // 1000 // HOUR_S
         return first == last and last in self._hot
 
     def set_back(self, step: Step, until_ms: int) -> None:
-        """Let the time be `now_ms` again. What stands after its second, up to that of `until_ms`, is not counted any
-        more: who sets the time back counts it anew."""
+        """Set the time back to `step.now_ms`. Messages after its second, up to the second of `until_ms`, are no longer
+        counted. The caller adds them again."""
         view = step.view
         now_s, until_s = step.now_ms // 1000, until_ms // 1000
         self.later -= self.between(self.now_s + 1, until_s + 1, view)
@@ -143,7 +144,7 @@ class Counts:
         self._first_hour = min(self._first_hour, now_s // HOUR_S)
 
     def drop_before(self, step: Step, second: int) -> None:
-        """Forget whole hours before this second, a bounded number of rows."""
+        """Delete whole hours before this second, a bounded number of rows."""
         view = step.view
         hour = second // HOUR_S
         if hour <= self._first_hour:
@@ -158,7 +159,7 @@ class Counts:
             self._first_hour = hour
 
     def write(self, view: View) -> None:
-        """Put what has changed since the last time into rows."""
+        """Put all changes since the last call into rows."""
         self._count()
         folded: list[int] = []
         for hour, changes in self._changes.items():
@@ -174,7 +175,7 @@ class Counts:
             del self._rows[next(iter(self._rows))]
 
     def _fold(self, hour: int, view: View) -> None:
-        """Make one row of all those of an hour."""
+        """Fold the rows of an hour into one."""
         found = _rows_of(hour, hour + 1, view)
         for key, _ in found:
             view.delete(key)
@@ -186,15 +187,16 @@ class Counts:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def between(self, start_s: int, stop_s: int, view: View) -> int:
-        """Messages with start <= second < stop."""
+        """Return the number of messages with start <= second < stop."""
         return sum(count for _, count in self.seconds(start_s, stop_s, view))
 
     def seconds(self, start_s: int, stop_s: int, view: View) -> list[tuple[int, int]]:
-        """(second, messages) for each second with some, start <= second < stop, rising."""
+        """Return (second, messages) for each second with messages and start <= second < stop, in ascending order."""
         return [one for hour in self.hours(start_s, stop_s, view) for one in hour]
 
     def hours(self, start_s: int, stop_s: int, view: View) -> Iterator[list[tuple[int, int]]]:
-        """The same, an hour after the other: for who lets others go first in between. Nothing may change meanwhile."""
+        """Yield the result of `seconds` hour by hour, so that the caller can give way in between. Nothing may change
+        meanwhile."""
         if stop_s <= start_s:
             return
         first, last = start_s // HOUR_S, (stop_s - 1) // HOUR_S
@@ -227,7 +229,7 @@ class Counts:
         return seconds
 
     def _many(self, first: int, stop: int, view: View) -> Iterator[tuple[int, Seconds]]:
-        """The hours that have any, in their order."""
+        """Yield the hours with messages, in order."""
         self._count()
         changed = deque(sorted([hour for hour in self._changes if first <= hour < stop]))
         for hour, found in groupby(_each_row(first, stop, view), lambda row: _hour_of(row[0])):
@@ -246,8 +248,8 @@ def _key(hour: int, seq: int = 0) -> bytes:
 
 
 def _is_drawn(seq: int) -> bool:
-    """Whether a row is the one in `FOLD_ROWS` with which an hour is folded, however regularly hours take turns."""
-    # splitmix64's finalizer: numbers that are equally far apart come out as if at random.
+    """Return whether this row causes a fold. One in `FOLD_ROWS` does, whatever pattern the written hours have."""
+    # The finalizer of splitmix64 (Steele, Lea, Flood 2014): numbers at equal distances give hashes like random ones.
     seq = (seq ^ (seq >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     seq = (seq ^ (seq >> 27)) * 0x94D049BB133111EB & _MASK
     return (seq ^ (seq >> 31)) % FOLD_ROWS == 0
@@ -262,7 +264,7 @@ def _rows_of(first: int, stop: int, view: View) -> list[Row]:
 
 
 def _each_row(first: int, stop: int, view: View) -> Iterator[Row]:
-    """The same, some at a time."""
+    """Yield the result of `_rows_of`, reading some rows at a time."""
     start, end = _key(first), _key(stop)
     while True:
         found = view.scan(start, end, limit=ROWS_AT_ONCE, max_bytes=_NO_LIMIT)

@@ -1,7 +1,7 @@
-"""Named holds: somebody who reads without a group, and comes back, keeps what it has yet to read from being trimmed.
+"""Named holds: a reader without a group uses one to prevent trimming of messages that it has yet to read.
 
-A hold names an offset: what stands above it in the log stays, whatever groups, retention and size say, until the time
-of the hold is over. It is renewed by its name, so that who is gone for good pins nothing for ever.
+A hold has an offset. Messages above it stay in the log until the hold expires, whatever groups, retention and size
+limits allow. The reader renews the hold by its name, so a reader that is gone for good does not keep the log for ever.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_TTL_MS = FIXED.hold_most_ms
 class Hold(NamedTuple):
     name: str
     offset: bytes
-    """Everything at or below it was read."""
+    """Offset up to which, inclusive, everything was read."""
     until_ms: int
 
     def row(self) -> bytes:
@@ -40,18 +40,20 @@ class Hold(NamedTuple):
 class Holds:
     def __init__(self) -> None:
         self.all: tuple[Hold, ...] = ()
-        """By name."""
+        """All holds, sorted by name."""
         self.lowest = offsets.LAST
-        """Nothing above it is trimmed; the last offset there can be, without holds."""
+        """The lowest offset of all holds: nothing above it is trimmed. Without holds, the last possible offset."""
         self.next_ms: int | None = None
-        """When the time of the next one is over."""
+        """Time at which the next hold expires, in ms."""
 
     def load(self, view: View) -> None:
         self._set([Hold.load(key, row) for key, row in rows.all_rows(view, rows.HOLD)])
 
     def change(self, step: Step, command: c.Hold) -> None:
-        """Make a hold, renew it or release it (one that is not there is released already). Raises InvalidRequest, and
-        Conflict when there are too many."""
+        """Create, renew or release a hold. Releasing one that does not exist has no effect.
+
+        Raise InvalidRequest for a bad name or ttl, and Conflict if there are too many holds.
+        """
         now_ms = step.now_ms
         name = check_name("hold", command.name)
         if command.offset is None:
@@ -75,14 +77,17 @@ class Holds:
         self._set([*others, made])
 
     def drop(self, step: Step) -> None:
-        """Drop those whose time is over: `HOLDS_MOST` of them at most."""
+        """Delete expired holds, which are at most `HOLDS_MOST`."""
         now_ms = step.now_ms
         if self.next_ms is not None and self.next_ms <= now_ms:
             self._without(step, [hold for hold in self.all if hold.until_ms <= now_ms])
 
     def set_back(self, step: Step, lowest: bytes) -> None:
-        """The partition's time goes back to this instant: a hold lasts at least as long as its owner asked for, which
-        is not known any more, and no longer than any may. What it named above `lowest` has come to other places."""
+        """Adjust holds to a clock reset, which moves the partition's time back to that of `step`.
+
+        A hold lasts at least as long as its owner asked for, which is no longer known, and no longer than any hold may.
+        Messages above `lowest` have moved to other offsets, so holds above it are lowered.
+        """
         view = step.view
         most_ms = min(step.now_ms + MOST_TTL_MS, offsets.U48_MAX)
         holds = [Hold(name, min(offset, lowest), min(until_ms, most_ms)) for name, offset, until_ms in self.all]

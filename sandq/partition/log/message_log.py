@@ -1,9 +1,8 @@
 """The log of a partition: finds messages, and cancels, moves and rewrites them while they are pending. `appends` stores
-new ones, `trim` deletes those that nobody needs any more.
+new messages, `trim` deletes those that are no longer needed.
 
-A message that was stored in a batch is taken out by a tombstone, one in a row of its own with its row; a tombstone
-stands also where a message of its own row was taken out below the closed time, so that history does not change
-silently under a reader.
+A message in a batch row is removed by a tombstone. A message in a row of its own is removed by deleting the row. If it
+is below the closed time, it gets a tombstone as well, so that history does not change silently under a reader.
 """
 
 from __future__ import annotations
@@ -42,15 +41,17 @@ from sandq.partition.records.leases import Made
 from sandq.partition.shared_state import LogState, SharedState
 
 CANCELLED, MOVED = "cancelled", "moved"
-"""What a tombstone stands for."""
+"""Reasons in tombstones."""
 THIN_LOOKS = 16
-"""How often it is looked at how many are left of such a row, about, while its messages are taken out. Replicas go by
-it, and by `_is_looked_at` and `_thin_out`: any change of what these decide needs a feature level of its own."""
+"""Approximate number of times that the remaining messages of a batch row are counted while its messages are removed.
+
+Replicas decide by it, by `_causes_count` and by `_thin_out`: changing what these decide requires a new feature level.
+"""
 THIN_BYTES = 8 << 20
-"""A row whose messages were updated to more than that keeps them: they are all read at once when they get rows of
-their own."""
+"""Maximum size of updated fields, in bytes, with which the rest of a batch row is split into single-message rows. All
+of them are read at once then."""
 LARGE_ROW_BYTES = 1 << 16
-"""Beside a row of so many bytes look-ups of rows that are not there are worth saving."""
+"""Size of a row, in bytes, from which on avoiding look-ups of missing rows next to it pays off."""
 
 
 class Found(NamedTuple):
@@ -59,11 +60,11 @@ class Found(NamedTuple):
     offset: bytes
     id: bytes
     key: bytes
-    """Of its row."""
+    """Key of its row."""
     value: bytes
-    """Of its row; of a batch's only the header."""
+    """Value of its row. For a batch row, only the header."""
     size: int
-    """Bytes of its row's value."""
+    """Size of its row's value, in bytes."""
     moves: int = 0
     moved_ms: int | None = None
 
@@ -74,30 +75,30 @@ class Found(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Messages of its row."""
+        """Number of messages in its row."""
         length: int = rows.LOG_HEADER.unpack_from(self.value)[2]
         return length
 
     def holds(self, offset: bytes) -> bool:
-        """Whether the row of this first message of a batch holds that message too."""
+        """Return whether the batch row that begins with this message contains another message."""
         behind = offsets.distance(self.offset, offset)
         return behind is not None and 0 <= behind < self.length
 
     def look_up(self, tag: bytes, offset: bytes, view: View) -> bytes | None:
-        """The row of a tag for a message of the batch of which this is the first."""
+        """Return the row with a tag for a message of the batch row that begins with this message."""
         if self.size < LARGE_ROW_BYTES:
             return view.get(tag + offset)
         return view.get_ahead(tag + offset, rows.after(tag + offsets.shift(self.offset, self.length - 1)))
 
 
 class Kept(NamedTuple):
-    """A message that the log has not any more, and some group keeps in a row of its own."""
+    """A message that is no longer in the log, and that some group keeps in a row of its own."""
 
     offset: bytes
     id: bytes
     row: bytes
     moves: int
-    """How often it was moved."""
+    """Number of times that it was moved."""
 
 
 class MessageLog:
@@ -127,11 +128,13 @@ class MessageLog:
         self._kept = group_state.kept
         self._ownership = ownership
         self._batch_row: Found | None = None
-        """The first message of the batch whose row was found last: what is cancelled or moved together is most often
-        of one batch, whose row may be large."""
+        """The first message of the batch row that was found last. Messages that are cancelled or moved together are
+        usually in one batch row, which may be large."""
         self.gap: Bounds = b"", b""
-        """Between two log rows of an entry, the first of them large, where a message was looked for last. Nothing is
-        there, and nothing comes there but with that very entry: so nobody has to read that row again."""
+        """Gap between two log rows of an entry, the first of them large, in which a message was searched last.
+
+        The gap contains no messages, and only that same entry could add some. So the large row need not be read again.
+        """
 
     # -- in -------------------------------------------------------------------------------------------------------
 
@@ -145,12 +148,12 @@ class MessageLog:
         return entry
 
     def _needed_of(self, fields: Fields, wanted_ms: int | None) -> Fields:
-        """Return what the log needs of a message. `wanted_ms` is as for `rows.needed_of`."""
+        """Return the columns of a message that the log needs. `wanted_ms`: as in `rows.needed_of`."""
         shared = self._shared
         return rows.needed_of(fields, shared.is_ordered, wanted_ms, key_digest=shared.name_digest(fields))
 
     def note_added(self, entries: list[LogEntry]) -> None:
-        """`entries`: in the order of the log."""
+        """Update numbers and readers for new entries, which must be in log order."""
         self.gap = b"", b""
         self.state.messages += sum([entry.length for entry in entries])
         self.state.bytes += sum([entry.size for entry in entries])
@@ -162,7 +165,7 @@ class MessageLog:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def find(self, message_id: bytes, view: View) -> Found | None:
-        """The message of this id, wherever it stands now; None when it is not in the log."""
+        """Return the message with this id, at its current offset. None if it is not in the log."""
         batch = self._batch_row
         if batch is not None and batch.holds(message_id):
             moved = batch.look_up(rows.MOVED, message_id, view)
@@ -183,7 +186,7 @@ class MessageLog:
                 key, value = row
             if value[0] == rows.KIND_MESSAGE:
                 if moved is None:
-                    # Asked for by the offset to which it was moved.
+                    # The caller used the offset to which the message was moved.
                     message_id = rows.id_of(key, value)
                     if message_id != offset:
                         return self.find(message_id, view)
@@ -196,8 +199,8 @@ class MessageLog:
     def find_named(
         self, unique_key: bytes, tenant: bytes | None, key: bytes | None, now_ms: int, view: View
     ) -> Named | None:
-        """Return the message that a unique key stands for, or None if it is free. `tenant`: None stands for `default`.
-        `key`: the key within which it is unique; None: the message has none."""
+        """Return the message that a unique key belongs to, or None if the key is free. `tenant`: None stands for
+        `default`. `key`: the key within which the unique key is unique; None if the message has no key."""
         if key is None:
             return self._unique.find(unique_key, tenant, now_ms, view)
         if not self._shared.has_keyed_names:
@@ -205,11 +208,11 @@ class MessageLog:
         return self.find_keyed(unique_key, key, rows.key_digest(key), now_ms, view)
 
     def find_keyed(self, unique_key: bytes, key: bytes, digest: bytes, now_ms: int, view: View) -> Named | None:
-        """Return the message that a unique key stands for within a key, whose digest is given; None if it is free."""
+        """Return the message that a unique key belongs to within the key with this digest, or None if it is free."""
         return self._unique.find(unique_key, None, now_ms, view, key_digest=digest)
 
     def find_owned(self, message_id: bytes, view: View) -> Found | Kept | None:
-        """The message of this id in the log, or in a row that a group keeps of it; None when it is in neither."""
+        """Return the message with this id, in the log or in a row that a group keeps. None if it is in neither."""
         found = self.find(message_id, view)
         if found is not None:
             return found
@@ -224,11 +227,11 @@ class MessageLog:
         return Kept(offset, first_id, row, rows.load_moved(moved).moves if moved is not None else 0)
 
     def is_pending(self, offset: bytes, view: View) -> bool:
-        """No group made an attempt at it: it may be cancelled and moved."""
+        """Return whether no group made an attempt at the message, so that it may be cancelled and moved."""
         return all(group.is_pending(offset, view) for group in self._groups.by_id.values())
 
     def load(self, found: Found, view: View) -> Message:
-        """The message itself."""
+        """Return the message with its fields."""
         if found.alone:
             return load_message(view, found.offset, found.value)
         return next(self.reader.messages(view, [Range(found.offset, 1)]))
@@ -236,8 +239,8 @@ class MessageLog:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def cancel(self, step: Step, found: Found | Kept, *, remember: bool = True) -> None:
-        """Take a message out that is its producer's. `remember`: for a while, so that a repeated cancel is answered
-        likewise."""
+        """Cancel a message that its producer may change. `remember`: keep a tombstone for a while, so that a repeated
+        cancel gets the same reply."""
         if isinstance(found, Kept):
             self._cancel_kept(step, found, remember)
             return
@@ -249,7 +252,7 @@ class MessageLog:
         if entry.extra is not None:
             self._unique.mark_cancelled(step, entry.extra)
         if found.moves:
-            # Where it had been moved leads to the tombstone.
+            # The row about its move leads to the tombstone.
             fields = (found.offset, found.moves, found.moved_ms)
             self._expiring_rows.put(step, rows.MOVED + found.id, step.now_ms + CANCEL_MEMORY_MS, *fields)
 
@@ -274,9 +277,11 @@ class MessageLog:
         is_delay: bool = False,
         priority: int | None = None,
     ) -> bytes:
-        """Give a pending message another time, and return its new offset. Its id and a payload that is stored apart
-        stay. `position` is the one in the entry that makes the offset unique. `is_delay`: the producer asked for a
-        delay. `priority`: another priority, or None."""
+        """Change the delivery time of a pending message, and return its new offset.
+
+        Its id and its payload row stay. `position` is the one in the entry that makes the offset unique. `is_delay`:
+        the time was given as a delay. `priority`: the new priority; None: unchanged.
+        """
         offset = offsets.pack(min(max(to_ms, step.floor_ms), offsets.U48_MAX), step.index, position, self.partition)
         wanted = Wanted.of(to_ms, offsets.deliver_ms(offset), is_delay)
         news: Fields = {} if priority is None else {Column.PRIORITY: priority}
@@ -293,8 +298,8 @@ class MessageLog:
         return offset
 
     def delay(self, step: Step, found: Found | Kept, to_ms: int, *, is_delay: bool = False) -> bytes:
-        """Have a message that waits in all groups come at another time there, not before its own. Its offset, which
-        stays. `is_delay`: as in `move`."""
+        """Change the time of a message that waits in all groups, but not to a time before its own. Return its offset,
+        which stays the same. `is_delay`: as in `move`."""
         due_ms = max(to_ms, step.now_ms, offsets.deliver_ms(found.offset))
         from_ms = step.stamp_ms if is_delay else 0
         made = Made(from_ms, min(max(to_ms - from_ms, 0), offsets.U48_MAX), by_move=True)
@@ -303,7 +308,7 @@ class MessageLog:
         return found.offset
 
     def rank_waiting(self, step: Step, found: Found | Kept, priority: int) -> None:
-        """Give a message that waits in all groups another priority there."""
+        """Change the priority of a message that waits in all groups."""
         self._ownership.rank(step, found.offset, Change(priority), self.reader)
 
     def put_anew(
@@ -319,7 +324,7 @@ class MessageLog:
         return entry
 
     def _move_logged(self, step: Step, found: Found, offset: bytes, wanted: Wanted, news: Fields) -> LogEntry:
-        """Move a message from one place in the log to another. `news`: what it has otherwise from then on."""
+        """Move a message to another offset in the log. `news`: fields that change."""
         old = self.entry_of(found)
         value, stays = found.value, not news
         if found.alone and news and self.is_ranked_apart(found):
@@ -335,7 +340,7 @@ class MessageLog:
         return entry
 
     def rewrite(self, step: Step, found: Found, change: Change) -> LogEntry:
-        """Put a message that has a row of its own there anew, as it is with a change. Its entry."""
+        """Apply a change to a message that has a row of its own, and return its entry."""
         view = step.view
         old, message = self.entry_of(found), self.load(found, view)
         message_id = None if found.id == found.offset else found.id
@@ -349,11 +354,11 @@ class MessageLog:
         return entry
 
     def is_ranked_apart(self, found: Found) -> bool:
-        """Whether another priority leaves a message's payload where it is."""
+        """Return whether the priority of a message can change without rewriting its payload."""
         return found.alone and rows.is_apart(found.value)
 
     def delete_row(self, step: Step, key: bytes, size: int, batch: int = 0) -> None:
-        """Delete a log row, of about that many bytes. `batch`: it is one of so many messages."""
+        """Delete a log row of about `size` bytes. `batch`: number of its messages if it is a batch row, otherwise 0."""
         step.view.delete(key)
         if batch:
             self.state.bytes -= overlays.drop(step, key[1:], batch)
@@ -362,12 +367,13 @@ class MessageLog:
             self._batch_row = None
 
     def delete_rows(self, step: Step, found: Sequence[Row]) -> None:
-        """`delete_row` of messages in rows of their own, in order."""
+        """Delete single-message rows, which must be in order."""
         step.view.delete_all([key for key, _ in found])
         self.garbage.deleted_all(found[0][0], found[-1][0], len(found), sum([len(value) for _, value in found]))
 
     def uncount(self, offset: bytes, count: int) -> None:
-        """So many messages, which every group has passed, are gone from one place; the caller stores the groups."""
+        """Subtract messages of one offset, which every group has passed and which were deleted, from all counts. The
+        caller stores the groups."""
         due_before = self.counts.due
         self.counts.add(offsets.deliver_ms(offset), -count)
         for group in self._groups.by_id.values():
@@ -376,7 +382,8 @@ class MessageLog:
             group.reader.uncount(offset, count)
 
     def drop_tombstone(self, step: Step, offset: bytes) -> None:
-        """The log is trimmed beyond a tombstone: only the memory of a cancel may keep it for a while."""
+        """Delete a tombstone when the log is trimmed beyond it. If it is that of a cancel, keep it as long as cancels
+        are remembered."""
         key = rows.TOMBSTONE + offset
         row = step.view.get(key)
         assert row is not None
@@ -388,7 +395,7 @@ class MessageLog:
             step.view.delete(key)
 
     def entry_of(self, found: Found) -> LogEntry:
-        """What leasing needs of a message."""
+        """Return the log entry of a message."""
         if found.alone:
             return rows.log_entry(found.key, found.value)
         return LogEntry(found.offset, 1, rows.batch_entry(found.key[1:], found.length, found.size).unit)
@@ -424,12 +431,12 @@ class MessageLog:
             if offset in group.order.blocked:
                 group.order.remove(offset)
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
-        if not found.alone and found.length > 1 and offsets.deliver_ms(offset) > step.floor_ms and _is_looked_at(found):
+        if not found.alone and found.length > 1 and offsets.deliver_ms(offset) > step.floor_ms and _causes_count(found):
             self._thin_out(step, found)
 
     def _thin_out(self, step: Step, taken: Found) -> None:
-        """Give the messages left of a batch that is due later rows of their own, when half of it was taken out: what
-        nobody wants any more must not stay until its time."""
+        """Split the rest of a batch row into single-message rows, once half of its messages were removed. Otherwise the
+        removed messages would take up space until the time of the batch."""
         view = step.view
         first, length = taken.key[1:], taken.length
         last = offsets.shift(first, length - 1)
@@ -437,11 +444,11 @@ class MessageLog:
         if 2 * len(gone) < length or overlays.size_between(view, first, length) > THIN_BYTES:
             return
         if self._shared.is_budget_spent:
-            return  # it is looked at again when further ones are taken out
+            return  # it is checked again when further messages are removed
         entry = rows.batch_entry(first, length, taken.size)
         left = [Range(part.first, part.length) for part in without(entry, gone)]
         messages = list(self.reader.messages(view, left, timed=True))
-        # Before they are put: the first one's row has the same key.
+        # Delete the batch row first, because the first message's row has the same key.
         self.delete_row(step, taken.key, taken.size, length)
         self.reader.forget(first)
         self.state.bytes -= entry.size - len(gone) * entry.unit
@@ -460,8 +467,8 @@ class MessageLog:
             group.note_log_change(first)
 
 
-def _is_looked_at(taken: Found) -> bool:
-    """Whether it is looked at how many messages are left of a batch, of which one was taken out: about `THIN_LOOKS`
-    times while all of them go, in whatever order."""
+def _causes_count(taken: Found) -> bool:
+    """Return whether to count the remaining messages of a batch row after this message was removed. About `THIN_LOOKS`
+    of its messages cause a count, spread evenly over the batch, in whatever order they are removed."""
     place = offsets.unpack(taken.offset).place
     return place * 0x9E3779B1 % (1 << 32) * taken.length < THIN_LOOKS << 32

@@ -1,9 +1,11 @@
-"""Sweeping: where messages are ranked, one that waits its turn for long must not keep in the log all that others came
-before: what is done with above it is deleted, too.
+"""Sweeping, in topics that rank messages: deletes messages above one that waits in its queue for long.
 
-A sweep goes once through all that every group has passed, a bounded part at a time. The next one begins when half as
-many messages were settled as the last one had to leave: so each message that is settled pays for about three that are
-looked at, however many wait.
+There, messages are not leased in log order. A message that waits for long would otherwise keep all settled messages
+above it in the log.
+
+A sweep visits all messages that every group has passed, a bounded number at a time. The next sweep begins when half as
+many messages were settled as the last one had to leave. So each settled message pays for visiting about three messages,
+however many wait.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ LEAST_SETTLED: Final = 1000
 SWEEP_ROWS: Final = 1000
 SWEEP_BYTES: Final = 8 << 20
 SWEEP_MESSAGES: Final = 16_384
-"""Of the rows of a step, or one row: each is looked for in every group."""
+"""Maximum number of messages in the rows of a step, beyond the first row. Each is looked up in every group."""
 FEW_QUEUES: Final = 16
-"""Of so few a part of each is read at once, rather than looked for message by message."""
+"""With up to this many queues, the relevant part of each queue is read at once, instead of looking up each message."""
 _NO_LIMIT = 1 << 40
 
 
@@ -45,9 +47,9 @@ class Sweeper:
         self._holds = holds
         self._unique = unique
         self._position = b""
-        """A sweep has come up to here; empty: none is under way."""
+        """Position that the current sweep has reached. Empty if no sweep is in progress."""
         self._left = 0
-        """Messages that this sweep has had to leave so far, or else the last one."""
+        """Number of messages that the current sweep has left so far, or that the last one left."""
 
     def state(self) -> tuple[Any, ...]:
         return self._position, self._left, self._shared.settled
@@ -56,19 +58,19 @@ class Sweeper:
         self._position, self._left, self._shared.settled = state
 
     def set_back(self) -> None:
-        """Messages stand at other places: the next sweep begins anew."""
+        """Start from the beginning after a clock reset, which has moved messages."""
         self._position = b""
 
     @property
     def is_due(self) -> bool:
-        """Whether to sweep, or to go on with it."""
+        """Whether to begin or continue a sweep."""
         settings = self._shared.settings
         if self._shared.rank is None or not settings["delete_on_ack"] or settings["retention_ms"]:
             return False
         return bool(self._position) or self._shared.settled >= max(LEAST_SETTLED, self._left // 2)
 
     def sweep(self, step: Step) -> None:
-        """Sweep a bounded part."""
+        """Sweep a bounded number of rows."""
         view = step.view
         if not self._position:
             self._position, self._left, self._shared.settled = self._log.state.trimmed, 0, 0
@@ -99,7 +101,7 @@ class Sweeper:
                 self._left += len(live)
         for group in groups:
             if group.is_expired:
-                group.reader.look_anew(found[-1][0][1:])  # it may have read ahead what is gone now
+                group.reader.look_anew(found[-1][0][1:])  # it may have read rows ahead that are deleted now
             self._groups.store(step, group)
         self._position = found[-1][0][1:]
 
@@ -107,7 +109,8 @@ class Sweeper:
         return any(value[0] == rows.KIND_BATCH for _, value in found)
 
     def _promoted(self, group: Group, first: bytes, last: bytes, view: View) -> set[bytes] | None:
-        """What of a stretch of the log waits its turn in a group; None: that is to be looked for, one by one."""
+        """Return the messages of a part of the log that are in the ready queues of a group. None if there are many
+        queues: then look up each message."""
         ready = group.ready
         assert ready is not None, "where messages are ranked each group has ready queues"
         return ready.between(first, last, view) if len(ready) <= FEW_QUEUES else None
@@ -121,7 +124,7 @@ class Sweeper:
         live: list[bytes],
         view: View,
     ) -> bool:
-        """Whether every group is done with these messages of a row, or keeps them in rows of its own."""
+        """Return whether every group is done with these messages of a row, or keeps them in its own rows."""
         queues: list[bytes] | None = None
         for group, waits in zip(groups, promoted, strict=True):
             for offset in live:
@@ -160,7 +163,7 @@ class Sweeper:
 
 
 def _cut(found: list[Row]) -> list[Row]:
-    """The first of these rows, up to the one with which they have `SWEEP_MESSAGES` messages."""
+    """Return the first rows, up to the one that brings them to `SWEEP_MESSAGES` messages."""
     messages = 0
     for at, (key, value) in enumerate(found):
         messages += rows.log_entry(key, value).length

@@ -1,9 +1,9 @@
-"""Trimming: the log loses, oldest first, what every group is done with and no setting keeps.
+"""Trimming: deletes the oldest messages of the log that every group is done with and that no setting keeps.
 
-With `delete_on_ack` that is what was acked by all groups at least `retention` ago; else what is older than `retain`,
-or in excess of `retain_bytes`. A message that some group is not done with is never trimmed; one that is leased, waits
-or is blocked by its key for long is copied into rows of that group's own, so that it does not keep the log behind it.
-Nor is anything trimmed above a hold.
+With `delete_on_ack`, these are messages that all groups acked at least `retention` ago. Otherwise these are messages
+older than `retain`, or in excess of `retain_bytes`. A message that some group is not done with is never trimmed. If a
+message is leased, waits or is blocked by its key for long, it is copied into a row of that group, so that it does not
+keep the log after it. Nothing above a hold is trimmed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from sandq.partition.shared_state import SharedState
 
 TRIM_ROWS = 1000
 TRIM_BYTES = 8 << 20
-"""Of rows that are read to be deleted."""
+"""Maximum bytes of rows that are read in order to be deleted."""
 PIN_MS = 60_000
-"""A message that is not settled so long after its first lease gets a row of its own."""
+"""Time after its first lease at which an unsettled message is copied into a row of its group, in ms."""
 UNPIN_MESSAGES = 1000
 UNPIN_BYTES = 8 << 20
 
@@ -59,7 +59,7 @@ class Trimmer:
         self._holds = holds
         self._sweeper = Sweeper(shared, group_state, log, holds, unique)
         self._done: list[tuple[int, bytes]] = []
-        """(ms, offset): at that instant every group was done with all below the offset. Rising."""
+        """(time in ms, offset below which every group was done with all messages at that time), in ascending order."""
 
     def state(self) -> tuple[Any, ...]:
         state = self._schedule.due_ms, self._done
@@ -71,14 +71,14 @@ class Trimmer:
             self._sweeper.load(state[2])
 
     def set_back(self, step: Step) -> None:
-        """The partition's time goes back to this instant: what was done by when is not known any more, and is kept for
-        all of `retention` from now on."""
+        """Adjust to a clock reset, which moves the partition's time back to that of `step`. It is no longer known when
+        messages were done, so they are kept for all of `retention` from now on."""
         self._done = []
         self._sweeper.set_back()
         self._schedule.due_ms = step.now_ms if self._schedule.trims else None
 
     def trim(self, step: Step) -> None:
-        """Trim a bounded number of rows, when it is time to."""
+        """Trim a bounded number of rows, if a trim is due."""
         now_ms = step.now_ms
         if self._schedule.due_ms is None or self._schedule.due_ms > now_ms:
             return
@@ -96,7 +96,7 @@ class Trimmer:
                 return
             self._schedule.due_ms = self._next_pin_ms()
         if self._schedule.keeps and (self._groups.by_id or not self._settings["delete_on_ack"]):
-            # Time alone may let the first row go, but not before its time has come.
+            # Time alone may make the first row deletable, but not before its delivery time.
             start = rows.after(rows.log_key(self._log.state.trimmed))
             first = step.view.scan(start, rows.tag_bounds(rows.LOG)[1], limit=1, max_bytes=1)
             if first:
@@ -109,7 +109,8 @@ class Trimmer:
         return self._shared.settings
 
     def _limit(self, step: Step) -> bytes | None:
-        """Rows below this offset may go, as far as groups and time are concerned; None: none may."""
+        """Return the offset below which rows may be deleted, as far as groups and `retention` are concerned. None if
+        none may."""
         now_ms = step.now_ms
         done = self._summaries.done_below()
         settings = self._settings
@@ -125,11 +126,11 @@ class Trimmer:
             self._done.append((now_ms, done))
         old = [offset for ms, offset in self._done if ms + retention_ms <= now_ms]
         self._done = self._done[max(len(old) - 1, 0) :]
-        # A group that went back since is not done with what it was done with then.
+        # A group that has gone back since (a seek) may have messages below that offset again.
         return min(old[-1], done) if old else None
 
     def _is_wanted(self, entry: LogEntry, now_ms: int) -> bool:
-        """Whether a setting keeps a row that every group is done with."""
+        """Return whether a setting keeps a row that every group is done with."""
         settings = self._settings
         if settings["delete_on_ack"]:
             return False
@@ -141,13 +142,13 @@ class Trimmer:
     # -- rows -----------------------------------------------------------------------------------------------------
 
     def _trim(self, step: Step, limit: bytes) -> bool:
-        """Delete rows below `limit`, a bounded number. Whether there may be more."""
+        """Delete a bounded number of rows below `limit`. Return whether there may be more."""
         now_ms = step.now_ms
         state = self._log.state
-        # What is trimmed already no hold brings back.
+        # A hold does not bring back what is trimmed already.
         held = max(self._holds.lowest, state.trimmed)
         limit = min(limit, rows.after(held))
-        # From where the last trim ended: a scan from the log's start would walk over every row deleted so far.
+        # Start where the last trim ended. A scan from the start of the log would step over all rows deleted so far.
         start = rows.after(rows.log_key(state.trimmed))
         found = step.view.scan(start, rows.log_key(limit), limit=TRIM_ROWS, max_bytes=TRIM_BYTES)
         if not found:
@@ -160,12 +161,14 @@ class Trimmer:
         for key, value in found[plain:]:
             entry = rows.log_entry(key, value)
             last = rows.last_of(entry)
-            # Of a row with a hold within it not even the tombstones at its end go: `trimmed` would come above the hold.
+            # If a hold lies within the row, not even the tombstones at its end are deleted: `trimmed` would move above
+            # the hold.
             if _last_left(entry, gone) >= limit or last > held or self._is_wanted(entry, now_ms):
                 more = False
                 break
             if last > complete:
-                # Too many tombstones stand before the row's end: on with the row when those before it are gone.
+                # Too many tombstones are before the end of the row. Continue with the row when those before it are
+                # deleted.
                 state.trimmed = max(state.trimmed, gone[bisect_left(gone, entry.first) - 1])
                 break
             here = bisect_right(gone, last) - bisect_left(gone, entry.first) if gone else 0
@@ -178,13 +181,13 @@ class Trimmer:
         return more
 
     def _plain(self, found: list[Row]) -> int:
-        """How many of the first of these rows are plain."""
+        """Return how many of the first rows are plain."""
         if rows.are_plain([value for _, value in found]):
             return len(found)
         return next(at for at, (_, value) in enumerate(found) if not rows.is_plain(value))
 
     def _delete_plain(self, step: Step, found: list[Row]) -> None:
-        """Delete plain log rows, all below the limit and every hold: nothing but the row is left of such a message."""
+        """Delete plain log rows, all below the limit and every hold. Nothing else is stored about such messages."""
         if not found:
             return
         state, last = self._log.state, found[-1][0][1:]
@@ -199,7 +202,7 @@ class Trimmer:
         state.gone = (second, len(found) - before + known)
 
     def _trim_tombstones(self, step: Step, limit: bytes) -> bool:
-        """Nothing but tombstones is left below `limit`. Whether there may be more."""
+        """Delete tombstones below `limit`, where no rows are left. Return whether there may be more."""
         state = self._log.state
         found = tombstones(step.view, state.trimmed, limit, FILL_TOMBSTONES)
         gone = found[: bisect_left(found, limit)]
@@ -209,7 +212,7 @@ class Trimmer:
         return len(gone) == FILL_TOMBSTONES
 
     def _delete(self, step: Step, key: bytes, value: bytes, entry: LogEntry, gone: int) -> None:
-        """Delete a log row, of which `gone` messages were taken out before."""
+        """Delete a log row, `gone` messages of which were removed before."""
         state = self._log.state
         self._log.delete_row(step, key, len(value), entry.length if value[0] == rows.KIND_BATCH else 0)
         state.messages -= entry.length - gone
@@ -223,7 +226,7 @@ class Trimmer:
             self._kept.expire_move(step, entry.first, message_id)
 
     def _move_expired(self, step: Step) -> None:
-        """Move the cursors of expired groups behind the trimmed rows, which these groups may have read ahead."""
+        """Move the cursors of expired groups to the end of the trimmed rows, which these groups may have read ahead."""
         for group_id in sorted(self._groups.expired):
             group = self._groups.by_id[group_id]
             if group.cursor < self._log.state.trimmed:
@@ -234,12 +237,12 @@ class Trimmer:
     # -- what pins it ---------------------------------------------------------------------------------------------
 
     def _next_pin_ms(self) -> int | None:
-        """When the first of the messages that keep the log gets a row of its own."""
+        """Return when the first of the messages that keep the log will be copied to a row of its group, in ms."""
         since_ms = self._summaries.pinned_since_ms()
         return None if since_ms is None else since_ms + PIN_MS
 
     def _unpin(self, step: Step) -> bool:
-        """Copy old messages that keep the log into rows of their groups' own. Whether there were any."""
+        """Copy old messages that keep the log into rows of their groups. Return whether there were any."""
         now_ms = step.now_ms
         messages = size = 0
         for group in self._summaries.pinning(now_ms - PIN_MS):
@@ -262,7 +265,7 @@ class Trimmer:
         return messages > 0
 
     def _keep(self, step: Step, group: Group, holder: Lease | Waiting) -> tuple[int, int]:
-        """How many messages were copied, and their bytes: at most those of one lease."""
+        """Copy the messages of a lease or a waiting entry. Return their number and their bytes."""
         ranges = holder.select(holder.live) if isinstance(holder, Lease) else list(holder.ranges)
         count, size = self._copy(step, group, ranges)
         holder.kept = True
@@ -274,14 +277,14 @@ class Trimmer:
         return count, size
 
     def _keep_blocked(self, step: Step, group: Group, offset: bytes) -> int:
-        """Copy a message that its key blocks. Its bytes."""
+        """Copy a message that is blocked by its key. Return its bytes."""
         _, size = self._copy(step, group, [Range(offset, 1)])
         step.view.put(rows.of_group(rows.BLOCKED, group.group_id, offset), rows.pack(group.order.blocked[offset], True))
         group.order.keep(offset)
         return size
 
     def _copy(self, step: Step, group: Group, ranges: list[Range]) -> tuple[int, int]:
-        """Put messages of the log into rows of a group's own. How many, and their bytes."""
+        """Put messages of the log into rows of a group. Return their number and their bytes."""
         view = step.view
         count = size = 0
         for message in self._log.reader.messages(view, ranges, timed=True):
@@ -298,9 +301,10 @@ def _key(row: Row) -> bytes:
 
 
 def _last_left(entry: LogEntry, gone: list[bytes]) -> bytes:
-    """The last offset of a row that was not taken out, by the tombstones in `gone`; without any left: the first.
+    """Return the last offset of a row that was not removed, according to the tombstones in `gone`. If all were removed,
+    return the first.
 
-    What was taken out behind the last message is leased to nobody: no group's cursor ever goes beyond it for its sake.
+    Removed messages at the end of a row are never leased, so no group's cursor moves over them for their sake.
     """
     last = rows.last_of(entry)
     place = bisect_right(gone, last)

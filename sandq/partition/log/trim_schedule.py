@@ -1,4 +1,4 @@
-"""When the log is trimmed next."""
+"""Decides when the log is trimmed next."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from sandq.partition.base.step import Step
 from sandq.partition.shared_state import SharedState
 
 SAMPLES = 16
-"""The instants at which everything below some offset was done are kept this finely within `retention`."""
+"""Number of samples within `retention` of the offset below which all messages were done."""
 LEAST_PAUSE_MS = 1000
 
 
 class TrimSchedule:
-    """Knows from what happens in a partition, and from its settings, when there may be something to trim."""
+    """Derives from events in a partition, and from its settings, when there may be something to trim."""
 
     def __init__(self, shared: SharedState) -> None:
         self.due_ms: int | None = None
-        """When to trim next; None: not before something happens."""
+        """Time of the next trim, in ms. None: not before the next event."""
         self._shared = shared
 
     def note_settled(self, step: Step) -> None:
-        """Trim soon, for groups may be done with more than before."""
+        """Schedule a trim soon, because groups may be done with more messages than before."""
         due_ms = step.now_ms + (self.pause_ms if self.keeps else 0)
         if self.trims and (self.due_ms is None or self.due_ms > due_ms):
             self.due_ms = due_ms
 
     def note_appended(self, step: Step) -> None:
-        """Trim in a while, for there is more than before, which its age alone, or others' size, may remove."""
+        """Schedule a trim later, because messages were added, which age or size limits may remove."""
         if self.keeps and not self._shared.settings["delete_on_ack"] and self.due_ms is None:
             self.due_ms = step.now_ms + self.pause_ms
 
@@ -37,7 +37,7 @@ class TrimSchedule:
 
     @property
     def keeps(self) -> bool:
-        """Whether time (or size) decides, too."""
+        """Whether settings keep messages for a time, or up to a size."""
         settings = self._shared.settings
         if settings["delete_on_ack"]:
             return bool(settings["retention_ms"])
@@ -45,7 +45,7 @@ class TrimSchedule:
 
     @property
     def pause_ms(self) -> int:
-        """How long to wait between two looks at what time lets go, in ms."""
+        """Time between two trims that depend on time alone, in ms."""
         settings = self._shared.settings
         kept_ms = settings["retention_ms"] if settings["delete_on_ack"] else settings["retain_ms"]
         return max(LEAST_PAUSE_MS, int(str(kept_ms or 0)) // SAMPLES)
