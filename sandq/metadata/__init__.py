@@ -1,1 +1,1 @@
-"""The metadata state machine: what the cluster must remember. Pure, no I/O, no clock (floor F1)."""
+"""The metadata state machine: nodes, topics, assignments, identities. Pure, no I/O, no clock (floor F1)."""

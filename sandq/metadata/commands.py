@@ -20,33 +20,36 @@ DIGEST_BYTES: Final = 16
 
 
 class _Command:
-    """What every command has."""
+    """Properties of every command."""
 
     __slots__ = ()
     feature_level: ClassVar[int] = FIRST_LEVEL
-    """The cluster's level from which on it may be proposed."""
+    """Feature level of the cluster from which on this kind of command may be proposed."""
     takes_space: ClassVar[bool] = False
+    """True if commands of this kind add data."""
 
     @property
     def needs_space(self) -> bool:
-        """Whether it is refused while the disk is nearly full."""
+        """True if the command is rejected while the disk is nearly full."""
         return self.takes_space
 
     @property
     def needed_level(self) -> int:
-        """The same, of this very command."""
+        """Feature level from which on this particular command may be proposed."""
         return self.feature_level
 
     def digest(self) -> bytes:
-        """Return a hash that is the same whenever the same command is proposed again."""
+        """Return a hash of the command's type and fields: equal if an equal command is proposed again."""
         command: Any = self
         return sha256(msgpack.packb((command.type, *_fields(command)))).digest()[:DIGEST_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterNode(_Command):
-    """A node that is a member of the metadata group, with its store UUID, the addresses it serves
-    (`{"client": "host:port", ...}`), and the feature levels that its version knows."""
+    """Register a node that is a member of the metadata group, or update its record.
+
+    `addresses`: the addresses that it serves, as `{"client": "host:port", ...}`. `lowest_level`, `highest_level`: the
+    feature levels that its version supports."""
 
     type: ClassVar[int] = 1
     node_id: str
@@ -61,8 +64,10 @@ class RegisterNode(_Command):
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic(_Command):
-    """`placement`: for each partition the ids of the nodes that hold it. `settings`: a settings record. `owner`: the
-    principal whose quota it counts for; refused when that has no room for it."""
+    """Create a topic.
+
+    `placement`: for each partition the ids of the nodes that hold it. `settings`: a settings record. `owner`: the
+    principal whose quota it counts towards; rejected if the quota would be exceeded."""
 
     type: ClassVar[int] = 2
     name: str
@@ -75,14 +80,18 @@ class CreateTopic(_Command):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic(_Command):
+    """Delete a topic with its partitions and pushes."""
+
     type: ClassVar[int] = 3
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateTopic(_Command):
-    """`settings`: the whole settings record. `added`: where further partitions are placed, the first of them being
-    number `partitions`: refused when there are more or fewer by then."""
+    """Change a topic's settings and number of replicas, and add partitions.
+
+    `settings`: the whole settings record. `added`: for each new partition the ids of its nodes. `partitions`: number of
+    the first new partition; rejected if the topic has a different number of partitions by then."""
 
     type: ClassVar[int] = 4
     name: str
@@ -94,7 +103,7 @@ class UpdateTopic(_Command):
 
 @dataclass(frozen=True, slots=True)
 class FormCluster(_Command):
-    """Give the cluster its UUID; the first one stays."""
+    """Give the cluster its UUID. If it already has one, keep that."""
 
     type: ClassVar[int] = 5
     cluster_uuid: str
@@ -102,7 +111,9 @@ class FormCluster(_Command):
 
 @dataclass(frozen=True, slots=True)
 class MarkNode(_Command):
-    """Since when a node is neither heard of nor linked; None: it is back."""
+    """Mark a node as failed or as back.
+
+    `failed_since_ms`: time since which it is neither heard of nor connected; None if it is back."""
 
     type: ClassVar[int] = 6
     node_id: str
@@ -111,7 +122,7 @@ class MarkNode(_Command):
 
 @dataclass(frozen=True, slots=True)
 class ChangeStanding(_Command):
-    """Whether a node is to hold anything: see `records`."""
+    """Change a node's standing: whether it may hold partitions (IN, DRAINING, REMOVING in `records`)."""
 
     type: ClassVar[int] = 7
     node_id: str
@@ -120,7 +131,7 @@ class ChangeStanding(_Command):
 
 @dataclass(frozen=True, slots=True)
 class RemoveNode(_Command):
-    """Forget a node that is removing and holds nothing any more, of which the metadata group has no member either."""
+    """Delete a node whose standing is REMOVING, that holds no partitions, and that left the metadata group."""
 
     type: ClassVar[int] = 8
     node_id: str
@@ -129,8 +140,9 @@ class RemoveNode(_Command):
 
 @dataclass(frozen=True, slots=True)
 class Assign(_Command):
-    """These nodes are to hold the partition of a group, the first is to lead it. `epoch`: the assignment that this one
-    follows; after another one it is refused."""
+    """Assign the partition of a group to these nodes. The first one is to lead it.
+
+    `epoch`: number of the assignment that this one replaces; rejected if that is not the current one."""
 
     type: ClassVar[int] = 9
     group: int
@@ -140,8 +152,9 @@ class Assign(_Command):
 
 @dataclass(frozen=True, slots=True)
 class Settle(_Command):
-    """The committed configuration of a group has nobody whom the assignment of this epoch does not want; `whole`: and
-    all whom it wants, as voters."""
+    """Report that the committed configuration of a group has only members of the assignment with this `epoch`.
+
+    `whole`: it also has all of these members, as voters."""
 
     type: ClassVar[int] = 10
     group: int
@@ -151,7 +164,7 @@ class Settle(_Command):
 
 @dataclass(frozen=True, slots=True)
 class Balance(_Command):
-    """All partitions are spread evenly over these nodes."""
+    """Record the nodes over which all partitions are spread evenly."""
 
     type: ClassVar[int] = 11
     nodes: Sequence[str]
@@ -159,7 +172,7 @@ class Balance(_Command):
 
 @dataclass(frozen=True, slots=True)
 class RaiseFeatureLevel(_Command):
-    """Let the cluster come to a feature level; refused while a registered node does not know it."""
+    """Raise the cluster's feature level; rejected while a registered node does not support it."""
 
     type: ClassVar[int] = 12
     level: int
@@ -167,7 +180,7 @@ class RaiseFeatureLevel(_Command):
 
 @dataclass(frozen=True, slots=True)
 class SetPush(_Command):
-    """Have the messages of a group pushed to a URL: `push` as `model.push` has it; None: not any more."""
+    """Push the messages of a group to a URL. `push`: see `model.push`; None stops the push."""
 
     type: ClassVar[int] = 13
     topic: str
@@ -177,8 +190,9 @@ class SetPush(_Command):
 
 @dataclass(frozen=True, slots=True)
 class PutIdentity(_Command):
-    """Keep an identity, as `records.IdentityRecord` has it. `is_new`: refused when there is one of this principal;
-    otherwise refused when there is none."""
+    """Create or replace an identity; for its fields see `records.IdentityRecord`.
+
+    `is_new`: create it, rejected if the principal has one. Otherwise replace it, rejected if the principal has none."""
 
     type: ClassVar[int] = 14
     principal: str
@@ -192,13 +206,15 @@ class PutIdentity(_Command):
 
 @dataclass(frozen=True, slots=True)
 class DeleteIdentity(_Command):
+    """Delete the identity of a principal."""
+
     type: ClassVar[int] = 15
     principal: str
 
 
 @dataclass(frozen=True, slots=True)
 class PutRole(_Command):
-    """Keep a role, instead of one of this name."""
+    """Create a role, or replace the role of this name."""
 
     type: ClassVar[int] = 16
     name: str
@@ -207,7 +223,7 @@ class PutRole(_Command):
 
 @dataclass(frozen=True, slots=True)
 class DeleteRole(_Command):
-    """Forget a role; refused while identities have it."""
+    """Delete a role; rejected while identities have it."""
 
     type: ClassVar[int] = 17
     name: str
@@ -215,25 +231,26 @@ class DeleteRole(_Command):
 
 @dataclass(frozen=True, slots=True)
 class Skipped(_Command):
-    """Stand where a command stood that could not be applied and that an operator skipped (ADR 46)."""
+    """Replaces a command that could not be applied and that an operator skipped (ADR 46)."""
 
     type: ClassVar[int] = 18
     skip_id: bytes
-    """Names the operator's decision, 16 bytes."""
+    """Id of the operator's decision, 16 bytes."""
     command_digest: bytes
-    """`digest()` of the skipped command: it is refused when it is sent again. Empty if it may come again."""
+    """`digest()` of the skipped command, which is rejected if it is sent again. Empty if it may be sent again."""
 
     @classmethod
     def of(cls, skip_id: bytes, command: Command, *, is_refused: bool = True) -> Skipped:
-        """Make what takes the place of a command. `is_refused`: it is refused when it is sent again, unless nodes
-        propose it by themselves."""
+        """Return the replacement of a command.
+
+        `is_refused`: reject the command if it is sent again, unless nodes propose it by themselves."""
         if isinstance(command, Skipped):
             return command
         return cls(skip_id, command.digest() if is_refused and not isinstance(command, OWN_COMMANDS) else b"")
 
 
 OWN_COMMANDS: Final = (RegisterNode, FormCluster, MarkNode, Assign, Settle, Balance, RaiseFeatureLevel)
-"""Commands that nodes propose by themselves, the same ones again: a node could not register if a skip refused it."""
+"""Commands that nodes propose by themselves, repeatedly. Rejecting them could, for example, prevent a registration."""
 
 Command = (
     RegisterNode
@@ -259,12 +276,14 @@ _CLASSES: dict[int, type[Any]] = {c.type: c for c in Command.__args__}
 
 
 def _fields(command: Command) -> list[Any]:
-    """What is written of a command."""
+    """Return the fields of a command that are written to the log."""
     return [getattr(command, each.name) for each in fields(command)]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """A Raft entry of the metadata group. `now_ms`: the clock of the node that proposed it, in ms since 1970."""
+
     now_ms: int
     commands: Sequence[Command]
 
@@ -275,12 +294,12 @@ class Entry:
 
     @property
     def raised_to(self) -> int:
-        """The highest feature level that it lets the cluster come to; 0: none."""
+        """The highest feature level that the entry raises the cluster to; 0 if it raises none."""
         return max([command.level for command in self.commands if isinstance(command, RaiseFeatureLevel)], default=0)
 
     @classmethod
     def decode(cls, data: bytes) -> Entry:
-        """Raises Corruption; StartupError when a newer version has written it."""
+        """Decode an entry. Raise Corruption if it is damaged, StartupError if a newer version wrote it."""
         try:
             version, now_ms, commands = msgpack.unpackb(data, raw=False)
             if version != ENTRY_VERSION:

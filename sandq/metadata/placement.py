@@ -1,9 +1,10 @@
-"""Which nodes are to hold which partition, and lead it.
+"""Decide which nodes hold each partition, and which of them leads it.
 
-Rendezvous hashing: each node has a score for each partition, weighted (score = -weight / ln(hash)), and the nodes with
-the highest hold it; so of what a node held, all others take some, and a new node takes some of all. It is bounded: a
-node takes no more than its share while others have room, and replicas are spread over zones before anything else but
-a node's capacity. What is placed stays where it is unless it must go, or evens out what the nodes hold.
+This is weighted rendezvous hashing: each node has a score for each partition (-weight / ln(hash)), and the nodes with
+the highest scores hold it. So the partitions of a node that leaves are spread over all others, and a new node gets some
+from each. The load is bounded: a node gets no more than its share while others have free capacity. Replicas are spread
+over zones; only capacity is more important. A placed replica stays where it is, unless its node must give it up or
+moving it evens out the load.
 
 Source: Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous" (1996); the bound is that of Mirrokni,
 Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2016).
@@ -24,8 +25,10 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node that may hold partitions. `takes`: it may be given more. `leaves`: what it holds is to go elsewhere.
-    `capacity`: how many it holds before others are to take what comes."""
+    """A node that may hold partitions.
+
+    `takes`: it may get more partitions. `leaves`: its partitions should move to other nodes. `capacity`: number of
+    partitions from which on other nodes are preferred."""
 
     node: str
     zone: str = "default"
@@ -36,8 +39,10 @@ class Candidate:
 
 
 class Slot(NamedTuple):
-    """A partition: its raft group, how many replicas it is to have, and who holds it now, the first leads. `fixed`: it
-    cannot be moved."""
+    """A partition and its current placement.
+
+    `replicas`: number of replicas that it should have. `nodes`: the nodes that hold it; the first one leads. `fixed`:
+    it cannot be moved."""
 
     group: int
     replicas: int
@@ -46,15 +51,16 @@ class Slot(NamedTuple):
 
 
 def plan(slots: Sequence[Slot], candidates: Iterable[Candidate], *, even: bool, most: int) -> dict[int, list[str]]:
-    """Raft group -> the nodes that are to hold it, for up to `most` partitions that need a change. `candidates`: all
-    that may keep what they have. `even`: also move what only evens out what nodes hold and lead.
+    """Return the new nodes of partitions that need a change, by raft group, for up to `most` partitions.
 
-    Nodes are filled beyond their capacity when none that could take a replica has room: see `_Planner.mend`.
+    `candidates`: all nodes that may keep their partitions. `even`: also move partitions and leadership only to even out
+    the load. Nodes are filled beyond their capacity if no node that could take a replica has free capacity: see
+    `_Planner.repair`.
     """
     planner = _Planner(candidates, slots)
     for slot in slots:
         if not slot.fixed:
-            planner.mend(slot)
+            planner.repair(slot)
         if len(planner.changed) >= most:
             return planner.changed
     if even:
@@ -66,15 +72,17 @@ def plan(slots: Sequence[Slot], candidates: Iterable[Candidate], *, even: bool, 
 def place(
     slots: Sequence[Slot], candidates: Iterable[Candidate], groups: Sequence[int], replicas: int
 ) -> list[list[str]]:
-    """For each new partition the nodes that hold it, beside what they hold and lead already. Of `candidates` there are
-    `replicas` at least; those that take nothing come last, and lead nothing while others do. All of it is placed, also
-    where that is more than the nodes have room for; if they have room for all of it, none gets more than it has."""
+    """Return the nodes of each new partition, given the existing ones in `slots`.
+
+    There must be at least `replicas` candidates. Candidates that take no partitions are used last, and lead only if all
+    nodes of a partition are such. All partitions are placed, even beyond the nodes' capacity. If the free capacity is
+    enough for all of them, no node exceeds its capacity."""
     planner = _Planner(candidates, slots)
     return [planner.new(group, replicas, len(groups) - at) for at, group in enumerate(groups)]
 
 
 class Choice(NamedTuple):
-    """Where new partitions go, and how many partitions each candidate holds before and after that."""
+    """The nodes of each new partition, and the number of partitions on each candidate before and after placing them."""
 
     added: list[list[str]]
     before: dict[str, int]
@@ -88,37 +96,41 @@ def choose(
     replicas: int,
     raised: Collection[int] = (),
 ) -> Choice:
-    """Place new partitions of a topic, of which the groups `raised` are to have so many replicas as well. A candidate
-    holds more than its capacity after that, and than before, if there is not room for all of it."""
+    """Place new partitions of a topic, each with `replicas` replicas.
+
+    `raised`: existing groups of the topic whose number of replicas changes to `replicas`, too. If the free capacity is
+    not enough for all of this, some candidate holds more than its capacity, and more than before."""
     names = [candidate.node for candidate in candidates]
     short = {slot.group for slot in slots if len({*names} & {*slot.nodes}) < slot.replicas}
-    now = _mended(slots, candidates, short)  # what is yet to be moved takes room as well
+    now = _repaired(slots, candidates, short)  # replicas that are still to be moved need capacity, too
     wanted = [slot._replace(replicas=replicas) if slot.group in raised else slot for slot in now]
-    then = _mended(wanted, candidates, raised)
+    then = _repaired(wanted, candidates, raised)
     added = place(then, candidates, groups, replicas)
     before, after = (Counter([node for slot in of for node in slot.nodes]) for of in (now, then))
     after.update([node for nodes in added for node in nodes])
     return Choice(added, {node: before[node] for node in names}, {node: after[node] for node in names})
 
 
-def _mended(slots: Sequence[Slot], candidates: Iterable[Candidate], groups: Collection[int]) -> list[Slot]:
-    """These as they are once those of the groups are held as they are to be."""
+def _repaired(slots: Sequence[Slot], candidates: Iterable[Candidate], groups: Collection[int]) -> list[Slot]:
+    """Return the slots as they will be once the partitions of these groups have all their replicas."""
     unfixed = [slot._replace(fixed=slot.group not in groups) for slot in slots]
     changed = plan(unfixed, candidates, even=False, most=len(unfixed) + 1) if groups else {}
     return [slot._replace(nodes=tuple(changed.get(slot.group, slot.nodes))) for slot in unfixed]
 
 
 def score(node: str, group: int, weight: int) -> float:
-    """How much a partition belongs on a node."""
+    """Return the rendezvous score of a partition on a node: higher is better."""
     hashed: int = xxhash.xxh3_64_intdigest(f"{node}/{group}".encode())
     return -weight / math.log((hashed + 0.5) / 2**64)
 
 
 class _Planner:
+    """The placement of all partitions while changes to it are planned."""
+
     def __init__(self, candidates: Iterable[Candidate], slots: Sequence[Slot]) -> None:
         self.changed: dict[int, list[str]] = {}
         self._candidates = {candidate.node: candidate for candidate in candidates}
-        self._takers = [c for c in self._candidates.values() if c.takes]
+        self._receivers = [c for c in self._candidates.values() if c.takes]
         self._slots: dict[int, list[str]] = {slot.group: list(slot.nodes) for slot in slots}
         self._movable = [slot.group for slot in slots if not slot.fixed]
         self._held: Counter[str] = Counter(node for slot in slots for node in slot.nodes)
@@ -126,39 +138,40 @@ class _Planner:
 
     # -- one partition --------------------------------------------------------------------------------------------
 
-    def mend(self, slot: Slot) -> None:
-        """Give it as many nodes as it is to have, of those that there are; take away those that are to go.
+    def repair(self, slot: Slot) -> None:
+        """Give a partition its number of replicas, and take it from nodes that must give it up.
 
-        What a node had that has failed or is drained goes to full nodes when no other one has room. The capacity is
-        what somebody expects a node to bear, and a node somewhat beyond it works on; a partition with too few replicas
-        is one more failure away from being gone.
+        If no other node has free capacity, full nodes take the replicas of a node that has failed or is drained. The
+        capacity is an operator's estimate, and a node somewhat above it still works. But a partition with too few
+        replicas can be lost by one more failure.
         """
         nodes = [node for node in slot.nodes if node in self._candidates]
         leaving = [node for node in nodes if self._candidates[node].leaves]
         staying = [node for node in nodes if not self._candidates[node].leaves]
         while len(staying) < slot.replicas and (best := self._best(slot.group, staying)) is not None:
             staying.append(best)
-        # Who is to go stays as long as nobody takes its place.
+        # A leaving node keeps its replica as long as no other node can replace it.
         kept = staying + leaving[: max(0, slot.replicas - len(staying))]
         while len(kept) > slot.replicas:
             kept.remove(self._worst(kept))
         if not kept:
-            return  # nobody can take it, and it cannot be nowhere
+            return  # no node can take it, and a partition must have at least one node
         order = [node for node in slot.nodes if node in kept]
         self._set(slot.group, order + [node for node in kept if node not in order])
 
     def new(self, group: int, replicas: int, left: int) -> list[str]:
-        """A partition that nobody holds yet, the first of so many that are left."""
-        roomy, least = self._needed(replicas, left)
+        """Place a new partition, the first of `left` new ones, and return its nodes; the first one leads."""
+        spacious, least = self._needed(replicas, left)
         nodes: list[str] = []
         while len(nodes) < replicas:
             rest = [c for c in self._candidates.values() if c.node not in nodes]
-            is_scarce = least - len(roomy & set(nodes)) >= replicas - len(nodes)
-            free = [c for c in rest if (c.node in roomy if is_scarce else self._has_room(c))] or rest
-            takers = [c for c in free if c.takes]
-            if takers:
-                best = self._best_of(takers, group, nodes)
-            else:  # all that are there hold it, or are full: the others shall when they are back
+            # If capacity is scarce, use only spacious nodes from now on, or a later partition would not fit.
+            is_scarce = least - len(spacious & set(nodes)) >= replicas - len(nodes)
+            free = [c for c in rest if (c.node in spacious if is_scarce else self._has_capacity(c))] or rest
+            receivers = [c for c in free if c.takes]
+            if receivers:
+                best = self._best_of(receivers, group, nodes)
+            else:  # all available nodes hold it or are full: use a failed node, which holds it once it is back
                 best = max(free, key=lambda c: self._score(c.node, group)).node
             nodes.append(best)
         able = [node for node in nodes if self._candidates[node].takes] or nodes
@@ -168,35 +181,37 @@ class _Planner:
         return self._slots[group]
 
     def _needed(self, replicas: int, left: int) -> tuple[set[str], float]:
-        """The nodes that have room for a replica of all partitions that are left, and how many of these the next one
-        has to take, so that the rest still fits.
+        """Return the nodes that could hold a replica of all `left` partitions, and how many of them to use now.
 
-        Replicas of a partition are on different nodes, so a node's room beyond the number of partitions left is of no
-        use, and neither is room of which none is taken now. The rest fits as long as the sum of what is of use is not
-        less than what is to be placed.
+        The next partition must use at least that number of these nodes, so that the rest still fits. The replicas of a
+        partition are on different nodes, so a node can use at most `left` of its free capacity. The rest fits as long
+        as the sum of this usable capacity over all nodes is at least `left * replicas`. A node whose free capacity is
+        at least `left` loses one usable replica with the next partition, whether it holds it or not.
         """
-        roomy = {c.node for c in self._candidates.values() if self._room(c) >= left}
-        useful = sum(min(left, max(0, self._room(c))) for c in self._candidates.values())
-        return roomy, len(roomy) - max(0, useful - left * replicas)
+        spacious = {c.node for c in self._candidates.values() if self._free_capacity(c) >= left}
+        useful = sum(min(left, max(0, self._free_capacity(c))) for c in self._candidates.values())
+        return spacious, len(spacious) - max(0, useful - left * replicas)
 
-    def _room(self, candidate: Candidate) -> float:
+    def _free_capacity(self, candidate: Candidate) -> float:
         return candidate.capacity - self._held[candidate.node]
 
-    def _has_room(self, candidate: Candidate) -> bool:
+    def _has_capacity(self, candidate: Candidate) -> bool:
         return self._held[candidate.node] < candidate.capacity
 
     def _best(self, group: int, nodes: Sequence[str]) -> str | None:
-        """Who takes it next, beside these nodes: one that has room, if there is one."""
-        free = [c for c in self._takers if c.node not in nodes]
+        """Return the best node to add to `nodes`, if possible one with free capacity; None if no node is left."""
+        free = [c for c in self._receivers if c.node not in nodes]
         if not free:
             return None
-        return self._best_of([c for c in free if self._has_room(c)] or free, group, nodes)
+        return self._best_of([c for c in free if self._has_capacity(c)] or free, group, nodes)
 
     def _best_of(self, free: Sequence[Candidate], group: int, nodes: Sequence[str]) -> str:
-        """Which of these takes it next, beside `nodes`."""
+        """Return the best of the `free` candidates to hold a partition in addition to `nodes`.
+
+        A different zone counts first, then a load below the node's share, then the rendezvous score."""
         zones = {self._candidates[node].zone for node in nodes}
-        # Shares are of those that have room: what a full node does not take is spread as all else is.
-        sharing = [c for c in self._takers if self._has_room(c)] or self._takers
+        # Shares are computed over nodes with free capacity: the load that full nodes cannot take is spread over these.
+        sharing = [c for c in self._receivers if self._has_capacity(c)] or self._receivers
         total = sum(self._held[c.node] for c in sharing) + 1
         weights = sum(c.weight for c in sharing)
 
@@ -207,7 +222,9 @@ class _Planner:
         return min(free, key=rank).node
 
     def _worst(self, nodes: Sequence[str]) -> str:
-        """Who gives it up first: one that is to go, then one whose zone has another; the first, who leads, last."""
+        """Return the node that should give up a partition first.
+
+        Prefer a leaving node, then one whose zone has a second replica, then a follower, then the highest load."""
         zones = Counter(self._candidates[node].zone for node in nodes)
 
         def rank(node: str) -> tuple[bool, bool, bool, float]:
@@ -228,45 +245,50 @@ class _Planner:
             counts.update(after)
         self._slots[group] = self.changed[group] = nodes
 
-    # -- all of them ----------------------------------------------------------------------------------------------
+    # -- all partitions -------------------------------------------------------------------------------------------
 
     def even_out(self, most: int) -> None:
-        """Move replicas from who holds the most for its weight to who holds the least, while that makes it more
-        even."""
+        """Move replicas from the node with the highest load per weight to the one with the lowest, while this helps."""
         offers: dict[tuple[str, str], list[int]] = {}
         while len(self.changed) < most and (move := self._next_move(offers)) is not None:
-            group, giver, taker = move
-            self._set(group, [taker if node == giver else node for node in self._slots[group]])
+            group, giver, receiver = move
+            self._set(group, [receiver if node == giver else node for node in self._slots[group]])
 
     def _next_move(self, offers: dict[tuple[str, str], list[int]]) -> tuple[int, str, str] | None:
-        """`offers`: of a giver and a taker, what may move, the best last. Looked through once, not for each move."""
-        by_load = sorted(self._takers, key=lambda c: (self._held[c.node] / c.weight, c.node))
+        """Return (group, giver, receiver) of the next move that makes the load more even, None if there is none.
+
+        `offers`: the groups that may move, by giver and receiver, best last. Computed once per pair."""
+        by_load = sorted(self._receivers, key=lambda c: (self._held[c.node] / c.weight, c.node))
         for giver in reversed(by_load):
-            for taker in by_load:
-                if (self._held[taker.node] + 1) / taker.weight > self._held[giver.node] / giver.weight - _EPSILON:
+            for receiver in by_load:
+                if (self._held[receiver.node] + 1) / receiver.weight > self._held[giver.node] / giver.weight - _EPSILON:
                     break
-                if not self._has_room(taker):
+                if not self._has_capacity(receiver):
                     continue
-                pair = giver.node, taker.node
-                groups = offers[pair] if pair in offers else offers.setdefault(pair, self._offer(giver, taker))
+                pair = giver.node, receiver.node
+                groups = offers[pair] if pair in offers else offers.setdefault(pair, self._offer(giver, receiver))
                 while groups:
                     best = groups.pop()
-                    if self._may_move(self._slots[best], giver, taker):
+                    if self._may_move(self._slots[best], giver, receiver):
                         return best, *pair
         return None
 
-    def _offer(self, giver: Candidate, taker: Candidate) -> list[int]:
-        groups = [g for g in self._movable if self._may_move(self._slots[g], giver, taker)]
-        return sorted(groups, key=lambda g: self._score(taker.node, g) - self._score(giver.node, g))
+    def _offer(self, giver: Candidate, receiver: Candidate) -> list[int]:
+        """Return the groups that may move from `giver` to `receiver`, the one that gains most score last."""
+        groups = [g for g in self._movable if self._may_move(self._slots[g], giver, receiver)]
+        return sorted(groups, key=lambda g: self._score(receiver.node, g) - self._score(giver.node, g))
 
-    def _may_move(self, nodes: Sequence[str], giver: Candidate, taker: Candidate) -> bool:
-        if giver.node not in nodes or taker.node in nodes:
+    def _may_move(self, nodes: Sequence[str], giver: Candidate, receiver: Candidate) -> bool:
+        """Return whether a partition on `nodes` may move without having more replicas in one zone."""
+        if giver.node not in nodes or receiver.node in nodes:
             return False
         zones = [self._candidates[node].zone for node in nodes if node != giver.node and node in self._candidates]
-        return taker.zone not in zones or giver.zone in zones
+        return receiver.zone not in zones or giver.zone in zones
 
     def even_out_leaders(self, most: int) -> None:
-        """Let others of those that hold a partition lead it, while that makes it more even who leads how many."""
+        """Move leadership between the nodes of a partition, while this evens out the number of leaders per node.
+
+        Partitions with equal node lists are interchangeable, so each list is evaluated only once per move."""
         alike: dict[tuple[str, ...], list[int]] = {}
         for group in reversed(self._movable):
             alike.setdefault(tuple(self._slots[group]), []).append(group)
@@ -281,7 +303,7 @@ class _Planner:
                 del alike[best]
 
     def _gain(self, nodes: tuple[str, ...]) -> float:
-        """How much less the first of those that hold a partition leads beside another one than that one does now."""
+        """Return by how much the load of leaders gets more even if the best other node leads a partition on `nodes`."""
         other = self._other_leader(nodes)
         if not nodes or other == nodes[0]:
             return 0.0
@@ -289,7 +311,7 @@ class _Planner:
         if first.leaves:
             return math.inf
         if not first.takes:
-            return 0.0  # it will be back
+            return 0.0  # it has failed and may be back soon
         return self._led[first.node] / first.weight - (self._led[second.node] + 1) / second.weight
 
     def _other_leader(self, nodes: tuple[str, ...]) -> str:

@@ -1,13 +1,14 @@
-"""What is to be changed about who holds what, as things stand: commands for the metadata group, made where it is led.
+"""Plan changes to the placement of partitions: commands for the metadata group, planned by its leader.
 
-    in, there                       keeps what it has, and is given more
-    in, failed a moment ago         keeps what it has: it may be back soon
-    in, failed for reassign_after   is replaced, as soon as others can take what it had
-    draining                        as one that has failed for long
-    removing                        loses what it has, whether or not others can take it
+    in, available                   keeps its partitions, and may get more
+    in, failed recently             keeps its partitions: it may be back soon
+    in, failed for reassign_after   is replaced as soon as other nodes can take its partitions
+    draining                        like a node that failed long ago
+    removing                        loses its partitions, even if no other node can take them
 
-Nothing is given to anybody while more than a third of the nodes are failed: then something else is wrong, and to move
-everything to those that are left would make it worse. Those that are being removed go nevertheless: somebody said so.
+While more than a third of the nodes are failed, no node gets a partition: the cause is then probably elsewhere, such as
+the network, and moving everything to the remaining nodes would make it worse. Nodes that are being removed still lose
+their partitions, because an operator requested it.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from sandq.metadata.placement import Candidate, Slot, plan
 from sandq.metadata.records import IN, REMOVING, NodeRecord, Topic
 
 MOVES_MOST = 64
-"""Partitions on their way at once."""
+"""Maximum number of partitions that move at the same time."""
 
 
 def too_many_failed(nodes: Mapping[str, NodeRecord]) -> bool:
-    """Those that are being removed are not missed."""
+    """Return whether more than a third of the nodes are failed, not counting nodes that are being removed."""
     missed = [node for node in nodes.values() if node.standing != REMOVING]
     failed = sum(node.failed_since_ms is not None for node in missed)
     return 3 * failed > len(missed)
 
 
 def is_lost(node: NodeRecord, now_ms: int, reassign_after_ms: int) -> bool:
-    """It has failed for so long that others shall take its place."""
+    """Return whether a node failed at least `reassign_after_ms` ago, so that other nodes replace it."""
     return node.failed_since_ms is not None and now_ms - node.failed_since_ms >= reassign_after_ms
 
 
 def candidates(
     nodes: Mapping[str, NodeRecord], now_ms: int, reassign_after_ms: int, capacity: float = math.inf
 ) -> list[Candidate]:
-    """Nodes that may hold something. `capacity`: of partitions, of each."""
+    """Return the nodes that may hold partitions. `capacity`: number of partitions, of each node."""
     return [
         Candidate(
             node.node_id,
@@ -55,7 +56,7 @@ def candidates(
 
 
 def slots(topics: Iterable[Topic], led: Collection[int]) -> list[Slot]:
-    """`led`: the groups that have a leader; in others nobody can change who takes part."""
+    """Return the partitions of topics. `led`: groups that have a leader; the members of other groups cannot change."""
     return [
         Slot(partition.group, topic.replicas, partition.nodes, fixed=partition.group not in led)
         for topic in topics
@@ -72,10 +73,13 @@ def next_changes(
     reassign_after_ms: int,
     capacity: float = math.inf,
 ) -> list[c.Command]:
-    """Assignments to make now, so that not more than `MOVES_MOST` are on their way. What is placed is evened out once,
-    whenever there are other nodes than the last time; from the first move after that nothing counts as even, so that a
-    node that is back before the others are even gets its share. `led`: the groups that have a leader. `capacity`: how
-    many partitions a node holds before others are to take what moves; a full one takes it when no other one has room.
+    """Return the commands to propose now, so that at most `MOVES_MOST` partitions move at the same time.
+
+    The load is evened out once each time the nodes that keep their partitions differ from `balanced`. The first such
+    move clears `balanced`, so that a node that is back before the load is even gets its share, too.
+
+    `led`: groups that have a leader. `capacity`: number of partitions from which on other nodes are preferred; a full
+    node takes a partition only if no other node has free capacity.
     """
     there = candidates(nodes, now_ms, reassign_after_ms, capacity)
     halted = too_many_failed(nodes)
@@ -83,7 +87,7 @@ def next_changes(
         there = [replace(candidate, takes=False, leaves=False) for candidate in there]
     spread = sorted(candidate.node for candidate in there if not candidate.leaves)
     partitions = {partition.group: partition for topic in topics.values() for partition in topic.partitions}
-    # One that is on its way to who is to hold nothing never gets there.
+    # Do not count a partition that moves to a node that must not hold any: it never arrives.
     moving = sum(p.moving and group in led and set(p.nodes) <= set(spread) for group, p in partitions.items())
     if moving >= MOVES_MOST:
         return []
@@ -91,15 +95,17 @@ def next_changes(
     even = others and not halted
     changes = plan(slots(topics.values(), led), there, even=even, most=MOVES_MOST - moving)
     if even and not changes:
-        # What has no leader at present could not be looked at.
+        # Partitions without a leader were not planned. Report an even load only if there are none.
         return [c.Balance(spread)] if partitions.keys() <= set(led) else []
     assigns: list[c.Command] = [c.Assign(group, partitions[group].epoch, chosen) for group, chosen in changes.items()]
     return [c.Balance([]), *assigns] if assigns and others and balanced else assigns
 
 
 def next_voters(nodes: Mapping[str, NodeRecord], voting: Collection[str], most: int, lost: Collection[str]) -> set[str]:
-    """The nodes that are to vote in the metadata group: of each zone one before another has two; those that do already
-    first. `lost`: nodes that have failed for long: they vote only where there are no others."""
+    """Return the nodes that should vote in the metadata group, up to `most`.
+
+    No zone gets a second voter before each has one. If nodes are otherwise equal, current voters (`voting`)
+    are preferred. `lost`: nodes that failed long ago, which vote only if there are not enough others."""
     left = [node for node in nodes.values() if node.standing == IN]
     chosen: list[NodeRecord] = []
     while left and len(chosen) < most:

@@ -1,9 +1,9 @@
-"""What metadata keeps of nodes, topics and partitions, and how a row holds it. PERSISTED: see `state.py`.
+"""The records of nodes, topics, partitions and identities, and their encoding in rows. PERSISTED: see `state.py`.
 
-An assignment is what is wanted: which nodes are to hold a partition. The configuration of its Raft group is what is,
-and follows one member at a time. `epoch` counts assignments; `settled` is the last one that the group had become, as
-its leader reported. Those that were wanted once may still take part, until it reports that they do not: they are
-`former`.
+An assignment is the desired state: the nodes that should hold a partition. The configuration of its Raft group is the
+actual state, which changes one member at a time until it matches. `epoch` counts assignments. `settled` is the last
+assignment that the group has reached, as its leader reported. Members of earlier assignments may still take part until
+the leader reports that they do not: they are `former`.
 """
 
 from __future__ import annotations
@@ -18,41 +18,46 @@ from sandq.model.features import Levels
 from sandq.model.members import member_id, node_of, own_member
 
 IN = "in"
-"""It takes part."""
+"""Standing of a node that may hold partitions."""
 DRAINING = "draining"
-"""It is to hold nothing, and stays registered."""
+"""Standing of a node that gives up all partitions, and stays registered."""
 REMOVING = "removing"
-"""It is to hold nothing, and is forgotten then."""
+"""Standing of a node that gives up all partitions, and is then deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
+    """A partition and its assignment."""
+
     group: int
     """Raft group number."""
     first: tuple[str, ...]
-    """The members that it was founded with, as voters: `node id#incarnation`."""
+    """Its first members, all of them voters: `node id#incarnation`."""
     members: tuple[str, ...]
-    """Those that it is to have; the first one is to lead it."""
+    """Members of the current assignment. The first one should lead."""
     former: tuple[str, ...] = ()
-    """Others that it may still have."""
+    """Members of earlier assignments that may still take part."""
     epoch: int = 0
+    """Number of the current assignment."""
     settled: int = 0
+    """Number of the last assignment that the group has reached."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Those that are to hold it."""
+        """The nodes of the current assignment."""
         return tuple([node_of(member) for member in self.members])
 
     @property
     def moving(self) -> bool:
+        """True if the group has not reached its current assignment."""
         return self.settled < self.epoch
 
     def wanted_on(self, node: str) -> str | None:
-        """The member that is to be on a node."""
+        """Return the member that the assignment has on a node, None if it has none there."""
         return own_member(node, self.members)
 
     def may_have(self, node: str, incarnation: int) -> bool:
-        """Whether the group may count on this member: what it holds must be kept."""
+        """Return whether the group may still count on this member, so that its data must be kept."""
         member = member_id(node, incarnation)
         return member in self.members or member in self.former
 
@@ -62,29 +67,31 @@ class Partition:
 
     @classmethod
     def load(cls, group: int, row: bytes) -> tuple[str, int, Partition]:
-        """With its topic, and its number there."""
+        """Decode a row. Return the topic, the partition's number in the topic, and the partition."""
         topic, at, first, members, former, epoch, settled = msgpack.unpackb(row)
         return topic, at, cls(group, tuple(first), tuple(members), tuple(former), epoch, settled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
+    """A topic with its partitions."""
+
     name: str
     number: int
     kind: str
     initial_partitions: int
     replicas: int
-    """How many nodes are to hold each partition; while there are fewer, as many as there are."""
+    """Number of nodes that should hold each partition; all nodes, if there are fewer."""
     settings: dict[str, Any]
     created_ms: int
     partitions: tuple[Partition, ...]
     first_settings: dict[str, Any]
-    """Those it was created with: each replica begins with them, whenever that is, and learns of others by its log."""
+    """The settings at creation. Each new replica starts with them, and learns later settings from its log."""
     owner: str | None = None
-    """The principal that created it, for whose quota it counts."""
+    """The principal that created the topic and whose quota it counts towards."""
 
     def row(self) -> bytes:
-        """Without its partitions, which have rows of their own."""
+        """Encode the topic without its partitions, which have rows of their own."""
         row: bytes = msgpack.packb(
             (
                 self.number,
@@ -119,22 +126,25 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
+    """A registered node."""
+
     node_id: str
     store_uuid: str
     addresses: dict[str, str]
     zone: str
     weight: int
     incarnation: int
-    """Of its member of the metadata group."""
+    """Incarnation of its member of the metadata group."""
     standing: str
+    """IN, DRAINING or REMOVING."""
     failed_since_ms: int | None
-    """None: it is there."""
+    """Time since which the node is neither heard of nor connected, in ms; None if it is available."""
     lowest_level: int
     highest_level: int
 
     @property
     def levels(self) -> Levels:
-        """The feature levels that its version knows, as it said last."""
+        """The feature levels that the node's version supports, as it last reported."""
         return Levels(self.lowest_level, self.highest_level)
 
     def row(self) -> bytes:
@@ -160,13 +170,13 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class RemovedNode:
-    """A name that was in use. Who comes under it is another member than all that came before."""
+    """The name of a removed node. A node that joins with this name again becomes a new member."""
 
     node_id: str
     incarnation: int
-    """The greatest that it had."""
+    """The highest incarnation that the name has had."""
     stores: tuple[str, ...]
-    """Data directories that must not come back."""
+    """Store UUIDs of data directories that must not join again."""
 
     def row(self) -> bytes:
         row: bytes = msgpack.packb((self.incarnation, self.stores))
@@ -180,17 +190,17 @@ class RemovedNode:
 
 @dataclass(frozen=True, slots=True)
 class IdentityRecord:
-    """Who may do what. `principal`: `token:NAME`, `jwt:SUBJECT` or `cert:NAME`."""
+    """A principal and its permissions. `principal`: `token:NAME`, `jwt:SUBJECT` or `cert:NAME`."""
 
     principal: str
     grants: tuple[str, ...]
-    """As `model.access` reads them."""
+    """Grants in the syntax of `model.access`."""
     secret_hash: bytes | None = field(repr=False)
-    """SHA-256 of a token; None: it shows something else."""
+    """SHA-256 of the token; None if the principal authenticates differently."""
     created_ms: int
     expires_ms: int | None
     quota: dict[str, int]
-    """As `model.quotas` has it."""
+    """Quota values by name, see `model.quotas`."""
     note: str
 
     def row(self) -> bytes:

@@ -1,19 +1,19 @@
-"""Topics, nodes, and the counters whose numbers are never reused.
+"""The state of the metadata group: topics, nodes, identities, and counters whose numbers are never reused.
 
 Rows (relative to the metadata store), values msgpack. PERSISTED::
 
-    "h" topic 0 group  {url, secrets, concurrency, timeout_ms} of a group that is pushed (`model.push`)
+    "h" topic 0 group  {url, secrets, concurrency, timeout_ms} of a group with a push (`model.push`)
     "i" principal   [[grant, ...], SHA-256 of its token | nil, created_ms, expires_ms | nil, {quota: value}, note]
     "n" node id     [store uuid, {name: address}, zone, weight, incarnation, standing, failed since ms | nil,
                      lowest feature level, highest feature level]
     "p" group u64   [topic, partition, [first member, ...], [member, ...], [former member, ...], epoch, settled]
     "r" name        [grant, ...] of a role
     "s"             [version=1, applied_index, next_topic, next_group, next_incarnation, cluster uuid | nil,
-                     [node id, ...] that all is spread evenly over, feature level,
-                     [[skip id, digest], ...] of skipped commands (left out: none)]
-    "t" name        [number, kind, initial_partitions, replicas, settings, created_ms, settings it was created with,
-                     its owner (left out: nobody)]
-    "x" node id     [incarnation, [store uuid, ...]] of a node that was removed
+                     [node id, ...] of the balanced nodes, feature level,
+                     [[skip id, digest], ...] of skipped commands (omitted if none)]
+    "t" name        [number, kind, initial_partitions, replicas, settings, created_ms, settings at creation,
+                     owner (omitted if none)]
+    "x" node id     [incarnation, [store uuid, ...]] of a removed node
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _VERSION = 1
 FIRST_GROUP = 1
 """Raft group 0 is the metadata group itself."""
 SKIPS_KEPT: Final = 64
-"""Skipped commands that are remembered; the oldest is forgotten first."""
+"""Maximum number of skipped commands that are remembered. The oldest is dropped first."""
 
 Put = Callable[[bytes, bytes | None], None]
 
 
 def check_level(level: int, known: Levels) -> None:
-    """Raises StartupError when data or a log of this feature level cannot be read by a version that knows these."""
+    """Raise StartupError if `level`, the feature level of data or a log, is not among the supported ones (`known`)."""
     if level not in known:
         raise StartupError(
             f"the data of this node is of feature level {level}, and this version knows {known}: "
@@ -61,39 +61,43 @@ def check_level(level: int, known: Levels) -> None:
 
 
 class MetadataState:
+    """The metadata in memory. Commands change it and the rows together."""
+
     def __init__(self) -> None:
         self.applied_index = 0
         self.cluster_uuid: str | None = None
         self.feature_level = FIRST_LEVEL
-        """What the cluster has come to: see `model.features`."""
+        """The cluster's feature level: see `model.features`."""
         self.topics: dict[str, Topic] = {}
         self.nodes: dict[str, NodeRecord] = {}
         self.removed: dict[str, RemovedNode] = {}
         self.pushes: dict[tuple[str, str], dict[str, Any]] = {}
-        """Of groups that are pushed, by topic and group."""
+        """Push settings by (topic, group)."""
         self.identities: dict[str, IdentityRecord] = {}
-        """By principal."""
+        """Identities by principal."""
         self.roles: dict[str, tuple[str, ...]] = {}
-        """Grants of roles that somebody made, by name."""
+        """Grants of user-defined roles, by name."""
         self.balanced: tuple[str, ...] = ()
-        """The nodes that all partitions are spread evenly over."""
+        """The nodes over which all partitions were spread evenly last; empty while they are not."""
         self.partition_of_group: dict[int, tuple[str, int]] = {}
-        """Raft group -> topic and partition."""
+        """(topic, partition) by Raft group."""
         self.skips: dict[bytes, bytes] = {}
-        """Digest of the last command skipped by each of an operator's decisions, by their ids (ADR 46)."""
+        """Digest of the last command skipped by each decision of an operator, by the decision's id (ADR 46)."""
         self.results: list[Any] = []
-        """Results of the entry that is being applied: their number says where an error came."""
+        """Results of the entry that is being applied. After an error, their number tells which command failed."""
         self._next_topic = 1
         self.next_group = FIRST_GROUP
-        """No raft group has this number, or a higher one, yet."""
+        """Number of the next raft group: no group has this number or a higher one."""
         self._next_incarnation = 1
 
     @classmethod
     def load(cls, rows: list[tuple[bytes, bytes]], known: Levels = KNOWN) -> MetadataState:
-        """From all rows of the metadata store. Raises StartupError when they are of a feature level that is not among
-        the `known` ones."""
+        """Load the state from all rows of the metadata store.
+
+        Raise StartupError if their feature level is not among the supported ones (`known`)."""
         self = cls()
-        self._load_counters(dict(rows).get(STATE_KEY), known)  # first: rows of another level may look otherwise
+        # Check the feature level first: at a different level, other rows may have a different format.
+        self._load_counters(dict(rows).get(STATE_KEY), known)
         partitions: dict[str, dict[int, Partition]] = {}
         for key, value in sorted(rows):  # partitions come before topics
             if key == STATE_KEY:
@@ -122,7 +126,7 @@ class MetadataState:
         if row is None:
             return  # nothing was applied yet
         _, applied_index, topic, group, incarnation, cluster_uuid, balanced, feature_level, *rest = msgpack.unpackb(row)
-        check_level(feature_level, known)  # before the rest, which another level may have in another form
+        check_level(feature_level, known)  # before the rest, whose format may differ at a different level
         (skips,) = rest
         self.applied_index = applied_index
         self._next_topic, self.next_group, self._next_incarnation = topic, group, incarnation
@@ -137,7 +141,7 @@ class MetadataState:
         put(STATE_KEY, msgpack.packb((_VERSION, self.applied_index, *counters, *rest)))
 
     def apply(self, index: int, entry: c.Entry, put: Put) -> list[Any]:
-        """One result a command: what it made or changed, or the SandqError that refused it."""
+        """Apply an entry. Return a result per command: the changed record, or the SandqError that rejected it."""
         if index <= self.applied_index:
             return []
         self.results = results = []
@@ -236,7 +240,7 @@ class MetadataState:
         return self._put_node(node, put)
 
     def _raise_level(self, command: c.RaiseFeatureLevel) -> int:
-        """A level that the cluster has come to already is no news, and nothing to be refused."""
+        """Raise the feature level, and return it. Do nothing if the cluster has reached it already."""
         if command.level > self.feature_level:
             unable = [node.node_id for node in self.nodes.values() if command.level not in node.levels]
             if unable:
@@ -277,7 +281,7 @@ class MetadataState:
         )
 
     def _put_topic(self, topic: Topic, new: Sequence[Partition], put: Put) -> Topic:
-        """`new`: its partitions whose rows are not there yet, the last ones."""
+        """Store a topic. `new`: its last partitions, whose rows do not exist yet."""
         self._keep(topic)
         put(b"t" + topic.name.encode(), topic.row())
         for at, partition in enumerate(new, len(topic.partitions) - len(new)):
@@ -316,7 +320,7 @@ class MetadataState:
             raise InvalidRequest(f"topic {name!r} is placed on {unknown[0]!r}, which is not registered")
 
     def _check_quota(self, owner: str | None, topics: int, partitions: int) -> None:
-        """Raise QuotaExceeded unless an owner may have so many more."""
+        """Raise QuotaExceeded if these additional topics and partitions exceed the owner's quota."""
         record = self.identities.get(owner) if owner is not None else None
         if owner is None or record is None or not record.quota:
             return
@@ -367,7 +371,7 @@ class MetadataState:
     # -- pushes ---------------------------------------------------------------------------------------------------
 
     def _set_push(self, command: c.SetPush, put: Put) -> dict[str, Any] | None:
-        """None: the group is not pushed (any more)."""
+        """Set or remove the push of a group. Return its settings, None if it was removed."""
         self._topic(command.topic)
         pushed = command.topic, command.group
         if command.push is None:
@@ -436,11 +440,11 @@ class MetadataState:
     # -- assignments ----------------------------------------------------------------------------------------------
 
     def _partition(self, group: int) -> tuple[Topic, int, Partition]:
-        place = self.partition_of_group.get(group)
-        if place is None:
+        found = self.partition_of_group.get(group)
+        if found is None:
             raise NotFound(f"no partition is that of group {group}")
-        topic = self.topics[place[0]]
-        return topic, place[1], topic.partitions[place[1]]
+        topic = self.topics[found[0]]
+        return topic, found[1], topic.partitions[found[1]]
 
     def _put_partition(self, topic: Topic, at: int, partition: Partition, put: Put) -> Partition:
         partitions = (*topic.partitions[:at], partition, *topic.partitions[at + 1 :])
@@ -449,33 +453,36 @@ class MetadataState:
         return partition
 
     def _assign(self, command: c.Assign, put: Put) -> Partition:
+        """Assign a partition to nodes, as a new epoch. Return the changed partition."""
         topic, at, old = self._partition(command.group)
         nodes = tuple(command.nodes)
         if command.epoch != old.epoch:
-            raise Conflict(f"partition {at} of topic {topic.name!r} was assigned anew meanwhile", topic=topic.name)
+            raise Conflict(f"partition {at} of topic {topic.name!r} was reassigned in the meantime", topic=topic.name)
         if not nodes or len(set(nodes)) < len(nodes):
             raise InvalidRequest(f"a partition is held by different nodes, not by {list(nodes)}")
         self._check_registered(topic.name, [nodes])
-        # A member that the group may still have goes on as it is: a node has one replica of a group.
+        # Reuse a member that the group may still have: a node has at most one replica of a group.
         there = (*old.members, *old.former)
         members = tuple([own_member(node, there) or self._mint(node) for node in nodes])
         former = tuple([member for member in there if member not in members])
         epoch = old.epoch + 1
+        # If only the leader or the order changes, the Raft group has the right members already: it is settled.
         only_order = sorted(members) == sorted(old.members) and not old.moving
         settled = epoch if only_order else old.settled
         new = replace(old, members=members, former=former, epoch=epoch, settled=settled)
         return self._put_partition(topic, at, new, put)
 
     def _settle(self, command: c.Settle, put: Put) -> Partition:
+        """Note that a group no longer has former members, and with `whole` that it has reached its assignment."""
         topic, at, old = self._partition(command.group)
         if command.epoch != old.epoch:
-            raise Conflict(f"partition {at} of topic {topic.name!r} was assigned anew meanwhile", topic=topic.name)
+            raise Conflict(f"partition {at} of topic {topic.name!r} was reassigned in the meantime", topic=topic.name)
         settled = old.epoch if command.whole else old.settled
         return self._put_partition(topic, at, replace(old, former=(), settled=settled), put)
 
 
 def _roles_of(grants: Iterable[str]) -> set[str]:
-    """The roles that somebody made, of these grants."""
+    """Return the user-defined roles among these grants."""
     return {grant.name for grant in map(parse_grant, grants) if not grant.is_of_known_name}
 
 
@@ -498,7 +505,7 @@ def _push_key(topic: str, group: str) -> bytes:
 
 
 def holds(topics: Iterable[Topic], node: str) -> int:
-    """Replicas that are, or may still be, on a node."""
+    """Return the number of replicas that are, or may still be, on a node."""
     return sum(
         own_member(node, (*partition.members, *partition.former)) is not None
         for topic in topics

@@ -1,4 +1,4 @@
-"""PySyncObj's core with its storage, network, pickles and clock taken out. `hooks.py` lists the names it uses."""
+"""PySyncObj's core with its storage, network, pickles and clock taken out. `hooks.py` lists the private names used."""
 
 from __future__ import annotations
 

@@ -398,6 +398,7 @@ class Group:
                 self._transport.connected(node)
 
     def _note_round(self) -> None:
+        """Sample the commit index every `ROUND_S`, for `has_caught_up`."""
         now_s = hooks.now_s()
         if now_s - self._round_s >= ROUND_S:
             self._round_s, self._round_commit = now_s, self.commit_index
@@ -406,7 +407,9 @@ class Group:
         self.reads.finish(self.member, self._members.voters)
 
     def _state_changed(self, before: int, after: int) -> None:
+        """Clean up after a change of role. The library calls this within a tick or a message."""
         if before == LEADER:
+            # As a follower, `age_s` continues from the last time that a majority confirmed this leader.
             age_s = self._led_age_s()
             if age_s is not None:
                 self._message_filter.complete_s = hooks.now_s() - age_s

@@ -313,7 +313,7 @@ class GroupCommit:
         for group, last in self._ticked:
             group.journal.synced(last)
             if group.is_leader:
-                self._dirty[group] = None
+                self._dirty[group] = None  # the next tick counts the leader's own copy of the new entries
         self._ticked = []
         return self._take_committed()
 

@@ -1,4 +1,4 @@
-"""The guards: each prevents one fault of PySyncObj 0.3.17 without changing it. docs/architecture.md has the table.
+"""The guards: each prevents one fault of PySyncObj 0.3.17 without changing it. docs/replication.md has the table.
 
 They are small functions of plain values. Each can be read and tested on its own, and a test can remove it to show the
 fault. Guards that replace a whole method of the library are in `core.py` (S6, S10, L4). Guards of the log on the disk

@@ -1,6 +1,7 @@
 """The private names of PySyncObj that sandq uses, checked at start-up, and the only global patch.
 
-PySyncObj is pinned to 0.3.17, because these names are private. docs/architecture.md explains each hook.
+PySyncObj is pinned to 0.3.17, because these names are private. docs/replication.md lists
+the faults that they work around.
 """
 
 from __future__ import annotations

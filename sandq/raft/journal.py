@@ -199,17 +199,20 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         raise RuntimeError("a journal is replaced through a snapshot, never cleared")
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
+        """Delete the entries from list position `entryFrom` on: they conflict with the leader's log."""
         if entryFrom < len(self):
             first = self[entryFrom][1]
             self._records.append((Kind.TRUNCATE, self._group, first, 0, b""))
             self.size_bytes -= sum([len(command) for command, _, _ in self[entryFrom:]])
             del self[entryFrom:]
+            # Configurations and SKIPs of deleted entries no longer apply (guard S3b).
             while self._changes[-1][0] >= first:
                 self._changes.pop()
             self.skips = {at: skip for at, skip in self.skips.items() if at < first}
             self.durable = min(self.durable, first - 1)
 
     def deleteEntriesTo(self, entryTo: int) -> None:
+        """Delete the entries before list position `entryTo`. The entry there becomes the base of the log."""
         self.size_bytes -= sum([len(command) for command, _, _ in self[:entryTo]])
         del self[:entryTo]
         # The first entry is applied, and no member receives it (see `restart`): only its term is needed.

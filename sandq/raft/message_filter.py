@@ -88,7 +88,9 @@ class MessageFilter:
     def _append(
         self, sender: str, term: int, commit: int, previous: int, previous_term: int, entries: Any, seq: int
     ) -> None:
+        """Handle entries from a leader: remove those that the log has already, and let the library append the rest."""
         if term < self._term:
+            # The sender was deposed: a reply with the current term makes it step down.
             self._answer(sender, wire.ALIVE_ACK, seq)
             return
         # Raft's own entries are accepted even under overload: a new leader's no-op and a SKIP unblock the group.
@@ -99,6 +101,7 @@ class MessageFilter:
         journal = self._journal
         known = guards.known_prefix(journal, previous, previous_term, entries)
         if known:
+            # Skip the entries that the log has already: the library would truncate them first (guard S1).
             _, previous, previous_term = entries[known - 1]
             entries = entries[known:]
         agrees = not entries and journal.term_at(previous) == previous_term
@@ -112,11 +115,13 @@ class MessageFilter:
             self.complete_s = self._arrived_s
 
     def _ack(self, sender: str, term: int, next_index: int, reset: bool, success: bool, seq: int) -> None:
+        """Handle a follower's reply to entries: update its next index within the bounds of guards S4, L2 and L3."""
         node = hooks.member_node(sender)
         core = self._core
         if not self._is_answer(sender, term, seq):
             return
         if reset and not guards.is_fresh_reset(self.barriers, sender, seq, self._transport.seq):
+            # An outdated reset: the follower is alive, but its next index stays as it is.
             core._SyncObj__lastResponseTime[node] = hooks.now_s()
             return
         if success:
@@ -137,8 +142,10 @@ class MessageFilter:
             self._transport.resume(node)
 
     def _alive(self, sender: str, term: int, seq: int, lagging: bool) -> None:
+        """Handle an ALIVE from a leader. With `lagging`, reply with the index from which entries are needed."""
         if term >= self._term:
             self.heard_s = hooks.now_s()
+            # Without entries and with commit index 0, it confirms nothing and commits nothing (guard S5).
             self._deliver(sender, {"type": "append_entries", "term": term, "commit_index": 0})
         if lagging and term >= self._term:
             # Ask from the commit index, not from the end of the log: the end may conflict with the leader, repeatedly.
@@ -149,6 +156,7 @@ class MessageFilter:
             self._answer(sender, wire.ALIVE_ACK, seq)
 
     def _alive_ack(self, sender: str, term: int, seq: int) -> None:
+        """Note that a follower is alive."""
         if self._is_answer(sender, term, seq):
             self._core._SyncObj__lastResponseTime[hooks.member_node(sender)] = hooks.now_s()
 
@@ -178,6 +186,7 @@ class MessageFilter:
             self._deliver(sender, message)
 
     def _vote(self, sender: str, term: int) -> None:
+        """Pass on a vote, but each voter's at most once per term (guard S2)."""
         if term != self._term:
             return  # the library counts only votes of its current term, so others are not remembered
         self._votes = {vote for vote in self._votes if vote[0] == term}
@@ -185,6 +194,7 @@ class MessageFilter:
             self._deliver(sender, {"type": "response_vote", "term": term})
 
     def _pre_vote_request(self, sender: str, term: int, last: int, last_term: int) -> None:
+        """Reply whether this member would vote for the sender in `term`. This changes no state (guard L5)."""
         granted = (
             term > self._term
             and guards.is_up_to_date(self._journal, last, last_term)
@@ -193,6 +203,7 @@ class MessageFilter:
         self._transport.post(sender, wire.PRE_VOTE, term, granted, self._term)
 
     def _pre_vote(self, sender: str, wanted: int, granted: bool, term: int) -> None:
+        """Count a pre-vote. A reply with a higher term makes this member follow that term."""
         if sender in self._members().voters and term > self._term:
             self._election.follow(term)
         elif (
@@ -203,6 +214,7 @@ class MessageFilter:
             self._election.pre_voted(wanted, self._members())
 
     def _timeout_now(self, sender: str, term: int) -> None:
+        """Hold an election at once, because the leader transfers its leadership to this member."""
         self._deliver(sender, {"type": "timeout_now", "term": term})
         self._election.asked_to_lead()
 

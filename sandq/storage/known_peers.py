@@ -65,7 +65,7 @@ class KnownPeers:
         if store_uuid in self._removed:
             raise Conflict(
                 f"{node} was removed from the cluster: with its old data directory (store {store_uuid}) it takes part "
-                "in nothing; with an empty one it may join anew",
+                "in nothing; with an empty one it may join again",
                 node=node,
                 found=store_uuid,
             )
@@ -73,7 +73,7 @@ class KnownPeers:
         if pinned not in (None, store_uuid):
             raise Conflict(
                 f"{node} returned with another data directory (store {store_uuid} instead of {pinned}): "
-                "it takes part in nothing until it is added anew",
+                "it takes part in nothing until it is added again",
                 node=node,
                 expected=pinned,
                 found=store_uuid,

@@ -113,6 +113,7 @@ def record_ends(data: bytes, offset: int = 0) -> Iterator[int]:
     while True:
         left = -at % _BLOCK_BYTES or _BLOCK_BYTES
         if left < _FRAGMENT.size:
+            # The end of a block that is too short for a fragment header must be zeros.
             if any(data[at : at + left]):
                 return
             at += left

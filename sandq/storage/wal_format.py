@@ -210,6 +210,7 @@ class Reader:
                 self.why = "a record header's checksum does not match"
                 return
             if pass_number != last_pass or pass_at != start:
+                # The first record of a new pass: its number must be higher, and the pass must begin here.
                 if pass_number <= last_pass or pass_at << 3 != at:
                     self.why = f"a record of pass {pass_number} behind pass {last_pass}"
                     return

@@ -103,6 +103,7 @@ class Tracker:
             self.runs[-1][1] = index - 1
 
     def _rebase(self, index: int, term: int, members: bytes) -> None:
+        """Move the base to `index`. A base below the current one starts the log over (wal_format.py)."""
         if index < self.base:
             self.runs.clear()
             self.last = index - 1
@@ -176,6 +177,7 @@ class Replay:
         self.last = min(self.last, index - 1)
 
     def _rebase(self, index: int, term: int, members: bytes) -> None:
+        """Move the base to `index`, as `Tracker._rebase` does."""
         tracker = self.tracker
         if index < tracker.base:
             self.entries.clear()

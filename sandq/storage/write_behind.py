@@ -134,11 +134,13 @@ class WriteBehindStores:
                 batch = self._batches[0]
                 batch.is_closed = True
             began_s = time.perf_counter()
+            # Without the lock `_changed`: reads and new changes continue while LevelDB blocks.
             try:
                 self._base.write(batch.changes)
             except BaseException as failure:
                 self._failure = failure
                 raise
+            # Remove the batch only after it is written, so that every read finds its rows here or in the base stores.
             with self._changed:
                 batch.is_written = True
                 self._batches = self._batches[1:]

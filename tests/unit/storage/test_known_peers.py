@@ -41,7 +41,7 @@ def test_another_store_is_a_conflict() -> None:
     files = MemoryFiles()
     known = KnownPeers.open(files)
     known.pin("n2", "store-2")
-    with pytest.raises(Conflict, match=r"n2 returned with another .* \(store other instead of store-2\).* added anew"):
+    with pytest.raises(Conflict, match=r"n2 returned with another .* \(store other instead of store-2\).* added again"):
         known.pin("n2", "other")
     with pytest.raises(Conflict):
         known.check("n2", "other")
