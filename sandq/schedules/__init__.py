@@ -1,1 +1,1 @@
-"""When recurring messages recur: expressions, intervals, time zones. Pure, no clock (floor F1)."""
+"""The recurrence of schedules: cron expressions, intervals, time zones. Pure, no clock (floor F1)."""

@@ -1,12 +1,12 @@
-"""Cron expressions: what is understood, and which times on a wall clock they mean.
+"""Parse cron expressions, and find the wall-clock times that they match.
 
     30 2 * * *          minute, hour, day of month, month, day of week
-    */10 * * * * *      six fields: the second first
+    */10 * * * * *      six fields: the first one is the second
     @daily              an alias
 
-cronsim reads the fields and goes through the calendar, without any time zone: it moves naive datetimes. What becomes
-of them where clocks are set forward and back is `wall_clock`'s, for cronsim knows it of five fields only: with six a
-time that does not exist is left out, and one that exists twice comes twice.
+cronsim parses the fields and searches the calendar with naive datetimes, without a time zone. `wall_clock` handles
+clocks that are set forward or back, because cronsim does so only for five fields: with six fields, it omits a time that
+does not exist, and returns a time that the clock shows twice as two times.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALIASES: Final = {
     "@annually": "0 0 1 1 *",
 }
 
-# What may stand in a field, in the order of six fields.
+# Allowed values of each field, in the order of six fields.
 _FIELDS: Final = {
     "second": "0 to 59",
     "minute": "0 to 59",
@@ -53,29 +53,30 @@ _ENDS: Final = {
 _ORDER: Final = (
     "five fields are expected (minute, hour, day of month, month, day of week), or six with the second first"
 )
-# Somewhere within the calendar: expressions are tried out from here.
+# Any time in the calendar, from which expressions are tested.
 _ANY_WALL: Final = datetime(2000, 1, 1)
 _LAST_YEAR: Final = 9998
 
 
 class CronExpression:
-    """The times of a wall clock that an expression means. Made by `parse`; it never changes.
+    """The wall-clock times that an expression matches. Created by `parse`; immutable.
 
-    is_fixed: whether both hour and minute are told, neither beginning with a star: "30 2 * * *", not "30 * * * *".
+    is_fixed: True if neither the hour nor the minute field begins with a star: "30 2 * * *", not "30 * * * *".
     """
 
     __slots__ = ("_backward", "_forward", "is_fixed")
 
     def __init__(self, fields: list[str]) -> None:
-        """Read six fields. CronSimError when one of them is wrong."""
+        """Parse six fields. Raise CronSimError if one of them is wrong."""
         text = " ".join(fields)
         self._forward = CronSim(text, _ANY_WALL)
         self._backward = CronSim(text, _ANY_WALL, reverse=True)
         self.is_fixed = not fields[1].startswith("*") and not fields[2].startswith("*")
 
     def after(self, wall: datetime) -> datetime | None:
-        """Return the first time after this one, both without a zone and in whole seconds; None when there is none
-        within 50 years or up to the year 9998."""
+        """Return the first matching time after `wall`, both without a zone and in whole seconds.
+
+        None if there is none within 50 years, or up to the year 9998."""
         search = copy.copy(self._forward)
         search.dt = wall
         try:
@@ -85,7 +86,7 @@ class CronExpression:
         return found if found.year <= _LAST_YEAR else None
 
     def at_or_before(self, wall: datetime) -> datetime | None:
-        """Return the last time up to this one; None when there is none within 50 years."""
+        """Return the last matching time at or before `wall`, None if there is none within 50 years."""
         search = copy.copy(self._backward)
         search.dt = wall + timedelta(seconds=1)
         return next(search, None)
@@ -93,7 +94,9 @@ class CronExpression:
 
 @lru_cache(maxsize=EXPRESSIONS_KEPT)
 def parse(text: str) -> CronExpression:
-    """Read an expression. InvalidRequest says which field is wrong and what it may hold, or that it never happens."""
+    """Parse an expression.
+
+    Raise InvalidRequest if a field is wrong, with its allowed values, or if the expression never matches."""
     if len(text) > EXPRESSION_CHARS_MAX:
         raise InvalidRequest(f"cron: {len(text)} characters are given, at most {EXPRESSION_CHARS_MAX} are allowed")
     fields = _fields(text)
@@ -102,7 +105,7 @@ def parse(text: str) -> CronExpression:
     try:
         expression = CronExpression([_plain(name, field) for name, field in zip(_FIELDS, fields, strict=True)])
     except CronSimError:
-        # Each field is right by itself: there is no such day in any of the months.
+        # Each field is valid by itself, so none of the months has such a day.
         raise InvalidRequest(_never(text)) from None
     if expression.after(_ANY_WALL) is None:
         raise InvalidRequest(_never(text))
@@ -110,7 +113,7 @@ def parse(text: str) -> CronExpression:
 
 
 def _fields(text: str) -> list[str]:
-    """The six fields of an expression, the second being 0 where none is told."""
+    """Return the six fields of an expression; the second is 0 if it has five."""
     given = text.split()
     if given and given[0].lower() == "@every":
         interval = " ".join(given[1:]) or "5m"
@@ -132,7 +135,7 @@ def _fields(text: str) -> list[str]:
 
 
 def _check_field(text: str, name: str, field: str) -> None:
-    """Refuse a field of which some part cannot be read, and name the part."""
+    """Raise InvalidRequest, which names the part, if a part of a field is invalid."""
     for part in field.split(","):
         if _is_readable(name, part):
             continue
@@ -140,9 +143,9 @@ def _check_field(text: str, name: str, field: str) -> None:
 
 
 def check_steps(text: str) -> None:
-    """Refuse a step that is longer than its field has values: */90 in the minutes would mean every hour.
+    """Raise InvalidRequest if a step exceeds the range of its field: */90 in the minutes would mean every hour.
 
-    For expressions that users enter; `parse` takes such steps as cron does. Raises InvalidRequest.
+    Call it for expressions that users enter. `parse` accepts such steps, as cron does.
     """
     for name, field in zip(_FIELDS, _fields(text), strict=True):
         least, greatest = _ENDS[name]
@@ -156,14 +159,16 @@ def check_steps(text: str) -> None:
 
 
 def _plain(name: str, field: str) -> str:
-    """Write a range of one number without its step: cronsim reads 5-5/3 as 5/3, which goes on to the end."""
+    """Return a field with each range of one number as that number, without its step.
+
+    cronsim reads 5-5/3 as 5/3, which continues to the end of the range."""
     parts = field.split(",")
-    for place, part in enumerate(parts):
+    for position, part in enumerate(parts):
         span, step, _ = part.partition("/")
         low, dash, high = span.partition("-")
-        # A range that goes up both ways is one number, however its ends are written.
+        # If the reversed range is valid, too, both ends are the same number, even if they are written differently.
         if step and dash and _is_readable(name, f"{high}-{low}"):
-            parts[place] = low
+            parts[position] = low
     return ",".join(parts)
 
 

@@ -1,7 +1,7 @@
-"""How many messages schedules are going to send in each unit of time, beside those that are made already.
+"""Count the messages that schedules will send in each unit of time, without those that exist already.
 
-The work is bounded: expressions are gone through once, however many schedules share one, and a dense interval is
-counted unit by unit. What does not fit is left out, and that is told.
+The work is bounded. Each expression is evaluated once, even if several schedules share it, and a dense interval is
+counted per unit, not per occurrence. If the work exceeds the bounds, the rest is omitted and `is_complete` is False.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from sandq.schedules.planning import delivery_ms
 from sandq.schedules.recurrence import Recurrence
 
 LOOKED_UP_MOST: Final = 10_000
-"""Occurrences of expressions that are computed, some 50 us each."""
+"""Maximum number of occurrences of expressions that are computed, at about 50 us each."""
 COUNTED_MOST: Final = 200_000
-"""Occurrences, or units of dense intervals, that are counted, about 1 us each."""
+"""Maximum number of occurrences, or of units of dense intervals, that are counted, at about 1 us each."""
 DENSE: Final = 1000
-"""An interval of more occurrences is counted unit by unit, without its jitter."""
+"""An interval with more occurrences than this is counted per unit, without its jitter."""
 
 
 class Ahead(NamedTuple):
-    """A schedule, as far as it is to come."""
+    """A schedule with its future occurrences."""
 
     name: str
     recurrence: Recurrence
     after_ms: int
-    """Occurrences behind it are counted."""
+    """Only occurrences after this time are counted."""
     most: int | None
-    """So many at most; None: there is no end to them."""
+    """Maximum number of occurrences that remain; None if it is unlimited."""
 
 
 class Outlook(NamedTuple):
-    """Messages by the start (ms) of the unit in which they are due, and whether these are all."""
+    """Messages by the start (ms) of the unit in which they are due. `is_complete`: no messages were omitted."""
 
     messages: Mapping[int, int]
     is_complete: bool
 
 
 def count_ahead(schedules: Iterable[Ahead], first_ms: int, unit_ms: int, count: int) -> Outlook:
-    """Count what schedules send in units of time from an instant on."""
+    """Count the messages of schedules in `count` units of `unit_ms` each, from `first_ms` on."""
     counting = _Counting(first_ms, unit_ms, count)
     for schedule in schedules:
         if schedule.recurrence.every_ms is None:
@@ -55,6 +55,8 @@ def count_ahead(schedules: Iterable[Ahead], first_ms: int, unit_ms: int, count: 
 
 
 class _Counting:
+    """One run of `count_ahead`."""
+
     def __init__(self, first_ms: int, unit_ms: int, count: int) -> None:
         self.found = Counter[int]()
         self.is_complete = True
@@ -70,7 +72,7 @@ class _Counting:
             try:
                 times = plain.occurrences(self._first_ms - 1, self._stop_ms - 1, self._looked_up)
             except InvalidRequest:
-                # Made by a node that knows other zones.
+                # A node with different zone data created it.
                 times, self.is_complete = [], False
             self._looked_up -= len(times)
             self.is_complete = self.is_complete and self._looked_up > 0

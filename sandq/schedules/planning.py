@@ -1,4 +1,4 @@
-"""Which occurrence of a schedule comes next, as its partition's leader finds it."""
+"""Find the next occurrence of a schedule. The leader of its partition does this."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from typing import Any, Final, NamedTuple
 from sandq.schedules.recurrence import Recurrence
 
 MISSED_MOST: Final = 100
-"""Occurrences that a schedule may catch up on, at most."""
+"""Maximum number of missed occurrences that a schedule may catch up on."""
 _COUNT_MOST: Final = 1_000
-"""So many that were missed stand for so many or more, ..."""
+"""Missed occurrences are counted up to this number, which then means "this many or more"."""
 _COUNT_CRON_MOST: Final = 100
-"""... and of an expression so many: 2 to 15 ms of work, for each schedule after a long time without a leader."""
+"""Missed occurrences of an expression are counted up to this number.
+
+That is 2 to 15 ms of work per schedule after a long time without a leader."""
 
 
 class Plan(NamedTuple):
-    """What is to fire next."""
+    """The next occurrence to fire."""
 
     next_ms: int | None
-    """The occurrence; None: there is none any more."""
+    """Nominal time of the occurrence; None if no occurrence remains."""
     fire_ms: int | None
-    """When its message is to be delivered."""
+    """Delivery time of its message."""
     missed: int = 0
-    """Occurrences before it that are left out, as far as they are counted."""
+    """Number of missed occurrences before it that are skipped, as far as they were counted."""
 
 
 _NONE: Final = Plan(None, None)
 
 
 Done = Sequence[Sequence[int]]
-"""The first and the last of occurrences that are over although they are yet to come; some such, in their order."""
+"""Ranges (first, last) of occurrences that fired before their time, because the clock was ahead then."""
 
 
 def first(
     name: str, recurrence: Recurrence, settings: Mapping[str, Any], fired: int, after_ms: int, done: Done = ()
 ) -> Plan:
-    """Return the first occurrence behind an instant, of a schedule that has fired so many times."""
+    """Return the first occurrence after `after_ms` of a schedule that has fired `fired` times."""
     return _plan(name, recurrence, settings, fired, _next_ms(recurrence, after_ms, done), 0)
 
 
@@ -51,8 +53,10 @@ def following(
     done: Done = (),
     grace_ms: int = 0,
 ) -> Plan:
-    """Return the occurrence after one that fires now, which is counted in `fired`; of those that were missed since, as
-    many as the settings say. `grace_ms`: one that is late by no more is not missed."""
+    """Return the occurrence after `occurrence_ms`, which fires now and is counted in `fired`.
+
+    If occurrences were missed since then, the setting `misfire` decides which of them still fire. `grace_ms`: an
+    occurrence that is late by at most this much is not missed."""
     found = _plan(name, recurrence, settings, fired, _next_ms(recurrence, occurrence_ms, done), 0)
     if found.fire_ms is None or found.fire_ms >= now_ms - grace_ms:
         return found
@@ -60,7 +64,7 @@ def following(
         counted = _COUNT_MOST if recurrence.cron is None else _COUNT_CRON_MOST
         latest_ms, missed = recurrence.latest_ms(now_ms, occurrence_ms, counted)
         if latest_ms is not None and delivery_ms(name, recurrence, latest_ms) > now_ms:
-            # It is over on the clock, and by its jitter yet to come.
+            # Its nominal time has passed, but its jitter puts its delivery in the future.
             return _plan(name, recurrence, settings, fired, _next_ms(recurrence, latest_ms - 1, done), missed - 1)
         return _plan(name, recurrence, settings, fired, _next_ms(recurrence, now_ms, done), missed)
     most = settings.get("misfire_most", MISSED_MOST)
@@ -71,7 +75,7 @@ def following(
 
 
 def _next_ms(recurrence: Recurrence, after_ms: int, done: Done) -> int | None:
-    """The first occurrence behind an instant that is not over."""
+    """Return the first occurrence after `after_ms` that has not fired yet (`done`)."""
     next_ms = recurrence.next_ms(after_ms)
     for start_ms, end_ms in done:
         if next_ms is not None and start_ms <= next_ms <= end_ms:
@@ -84,7 +88,7 @@ def _last_of(recurrence: Recurrence, after_ms: int, until_ms: int, most: int) ->
     found = recurrence.occurrences(after_ms, until_ms, _COUNT_MOST)
     if len(found) < _COUNT_MOST:
         return max(len(found) - most, 0), found[-most:]
-    # Very many: look from the end, in a window that grows until it has enough.
+    # There are very many: search back from the end, in a window that doubles until it has enough.
     width_ms = max((found[-1] - found[0]) // _COUNT_MOST, 1) * most
     while True:
         start_ms = max(until_ms - width_ms, after_ms)
@@ -107,8 +111,9 @@ def _plan(
 
 
 def delivery_ms(name: str, recurrence: Recurrence, occurrence_ms: int, following_ms: int | None = None) -> int:
-    """Return when an occurrence fires: later by its jitter, and always before the occurrence that follows.
-    `following_ms`: that one, where it is known."""
+    """Return the time at which an occurrence fires: its jitter later, but always before the next occurrence.
+
+    `following_ms`: the next occurrence, if the caller knows it."""
     fire_ms = recurrence.fire_ms(name, occurrence_ms)
     if fire_ms > occurrence_ms:
         next_ms = recurrence.next_ms(occurrence_ms) if following_ms is None else following_ms

@@ -1,8 +1,8 @@
-"""When a schedule's occurrences are: by an expression on a wall clock, or at equal intervals.
+"""Compute the occurrences of a schedule: the times that a cron expression matches, or equal intervals.
 
-An occurrence is an instant in epoch milliseconds, and nominal: it names what is due. `fire_ms` is when that is done, by
-the schedule's jitter later. No clock is read; the only thing beside the fields that decides is the version of the zone
-data (`zones.data_version`).
+An occurrence is a nominal time in epoch milliseconds, which identifies it. It fires at `fire_ms`, later by the
+schedule's jitter. No clock is read: the result depends only on the fields and on the version of the zone data
+(`zones.data_version`).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from sandq.schedules.zones import zone
 
 EVERY_MIN_MS: Final = 1000
 JITTER_MAX_MS: Final = 3_600_000
-# How far `latest_ms` counts, unless told otherwise: 5 to 30 ms of work.
+# Default limit of the count in `latest_ms`: 5 to 30 ms of work.
 COUNTED_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """When a schedule's occurrences are. PERSISTED (`record`), and so is what the fields mean.
+    """The recurrence of a schedule. PERSISTED (`record`), including the meaning of the fields.
 
-    cron: an expression (`cron.parse`); exactly one of cron and every_ms is told
+    cron: an expression (`cron.parse`); exactly one of cron and every_ms is set
     every_ms: the interval; occurrences are at the anchor and each whole number of intervals after it
-    zone: the IANA name of the time zone in which the expression is read
-    start_ms: there is none before this instant; the anchor of an interval
-    end_ms: there is none at or after this instant
-    anchor_ms: the anchor of an interval without a start: when the schedule was made
-    jitter_ms: each occurrence fires by less than this later
+    zone: the IANA name of the time zone of the expression
+    start_ms: no occurrence is before this time; also the anchor of an interval
+    end_ms: no occurrence is at or after this time
+    anchor_ms: the anchor of an interval without a start: the time when the schedule was created
+    jitter_ms: each occurrence fires later, by less than this
     """
 
     cron: str | None = None
@@ -46,7 +46,7 @@ class Recurrence:
     jitter_ms: int = 0
 
     def check(self) -> None:
-        """Raise InvalidRequest, which says what is wrong and what to do, unless this has an occurrence."""
+        """Raise InvalidRequest, which says how to fix it, if a field is invalid or there is no occurrence."""
         self._check_types()
         if (self.cron is None) == (self.every_ms is None):
             given = "neither is given" if self.cron is None else "both are given"
@@ -72,12 +72,12 @@ class Recurrence:
                 "zone: an interval has none, for it is as long on every clock; leave it out, or use cron for times of "
                 "the day"
             )
-        # An expression that is understood happens.
+        # `parse` has checked that the expression matches some time, so only start and end can exclude all.
         if (self.start_ms, self.end_ms) != (None, None) and self.next_ms(-1) is None:
             raise InvalidRequest("the schedule never happens: nothing falls between its start and its end")
 
     def next_ms(self, after_ms: int) -> int | None:
-        """Return the first occurrence strictly after an instant; None when there is none any more."""
+        """Return the first occurrence after `after_ms`, None if there is none."""
         if self.start_ms is not None:
             after_ms = max(after_ms, self.start_ms - 1)
         if self.every_ms is None:
@@ -87,7 +87,7 @@ class Recurrence:
         return found if found is not None and found <= self._last_allowed_ms else None
 
     def occurrences(self, after_ms: int, until_ms: int, limit: int) -> list[int]:
-        """Return the occurrences after one instant and up to another, the first `limit` of them, in order."""
+        """Return the first `limit` occurrences after `after_ms` and up to `until_ms`, in order."""
         found: list[int] = []
         while len(found) < limit:
             following = self.next_ms(after_ms)
@@ -98,10 +98,10 @@ class Recurrence:
         return found
 
     def latest_ms(self, before_or_at_ms: int, after_ms: int, counted_max: int = COUNTED_MAX) -> tuple[int | None, int]:
-        """Return the last occurrence after `after_ms` and up to `before_or_at_ms`, and how many there are.
+        """Return the last occurrence after `after_ms` and up to `before_or_at_ms`, and the number of them.
 
-        They are counted up to `counted_max`, at least 1, which stands for so many or more; the last one is right even
-        then. Without any it is (None, 0). The work is that of so many calls of `next_ms`, at most.
+        The number is at most `counted_max` (1 or more), which means "this many or more"; the last occurrence is correct
+        even then. Return (None, 0) if there are none. The work is at most `counted_max` calls of `next_ms`.
         """
         at_ms = min(before_or_at_ms, self._last_allowed_ms)
         if self.every_ms is not None:
@@ -119,10 +119,10 @@ class Recurrence:
         return last_s * 1000, counted_max
 
     def fire_ms(self, name: str, occurrence_ms: int) -> int:
-        """Return when an occurrence of the schedule of this name fires: less than the jitter later. PERSISTED
+        """Return the time at which an occurrence of the schedule `name` fires: later by less than the jitter. PERSISTED
 
-        The same on every machine, and at each call. Schedules of different names, and occurrences of one, are spread
-        evenly.
+        The delay is a hash, so it is the same on every machine and in each call. Schedules with different names, and
+        the occurrences of one schedule, are spread evenly.
         """
         if not self.jitter_ms:
             return occurrence_ms
@@ -130,13 +130,13 @@ class Recurrence:
         return min(occurrence_ms + hashed % self.jitter_ms, TIME_MAX_MS)
 
     def record(self) -> dict[str, Any]:
-        """Return the fields that are not the default. PERSISTED"""
-        told = [(name, getattr(self, name)) for name in _FIELDS]
-        return {name: value for name, value in told if value != _FIELDS[name]}
+        """Return the fields that differ from the defaults. PERSISTED"""
+        values = [(name, getattr(self, name)) for name in _FIELDS]
+        return {name: value for name, value in values if value != _FIELDS[name]}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Recurrence:
-        """Return what `record` was made of. InvalidRequest when there is a key that this version does not know."""
+        """Return the recurrence of a `record`. Raise InvalidRequest if this version does not know one of its keys."""
         for key in record:
             if key not in _FIELDS:
                 raise InvalidRequest(f'"{key}" is no part of a recurrence; these are: {", ".join(_FIELDS)}')
@@ -165,9 +165,9 @@ class Recurrence:
                 raise InvalidRequest(f"{name}: {wanted} is expected")
 
 
-# `fields` takes 6 us.
+# Computed once: a call of `fields` takes 6 us.
 _FIELDS: Final = {field.name: field.default for field in fields(Recurrence)}
-"""Their names, with what they are unless told."""
+"""Default of each field by its name."""
 
 
 def _check_instant(name: str, value: int | None) -> None:

@@ -1,17 +1,19 @@
-"""What an expression means in a time zone, where clocks are set forward and back.
+"""Find the instants of an expression in a time zone, where clocks are set forward and back.
 
-Two rules, by whether an expression tells hour and minute (`CronExpression.is_fixed`) or has a star there:
+There are two rules. An expression is fixed if it sets hour and minute (`CronExpression.is_fixed`). It is starred if one
+of them begins with a star:
 
-    fixed     each of its times is once, at the first instant at which the clock shows that time or a later one:
-              right after the gap for a time that the clock leaves out, the first of both for one that it shows twice
-    starred   whenever the clock shows such a time: never for one that it leaves out, both times for one shown twice
+    fixed     Each matching time occurs once, at the first instant at which the clock shows that time or a later one.
+              For a skipped time that is right after the gap; for a time that is shown twice, it is the first one.
+    starred   An occurrence is at each instant at which the clock shows a matching time: none for a skipped time, and
+              two for a time that is shown twice.
 
-The first instant at which a clock has come as far as a time never decreases with the time. So fixed times are found
-through the furthest that the clock has been (`_reached`), starred ones in the stretch between two changes, one after
-another. Instants are whole seconds since 1970 here, walls are datetimes without a zone.
+The clock reaches a later time at a later instant, or at the same one. So fixed times are searched from the highest time
+that the clock has shown so far (`_reached`). Starred times are searched in the periods between changes of the clock,
+one after the other. Instants are whole seconds since 1970, and walls are datetimes without a zone.
 
-A change is found by comparing the offsets of two instants; `_NEAR_S` apart at most, so that no two changes fall
-between them. In the whole zone data since 1970 changes are seven days apart or more; a test looks.
+A change is found by comparing the offsets at two instants. They are at most `_NEAR_S` apart, so that at most one change
+is between them: in all zone data since 1970, changes are at least seven days apart, which a test checks.
 """
 
 from __future__ import annotations
@@ -22,16 +24,16 @@ from zoneinfo import ZoneInfo
 
 from sandq.schedules.cron import CronExpression
 
-# Longer than any clock was ever set back (a day, where the date line was moved).
+# Longer than any clock was ever set back: one day, where the date line was moved.
 _NEAR_S: Final = 2 * 86_400
 _EPOCH: Final = datetime(1970, 1, 1)
 _SECOND: Final = timedelta(seconds=1)
-# The calendar of datetime ends soon after.
+# Shortly before the end of the calendar of `datetime`.
 _END_S: Final = int(datetime(9998, 12, 1, tzinfo=UTC).timestamp())
 
 
 def next_instant(expression: CronExpression, zone: ZoneInfo, after_s: int) -> int | None:
-    """Return the first instant after this one, none before 1970; None when there is none up to the year 9998."""
+    """Return the first occurrence after `after_s`, not before 1970; None if there is none up to the year 9998."""
     after_s = max(after_s, -1)
     if after_s >= _END_S:
         return None
@@ -42,7 +44,7 @@ def next_instant(expression: CronExpression, zone: ZoneInfo, after_s: int) -> in
 
 
 def last_instant(expression: CronExpression, zone: ZoneInfo, at_s: int) -> int | None:
-    """Return the last instant up to this one; None when there is none within 50 years."""
+    """Return the last occurrence at or before `at_s`, None if there is none within 50 years."""
     at_s = min(at_s, _END_S)
     if expression.is_fixed:
         wall = expression.at_or_before(_reached(zone, at_s))
@@ -53,12 +55,12 @@ def last_instant(expression: CronExpression, zone: ZoneInfo, at_s: int) -> int |
 def _next_starred(expression: CronExpression, zone: ZoneInfo, after_s: int) -> int | None:
     offset_s = _offset(zone, after_s)
     wall = expression.after(_wall(after_s + offset_s))
-    # As if the clock were not set meanwhile.
+    # The result if the clock is not set until then.
     straight_s = _END_S if wall is None else _seconds(wall) - offset_s
     near_s = min(straight_s, after_s + _NEAR_S)
     if _offset(zone, near_s) != offset_s:
         change_s = _change(zone, after_s, near_s)
-        # Before the change there is nothing; from there the clock shows again, or for the first time, what follows.
+        # No occurrence is before the change. Search again from the time that the clock shows right after it.
         offset_s = _offset(zone, change_s)
         wall = expression.after(_wall(change_s + offset_s) - _SECOND)
         straight_s = _END_S if wall is None else _seconds(wall) - offset_s
@@ -71,12 +73,12 @@ def _next_starred(expression: CronExpression, zone: ZoneInfo, after_s: int) -> i
 
 
 def _next_shown(expression: CronExpression, zone: ZoneInfo, wall: datetime) -> int | None:
-    """The first instant at which the clock shows this time, or else one of the next that it does show."""
+    """Return the first instant at which the clock shows `wall`, or the next matching time that it shows."""
     first_s = _first_shown(zone, wall)
     shown = _wall(first_s + _offset(zone, first_s))
     if shown == wall:
         return first_s
-    # It is left out: first_s is the change, and what the clock shows then may be a time as well.
+    # `wall` is skipped: first_s is the change, and the time that the clock shows then may match, too.
     after = expression.after(shown - _SECOND)
     return None if after is None else _next_shown(expression, zone, after)
 
@@ -89,7 +91,7 @@ def _last_starred(expression: CronExpression, zone: ZoneInfo, at_s: int) -> int 
     straight_s = _seconds(wall) - offset_s
     near_s = max(straight_s, at_s - _NEAR_S)
     if _offset(zone, near_s) != offset_s:
-        # Nothing since the change: go on with what the clock showed last before it.
+        # No occurrence since the change: continue with the last time that the clock showed before it.
         return _last_starred(expression, zone, _change(zone, near_s, at_s) - 1)
     if straight_s >= near_s:
         return straight_s
@@ -97,7 +99,7 @@ def _last_starred(expression: CronExpression, zone: ZoneInfo, at_s: int) -> int 
 
 
 def _last_shown(expression: CronExpression, zone: ZoneInfo, wall: datetime) -> int | None:
-    """The last instant at which the clock shows this time, or else one of those before it that it does show."""
+    """Return the last instant at which the clock shows `wall`, or the matching time before it that it shows."""
     last_s = int(wall.replace(tzinfo=zone, fold=1).timestamp())
     if _wall(last_s + _offset(zone, last_s)) == wall:
         return last_s
@@ -106,7 +108,9 @@ def _last_shown(expression: CronExpression, zone: ZoneInfo, wall: datetime) -> i
 
 
 def _reached(zone: ZoneInfo, at_s: int) -> datetime:
-    """The furthest that the clock has been up to an instant: more than it shows after it was set back."""
+    """Return the highest time that the clock has shown up to an instant.
+
+    After the clock was set back, this is later than the time it shows."""
     offset_s = _offset(zone, at_s)
     before_s = _offset(zone, at_s - _NEAR_S)
     shown_s = at_s + offset_s
@@ -116,16 +120,18 @@ def _reached(zone: ZoneInfo, at_s: int) -> datetime:
 
 
 def _first_shown(zone: ZoneInfo, wall: datetime) -> int:
-    """The first instant at which the clock shows this time or a later one."""
+    """Return the first instant at which the clock shows `wall` or a later time."""
     first_s = int(wall.replace(tzinfo=zone, fold=0).timestamp())
     if _wall(first_s + _offset(zone, first_s)) == wall:
         return first_s
-    # Of a time that is left out, the first fold lies after the change and the second before it (PEP 495).
+    # For a skipped time, fold=0 gives an instant after the change, and fold=1 one before it (PEP 495).
     return _change(zone, int(wall.replace(tzinfo=zone, fold=1).timestamp()), first_s)
 
 
 def _change(zone: ZoneInfo, low_s: int, high_s: int) -> int:
-    """The first instant of the offset that holds at high_s; at low_s another one does, and there is one change."""
+    """Return the first instant with the offset of `high_s`, by binary search.
+
+    The offset at `low_s` must be different, with exactly one change in between."""
     offset_s = _offset(zone, high_s)
     while high_s - low_s > 1:
         middle_s = (low_s + high_s) // 2
@@ -137,7 +143,7 @@ def _change(zone: ZoneInfo, low_s: int, high_s: int) -> int:
 
 
 def _offset(zone: ZoneInfo, at_s: int) -> int:
-    """Seconds that the clock is ahead of UTC at an instant."""
+    """Return the seconds by which the clock is ahead of UTC at an instant."""
     offset = datetime.fromtimestamp(at_s, zone).utcoffset() or timedelta()
     return offset.days * 86_400 + offset.seconds
 

@@ -1,10 +1,10 @@
-"""Time zones: always those of the package tzdata, never those of the machine.
+"""Load time zones, always from the package tzdata, never from the machine.
 
-`zoneinfo` by itself prefers what it finds in the system's directories, and falls back on the package. Nodes of one
-cluster run on machines with different versions of that, or with none, and would disagree on when a schedule fires as
-soon as a government changes its mind. So the data is read from the package alone: it is installed with sandq, the lock
-file pins it, and a newer one is installed like any other dependency. `data_version` says which it is, so that nodes
-that differ can be told of.
+By default, `zoneinfo` prefers the data in the system's directories, and uses the package only as a fallback. The nodes
+of a cluster may run on machines with different versions of that data, or without it. They would then disagree on when a
+schedule fires as soon as a government changes its rules. So the data is read only from the package: it is installed
+with sandq, pinned by the lock file, and upgraded like any other dependency. `data_version` returns its version, so that
+differences between nodes can be reported.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ _LIKENESS: Final = 0.8
 
 @cache
 def zone(name: str) -> ZoneInfo:
-    """Return the time zone of an IANA name; the same object each time. InvalidRequest when there is none, with a name
-    that is close."""
+    """Return the time zone with an IANA name, always the same object.
+
+    Raise InvalidRequest, with a similar name, if there is none."""
     if name not in _names():
         raise InvalidRequest(_unknown(name))
-    # Only known names come here: a path that leads elsewhere is not among them.
+    # The name is a known one, so it cannot be a path that leads outside of the package.
     data = resources.files("tzdata").joinpath("zoneinfo", *name.split("/")).read_bytes()
     return ZoneInfo.from_file(io.BytesIO(data), key=name)
 
 
 def data_version() -> str:
-    """Return the version of the zone data of this node, as the package numbers it: "2026.6" is IANA's 2026f."""
+    """Return the version of this node's zone data, as the package numbers it: "2026.6" is IANA's 2026f."""
     version: str = tzdata.__version__
     return version
 
@@ -59,7 +60,7 @@ def _unknown(name: str) -> str:
 
 
 def _close_to(name: str) -> str | None:
-    """The name that was probably meant: in other letters, without its continent, or with a typing error."""
+    """Return the zone that was probably meant: the name in a different case, without its continent, or with a typo."""
     if len(name) > _NAME_CHARS:
         return None
     wanted = name.strip().lower().replace(" ", "_")
