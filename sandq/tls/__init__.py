@@ -1,6 +1,6 @@
-"""TLS of the ports of a node: its certificates as contexts of `ssl`, handshakes and what they may cost, and streams.
+"""TLS for the ports of a node: certificates as `ssl` contexts, handshakes with a CPU budget, and streams.
 
-    files --read, read again--> Certificates --context of a port--> handshake (within its budget) --> TlsSession
+    files --read, reloaded--> Certificates --context of a port--> handshake (within its budget) --> TlsSession
 
-Nothing in here knows what is spoken inside.
+This package does not know the protocols inside TLS.
 """

@@ -1,9 +1,10 @@
-"""What handshakes may cost: a part of one core for all of them, and half of that for one source.
+"""Limit the CPU time of handshakes: to a share of one core in total, and to half of that per source address.
 
-A handshake costs a node some 200 us of CPU (2 ms with an RSA key), and a stranger nothing: those who ask for many wait
-for each other, and nobody else for them.
+A handshake costs a node about 200 us of CPU (2 ms with an RSA key), and an attacker nothing. With this limit, the
+handshakes of a source that starts many of them wait for each other, and do not delay those of other sources. Each limit
+is a token bucket of CPU seconds:
 
-    a source's line --one at a time--> the line of all --when there is something left--> its step, which is counted
+    queue of a source --one at a time--> queue of all --when the bucket is not empty--> a step, whose time is counted
 """
 
 from __future__ import annotations
@@ -17,25 +18,29 @@ import anyio
 from sandq.model.errors import Overloaded
 
 SHARE: Final = 0.25
-"""Of a core."""
+"""Share of one core for all handshakes."""
 SOURCE_SHARE: Final = 0.5
-"""Of what there is, one source has no more."""
+"""Maximum part of `SHARE` that one source may use."""
 BURST_S: Final = 0.5
-"""So much CPU time may be spent at once after a pause."""
+"""CPU time in s that may be used at once after a pause (size of the bucket)."""
 LEAST_WAIT_S: Final = 0.0005
+"""Shortest sleep while a bucket refills, in s."""
 HANDSHAKE_S: Final = 10.0
-"""A handshake is done by then, in seconds; the time that it waits for others is counted."""
+"""Timeout of a handshake in s, including the time in the queues."""
 HANDSHAKES: Final = 512
-"""Under way at a time ..."""
+"""Maximum number of handshakes in progress at the same time."""
 SOURCE_HANDSHAKES: Final = 128
-"""... and those of one source; beyond that who has been silent for longest is closed, or who comes when nobody is."""
+"""Maximum number of handshakes of one source in progress at the same time.
+
+At either limit, a new handshake replaces the one whose peer has been silent for longest. If no peer is silent, the new
+one is rejected."""
 
 
 _TOO_MANY: Final = "too many TLS handshakes are under way: try again in a moment"
 
 
-class _Line:
-    """Those of one source: one of them at a time waits with those of others."""
+class _Source:
+    """The handshakes of one source. Only one of them at a time waits in the queue of all."""
 
     def __init__(self) -> None:
         self.lock = anyio.Lock()
@@ -44,7 +49,7 @@ class _Line:
 
 
 class _Bucket:
-    """CPU time that may be spent, in seconds; what was spent beyond it must flow in first."""
+    """A token bucket of CPU time in s. It may go below zero by one step, and must then refill before the next one."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -64,12 +69,12 @@ class _Bucket:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing is remembered that counts."""
+        """True if no earlier use counts any more."""
         self._flow()
         return self._left_s >= self._most_s
 
     async def wait(self) -> None:
-        """Until something is left."""
+        """Wait until the bucket is not below zero."""
         self._flow()
         while self._left_s < 0:
             await anyio.sleep(max(-self._left_s / self._share, LEAST_WAIT_S))
@@ -77,14 +82,14 @@ class _Bucket:
 
 
 class Handshakes:
-    """The handshakes of a port, or of several."""
+    """The handshakes of one or several ports."""
 
     def __init__(self) -> None:
         self._lock = anyio.Lock()
         self._bucket = _Bucket(SHARE)
-        self._lines: dict[str, _Line] = {}
+        self._sources: dict[str, _Source] = {}
         self._silent: dict[anyio.CancelScope, str] = {}
-        """Who is waited for to say something, and their sources; the one who has been for longest first."""
+        """Source of each handshake that waits for its peer, by cancel scope; the longest silent one is first."""
         self.under_way = 0
         self.done = 0
         self.failed = 0
@@ -93,16 +98,18 @@ class Handshakes:
 
     @asynccontextmanager
     async def place(self, source: str) -> AsyncIterator[anyio.CancelScope]:
-        """For a handshake, which is to name it for its turns. Raises Overloaded when too many are under way: at once,
-        or when it is ended for another one."""
-        line = self._lines.setdefault(source, _Line())
-        is_full = line.under_way >= SOURCE_HANDSHAKES
+        """Hold a slot for a handshake. Yield its cancel scope, which the handshake passes to `turn`.
+
+        Raise Overloaded at once if too many are in progress, or later if this one is cancelled in favour of a newer
+        one."""
+        entry = self._sources.setdefault(source, _Source())
+        is_full = entry.under_way >= SOURCE_HANDSHAKES
         if (is_full or self.under_way >= HANDSHAKES) and not self._end_silent(source if is_full else None):
             self.refused += 1
-            self._forget(source, line)
+            self._forget(source, entry)
             raise Overloaded(_TOO_MANY)
         self.under_way += 1
-        line.under_way += 1
+        entry.under_way += 1
         with anyio.CancelScope() as scope:
             self._silent[scope] = source
             try:
@@ -110,14 +117,14 @@ class Handshakes:
             finally:
                 self._silent.pop(scope, None)
                 self.under_way -= 1
-                line.under_way -= 1
-                self._forget(source, line)
+                entry.under_way -= 1
+                self._forget(source, entry)
         if scope.cancelled_caught:
             self.refused += 1
             raise Overloaded(_TOO_MANY)
 
     def _end_silent(self, of: str | None) -> bool:
-        """End who has been silent for longest, of a source or of all; whether there is one."""
+        """Cancel the longest silent handshake, of a source or (None) of all. Return False if none is silent."""
         for scope, source in self._silent.items():
             if of is None or of == source:
                 del self._silent[scope]
@@ -125,22 +132,23 @@ class Handshakes:
                 return True
         return False
 
-    def _forget(self, source: str, line: _Line) -> None:
-        if not line.under_way and line.bucket.is_full:
-            self._lines.pop(source, None)
-        if len(self._lines) > HANDSHAKES * 2:  # of who has gone, and has spent something
-            for other in [name for name, one in self._lines.items() if not one.under_way and one.bucket.is_full]:
-                del self._lines[other]
+    def _forget(self, source: str, entry: _Source) -> None:
+        if not entry.under_way and entry.bucket.is_full:
+            self._sources.pop(source, None)
+        if len(self._sources) > HANDSHAKES * 2:  # sources without handshakes, kept because they had used CPU time
+            for other in [name for name, one in self._sources.items() if not one.under_way and one.bucket.is_full]:
+                del self._sources[other]
 
     async def turn(self, source: str, place: anyio.CancelScope | None = None) -> None:
-        """Wait until a step of a handshake may be done, which is done before anything else is awaited. `place`: its
-        own, where one may be ended who is silent."""
-        line = self._lines.setdefault(source, _Line())
+        """Wait until a handshake may do its next step. The caller must do the step before it awaits anything else.
+
+        `place`: the scope from `place`, to be cancelled if the peer stays silent; None if it must not be cancelled."""
+        entry = self._sources.setdefault(source, _Source())
         if place is not None:
             self._silent.pop(place, None)
         try:
-            async with line.lock:
-                await line.bucket.wait()
+            async with entry.lock:
+                await entry.bucket.wait()
                 async with self._lock:
                     await self._bucket.wait()
         finally:
@@ -148,8 +156,8 @@ class Handshakes:
                 self._silent[place] = source
 
     def spent(self, source: str, seconds: float) -> None:
-        """So much CPU time was spent on a step."""
+        """Count the CPU time of a step, in s."""
         self.cpu_s += seconds
         self._bucket.spend(seconds)
-        if (line := self._lines.get(source)) is not None:
-            line.bucket.spend(seconds)
+        if (entry := self._sources.get(source)) is not None:
+            entry.bucket.spend(seconds)

@@ -1,7 +1,8 @@
-"""The certificate of a node, its key and its authorities: read from their files, and again when these change.
+"""The certificate of a node, its key and its authorities: read from files, and reloaded when the files change.
 
-What is open goes on as it is; new handshakes go by what was read last. A file that cannot be used, or of a pair the
-half that is not written yet, changes nothing: it is told, and read again when it changes.
+Open connections continue unchanged; new handshakes use the files read last. If a file is invalid, or only one file of a
+certificate and its key is replaced yet, the current certificates stay in use. The error is logged, and the files are
+read again when they change.
 """
 
 from __future__ import annotations
@@ -28,65 +29,68 @@ from sandq.tls.names import ends_at, is_of_host
 from sandq.tls.session import TlsError, TlsSession
 
 LOOK_S: Final = 5.0
-"""How often it is looked whether the files are others ..."""
+"""Interval in s at which the files are checked for changes."""
 UNUSABLE_EVERY: Final = 12
-"""... and every so many times whether those that could not be used can be: what is wrong may lie elsewhere."""
+"""Number of checks after which unchanged invalid files are read again, because the cause may be elsewhere."""
 FILE_BYTES: Final = 4 << 20
-"""Of certificates: authorities of a whole system have 200 KiB."""
+"""Maximum size of a file of certificates. All authorities of a typical system have 200 KiB."""
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2, what keeps what was said secret when the key is lost later."""
+"""Cipher suites of TLS 1.2: those with forward secrecy, so that a leaked key does not reveal earlier traffic."""
 
 _BEGIN: Final = b"-----BEGIN CERTIFICATE-----"
 _CRL_BEGIN: Final = b"-----BEGIN X509 CRL-----"
 _CRL_END: Final = b"-----END X509 CRL-----"
-_GREETINGS: Final = 4
-"""A handshake takes no more turns."""
+_ROUND_TRIPS: Final = 4
+"""Maximum number of round trips of a handshake."""
 
 log = structlog.get_logger("sandq.tls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What was read at one time, and the contexts that are made of it."""
+    """The content of the files at one time, and the contexts created from it."""
 
     chain: tuple[x509.Certificate, ...]
-    """The node's own first."""
+    """The node's own certificate, then the intermediate ones."""
     authorities: tuple[x509.Certificate, ...]
     revoked: tuple[x509.CertificateRevocationList, ...]
     client: ssl.SSLContext
-    """Of the client port."""
+    """Context of the client port."""
     http: ssl.SSLContext
+    """Context of the HTTP port."""
     sql: ssl.SSLContext
+    """Context of the SQL port."""
     peer: ssl.SSLContext
-    """Of the side that accepts a peer ..."""
+    """Context of the node that accepts a connection of a peer."""
     dial: ssl.SSLContext
-    """... and of the side that dials one; who it is, its certificate says: see `names.is_of_node`."""
+    """Context of the node that dials a peer. `names.is_of_node` then checks the peer's certificate."""
     inside: ssl.SSLContext
-    """Of this node as a client of nodes: its HTTP, its pushes."""
+    """Context of this node as a client: for requests to the HTTP ports of nodes, and for pushes."""
 
 
 class Certificates:
-    """Those of a node. Raises StartupError for what cannot be used."""
+    """The certificates of a node. Raises StartupError if the files cannot be used at start."""
 
     def __init__(self, settings: TlsSection) -> None:
         self.settings = settings
         self.error: str | None = None
-        """Why what is in the files is not what is used."""
+        """Reason why the current files cannot be used; None if they are in use."""
         self.reloads = 0
-        """How often others were read."""
-        self._versions = self._look()
+        """Number of reloads with different content."""
+        self._versions = self._file_versions()
         self._contents = _read(settings)
         self.loaded = _load(settings, *self._contents)
-        self._looks = 0
+        self._checks = 0
 
     def name_for(self, host: str, *others: str) -> str:
-        """Under which name this node's certificate is to be checked by who reaches it at a host: that, or one of the
-        others when it is not issued for that."""
+        """Return the name against which a client that connects to `host` should check this node's certificate.
+
+        It is the first name of `host` and `others` that the certificate is issued for, or else `host`."""
         certificate = self.loaded.chain[0]
         return next((name for name in (host, *others) if name and is_of_host(certificate, name)), host)
 
     def ends(self) -> Iterator[tuple[str, datetime.datetime]]:
-        """When what ends first of each file does: (setting, instant)."""
+        """Yield (setting, time of the first expiry in that file)."""
         for setting, found in (("cert_file", self.loaded.chain), ("ca_file", self.loaded.authorities)):
             if found:
                 yield setting, min(map(ends_at, found))
@@ -95,16 +99,17 @@ class Certificates:
             yield "crl_file", min(ends)
 
     def look(self) -> bool:
-        """Read the files again if they are others; whether something else is used now. In a thread: it may take a
-        while."""
-        versions = self._look()
-        self._looks += 1
-        if versions == self._versions and (self.error is None or self._looks % UNUSABLE_EVERY):
+        """Reload the files if they have changed. Return whether different certificates are in use now.
+
+        Call it in a thread, because it may block."""
+        versions = self._file_versions()
+        self._checks += 1
+        if versions == self._versions and (self.error is None or self._checks % UNUSABLE_EVERY):
             return False
         try:
             contents = _read(self.settings)
             loaded = self.loaded if contents == self._contents else _load(self.settings, *contents)
-        except (SandqError, OSError, ValueError) as error:  # it may be that no more files can be opened
+        except (SandqError, OSError, ValueError) as error:  # OSError: for example, too many open files
             why = error.message if isinstance(error, SandqError) else str(error)
             if self.error != why:
                 log.error("the certificates are not changed: the files cannot be used", error=why)
@@ -112,7 +117,7 @@ class Certificates:
             self._versions = versions
             return False
         is_new = loaded is not self.loaded
-        # What came while it was read is read the next time.
+        # `versions` is older than the content: a change during the read is found by the next check.
         self._versions, self._contents, self.loaded, self.error = versions, contents, loaded, None
         if is_new:
             self.reloads += 1
@@ -121,13 +126,13 @@ class Certificates:
         return is_new
 
     async def follow(self, on_change: Callable[[], None] = lambda: None) -> None:
-        """Look every `LOOK_S` until cancelled."""
+        """Check the files every `LOOK_S` until cancelled. Call `on_change` after each reload."""
         while True:
             await anyio.sleep(LOOK_S)
             if await anyio.to_thread.run_sync(self.look):
                 on_change()
 
-    def _look(self) -> tuple[tuple[int, ...] | None, ...]:
+    def _file_versions(self) -> tuple[tuple[int, ...] | None, ...]:
         settings = self.settings
         return tuple(
             _version(path) for path in (settings.cert_file, settings.key_file, settings.ca_file, settings.crl_file)
@@ -143,7 +148,7 @@ def _version(path: Path | None) -> tuple[int, ...] | None:
 
 
 def _read(settings: TlsSection) -> tuple[bytes, bytes, bytes, bytes]:
-    """What is in the files."""
+    """Return the content of the files. Raise StartupError if one cannot be read."""
     cert_file, key_file, ca_file, crl_file = settings.cert_file, settings.key_file, settings.ca_file, settings.crl_file
     if cert_file is None or key_file is None:
         raise StartupError("TLS needs tls.cert_file and tls.key_file")
@@ -154,7 +159,7 @@ def _read(settings: TlsSection) -> tuple[bytes, bytes, bytes, bytes]:
 
 
 def read_file(path: Path, setting: str) -> bytes:
-    """What a file of certificates holds. StartupError."""
+    """Return the content of a file of certificates. Raise StartupError if it cannot be read, or is too large."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES + 1)
@@ -166,7 +171,7 @@ def read_file(path: Path, setting: str) -> bytes:
 
 
 def certificates_in(content: bytes, path: Path | None, setting: str) -> tuple[x509.Certificate, ...]:
-    """The certificates of a file. StartupError when there is none, something else, or one that is not whole."""
+    """Return the certificates of a file. Raise StartupError if there is none, or if one is invalid or incomplete."""
     try:
         found = tuple(x509.load_pem_x509_certificates(content))
     except ValueError:
@@ -177,8 +182,7 @@ def certificates_in(content: bytes, path: Path | None, setting: str) -> tuple[x5
 
 
 def lists_in(content: bytes, path: Path | None) -> tuple[x509.CertificateRevocationList, ...]:
-    """The lists of revoked certificates of a file. StartupError when there is none, something else, or one that is not
-    whole."""
+    """Return the revocation lists of a file. Raise StartupError if there is none, or one is invalid or incomplete."""
     parts = [part + _CRL_END for part in content.split(_CRL_END)[:-1]]
     try:
         lists = tuple(x509.load_pem_x509_crl(part.strip()) for part in parts)
@@ -213,18 +217,19 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
         return context
 
     client, http = of(ssl.PROTOCOL_TLS_SERVER, asked), of(ssl.PROTOCOL_TLS_SERVER, asked)
-    client.num_tickets = 0  # its clients begin anew each time, and need none
+    client.num_tickets = 0  # clients do a full handshake each time, and need no session tickets
     http.set_alpn_protocols(["http/1.1"])
-    sql = of(ssl.PROTOCOL_TLS_SERVER, ssl.CERT_NONE)  # who it is, a password says
-    # Without authorities there is no TLS between nodes, and these are not used.
+    sql = of(ssl.PROTOCOL_TLS_SERVER, ssl.CERT_NONE)  # SQL clients authenticate with a password
+    # Without authorities there is no TLS between nodes, and the next two contexts are not used.
     peer = of(ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED)
     peer.num_tickets = 0
     dial = of(ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED)
     inside = of(ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED)
     inside.check_hostname = True
     if not text:
-        inside.load_default_certs()  # it trusts whom the machine does ...
-    if not revoked:  # ... and its own certificate, whoever issued that; for such there is no list
+        inside.load_default_certs()  # trust the authorities of the machine
+    # Also trust the own certificate, even without its issuer. Not with revocation lists: its issuer may have none.
+    if not revoked:
         inside.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         inside.load_verify_locations(cadata=_first(certificate))
     return Loaded(
@@ -241,7 +246,7 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
 
 
 def new_context(protocol: int) -> ssl.SSLContext:
-    """A context as all are here."""
+    """Return a context with the options that all contexts here share."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
@@ -250,7 +255,10 @@ def new_context(protocol: int) -> ssl.SSLContext:
 
 
 def _take_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, settings: TlsSection) -> None:
-    """`ssl` reads them from files alone: from memory, then, that what was looked at is what is used."""
+    """Load certificate and key into a context.
+
+    `ssl` can only read files, so the bytes are passed as files in memory. If it read the original files again, their
+    content could differ from the checked one."""
     with _in_memory(certificate) as cert_path, _in_memory(key) as key_path:
         try:
             context.load_cert_chain(cert_path, key_path, password=lambda: b"")
@@ -274,7 +282,9 @@ def _trust(context: ssl.SSLContext, authorities: str, settings: TlsSection) -> N
 def _take_lists(
     context: ssl.SSLContext, lists: tuple[x509.CertificateRevocationList, ...], settings: TlsSection
 ) -> None:
-    """`ssl` reads lists of revoked certificates from files alone, too; a certificate among them it would trust."""
+    """Load revocation lists into a context.
+
+    `ssl` can only read files here, too. It would trust any certificate in the file, so the lists are encoded again."""
     with _in_memory(b"".join(one.public_bytes(serialization.Encoding.PEM) for one in lists)) as path:
         try:
             context.load_verify_locations(cafile=path)
@@ -294,7 +304,7 @@ def _reason(error: ssl.SSLError) -> str:
 
 @contextlib.contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """A path to a file that is in memory only."""
+    """Return a path to a file in memory with this content."""
     descriptor = os.memfd_create("tls")
     try:
         with os.fdopen(descriptor, "wb", closefd=False) as file:
@@ -305,11 +315,13 @@ def _in_memory(content: bytes) -> Iterator[str]:
 
 
 def trusts_itself(loaded: Loaded) -> str | None:
-    """Why the node's authorities do not trust its own certificate; None: they do. By a handshake with itself."""
+    """Return the reason why the node's authorities do not trust its own certificate, None if they do.
+
+    The test is a handshake of the node with itself, in memory."""
     server, client = TlsSession(loaded.peer, is_server=True), TlsSession(loaded.dial, is_server=False)
     try:
         client.greet()
-        for _ in range(_GREETINGS):
+        for _ in range(_ROUND_TRIPS):
             server.greet(client.words())
             client.greet(server.words())
     except TlsError as error:

@@ -1,4 +1,4 @@
-"""Whose a certificate is."""
+"""Find the client, node or host that a certificate belongs to."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sandq.model.config_tls import SAN
 from sandq.model.config_types import is_loopback
 
 NAME_CHARS: Final = 255
-"""Of a client's name, more makes it none."""
+"""Maximum length of a client's name. A longer one is ignored."""
 
 _URI, _DNS, _EMAIL = x509.UniformResourceIdentifier, x509.DNSName, x509.RFC822Name
 
 
 def read(der: bytes) -> x509.Certificate | None:
-    """A certificate as a handshake gives it; None for none, or one that cannot be read."""
+    """Parse a certificate from a handshake; None if there is none or if it is invalid."""
     try:
         return x509.load_der_x509_certificate(der) if der else None
     except ValueError:
@@ -26,8 +26,10 @@ def read(der: bytes) -> x509.Certificate | None:
 
 
 def client_name(certificate: x509.Certificate | None, of: str) -> str | None:
-    """The name of a client by its certificate: the subject's common name, or (`of` is "san") the first URI, DNS name
-    or e-mail address of those that it is issued for. None: it has none."""
+    """Return the name of a client from its certificate, None if it has no usable one.
+
+    It is the subject's common name or, if `of` is "san", the first URI, DNS name or e-mail address among the subject
+    alternative names."""
     if certificate is None:
         return None
     names: list[str] = []
@@ -44,8 +46,9 @@ def client_name(certificate: x509.Certificate | None, of: str) -> str | None:
 
 
 def is_of_node(certificate: x509.Certificate | None, node_id: str) -> bool:
-    """Whether a certificate is that of a node: its id is among the DNS names, and it may serve. That of a client is
-    not, whatever it is called."""
+    """Return whether a certificate is that of a node: its DNS names include the node's id, and it may be a server's.
+
+    A client's certificate does not allow that, so a client with the name of a node cannot pose as the node."""
     if certificate is None:
         return False
     try:
@@ -58,13 +61,13 @@ def is_of_node(certificate: x509.Certificate | None, node_id: str) -> bool:
 
 
 def host_names(certificate: x509.Certificate) -> list[str]:
-    """The hosts that it is issued for: DNS names and IP addresses."""
+    """Return the hosts that a certificate is issued for: DNS names and IP addresses."""
     found = _alternatives(certificate)
     return [str(name.value) for name in found if isinstance(name, x509.DNSName | x509.IPAddress)]
 
 
 def is_of_host(certificate: x509.Certificate, host: str) -> bool:
-    """Whether a client that dials this host takes the certificate for its own."""
+    """Return whether a client that connects to `host` accepts the certificate for it."""
     wanted = host.lower()
     first, dot, rest = wanted.partition(".")
     names = set(map(str.lower, host_names(certificate)))
@@ -72,7 +75,7 @@ def is_of_host(certificate: x509.Certificate, host: str) -> bool:
 
 
 def ends_at(certificate: x509.Certificate) -> datetime.datetime:
-    """When it is not valid any more."""
+    """Return the time at which a certificate expires."""
     return certificate.not_valid_after_utc
 
 

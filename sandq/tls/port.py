@@ -1,4 +1,4 @@
-"""How a port lets others in: plain, by TLS, or either, which the first byte tells apart."""
+"""Accept connections on a port: plain, TLS, or either. The first byte of the client decides which one it is."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sandq.tls.session import TlsSession
 from sandq.tls.stream import let_in, speaks_tls
 
 FIRST_BYTE_S: Final = 10.0
-"""Whoever connects has said something by then, in seconds."""
+"""Timeout in s for the first byte of a client."""
 PLAIN: Final = "plain"
-"""What who is told so speaks."""
+"""Value of `speaks` in `WrongPort` for a client that does not use TLS."""
 
 
 class TlsPort:
-    """Of one port. `context`: that of now."""
+    """TLS of one port. `mode`: the port's TLS setting. `context`: return the current context."""
 
     def __init__(self, mode: str, context: Callable[[], ssl.SSLContext], handshakes: Handshakes) -> None:
         self.mode = mode
@@ -29,8 +29,11 @@ class TlsPort:
         self._handshakes = handshakes
 
     async def greet(self, stream: trio.SocketStream, source: str) -> TlsSession | None:
-        """Shake hands with who connected; None: it speaks plain, and may. Raises WrongPort (it speaks plain, and may
-        not: what it said is still in the socket), TlsError, Overloaded, ConnectionLost."""
+        """Do the handshake with a client. Return None if the client does not use TLS, and need not.
+
+        Raise WrongPort if the client does not use TLS, but must; its bytes are then still in the socket. Raise TlsError
+        if the handshake fails, Overloaded if too many are in progress, ConnectionLost if the connection breaks or is
+        too slow."""
         try:
             with trio.fail_after(FIRST_BYTE_S):
                 is_tls = await speaks_tls(stream)

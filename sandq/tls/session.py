@@ -1,4 +1,4 @@
-"""One side of a TLS connection, without any I/O: bytes of the wire in and out, plain bytes in and out."""
+"""One side of a TLS connection, without I/O: it converts between encrypted bytes and plain bytes."""
 
 from __future__ import annotations
 
@@ -13,67 +13,71 @@ from sandq.model.errors import ProtocolError
 from sandq.tls.names import read
 
 READ_BYTES: Final = 65_536
-"""Asked for at once; a record has 16 KiB at most."""
+"""Buffer size of a read from `ssl`. A record has at most 16 KiB."""
 HEAD_BYTES: Final = 5
-"""Of a record; the last two are its length."""
+"""Size of a record's header. Its last two bytes are the length of the record."""
 RECORD_BYTES: Final = (1 << 14) + 256
-"""More no record has behind its head."""
+"""Maximum size of a record without its header."""
 RECORDS_AT_ONCE: Final = 128
-"""Are decoded before others have their turn, at about 2 us each."""
+"""Maximum number of records decoded in one time slice, at about 2 us each."""
 WORDS_BYTES: Final = 1 << 20
-"""A record that carries nothing for whom it is (new keys, which cost 100 us and an answer; a wish to begin anew) may
-come for each so many bytes ..."""
+"""Bytes that must be received for each record without data.
+
+Such records are key updates, which cost 100 us and a reply, and requests to renegotiate. An attacker could otherwise
+send them without end."""
 WORDS_FIRST: Final = 8
-"""... and so many before."""
+"""Number of records without data that are accepted at first, before any bytes."""
 ENCODED_BYTES: Final = 65_536
-"""So much is encoded at a time: memory that `ssl` has taken for it, it keeps as long as there is the connection."""
+"""Maximum bytes that are encoded at once: `ssl` keeps the memory for them until the connection ends."""
 WRITE_BYTES: Final = 16_384
-"""A record's: what is less is joined before it is written, for each write is a record."""
+"""Data of one record. Join smaller pieces before writing them, because each write becomes a record."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 class TlsError(ProtocolError):
-    """The other side speaks no TLS as it is spoken here, or its certificate is refused."""
+    """The peer does not use TLS in a supported form, or its certificate is rejected."""
 
 
 class TlsSession:
-    """Made for a handshake; then a `Transform` of the connection's bytes (`sandq/server/wire.py`)."""
+    """Does the handshake; afterwards it is a `Transform` of the connection's bytes (`sandq/server/wire.py`)."""
 
     def __init__(self, context: ssl.SSLContext, *, is_server: bool, host: str | None = None) -> None:
-        """`host`: whose certificate a client expects, where the context checks that."""
+        """Create one side. `host`: name that a client expects in the certificate, if the context checks it."""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, is_server, host)
         self._is_server = is_server
         self.is_open = False
-        """Whether the handshake is done."""
+        """True once the handshake is complete."""
         self.has_ended = False
-        """Whether the other side has said that nothing more comes."""
+        """True once the peer has announced the end of its data."""
         self.greeting_s = 0.0
-        """The CPU time that the last step of the handshake took, in seconds, also when it failed."""
+        """CPU time of the last step of the handshake in s, even if it failed."""
         self.records = 0
-        """That were decoded, ever."""
+        """Number of records decoded so far."""
         self.is_behind = False
-        """Whether records have come that are not decoded yet: to be asked for with no further bytes."""
+        """True if complete records were received that are not decoded yet. Call `decode(b"")` to decode them."""
         self._kept = b""
-        """What has come of records behind the last one that was decoded."""
-        self._words_left = WORDS_FIRST * WORDS_BYTES
+        """Received bytes after the last decoded record."""
+        self._credit_bytes = WORDS_FIRST * WORDS_BYTES
+        """Credit for records without data: each one costs `WORDS_BYTES`, and each received byte adds one."""
 
     @property
     def certificate(self) -> x509.Certificate | None:
-        """The one that the other side has shown, if it has."""
+        """The certificate of the peer, None if it sent none."""
         return read(self._tls.getpeercert(True) or b"")
 
     @property
     def version(self) -> str:
-        """Of TLS."""
+        """Version of TLS in use, empty before the handshake."""
         return self._tls.version() or ""
 
     # -- the handshake ------------------------------------------------------------------------------------------------
 
     def greet(self, record: bytes = b"") -> float:
-        """Take a record of the other side, and go on as far as that goes; the CPU time that it took, in seconds. What
-        is to be sent then, `words` gives, also after an error. Raises TlsError."""
+        """Continue the handshake with a record from the peer. Return the CPU time it took, in s.
+
+        Send the bytes from `words` afterwards, even after an error. Raise TlsError if the handshake fails."""
         began_s = time.thread_time()
         if record:
             self._incoming.write(record)
@@ -89,19 +93,18 @@ class TlsSession:
         return self.greeting_s
 
     def words(self) -> bytes:
-        """What is to be sent."""
+        """Return the bytes that TLS itself has to send."""
         return self._outgoing.read()
 
     def _why(self, error: ssl.SSLError) -> str:
         return why_not(error, "the client" if self._is_server else "the server")
 
-    # -- what is said inside ------------------------------------------------------------------------------------------
+    # -- data ---------------------------------------------------------------------------------------------------------
 
     def decode(self, data: bytes) -> bytes:
-        """The plain bytes that these complete; often none. Raises TlsError.
+        """Return the plain bytes of the records that `data` completes, often none. Raise TlsError if one is invalid.
 
-        One record after the other, so that it is seen what each brings; of many that came at once a part, see
-        `is_behind`.
+        Records are decoded one by one, to detect those without data. After `RECORDS_AT_ONCE` it stops, see `is_behind`.
         """
         plain: list[bytes] = []
         data, at = self._completed(data, plain) if self._kept else (data, 0)
@@ -119,8 +122,9 @@ class TlsSession:
         return plain[0] if len(plain) == 1 else b"".join(plain)
 
     def _completed(self, data: bytes, plain: list[bytes]) -> tuple[bytes, int]:
-        """What is to be decoded now, and from where on: of a record of which a part is kept, no more is joined than
-        that."""
+        """Return the bytes to decode next, and the offset where to begin.
+
+        If a part of a record was kept, complete only that record: joining all of `data` to it would copy everything."""
         kept = self._kept
         if self.is_behind or len(kept) < HEAD_BYTES:
             return kept + data, 0
@@ -140,17 +144,19 @@ class TlsSession:
             else:
                 self.has_ended = True
         except ssl.SSLWantReadError:
-            self._words_left -= WORDS_BYTES
-            if self._words_left < 0:
+            self._credit_bytes -= WORDS_BYTES
+            if self._credit_bytes < 0:
                 raise TlsError("records come that carry nothing, one after the other") from None
         except ssl.SSLZeroReturnError:
-            self.has_ended = True  # both sides have said so
+            self.has_ended = True  # both sides have announced the end
         except ssl.SSLError as error:
             raise TlsError(self._why(error)) from None
-        self._words_left = min(self._words_left + len(record), WORDS_FIRST * WORDS_BYTES)
+        self._credit_bytes = min(self._credit_bytes + len(record), WORDS_FIRST * WORDS_BYTES)
 
     def encode(self, plain: Sequence[Buffer]) -> bytes:
-        """What is to be sent for these. Never raises: `decode` tells what is wrong with the other side."""
+        """Return the bytes to send for these plain bytes, together with those that TLS itself has to send.
+
+        It never raises: `decode` reports errors of the peer."""
         if not plain:
             return self._outgoing.read()
         joined = plain[0] if len(plain) == 1 else b"".join(plain)
@@ -169,15 +175,17 @@ class TlsSession:
         return b"".join(encoded)
 
     def end(self) -> None:
-        """Nothing is sent any more, but for words that say so."""
+        """Announce the end of the data. Send the bytes from `words` afterwards, and nothing else."""
         try:
             self._tls.unwrap()
         except (ssl.SSLError, ValueError):
-            return  # the other side has not said so, and need not
+            return  # the peer has not announced its end, and need not
 
 
 def _size_of(data: bytes, at: int) -> int:
-    """Of the record that begins there, as it says; one that is too large is told so by its head."""
+    """Return the size of the record at `at`, from its header.
+
+    It is limited to the maximum, so that an oversized record is not buffered: `ssl` rejects it by its header."""
     return HEAD_BYTES + min(data[at + 3] << 8 | data[at + 4], RECORD_BYTES)
 
 
@@ -195,7 +203,7 @@ _REASONS: Final = {
 
 
 def why_not(error: ssl.SSLError, other: str) -> str:
-    """What went wrong, in words."""
+    """Return a readable reason for an error. `other`: what to call the peer."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate of {other} is refused: {error.verify_message or error.reason}"
     known = _REASONS.get(error.reason or "")

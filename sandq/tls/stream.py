@@ -1,8 +1,7 @@
-"""Handshakes over sockets, and streams behind them, on trio.
+"""Handshakes over sockets, and TLS streams, on trio.
 
-A handshake is read record by record, so that what the other side says behind it stays in the socket: who goes on with
-the connection reads it there. Until it is done there is one record in memory, and no more than `HANDSHAKE_BYTES` are
-taken of anybody.
+A handshake is read record by record, so that the bytes after it stay in the socket for the code that continues with the
+connection. During the handshake, at most one record is in memory, and at most `HANDSHAKE_BYTES` are read from a peer.
 """
 
 from __future__ import annotations
@@ -21,18 +20,24 @@ from sandq.tls.budget import HANDSHAKE_S, Handshakes
 from sandq.tls.session import HEAD_BYTES, RECORD_BYTES, Buffer, TlsError, TlsSession
 
 FIRST_BYTE: Final = 0x16
-"""A record of a handshake; no frame of ours and no request of HTTP begins so."""
+"""First byte of a TLS handshake. No sandq frame and no HTTP request begins with it."""
 HANDSHAKE_BYTES: Final = 128 << 10
-"""Of all records of one side, certificates included."""
+"""Maximum size of all records of one side of a handshake, including certificates."""
 HANDSHAKE_RECORDS: Final = 64
-"""Of one side: there are six and what certificates need, but who cuts them into bytes would keep the loop busy."""
+"""Maximum number of records of one side of a handshake.
+
+There are six, plus those for certificates. Without a limit, a peer that sends records of one byte could occupy the
+event loop."""
 LAST_WORDS_S: Final = 1.0
+"""Timeout in s for sending the alert after a failed handshake."""
 SEND_BYTES: Final = 262_144
+"""Maximum bytes encrypted at once by `send_all`."""
 
 
 async def speaks_tls(stream: trio.SocketStream) -> bool:
-    """Whether the other side begins a handshake; what it says stays where it is. ConnectionLost: it says nothing more.
-    It is for the caller to limit how long that may take."""
+    """Wait for the first byte of the peer, and return whether it begins a TLS handshake. The byte stays in the socket.
+
+    Raise ConnectionLost if the connection ends before. There is no timeout here: the caller sets one."""
     try:
         head = await stream.socket.recv(1, socket.MSG_PEEK)
     except (OSError, trio.ClosedResourceError) as error:
@@ -45,8 +50,10 @@ async def speaks_tls(stream: trio.SocketStream) -> bool:
 async def let_in(
     stream: trio.SocketStream, context: ssl.SSLContext, handshakes: Handshakes | None, source: str
 ) -> TlsSession:
-    """Shake hands with who connected. `handshakes`: whom it waits for; None: for nobody. Raises TlsError, Overloaded,
-    and ConnectionLost (it took too long, too)."""
+    """Do the handshake with a client.
+
+    `handshakes`: the budget of handshakes; None is no budget and no timeout. Raise TlsError if the handshake fails,
+    Overloaded if too many are in progress, ConnectionLost if the connection breaks or the handshake takes too long."""
     session = TlsSession(context, is_server=True)
     if handshakes is None:
         await _greet(stream, session, None, source)
@@ -66,8 +73,9 @@ async def let_in(
 
 
 async def reach(stream: trio.SocketStream, context: ssl.SSLContext, host: str | None = None) -> TlsSession:
-    """Shake hands with who was connected to. Raises TlsError, ConnectionLost; it is for the caller to limit how long
-    that may take."""
+    """Do the handshake with a server, as its client. `host`: name that its certificate must have, if checked.
+
+    Raise TlsError if the handshake fails, ConnectionLost if the connection breaks. The caller sets a timeout."""
     session = TlsSession(context, is_server=False, host=host)
     session.greet()
     await _send(stream, session.words())
@@ -95,7 +103,7 @@ async def _greet(
             _take(session, record, handshakes, source)
         except TlsError:
             with trio.move_on_after(LAST_WORDS_S), suppress(ConnectionLost):
-                await _send(stream, session.words())  # why not
+                await _send(stream, session.words())  # the alert with the reason
             raise
         await _send(stream, session.words())
 
@@ -104,7 +112,7 @@ def _take(session: TlsSession, record: bytes, handshakes: Handshakes | None, sou
     try:
         session.greet(record)
     finally:
-        if handshakes is not None:  # what fails has cost as much as what does not
+        if handshakes is not None:  # a failed step costs as much as a successful one
             handshakes.spent(source, session.greeting_s)
 
 
@@ -139,7 +147,7 @@ async def _send(stream: trio.SocketStream, data: bytes) -> None:
 
 
 class TlsStream(trio.abc.HalfCloseableStream):
-    """A connection behind its handshake. One task may send while another one receives."""
+    """A connection after its handshake. One task may send while a second one receives."""
 
     def __init__(self, stream: trio.SocketStream, session: TlsSession) -> None:
         self.session = session
@@ -147,27 +155,29 @@ class TlsStream(trio.abc.HalfCloseableStream):
         self._stream = stream
         self._fd = stream.socket.fileno()
         self._unsent = memoryview(b"")
-        """Of what was encrypted, what has not left."""
+        """Encrypted bytes that are not sent yet."""
         self._sending = trio.Lock()
         self._received = bytearray()
 
     def send_now(self, data: Buffer) -> int:
-        """Send what the socket takes now, of a piece; how many of its bytes are under way. Then `flush` sends the
-        rest of these, if there is one: see `is_stuck`."""
+        """Encrypt `data`, and send as much as the socket accepts at once.
+
+        Return the number of bytes accepted: all of `data`, or 0 if earlier bytes are not sent yet. If `is_stuck` is
+        True afterwards, `flush` sends the rest."""
         if self._unsent or self._sending.locked():
             return 0
         self._unsent = memoryview(self.session.encode((data,)))
-        with suppress(OSError):  # it is met again by who goes on
+        with suppress(OSError):  # the next operation on the connection raises it again
             self._unsent = self._unsent[os.write(self._fd, self._unsent) :]
         return len(data)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether something encrypted has not left."""
+        """True if encrypted bytes are not sent yet."""
         return bool(self._unsent)
 
     async def flush(self) -> None:
-        """Send what was encrypted."""
+        """Send the encrypted bytes that are not sent yet."""
         async with self._sending:
             await self._flush()
 
@@ -177,7 +187,9 @@ class TlsStream(trio.abc.HalfCloseableStream):
             await self._stream.send_all(piece)
 
     async def send_all(self, data: Buffer) -> None:
-        """Raises trio.BrokenResourceError, trio.ClosedResourceError."""
+        """Encrypt and send all data.
+
+        Raise trio.BrokenResourceError if the connection breaks, trio.ClosedResourceError if it is closed."""
         view = memoryview(data)
         async with self._sending:
             await self._flush()
@@ -192,29 +204,31 @@ class TlsStream(trio.abc.HalfCloseableStream):
         await self._stream.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Plain bytes; nothing: there are no more. Raises trio.BrokenResourceError, trio.ClosedResourceError."""
+        """Return up to `max_bytes` plain bytes; none at the end of the data.
+
+        Raise trio.BrokenResourceError if the connection or TLS fails, trio.ClosedResourceError if it is closed."""
         while not self._received:
             if self.session.has_ended:
                 return b""
             if self.session.is_behind:
-                await trio.lowlevel.checkpoint()  # others may have their turn
+                await trio.lowlevel.checkpoint()  # yield to other tasks
                 data = b""
             else:
                 data = bytes(await self._stream.receive_some(max(max_bytes or 0, 16_640)))
                 if not data:
-                    return b""  # frames and requests say themselves where they end
+                    return b""  # an end without announcement is fine: frames and requests contain their length
             try:
                 self._received += self.session.decode(data)
             except TlsError as error:
                 raise trio.BrokenResourceError(error.message) from None
-            # What TLS itself has to answer goes with what is sent next: nobody who receives waits for who sends.
+            # Replies of TLS itself are sent with the next data, so that receiving never waits for sending.
         size = len(self._received) if max_bytes is None else max_bytes
         found = bytes(self._received[:size])
         del self._received[:size]
         return found
 
     async def send_eof(self) -> None:
-        """Say that nothing more is sent."""
+        """Announce the end of the data to the peer."""
         async with self._sending:
             await self._flush()
             self.session.end()
@@ -223,7 +237,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        """Say that it ends, and close it; forcefully when cancelled."""
+        """Announce the end if that is possible at once, and close the connection; forcefully if cancelled."""
         try:
             self.session.end()
             with suppress(OSError):

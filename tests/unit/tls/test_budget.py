@@ -77,7 +77,7 @@ async def test_sources_that_have_gone_are_forgotten(autojump_clock: trio.testing
     for number in range(3 * budget.HANDSHAKES):
         await shake(handshakes, f"s{number}", ended)
         await trio.sleep(1)
-    assert len(handshakes._lines) <= 2 * budget.HANDSHAKES + 1
+    assert len(handshakes._sources) <= 2 * budget.HANDSHAKES + 1
 
 
 async def test_who_comes_takes_the_place_of_who_has_been_silent_for_longest(

@@ -54,14 +54,14 @@ def test_who_says_much_may_have_new_keys(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(session_module, "WORDS_BYTES", 1000)
     keys = tmp_path / "keys"
     server, client = pair(keys)
-    server._words_left = 0
+    server._credit_bytes = 0
     updates = updates_of(client, keys)
     with pytest.raises(TlsError):
         server.decode(updates.next())
-    server._words_left = 1000
+    server._credit_bytes = 1000
     assert server.decode(updates.next()) == b""
     assert server.decode(updates.data(bytes(1000))) == bytes(1000)
-    assert server._words_left >= 1000
+    assert server._credit_bytes >= 1000
 
 
 def test_many_small_records_are_decoded_in_turns() -> None:
