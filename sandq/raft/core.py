@@ -76,7 +76,7 @@ class Core(SyncObj):  # type: ignore[misc]
         return index
 
     def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> Members | None:
-        """Guard S10: decode a change of members without unpickling. None if the entry is no such change."""
+        """Guard S10: decode a change of members without unpickling. None for other entries."""
         return Members.decode(command[1:]) if command[0] == MEMBERSHIP else None
 
     def _SyncObj__changeCluster(self, request: Members) -> bool:

@@ -15,7 +15,7 @@ _COUNT_MOST: Final = 1_000
 _COUNT_CRON_MOST: Final = 100
 """Missed occurrences of an expression are counted up to this number.
 
-That is 2 to 15 ms of work per schedule after a long time without a leader."""
+This limits the work to 2 to 15 ms per schedule after a long time without a leader."""
 
 
 class Plan(NamedTuple):

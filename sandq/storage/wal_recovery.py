@@ -1,4 +1,4 @@
-"""Read the log after a stop: recover its records, find where writing continues, and tell torn from rotten data.
+"""Read the log after a stop: recover its records, find where writing continues, and distinguish torn from rotten data.
 
 A pass (the records of one commit batch) is written only after the previous pass was synced. So if the bytes at offset X
 are not a valid next record, there are three cases:

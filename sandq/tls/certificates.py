@@ -1,8 +1,8 @@
 """The certificate of a node, its key and its authorities: read from files, and reloaded when the files change.
 
-Open connections continue unchanged; new handshakes use the files read last. If a file is invalid, or only one file of a
-certificate and its key is replaced yet, the current certificates stay in use. The error is logged, and the files are
-read again when they change.
+Open connections continue unchanged; new handshakes use the files read last. If a file is invalid, or only one of
+certificate and key has been replaced so far, the current certificates stay in use. The error is logged, and the files
+are read again when they change.
 """
 
 from __future__ import annotations
