@@ -94,6 +94,7 @@ class GrantText:
         """Return the grants it stands for. A custom role that is missing from `roles` grants nothing."""
         rights = ROLES.get(self.name) or ((Right(self.name),) if self.name in tuple(Right) else ())
         if not rights:
+            # A custom role names only rights and built-in roles, so one level of expansion is enough.
             inner = [parse_grant(text) for text in roles.get(self.name, ())]
             return [grant for one in inner if one.is_of_known_name for grant in one.expanded({})]
         topics, groups = self.topics or ANY, self.groups or ANY
@@ -156,7 +157,7 @@ def _matcher(pattern: str) -> re.Pattern[str]:
 
 
 class Access:
-    """What one principal may do. Immutable: it is replaced when a grant or a role changes."""
+    """Rights of one principal. Immutable: it is replaced when a grant or a role changes."""
 
     __slots__ = ("_by_right", "_known", "_known_of_some", "grants", "principal")
 

@@ -1,6 +1,6 @@
 """The batch: the only format of messages, on the wire, in the WAL, in LevelDB and in Spark.
 
-Persisted: untouchable, unless VERSION is raised. All numbers little-endian; every buffer begins at a multiple
+PERSISTED: never change it without raising VERSION. All numbers are little-endian; every buffer begins at a multiple
 of 8.
 
     batch   = header body
@@ -26,7 +26,7 @@ A null has no bytes, or the number 0. VALUE is always there (a null value delete
 column that this version does not know passes through `take` and `slice` untouched; only its type matters.
 Offsets, data and validity are what Arrow's arrays are made of: `pyarrow.py_buffer` wraps them without a copy.
 
-The broker's own knowledge (offsets, attempt, ...) stands in an envelope outside: a batch is never changed
+The broker's data about the messages (offsets, attempt, ...) is in an envelope outside, so that a batch never changes
 under its crc.
 """
 
@@ -65,7 +65,7 @@ _PADDING = [bytes(-n % 8) for n in range(8)]
 
 
 class Column(IntEnum):
-    """Column ids. Persisted: untouchable."""
+    """Column ids. PERSISTED: never change one."""
 
     VALUE = 1
     KEY = 2
@@ -102,7 +102,7 @@ Cells = Sequence[bytes | None] | Sequence[int | None]
 class Header(NamedTuple):
     """The header of a batch, which `peek` reads without the body."""
 
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants of a header
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed
     flags: int
     min_deliver_ms: int
     max_deliver_ms: int

@@ -101,7 +101,7 @@ class ListenSection(schema.Section):
 
 
 class PeerSection(schema.Section):
-    """Another node, of `membership: static`."""
+    """Another node, for `membership: static`."""
 
     id: Annotated[str, schema.name("node")]
     peer: PeerAddress

@@ -91,6 +91,7 @@ def with_limit(
             maximum=FIXED.limited_groups,
         )
     row = [epoch, partitions, limit["max_in_flight"], limit["interval_us"], limit["burst"]]
+    # Unchanged limits keep their epoch, so that what was allowed under it still counts.
     if group in groups and groups[group][2:] == row[2:]:
         return dict(settings)
     return {**settings, GROUP_LIMITS: [epoch + 1, {**others, group: row}]}

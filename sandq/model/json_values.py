@@ -61,7 +61,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def json_of(value: bytes | None) -> Any:
-    """Return what a value says, read as JSON; None stands for a value that was not asked for. Raises InvalidRequest."""
+    """Return a value parsed as JSON; None if the value was not requested. Raise InvalidRequest if it is no JSON."""
     if value is None:
         raise InvalidRequest("json: there is no value here: it was deleted, or was not asked for")
     try:

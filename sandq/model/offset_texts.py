@@ -66,6 +66,7 @@ def texts_of_column(column: bytes) -> bytes:
         for place in range(_BYTES):
             lanes[CHARS - _BYTES + place :: CHARS] = part[place::_BYTES]
         number = int.from_bytes(lanes, "big")
+        # Moving group n by 3 * n bits in total puts groups of five bits into bytes of eight, one character each.
         for step, mask in zip(_STEPS, _masks(), strict=True):
             upper = number & mask
             number ^= upper ^ upper << step * 3

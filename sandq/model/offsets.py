@@ -55,7 +55,7 @@ class Parts(NamedTuple):
     """The parts of an offset."""
 
     deliver_ms: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants of an offset
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
     place: int
     partition: int
 

@@ -67,6 +67,7 @@ def _jump(key: int, buckets: int) -> int:
     if buckets < 1:
         raise ValueError(f"{buckets} partitions: at least one is needed")
     bucket, following = 0, 0
+    # `following` is the next bucket to which the key moves as buckets are added: jump there without trying each.
     while following < buckets:
         bucket = following
         key = (key * _MULTIPLIER + 1) & _MASK

@@ -23,7 +23,7 @@ class Piece(NamedTuple):
     batch: bytes
 
     @property
-    def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which nobody wants here
+    def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which is not needed
         """Number of messages that are included."""
         return count_of(self.batch) if self.live is None else sum([count for _, count in self.live])
 

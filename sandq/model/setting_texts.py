@@ -60,7 +60,7 @@ SETTINGS: Final = {
     "backoff.cap": SettingText("The longest wait, before the jitter.", DURATION),
     "backoff.jitter_percent": SettingText("How far waits are spread around their length, each way.", PERCENT),
     "ttl": SettingText(
-        "How long after its time a message that nobody took is dead; compacted: how long a value stays.",
+        "How long after its delivery time an unleased message is dead; compacted: how long a value stays.",
         DURATION,
         True,
     ),
@@ -77,7 +77,7 @@ SETTINGS: Final = {
     "dead_letter_topic": SettingText("Another topic, to which dead letters go.", TOPIC, True),
     "max_message_bytes": SettingText("The largest value of a message.", SIZE, True),
     "max_delay": SettingText("How far ahead a message may be, instead of the nodes' limit.", DURATION, True),
-    "max_lease": SettingText("The longest lease, whoever asks for it.", DURATION, True),
+    "max_lease": SettingText("The longest lease, including leases that consumers ask for.", DURATION, True),
     "max_request_rate": SettingText("Requests about the topic that each client may send to each node.", RATE, True),
     "max_request_burst": SettingText(
         "Number of these requests at once after a pause; none: those of a second.", NUMBER, True

@@ -27,7 +27,7 @@ TIME_MAX_MS = 2**48 - 1
 LEAST_INSTANT_MS = 10**11  # March 1973; below, the caller means seconds
 DAY_MS = 86_400_000
 SECONDS_MOST = 3660 * 86_400  # ten years; a bare number above it means another unit
-_LEAST_NANOSECONDS = 10**17  # March 1973 once more
+_LEAST_NANOSECONDS = 10**17  # March 1973 in nanoseconds
 
 Duration = timedelta | int | float | str
 Instant = datetime | int | str
