@@ -1,12 +1,12 @@
-"""Checking the fields of a frame: one table a frame type, one clear error a mistake.
+"""Check the fields of a frame: one table per frame type, one clear error per mistake.
 
     PRODUCE field 2 (partition): expected int, got str
     PRODUCE field 6 (batch): missing; the frame has 5 fields
     SUBSCRIBE field 8 (held) item 3: expected [group number, partition, token]
 
-Fields are counted from 1, as `docs/protocol.md` does. The common case costs one comparison of types; the
-words are found only when something is wrong. A request must have exactly its fields: nothing a client asks
-for is ignored. A reply or a push may have further fields (a newer broker's); those are.
+Fields are counted from 1, as in `docs/protocol.md`. The common case costs one comparison of types; error messages are
+built only for mistakes. A request must have exactly its fields, so that nothing a client asks for is ignored. A reply
+or a push may have further fields of a newer broker, which are ignored.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PARTITION_MAX: Final = 4095
 OFFSET_BYTES: Final = 16
 
 Check = Callable[[Any], str | None]
-"""Says what is wrong with a value whose type is right; None: nothing is."""
+"""Function that returns what is wrong with a value of the right type; None if nothing is."""
 
 _NAMES = {int: "int", str: "str", bytes: "bin", list: "array", dict: "map", bool: "bool", type(None): "nil"}
 
 
 class Field(NamedTuple):
-    """One field: its name, its type (or several), whether nil may stand there, the bounds of an int, and what else is
-    checked of values of a type."""
+    """One field: its name, its type (or several), whether nil is allowed, the bounds of an int, and further checks of
+    values of a type."""
 
     name: str
     kind: type | tuple[type, ...]
@@ -42,12 +42,12 @@ class Field(NamedTuple):
 
     @property
     def kinds(self) -> tuple[type, ...]:
-        """What may stand there, beside nil."""
+        """Types that are allowed, in addition to nil."""
         return self.kind if isinstance(self.kind, tuple) else (self.kind,)
 
 
 class Shape:
-    """The fields of one frame type, in order; `error` is what a mistake raises (a server: InvalidRequest)."""
+    """The fields of one frame type, in order. `error`: the exception for a mistake (in a server: InvalidRequest)."""
 
     __slots__ = ("_bounds", "_checks", "_exact", "_types", "error", "fields", "name")
 
@@ -62,7 +62,7 @@ class Shape:
         self.fields = fields
         self.error = error
         self._exact = exact
-        # int and bool are told apart by `type`, not `isinstance`: True is not the number 1 here.
+        # `type` distinguishes int and bool, `isinstance` does not: True is not the number 1 here.
         self._types = [int, int, *(field.kinds[0] for field in fields)]
         self._bounds = [
             (place, field.minimum, field.maximum) for place, field in enumerate(fields, 2) if int in field.kinds
@@ -70,7 +70,8 @@ class Shape:
         self._checks = [(place, *check) for place, field in enumerate(fields, 2) for check in field.checks]
 
     def check(self, frame: Sequence[Any]) -> None:
-        """Raise `error` unless the frame's fields are as described: first their types, then bounds, then the rest."""
+        """Raise `error` unless the frame's fields are as described. First check their types, then bounds, then the
+        rest."""
         if [*map(type, frame)] != self._types:
             self._check_each(frame)
         for place, minimum, maximum in self._bounds:
@@ -83,7 +84,7 @@ class Shape:
                 raise self.wrong(place - 1, problem)
 
     def wrong(self, number: int, problem: str) -> SandqError:
-        """The error about field `number` (from 1)."""
+        """Return the error about field `number` (from 1)."""
         return self.error(f"{self.name} field {number} ({self.fields[number - 1].name}): {problem}")
 
     def _check_each(self, frame: Sequence[Any]) -> None:
@@ -104,7 +105,7 @@ def _expected(field: Field) -> str:
 
 
 def kind_name(value: object) -> str:
-    """The msgpack name of a value's type."""
+    """Return the msgpack name of a value's type."""
     return _NAMES.get(type(value), type(value).__name__)
 
 
@@ -115,6 +116,6 @@ def check_offset(shape: Shape, number: int, value: bytes | None) -> None:
 
 
 def one_of(choices: Sequence[str]) -> str:
-    """These words, for a message."""
+    """Return these words as part of a message."""
     *words, last = [repr(choice) for choice in choices]
     return f"{', '.join(words)} or {last}"

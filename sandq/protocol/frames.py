@@ -1,4 +1,4 @@
-"""Frames: how bytes on a connection become `[type, request_id, fields...]` and back.
+"""Frames: convert bytes of a connection to `[type, request_id, fields...]` and back.
 
     stream  = frame*
     frame   = length u32 big-endian | body      length counts the body's bytes: 1 to the limit (32 MiB)
@@ -10,14 +10,14 @@
     push    = [7 (DELIVER), subscription id, field...]    or the id of a LEASE request
 
 CREDIT and ON_BEHALF are the requests without a reply; their request id is 0. Text is msgpack str (UTF-8), bytes are
-msgpack bin; ext types, floats and map keys that are not text have no place in a field. Every number of
-`Type` is part of the protocol: never change one.
+msgpack bin. Fields contain no ext types, no floats, and no map keys other than text. Every number of `Type` is part of
+the protocol: never change one.
 
-A frame from the network is decoded only when it is whole, and what may be made of its bytes is bounded: an
-array or a map has at most 65,536 items, and everything in a frame but the bin fields of its outermost
-array (the batches) is 4 MiB at most, and 524,288 arrays and maps. Without the second bound a 32 MiB frame of
-empty arrays would become 2 GiB of objects, without the third one of 4 MiB 270 MB. They hold for requests; a client
-reads from a node that it chose, and whose answers may bring values within maps: it lifts the bounds.
+A frame from the network is decoded only when it is complete, and the memory of the result is bounded. An array or a map
+has at most 65,536 items. Everything in a frame except the bin fields of its outermost array (the batches) has at most 4
+MiB, and at most 524,288 arrays and maps. Without the second bound, a 32 MiB frame of empty arrays would become 2 GiB of
+objects; without the third, one of 4 MiB would become 270 MB. The bounds apply to requests. A client lifts them, because
+it chose the node that it reads from, and replies may contain values within maps.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ PROTOCOL_VERSION: Final = 2
 """Version 1 is that of development versions."""
 
 ITEMS_MAX: Final = 65_536
-"""Items of one array or map in a frame."""
+"""Maximum number of items in one array or map of a frame."""
 CONTROL_BYTES: Final = 4 * 1024 * 1024
-"""Everything in a request but the bin fields of its outermost array."""
+"""Maximum bytes of a request without the bin fields of its outermost array."""
 
 PARTS_MAX: Final = 8 * ITEMS_MAX
-"""Arrays and maps of a request that is decoded in steps: an item of an ACK has three."""
+"""Maximum number of arrays and maps in a request that is decoded in steps. An item of an ACK has three."""
 
 LARGE_BYTES: Final = 256 << 10
-"""A larger frame is decoded in steps, where its reader has others to look after."""
+"""Frames above this size are decoded in steps if their reader has other connections to serve."""
 PIECE_BYTES: Final = 16 << 10
-"""Of a large frame, decoded in one step."""
+"""Maximum bytes of a large frame that are decoded in one step."""
 JOINED_BYTES: Final = 16 << 10
-"""Parts of a frame up to so many bytes are copied into one: each is a buffer of its own where it is sent."""
+"""Parts of a frame up to this size are copied into one buffer; each larger part is sent as a buffer of its own."""
 _STEP_ITEMS: Final = 256
 _STEP_DEPTH: Final = 8
 
@@ -69,7 +69,7 @@ _BIN_CODES = frozenset((0xC4, 0xC5, 0xC6))
 
 
 class Type(IntEnum):
-    """What a frame is. Persisted in no file, but spoken by every client: untouchable."""
+    """Types of frames. Not stored in any file, but every client uses the numbers: never change them."""
 
     REPLY = 0
     HELLO = 1
@@ -166,16 +166,15 @@ RESERVED: Final = frozenset(
     {*range(67, 72)}  # KV_*
     | {85}  # SCHEDULE_*
 )
-"""Numbers with a meaning to come: answered with INVALID, "not implemented by this version"."""
+"""Numbers reserved for later: answered with INVALID, "not implemented by this version"."""
 
 
 class FrameReader:
-    """Cuts what arrives on one connection into frames.
+    """Splits the bytes that arrive on one connection into frames.
 
-    `feed` may be given any pieces; it raises ProtocolError, FrameTooLarge or WrongPort (an HTTP request or
-    a TLS handshake at the start of the connection) and no other exception. After an error the reader must
-    not be used again: the connection is to be closed. At most one incomplete frame is kept, of
-    `max_frame_bytes` at most.
+    `feed` accepts the bytes in pieces of any size. It raises ProtocolError, FrameTooLarge or WrongPort (an HTTP request
+    or a TLS handshake at the start of the connection) and no other exception. After an error the reader must not be
+    used again, and the connection must be closed. It keeps at most one incomplete frame, of at most `max_frame_bytes`.
     """
 
     __slots__ = (
@@ -195,8 +194,8 @@ class FrameReader:
         first_frame_bytes: int | None = None,
         defer_bytes: int = sys.maxsize,
     ) -> None:
-        """`first_frame_bytes`: what the first frame may have, if that is less. `defer_bytes`: a frame of more, and
-        of more than `ITEMS_MAX`, comes as a `LargeFrame`."""
+        """`first_frame_bytes`: maximum size of the first frame, if that is less. `defer_bytes`: larger frames are
+        returned as a `LargeFrame`, if they also have more bytes than `ITEMS_MAX`."""
         self._defer_bytes = defer_bytes
         self._max_frame_bytes = max_frame_bytes
         self._first_frame_bytes = max_frame_bytes if first_frame_bytes is None else first_frame_bytes
@@ -207,7 +206,7 @@ class FrameReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the incomplete frame that waits for its rest."""
+        """Bytes received of the incomplete frame."""
         return len(self._kept)
 
     @property
@@ -216,8 +215,8 @@ class FrameReader:
         return self._wanted
 
     def feed(self, data: bytes | bytearray | memoryview, most: int = sys.maxsize) -> list[Any]:
-        """The frames that `data` completes, in order (often none, often many). When there are `most` of them, more may
-        be there: `feed(b"", most)` goes on."""
+        """Return the frames that `data` completes, in order: none, one or many. If there are `most` of them, more may
+        be complete already: `feed(b"", most)` returns those."""
         kept = self._kept
         if kept:
             kept += data
@@ -301,11 +300,11 @@ _NO_FRAME: Final = "a frame must be an array that begins with two numbers: type,
 
 
 _HEAD_BYTES: Final = {0xDC: 3, 0xDD: 5}
-"""Of an array with 16 items or more."""
+"""Bytes of the header of an array with 16 items or more."""
 
 
 class LargeFrame:
-    """A frame that is whole, and takes long to decode."""
+    """A complete frame that takes long to decode."""
 
     __slots__ = ("_body", "_control_bytes")
 
@@ -315,11 +314,12 @@ class LargeFrame:
 
     @property
     def kind(self) -> int:
-        """Its type, if that is a small one, without decoding it."""
+        """Type of the frame, read without decoding. Correct only for types below 128, which are a single byte."""
         return self._body[_HEAD_BYTES.get(self._body[0], 1)]
 
     def decode(self) -> Generator[int, None, Frame]:
-        """Decode it in steps; yields how many items, or pieces of bytes, each was. Raises as `FrameReader.feed`."""
+        """Decode the frame in steps. Yield the size of each step, in items or in pieces of bytes. Raise as
+        `FrameReader.feed`."""
         try:
             frame = yield from _decode(self._body, 0, self._control_bytes, _unpacker())
             kind, request_id = frame[0], frame[1]
@@ -335,7 +335,7 @@ class LargeFrame:
 
 
 def _unpacker() -> Callable[[memoryview], Any]:
-    """What decodes the pieces of one frame, and counts its arrays and maps."""
+    """Return a function that decodes the pieces of one frame, and counts its arrays and maps."""
     parts = 0
 
     def count(part: T) -> T:
@@ -362,11 +362,12 @@ def _no_ext(code: int, data: bytes) -> None:
 def _decode(
     body: memoryview, depth: int, control_bytes: int, unpack: Callable[[memoryview], Any]
 ) -> Generator[int, None, Any]:
-    """What one value says. `control_bytes`: what an outermost array may have beside its bin fields."""
+    """Decode one value in steps. `control_bytes`: maximum size of an outermost array without its bin fields."""
     code = body[0]
     if len(body) <= PIECE_BYTES or depth == _STEP_DEPTH or not (code >> 4 == 0x9 or code in _ARRAY_CODES):
         yield 1 + len(body) // PIECE_BYTES
         return unpack(body)
+    # Step over the items of the array with `skip`, which builds no objects, and decode each item or piece by itself.
     walker = msgpack.Unpacker(max_buffer_size=len(body), max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
     walker.feed(body)
     count = walker.read_array_header()
@@ -399,7 +400,7 @@ def _undecodable(length: int, error: Exception) -> ProtocolError:
 
 
 def _check_control_bytes(body: memoryview, limit: int) -> None:
-    """Refuse a large frame that would become far more memory than it has bytes (see the module's docstring)."""
+    """Refuse a large frame that would need far more memory than it has bytes (see the module's docstring)."""
     try:
         skimmer = msgpack.Unpacker(max_buffer_size=len(body), max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
         skimmer.feed(body)
@@ -417,7 +418,7 @@ def _check_control_bytes(body: memoryview, limit: int) -> None:
 
 def _too_much_control(size: int, limit: int) -> FrameTooLarge:
     return FrameTooLarge(
-        f"a frame has {size} bytes or more beside its batches: {limit} is the limit",
+        f"a frame has {size} bytes or more in addition to its batches: {limit} is the limit",
         limit="control_bytes",
         maximum=limit,
         size=size,
@@ -430,13 +431,13 @@ _pack_lenient = msgpack.Packer(autoreset=True, default=str).pack
 
 
 def encode_frame(*fields: Any) -> bytes:
-    """The bytes of the frame `[fields...]`; the first two are type and request id. Tuples become arrays."""
+    """Return the bytes of the frame `[fields...]`; the first two are type and request id. Tuples become arrays."""
     body: bytes = _pack(fields)
     return LENGTH.pack(len(body)) + body
 
 
 def encode_with_tail(fields: tuple[Any, ...], tail: bytes | bytearray | memoryview) -> bytes:
-    """The frame `[fields..., tail]` where `tail` is a large bin: it is copied once, not three times."""
+    """Return the frame `[fields..., tail]` where `tail` is a large bin: it is copied once, not three times."""
     assert 2 <= len(fields) <= _PREFIX_MAX_ITEMS, "a frame of more than 15 fields"
     body = bytearray(_pack(fields))
     body[0] += 1  # the fixarray header: one item more
@@ -446,19 +447,19 @@ def encode_with_tail(fields: tuple[Any, ...], tail: bytes | bytearray | memoryvi
 
 
 def encode_reply(request_id: int, *fields: Any) -> bytes:
-    """The answer to a request that was done."""
+    """Return the reply to a request that succeeded."""
     return encode_frame(0, request_id, *fields)
 
 
 class PackedArray(NamedTuple):
-    """An array of so many items, which are encoded already: some in each part."""
+    """An array of `length` items that are encoded already; each part holds some of them."""
 
     length: int
     parts: Sequence[bytes]
 
 
 def encode_packed(request_id: int, *fields: bytes | PackedArray) -> list[bytes]:
-    """The answer to a request whose fields are encoded already, in parts as `frame_of` makes them."""
+    """Return the reply whose fields are encoded already, in parts as `frame_of` returns them."""
     parts = [_pack_header(2 + len(fields)), _pack(0), _pack(request_id)]
     for field in fields:
         if isinstance(field, PackedArray):
@@ -469,8 +470,8 @@ def encode_packed(request_id: int, *fields: bytes | PackedArray) -> list[bytes]:
 
 
 def frame_of(parts: Sequence[bytes]) -> list[bytes]:
-    """The frame of a body that is there in parts, in parts that are sent one behind the other: small ones become one,
-    and what is large is not copied."""
+    """Return the frame of a body that is given in parts, as buffers that are sent one after the other. Small parts are
+    joined, large ones are not copied."""
     joined: list[bytes] = []
     small = [LENGTH.pack(sum([len(part) for part in parts]))]
     for part in filter(None, parts):
@@ -487,12 +488,12 @@ def frame_of(parts: Sequence[bytes]) -> list[bytes]:
 
 
 def pack_large_bin(size: int) -> bytes:
-    """What stands before bytes that are a part of a frame by themselves."""
+    """Return the msgpack header of bytes that are a part of a frame by themselves."""
     return b"\xc6" + LENGTH.pack(size)
 
 
 def encode_replies(replies: Iterable[tuple[Any, ...]]) -> bytes:
-    """Many answers, each a request's id and its fields, one behind the other."""
+    """Return many replies, each given as its request id and fields, concatenated."""
     pack, length = _pack, LENGTH.pack
     frames: list[bytes] = []
     for reply in replies:
@@ -502,14 +503,14 @@ def encode_replies(replies: Iterable[tuple[Any, ...]]) -> bytes:
 
 
 def encode_error(request_id: int, error: SandqError) -> bytes:
-    """The answer to a request that failed; details that msgpack does not know are sent as text."""
+    """Return the reply to a request that failed. Details that msgpack cannot encode are sent as text."""
     code, message, retriable, details = to_wire(error)
     body: bytes = _pack_lenient((255, request_id, code, message, retriable, details))
     return LENGTH.pack(len(body)) + body
 
 
 def decode_error(frame: Frame) -> SandqError:
-    """The error in an ERROR frame; a malformed one is a ProtocolError, returned all the same."""
+    """Return the error in an ERROR frame. For a malformed frame, return a ProtocolError."""
     if len(frame) >= 6:
         code, message, retriable, details = frame[2:6]
         if type(code) is str and type(message) is str and type(retriable) is bool and type(details) is dict:

@@ -1,7 +1,7 @@
-"""Prove a shared secret: HMAC-SHA256 over what is proved and all that both sides have said before.
+"""Prove the knowledge of a shared secret: HMAC-SHA256 over a purpose and all that both sides have sent before.
 
-Whoever does not have the secret cannot make a proof, and one that was overheard is worth nothing elsewhere: both sides
-have said something random that is never said again.
+A proof cannot be made without the secret. An intercepted proof is useless elsewhere, because each side has sent random
+bytes that it never sends again.
 """
 
 from __future__ import annotations
@@ -10,40 +10,41 @@ import hmac
 from typing import Final
 
 NONCE_BYTES: Final = 32
-"""Random, from each side."""
+"""Random bytes from each side."""
 PROOF_BYTES: Final = 32
 _GATEWAY: Final = b"gateway proof"
 
 
 def said(*parts: bytes) -> bytes:
-    """What was said, each part with its length before it: what is moved from one to the next is seen."""
+    """Return the parts that were sent, each after its length, so that bytes cannot move from one part to the next
+    unnoticed."""
     return b"".join([len(part).to_bytes(4, "big") + part for part in parts])
 
 
 def prove(secret: bytes, what: bytes, said_before: bytes) -> bytes:
-    """The proof, of `PROOF_BYTES`. `said_before`: as `said` makes it."""
+    """Return the proof, of `PROOF_BYTES`. `what`: the purpose of the proof. `said_before`: the result of `said`."""
     return hmac.digest(secret, what + b"\0" + said_before, "sha256")
 
 
 def is_proof(proof: bytes, secret: bytes, what: bytes, said_before: bytes) -> bool:
-    """Whether it is the proof; takes as long either way."""
+    """Return whether the proof is right, in constant time."""
     return hmac.compare_digest(proof, prove(secret, what, said_before))
 
 
 def derive(secret: bytes, purpose: bytes) -> bytes:
-    """A secret for one purpose, which tells nothing of the one that it is made of."""
+    """Return a secret for one purpose, which reveals nothing about the secret that it is derived from."""
     return hmac.digest(secret, b"sandq derived\0" + purpose, "sha256")
 
 
 def prove_gateway(secret: bytes, nonce: bytes, challenge: bytes, node_id: str, cluster_uuid: str) -> bytes:
-    """What a gateway proves itself to a node with (PROVE). `nonce`: the gateway's; the rest as HELLO's reply has it."""
+    """Return the proof that a gateway sends to a node (PROVE). `nonce`: the gateway's; the rest as in HELLO's reply."""
     return prove(secret, _GATEWAY, _greetings(nonce, challenge, node_id, cluster_uuid))
 
 
 def is_gateway_proof(
     proof: bytes, secret: bytes, nonce: bytes, challenge: bytes, node_id: str, cluster_uuid: str
 ) -> bool:
-    """Whether it is that of `prove_gateway`."""
+    """Return whether the proof is that of `prove_gateway`."""
     return is_proof(proof, secret, _GATEWAY, _greetings(nonce, challenge, node_id, cluster_uuid))
 
 

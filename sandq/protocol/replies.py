@@ -1,20 +1,19 @@
-"""What a server answers to producers, consumers and administration, and pushes to consumers: the fields after
-`[0, request id]`, and DELIVER. The answers about stored messages are in `replies_messages`; `docs/protocol.md` says
-what each request is answered with.
+"""Replies to producers, consumers and administration, and the DELIVER push: the fields after `[0, request id]`. Replies
+about stored messages are in `replies_messages`; `docs/protocol.md` lists the reply to each request.
 
     offsets      = [base bin16, count] | bin of 16 bytes a message
-    conflicts    = nil | [[position, state]...], rising: refused, for the message that has the unique key is in
-                   this state; its id stands in the 16 bytes of the position
-    outcomes     = missing or nil (not told) | [[position, "replaced", id bin16] | [position, "stored" | "ignored",
-                   state]...], rising: of other positions whose unique keys were taken what became of them, and how
-                   the message is that has the key; of PRODUCE behind the conflicts
+    conflicts    = nil | [[position, state]...], rising: messages that were refused. state: of the message that has the
+                   unique key; its id is in the 16 bytes of the position
+    outcomes     = missing or nil (not reported) | [[position, "replaced", id bin16] | [position, "stored" | "ignored",
+                   state]...], rising: results of the other positions whose unique keys were taken. state: of the
+                   message that has the key. In PRODUCE, they follow the conflicts
 
     DELIVER 7      [group_number, partition, token, attempt, deadline_ms, offsets, ids, created_ms, live,
                     last bool, (begin_first true, it may be missing,) batch bin]
     offsets      = bin16, the base of a run (position i of the batch is base + i places) | bin of 16 bytes
                    a position
     ids          = nil (they are the offsets) | bin of 16 bytes a position
-    created_ms   = int, of all positions | bin of 8 bytes a position, little-endian signed
+    created_ms   = int, for all positions | bin of 8 bytes a position, little-endian signed
     live         = nil (all positions) | [[first position, count]...], rising, not touching
     last         = true: no further frame of this lease follows | false: one may, or the broker does not say
 
@@ -22,8 +21,8 @@ what each request is answered with.
                     partitions: [[partition, group_number, leader node_id | nil, [node_id...], moving bool]...],
                     initial_partitions, replicas, settings: map}
 
-`parse` is the client's side: a malformed answer is a ProtocolError. Unknown further fields and keys are a
-newer broker's and are ignored.
+`parse` is the client's side: a malformed reply is a ProtocolError. Unknown further fields and keys come from a newer
+broker and are ignored.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from sandq.protocol.requests import RANGE_MESSAGES
 STORED: Final = "stored"
 REPLACED: Final = "replaced"
 IGNORED: Final = "ignored"
-"""What became of a message whose unique key was taken."""
+"""Results for a message whose unique key was taken."""
 
 
 def _shape(name: str, *fields: Field) -> Shape:
@@ -59,7 +58,7 @@ _HELLO = _shape(
 
 
 class HelloReply(NamedTuple):
-    """Who answers: limits as in `model.limits` by name (those a client has to keep), the node's time."""
+    """Identity of a node, the limits of `model.limits` that a client must keep, by name, and the node's time."""
 
     server_version: str
     node_id: str
@@ -67,7 +66,7 @@ class HelloReply(NamedTuple):
     limits: Mapping[str, Any]
     now_ms: int
     challenge: bytes | None = None
-    """To be proved to, by a gateway that asked for it; None from a node that knows of no gateways."""
+    """Challenge that a gateway asked for and must answer with a proof; None if the node does not support gateways."""
 
     @classmethod
     def parse(cls, frame: Frame) -> HelloReply:
@@ -77,7 +76,7 @@ class HelloReply(NamedTuple):
 
 
 class Node(NamedTuple):
-    """Where a node serves clients."""
+    """The address at which a node serves clients."""
 
     node_id: str
     host: str
@@ -85,19 +84,19 @@ class Node(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """One partition of a topic; `leader` is a node id, None while there is none."""
+    """One partition of a topic; `leader` is a node id, None while there is no leader."""
 
     partition: int
     group_number: int
     leader: str | None
     nodes: tuple[str, ...] = ()
-    """Those that are to hold it; the first one is to lead it."""
+    """Nodes that should hold it; the first one should lead it."""
     moving: bool = False
-    """Others may still hold it, or not all of these have it yet."""
+    """Whether other nodes may still hold it, or some of these nodes do not have it yet."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Partition:
-        """TypeError, ValueError unless it is the row of a partition."""
+        """Read the row of a partition. Raise TypeError or ValueError if it is malformed."""
         partition, group_number, leader, nodes, moving = row[:5]
         if [type(partition), type(group_number), type(nodes), type(moving)] != [int, int, list, bool]:
             raise TypeError("not the row of a partition")
@@ -112,7 +111,8 @@ TWO_REPLICAS: Final = (
 
 
 class TopicRecord(NamedTuple):
-    """A topic as metadata tells of it. `number` is never reused, so it tells a topic from its re-created namesake."""
+    """A topic in the metadata. `number` is never reused, so it distinguishes a topic from a later one of the same
+    name."""
 
     name: str
     number: int
@@ -122,11 +122,11 @@ class TopicRecord(NamedTuple):
     replicas: int
     settings: Mapping[str, Any]
     owner: str | None = None
-    """The principal that created it, and for whose quota it counts; None: nobody who had to say who it is."""
+    """The principal that created it, and whose quota it counts against; None if its creator was not authenticated."""
 
     @classmethod
     def from_map(cls, record: object) -> TopicRecord:
-        """ProtocolError unless it is a topic record."""
+        """Read a topic record. Raise ProtocolError if it is malformed."""
         try:
             assert isinstance(record, dict)
             found = cls._make([*[record[name] for name in cls._fields[:-1]], record.get("owner")])
@@ -141,11 +141,11 @@ class TopicRecord(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """What whoever made the topic so may not have meant, for people."""
+        """Texts for users about choices that may be unintended."""
         return [TWO_REPLICAS] if self.replicas == 2 else []
 
     def to_map(self) -> dict[str, Any]:
-        """What goes on the wire."""
+        """Return the map for the wire."""
         said = {name: value for name, value in self._asdict().items() if name != "owner" or value is not None}
         return said | {"partitions": [[*row[:3], list(row.nodes), row.moving] for row in self.partitions]}
 
@@ -154,7 +154,7 @@ _METADATA = _shape("METADATA reply", Field("nodes", list), Field("topics", list)
 
 
 class MetadataReply(NamedTuple):
-    """The nodes that serve clients, and the topics asked for."""
+    """The nodes that serve clients, and the requested topics."""
 
     nodes: Sequence[Node]
     topics: Sequence[TopicRecord]
@@ -170,25 +170,28 @@ class MetadataReply(NamedTuple):
         return cls(nodes, [TopicRecord.from_map(record) for record in frame[3]])
 
     def fields(self) -> tuple[Any, ...]:
-        """For `encode_reply`."""
+        """Return the fields for `encode_reply`."""
         return [list(node) for node in self.nodes], [topic.to_map() for topic in self.topics]
 
 
 class Offsets(NamedTuple):
-    """The offsets of a batch, by position: a run (`column` None) or one each; and the positions that were refused,
-    with the state of the message that has the unique key (its id is what stands as their offset)."""
+    """The offsets of a batch, by position: a run (`column` None), or one each. `conflicts`: the refused positions, with
+    the state of the message that has the unique key. The offset of a refused position is the id of that message."""
 
     base: bytes
     messages: int
     column: bytes | None
     conflicts: Mapping[int, str] = MappingProxyType({})
     outcomes: Mapping[int, tuple[str, bytes | str]] | None = None
-    """By position, of those whose unique keys were taken, and which were not refused: REPLACED and the id of the one
-    that went; STORED beside one that it came too late for, or IGNORED, and that one's state. None: that is not told."""
+    """Results by position, for messages whose unique keys were taken and which were not refused; None if not reported.
+
+    REPLACED has the id of the message that was cancelled. STORED: the new message was stored, because it was too
+    late to replace the other one. IGNORED: the new message was left out. Both have the state of the other message.
+    """
 
     @classmethod
     def parse(cls, frame: Frame) -> Offsets:
-        """From a PRODUCE reply."""
+        """Read a PRODUCE reply."""
         value, rows = (frame[2], frame[3]) if len(frame) > 3 else (None, None)
         if type(value) is bytes and value and not len(value) % OFFSET_BYTES:
             found = cls(value[:OFFSET_BYTES], len(value) // OFFSET_BYTES, value)
@@ -205,7 +208,7 @@ class Offsets(NamedTuple):
         return found
 
     def fields(self) -> tuple[Any, ...]:
-        """For `encode_reply`."""
+        """Return the fields for `encode_reply`."""
         offsets = [self.base, self.messages] if self.column is None else self.column
         fields = offsets, [[*row] for row in sorted(self.conflicts.items())] or None
         if self.outcomes is None:
@@ -245,11 +248,12 @@ PIECE: Final = (
     Field("live", list, optional=True),
     Field("batch", bytes),
 )
-"""A batch with what the broker knows of its messages, as a frame carries it."""
+"""Fields of a batch with the broker's data about its messages, as a frame carries it."""
 
 
 def check_piece(shape: Shape, number: int, fields: Sequence[Any]) -> None:
-    """Raise unless the fields of a piece, of which `number` is the first, fit together; their types are checked."""
+    """Raise unless the fields of a piece, of which `number` is the first, fit together. Their types are checked
+    before."""
     offsets, ids, created_ms, live, _ = fields
     if not offsets or len(offsets) % OFFSET_BYTES:
         raise shape.wrong(number, "expected bin of 16 bytes a position")
@@ -282,8 +286,8 @@ _DELIVER_ITEMS: Final = 13
 class Deliver(NamedTuple):
     """Messages under one lease. A lease may span several of these frames, which then follow one another.
 
-    `begin_first`: the consumer is to report each message as begun (EXTEND), and to wait for the answer, before it
-    begins it. The field is in a frame only if it is true, before the batch.
+    `begin_first`: the consumer must report each message as begun (EXTEND), and wait for the reply, before it begins the
+    message. A frame has this field, before the batch, only if it is true.
     """
 
     subscription_id: int
@@ -313,11 +317,11 @@ class Deliver(NamedTuple):
 def encode_deliver(
     subscription_id: int, lease: LeasedPieces, *, last: bool = True, reports: bool = True
 ) -> Iterator[bytes]:
-    """Encode the DELIVER pushes of a lease, one for each piece; the batches go in as they are, copied once.
+    """Encode the DELIVER pushes of a lease, one for each piece. Each batch is copied once and not encoded again.
 
-    `last`: no further frame of this lease follows. Only then can a client ack a lease as a whole, in one
-    small item; so leave it False when in doubt: such an ack is for all of the lease, what was never sent
-    included. `reports`: whether the consumer knows `begin_first`.
+    `last`: no further frame of this lease follows. Only then can a client ack a lease as a whole, in one small item. If
+    in doubt, leave it False: such an ack covers the whole lease, including messages that were never sent. `reports`:
+    whether the consumer knows `begin_first`.
     """
     left = len(lease.pieces)
     for offsets, ids, created_ms, live, batch in lease.pieces:
@@ -343,7 +347,7 @@ def encode_deliver(
 
 
 def results(frame: Frame, count: int) -> list[Any]:
-    """The results of an ACK, NACK or EXTEND: one per item sent, checked only for being as many."""
+    """Return the results of an ACK, NACK or EXTEND: one per item sent. Only their number is checked."""
     value = frame[2] if len(frame) > 2 else None
     if type(value) is not list or len(value) != count:
         raise ProtocolError(f"expected an array of {count} results, got {str(value)[:100]}")
@@ -351,7 +355,8 @@ def results(frame: Frame, count: int) -> list[Any]:
 
 
 def lost_ranges(result: object) -> list[tuple[bytes, int]] | None:
-    """One result of an ACK or NACK: None when it was done, else the `(base, count)` ranges lost, [] for the lease."""
+    """Return the lost `(base, count)` ranges in one result of an ACK or NACK; None if it succeeded, [] for the whole
+    lease."""
     if result is None:
         return None
     if type(result) is not list:

@@ -1,8 +1,8 @@
-"""What a server answers about stored messages: the fields after `[0, request id]`.
+"""Replies about stored messages: the fields after `[0, request id]`.
 
     GET         [message]
     LIST        [messages array, next bin16 | nil]
-    DEAD_*      [outcomes array]                           of DEAD_REDRIVE and DEAD_PURGE: one per id
+    DEAD_*      [outcomes array]                           for DEAD_REDRIVE and DEAD_PURGE: one per id
     MOVE        [outcomes array]                           one per item
     CANCEL      [outcomes array]                           one per target
     WHY         [message, without value, with "groups"]
@@ -13,21 +13,21 @@
     piece    = five fields as in DELIVER
     outcome  = ["cancelled", id bin16] | ["moved", offset bin16] | ["updated", offset bin16]
                | ["too_late", state] | ["not_found", nil]
-               of an update also ["not_yet", nil]
-               of a dead letter ["redriven", id bin16] | ["purged", id bin16] | ["not_dead", state] | ["not_found", nil]
-               | ["not_yet", nil]
+               for an update also ["not_yet", nil]
+               for a dead letter ["redriven", id bin16] | ["purged", id bin16] | ["not_dead", state]
+               | ["not_found", nil] | ["not_yet", nil]
     message  = {id, offset, state, created_ms, deliver_ms, due_ms, value, key, headers, ttl_ms, unique_key, moves,
-                moved_ms, size}, and where it names them priority and tenant (a string)
+                moved_ms, size}, and if it has them priority and tenant (a string)
     job      = {job_id bin16, kind, state "running" | "done" | "stopped", matched, done, too_late, started_ms,
                 finished_ms | nil}
     dead row = {id, offset, attempts, reason, error, dead_ms, created_ms, deliver_ms, key, headers, value,
-                unique_key, size, history}, likewise, and lives where it was redriven before: [life, how many rows
-                of history are its, attempts, reason, error, dead_ms, redriven_ms] of each that is over; and
-                not_forwarded, why the dead letter topic did not take it, where that is so
+                unique_key, size, history}, likewise; and lives if it was redriven before: [life, number of its rows
+                of history, attempts, reason, error, dead_ms, redriven_ms] for each life that is over; and
+                not_forwarded if the dead letter topic refused it: the reason
 
-A page may have no rows and still a next one: what was looked at is bounded, too. `from_map` and `parse` are the
-client's side: a malformed answer is a ProtocolError, unknown further keys are a newer broker's. `to_map` and
-`encode_pieces` are the server's.
+A page may have no rows and still a next one, because the number of rows examined is bounded, too. `from_map` and
+`parse` are the client's side: a malformed reply is a ProtocolError, and unknown keys of a newer broker are ignored.
+`to_map` and `encode_pieces` are the server's side.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ DONE: Final = "done"
 STOPPED: Final = "stopped"
 
 Spec = Mapping[str, tuple[type, ...]]
-"""The keys of a map (or the verdicts of an outcome) and the types that their values may have."""
+"""The keys of a map (or the verdicts of an outcome), and the types that their values may have."""
 
 _OFFSETS = frozenset(("id", "offset", "job_id"))
 _NIL = type(None)
@@ -74,7 +74,7 @@ _PIECE = _shape("reply, piece", *PIECE)
 
 
 def parse_pieces(frame: Frame, place: int) -> list[Piece]:
-    """The pieces of a reply, from a place in its frame on."""
+    """Return the pieces of a reply, which begin at index `place` of its frame."""
     pieces = []
     for start in range(place, len(frame), len(PIECE)):
         fields = frame[start : start + len(PIECE)]
@@ -85,7 +85,8 @@ def parse_pieces(frame: Frame, place: int) -> list[Piece]:
 
 
 def encode_pieces(request_id: int, head: Sequence[Any], pieces: Sequence[Piece]) -> list[bytes]:
-    """A reply that ends with pieces, in parts as `frame_of` makes them: large batches are parts as they are."""
+    """Return a reply that ends with pieces, in parts as `frame_of` returns them. Large batches are separate parts,
+    without a copy."""
     packer = msgpack.Packer(autoreset=False)
     parts: list[bytes] = []
     packer.pack_array_header(2 + len(head) + len(PIECE) * len(pieces))
@@ -104,10 +105,12 @@ def encode_pieces(request_id: int, head: Sequence[Any], pieces: Sequence[Piece])
 
 
 class Outcome(NamedTuple):
-    """What became of a cancel or a move: CANCELLED with the id, MOVED with the new offset, UPDATED with the same where
-    another value or headers were given, TOO_LATE with the state that the message is in, NOT_FOUND with None. Of a dead
-    letter that was named: REDRIVEN and PURGED with the id, NOT_DEAD with the state, NOT_FOUND with None. Of both, where
-    those before it were large, NOT_YET: it is to be asked for again."""
+    """The result of a cancel or a move, or for a dead letter.
+
+    CANCELLED has the id. MOVED has the new offset; so has UPDATED, if a new value or headers were given. TOO_LATE has
+    the state of the message, NOT_FOUND has None. For a dead letter, REDRIVEN and PURGED have the id, NOT_DEAD has the
+    state, NOT_FOUND has None. NOT_YET: the items before it were large, so the client must send this item again.
+    """
 
     verdict: str
     detail: bytes | str | None
@@ -122,7 +125,8 @@ DEAD_OUTCOMES: Final[Spec] = {
 
 
 def outcomes(frame: Frame, count: int, spec: Spec = _OUTCOMES) -> list[Outcome]:
-    """The outcomes of a MOVE or a CANCEL of `count` items, or of what has those of `spec`."""
+    """Return the outcomes in the reply to a request of `count` items: those of `spec`, by default of a MOVE or a
+    CANCEL."""
     rows = frame[2] if len(frame) > 2 else None
     if type(rows) is not list or len(rows) != count:
         raise ProtocolError(f"expected an array of {count} outcomes, got {str(rows)[:100]}")
@@ -139,7 +143,7 @@ def outcomes(frame: Frame, count: int, spec: Spec = _OUTCOMES) -> list[Outcome]:
 
 
 class MessageRecord(NamedTuple):
-    """A stored message. `deliver_ms` is where it stands now, `due_ms` its time at birth; `headers` is packed."""
+    """A stored message. `deliver_ms`: its current time. `due_ms`: its original time. `headers`: packed."""
 
     id: bytes
     offset: bytes
@@ -160,16 +164,16 @@ class MessageRecord(NamedTuple):
 
     @classmethod
     def from_map(cls, row: object) -> MessageRecord:
-        """ProtocolError unless it is a message map."""
+        """Read a message map. Raise ProtocolError if it is malformed."""
         return cls._make(_read("message map", row, _MESSAGE))
 
     def to_map(self) -> dict[str, Any]:
-        """What goes on the wire."""
+        """Return the map for the wire."""
         return _without_defaults(self._asdict())
 
 
 class JobRecord(NamedTuple):
-    """A job of one partition, as far as it has come."""
+    """The progress of a job in one partition."""
 
     job_id: bytes
     kind: str
@@ -182,18 +186,21 @@ class JobRecord(NamedTuple):
 
     @classmethod
     def parse(cls, frame: Frame) -> JobRecord:
-        """From the reply to a JOB_*."""
+        """Read the reply to a JOB_*."""
         return cls._make(_read("job map", frame[2] if len(frame) > 2 else None, _JOB))
 
     def to_map(self) -> dict[str, Any]:
-        """What goes on the wire."""
+        """Return the map for the wire."""
         return self._asdict()
 
 
 class DeadRecord(NamedTuple):
-    """A dead letter of one group. `history` as in WHY: [attempt, consumer, leased_ms, ended_ms, outcome, error]
-    items, of all its lives. `lives`: those that are over, [life, how many of these are its, attempts, reason, error,
-    dead_ms, redriven_ms]. `not_forwarded`: why the dead letter topic did not take it."""
+    """A dead letter of one group.
+
+    `history` as in WHY: [attempt, consumer, leased_ms, ended_ms, outcome, error] items, for all its lives. `lives`: the
+    lives that are over, [life, number of its items in `history`, attempts, reason, error, dead_ms, redriven_ms].
+    `not_forwarded`: the reason why the dead letter topic refused it.
+    """
 
     id: bytes
     offset: bytes
@@ -216,13 +223,13 @@ class DeadRecord(NamedTuple):
 
     @classmethod
     def from_map(cls, row: object) -> DeadRecord:
-        """ProtocolError unless it is a dead letter's row."""
+        """Read the row of a dead letter. Raise ProtocolError if it is malformed."""
         found = cls._make(_read("dead letter", row, _DEAD))
         _check_lives("dead letter", found.lives)
         return found
 
     def to_map(self) -> dict[str, Any]:
-        """What goes on the wire."""
+        """Return the map for the wire."""
         return _without_defaults(self._asdict())
 
 
@@ -230,7 +237,7 @@ _LIFE: Final[Sequence[tuple[type, ...]]] = ((int,), (int,), (int,), (str,), (str
 
 
 def _check_lives(what: str, lives: object) -> None:
-    """ProtocolError unless these are lives that are over, or there are none."""
+    """Raise ProtocolError unless `lives` is a list of well-formed lives, which may be empty."""
     for life in lives if isinstance(lives, (list, tuple)) else [lives]:
         fields = life[: len(_LIFE)] if type(life) is list else ()
         if len(fields) < len(_LIFE) or not all(
@@ -241,7 +248,7 @@ def _check_lives(what: str, lives: object) -> None:
 
 
 _SELDOM: Final[Mapping[str, Any]] = {"priority": 0, "tenant": None, "lives": (), "not_forwarded": None}
-"""Keys that a map has only where they say something, and what they mean otherwise."""
+"""Keys that a map has only if they differ from these defaults."""
 
 
 def _without_defaults(row: dict[str, Any]) -> dict[str, Any]:
@@ -271,7 +278,7 @@ _DEAD: Final[Spec] = {
 
 
 def _read(what: str, row: object, spec: Spec) -> list[Any]:
-    """The values of a map, in the order of `spec`."""
+    """Return the values of a map, in the order of `spec`."""
     if type(row) is not dict:
         raise ProtocolError(f"not a {what}: {str(row)[:200]}")
     try:
@@ -293,14 +300,14 @@ _PAGE = _shape("page", Field("rows", list), Field("next", bytes, optional=True))
 
 
 def page(frame: Frame, row: Callable[[object], T]) -> tuple[list[T], bytes | None]:
-    """A LIST's or DEAD_LIST's rows, each read by `row`, and the next page's `after`."""
+    """Return the rows of a LIST or DEAD_LIST, each read by `row`, and the next page's `after`."""
     _PAGE.check(frame)
     check_offset(_PAGE, 2, frame[3])
     return [row(one) for one in frame[2]], frame[3]
 
 
 def why(frame: Frame) -> dict[str, Any]:
-    """A WHY's map: the message's values and a list of maps under "groups"."""
+    """Return the map of a WHY: the message's values, and a list of maps under "groups"."""
     found = frame[2] if len(frame) > 2 else None
     if type(found) is dict:
         _read("message map", {"value": None, **found}, _MESSAGE)
@@ -325,8 +332,9 @@ _FORECAST = _shape(
 class ForecastReply(NamedTuple):
     """Counts of messages by due time.
 
-    `buckets`: `(start_ms, messages)`, rising, none of them 0; `later`: messages after the last bucket; `scheduled`:
-    messages that schedules will send in these buckets; `is_complete`: whether `scheduled` has all of them."""
+    `buckets`: `(start_ms, messages)`, rising, none of them 0. `later`: messages after the last bucket. `scheduled`:
+    messages that schedules will send in these buckets. `is_complete`: whether `scheduled` has all of them.
+    """
 
     now_ms: int
     buckets: Sequence[tuple[int, int]]
@@ -341,7 +349,7 @@ class ForecastReply(NamedTuple):
         return cls(now_ms, list(_buckets(buckets)), later, list(_buckets(scheduled)), is_complete)
 
     def fields(self) -> tuple[Any, ...]:
-        """For `encode_reply`."""
+        """Return the fields for `encode_reply`."""
         pending, scheduled = ([list(bucket) for bucket in part] for part in (self.buckets, self.scheduled))
         return self.now_ms, pending, self.later, scheduled, self.is_complete
 
