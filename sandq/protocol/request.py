@@ -3,17 +3,17 @@
     class Fetch(Request, type=Type.FETCH):
         topic: str
         partition: Partition                            an alias: Annotated[int, Bounds(0, PARTITION_MAX)]
-        end: Offset | None                              nil may stand there
+        end: Offset | None                              nil is allowed
         state: Annotated[str, choice("on", "off")]      a check beyond the type
         pending: bool = False                           may be left out at the end of a frame
 
-A frame may lack fields at its end that have a default, and a client leaves out those that are equal to it: so a client
-asks an older version for what that version knows, and a field that is added later gets a default.
+A frame may omit fields at its end that have a default, and a client omits those that equal the default. So a client can
+send a request to an older version if it uses no newer field. Each field that is added later needs a default.
 
-That is all there is to say: the shape that frames are checked against is derived once, when the module is imported, and
-the class is found by its frame type. What concerns several fields a class checks in its own `parse`. A request is a
-tuple of its fields: frozen, and made at the price of one, which counts in frames of one message. Nothing looks at
-single messages here.
+The shape that frames are checked against is derived from the annotations once, when the module is imported. The class
+of a frame is found by its frame type. A class that checks several fields together overrides `parse`. A request is a
+tuple of its fields: immutable, and cheap to create, which matters for frames of one message. This module does not check
+single messages.
 """
 
 from __future__ import annotations
@@ -52,36 +52,36 @@ from sandq.protocol.fields import (
 from sandq.protocol.frames import Frame, Type, encode_frame
 
 REQUESTS: dict[int, type[Request]] = {}
-"""All requests there are, by frame type."""
+"""All requests, by frame type."""
 HEAD_ITEMS: Final = 2
 """Items of a frame before its fields: its type and the request's id."""
 
 
 class Bounds(NamedTuple):
-    """The least and the greatest value of an int; 0 and the greatest u64 where nothing is said."""
+    """The least and the greatest value of an int; by default 0 and the greatest u64."""
 
     minimum: int = 0
     maximum: int = U64_MAX
 
 
 def length(size: int) -> Check:
-    """Bytes of this length."""
+    """Return a check of bytes with this length."""
     return lambda value: None if len(value) == size else f"expected {size} bytes, got {len(value)}"
 
 
 def choice(*words: str) -> Check:
-    """One of these words."""
+    """Return a check that accepts only these words."""
     return lambda value: None if value in words else f"expected {one_of(words)}, got {value[:40]!r}"
 
 
 def characters(minimum: int, maximum: int) -> Check:
-    """Text of so many characters."""
+    """Return a check of the number of characters in a text."""
     allowed = f"{minimum}..{maximum} are allowed" if minimum else f"{maximum} is the limit"
     return lambda value: None if minimum <= len(value) <= maximum else f"{len(value)} characters; {allowed}"
 
 
 def row_of(words: str, *kinds: type) -> Check:
-    """An array of values of these types, no int negative; `words` say what it is."""
+    """Return a check of an array of values of these types, without negative ints. `words`: description of the array."""
     expected = [*kinds]
 
     def check(value: Any) -> str | None:
@@ -93,7 +93,7 @@ def row_of(words: str, *kinds: type) -> Check:
 
 
 def each(check: Check, most: int | None = None) -> Check:
-    """An array all of whose items pass a check; with `most`, of 1 to so many."""
+    """Return a check of an array whose items all pass `check`. `most`: the array must have 1 to `most` items."""
 
     def check_all(values: Sequence[Any]) -> str | None:
         if most is not None and not 1 <= len(values) <= most:
@@ -122,6 +122,7 @@ class _RequestMeta(type):
             return super().__new__(meta, name, bases, body)
         names = [*body.get("__annotations__", {})]
         defaults = [body.pop(field) for field in names if field in body]
+        # The class gets a named tuple as its first base, so that an instance is a plain tuple that is cheap to make.
         plain = namedtuple(name, names, defaults=defaults)  # type: ignore[misc]
         made: Any = super().__new__(meta, name, (plain, *bases), {**body, "__slots__": (), "type": type})
         hints = get_type_hints(made, include_extras=True)
@@ -133,12 +134,13 @@ class _RequestMeta(type):
 
 
 def unknown_request(kind: int) -> str:
-    """What a node says to a request of a type that its version does not have. Older versions say it so, too."""
+    """Return the error message for a request of a type that this version does not have. Older versions use the same
+    text."""
     return f"there are no requests of type {int(kind)}"
 
 
 class Request(tuple[Any, ...], metaclass=_RequestMeta):
-    """What a client asks for; see the module's docstring."""
+    """A request of a client; see the module's docstring."""
 
     __slots__ = ()
     type: ClassVar[Type]
@@ -148,7 +150,8 @@ class Request(tuple[Any, ...], metaclass=_RequestMeta):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """Read the request in a decoded frame of its type. InvalidRequest says which field is wrong."""
+        """Parse a decoded frame of this type. Raise InvalidRequest, which names the wrong field."""
+        # Older clients do not send fields that were added later: fill in the defaults.
         missing = HEAD_ITEMS + len(cls.shape.fields) - len(frame)
         if 0 < missing <= len(cls.defaults):
             frame = [*frame, *cls.defaults[-missing:]]
@@ -156,7 +159,7 @@ class Request(tuple[Any, ...], metaclass=_RequestMeta):
         return tuple.__new__(cls, frame[HEAD_ITEMS:])
 
     checked = parse
-    """The same, for a class that checks more than the annotations say, in a `parse` of its own."""
+    """The same as `parse`, for a class that overrides `parse` to check more than the annotations say."""
 
     def frame(self, request_id: int) -> bytes:
         """Encode the request without the fields at its end that have their defaults."""
@@ -169,7 +172,7 @@ class Request(tuple[Any, ...], metaclass=_RequestMeta):
 
     @classmethod
     def wrong(cls, field: str, problem: str) -> SandqError:
-        """The error about one of its fields."""
+        """Return the error about one of its fields."""
         names = [known.name for known in cls.shape.fields]
         return cls.shape.wrong(names.index(field) + 1, problem)
 
@@ -204,7 +207,7 @@ _KINDS: Mapping[Any, type] = {
 
 
 def _field(name: str, hint: Any) -> Field:
-    """A field as its annotation describes it."""
+    """Return the field that an annotation describes."""
     kinds: list[type] = []
     checks: list[tuple[type, Callable[[Any], str | None]]] = []
     bounds = Bounds()

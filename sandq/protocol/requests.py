@@ -1,8 +1,7 @@
-"""Requests of producers and consumers: what they ask of a connection, a topic's partition or a lease.
+"""Requests of producers and consumers, about a connection, a topic's partition or a lease.
 
-Items of ACK and NACK say which messages of a lease they are about: `what` is nil (the whole lease) or
-`[[base offset bin16, count int | bitmap bin]...]`; bit i of byte i // 8 of a bitmap, least significant first, is base
-+ i places.
+Items of ACK and NACK name the messages of a lease. `what` is nil (the whole lease) or `[[base offset bin16, count int |
+bitmap bin]...]`. Bit i of byte i // 8 of a bitmap, least significant first, is base + i places.
 """
 
 from __future__ import annotations
@@ -42,23 +41,23 @@ REPLACE: Final = 1
 IGNORE: Final = 2
 REPLACE_PENDING: Final = 3
 LEASE_WAIT_MAX_MS: Final = 60_000
-"""A LEASE waits for messages for so long, at most."""
+"""Maximum time that a LEASE waits for messages, in ms."""
 RANGE_MESSAGES: Final = DEFAULT.batch_messages  # a range lies within one batch
 RANGES_MAX: Final = FIXED.grant_messages  # a lease has no more messages
 NAMES_MAX: Final = 1000
-"""Names of topics in one answer."""
+"""Maximum number of topic names in one reply."""
 ADDRESS_CHARS: Final = 64
-"""Of a machine's address: an IPv6 address has 39, beside brackets and a zone."""
+"""Maximum length of a host's address: an IPv6 address has 39 characters, plus brackets and a zone."""
 PRINCIPAL_CHARS: Final = DEFAULT.consumer_id_chars
 _BITMAP_BYTES = RANGE_MESSAGES // 8
 
 Start = Annotated[str, choice(EARLIEST, LATEST)] | U48 | Offset
-"""Where a group begins: EARLIEST, LATEST, an instant or an offset."""
+"""Start of a new group: EARLIEST, LATEST, an instant or an offset."""
 ConsumerId = Annotated[str, characters(1, DEFAULT.consumer_id_chars)]
 Credits = Annotated[int, Bounds(0, DEFAULT.credit_max)]
 EPOCH_MAX: Final = 2**63 - 1
 Epoch = Annotated[int, Bounds(1, EPOCH_MAX)]
-"""Of a consumer: each of its processes has a higher one than those before."""
+"""Epoch of a consumer: each of its processes has a higher one than the processes before it."""
 
 
 def _check_partitions(partitions: Sequence[Any]) -> str | None:
@@ -74,7 +73,7 @@ Partitions = Annotated[Sequence[int], _check_partitions]
 
 
 class Hello(Request, type=Type.HELLO):
-    """The first frame of a connection. `options`: `gateway`, a nonce, asks to be challenged for a proof; unknown ones
+    """The first frame of a connection. `options`: `gateway`, a nonce, requests a challenge for a proof; unknown options
     are ignored."""
 
     version: U32
@@ -83,7 +82,7 @@ class Hello(Request, type=Type.HELLO):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """WrongVersion when the other side speaks another version, whatever else its frame holds."""
+        """Parse the frame. Raise WrongVersion if the client uses another version, whatever else its frame holds."""
         if len(frame) > 2 and type(frame[2]) is int and frame[2] != PROTOCOL_VERSION:
             raise WrongVersion(
                 f"this server speaks version {PROTOCOL_VERSION} of the protocol, the client {frame[2]}",
@@ -92,7 +91,7 @@ class Hello(Request, type=Type.HELLO):
         return cls.checked(frame)
 
     def __repr__(self) -> str:
-        """Without what says who it is."""
+        """Return the text without the values of options, which may identify the client."""
         return f"Hello(version={self.version!r}, client_name={self.client_name!r}, options={[*self.options]!r})"
 
 
@@ -109,17 +108,17 @@ def _check_grant(grant: Any) -> str | None:
 
 
 class Prove(Request, type=Type.PROVE):
-    """Prove to be a gateway (`proofs.prove_gateway`), once, behind a HELLO that asked for a challenge."""
+    """Prove to be a gateway (`proofs.prove_gateway`), once, after a HELLO that requested a challenge."""
 
     proof: Annotated[bytes, length(PROOF_BYTES)]
 
 
 class OnBehalf(Request, type=Type.ON_BEHALF):
-    """What follows is asked on behalf of a caller, until the next of these; without an address for the gateway itself.
-    Only who has proved to be a gateway may say so. No reply.
+    """Name the caller of all following requests, until the next ON_BEHALF. Without an address, the gateway itself is
+    the caller. Only a connection that has proved to be a gateway may send it. No reply.
 
-    `grants`: of a caller that may consume by some groups of topics alone, what it may consume.
-    The gateway looks after its rights, but whose a lease is the node alone can tell.
+    `grants`: what the caller may consume, if it may consume only by some groups of topics. The gateway checks the
+    caller's rights, but only the node knows which group a lease belongs to.
     """
 
     principal: Annotated[str, characters(1, PRINCIPAL_CHARS)] | None
@@ -131,7 +130,7 @@ class OnBehalf(Request, type=Type.ON_BEHALF):
 
 
 class Metadata(Request, type=Type.METADATA):
-    """Nodes and topics; `topics` None means all."""
+    """Return nodes and topics; `topics` None means all."""
 
     topics: Annotated[Sequence[str], each(_check_name)] | None
 
@@ -141,20 +140,20 @@ def _check_patterns(patterns: Sequence[Any]) -> str | None:
 
 
 class TopicNames(Request, type=Type.TOPIC_NAMES):
-    """Names of topics that are like one of these patterns, in order: `most` of them at most."""
+    """Return the names of topics that match one of these patterns, in order, at most `most` of them."""
 
     patterns: Annotated[Sequence[str], _check_patterns]
     most: Annotated[int, Bounds(1, NAMES_MAX)]
 
 
 class TopicNamesReply(NamedTuple):
-    """The answer to it."""
+    """The reply to TOPIC_NAMES."""
 
     names: Sequence[str]
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """Raises ProtocolError unless it is one."""
+        """Parse the reply. Raise ProtocolError if it is malformed."""
         names = frame[2] if len(frame) > 2 else None
         if type(names) is not list or not all([type(name) is str for name in names]):
             raise ProtocolError("the answer to TOPIC_NAMES is not a list of names")
@@ -162,13 +161,13 @@ class TopicNamesReply(NamedTuple):
 
 
 class Produce(Request, type=Type.PRODUCE):
-    """One batch for one partition. Producer id 0: not idempotent, and epoch and sequence are 0 too; else see
-    `model.sequence` for what `sequence` says.
+    """Store one batch in one partition. Producer id 0: not idempotent, and epoch and sequence are 0, too. Otherwise,
+    see `model.sequence` for the meaning of `sequence`.
 
-    `on_conflict`: what becomes of a message whose unique key is taken. REJECT: it is refused; REPLACE: the one that
-    has the key is cancelled, or, when a group holds it, the new one is refused; IGNORE: it is left out, and answered
-    with the id of the one that has the key. REPLACE_PENDING: the one that has the key is cancelled, or, once a group
-    has leased it, the new one is refused.
+    `on_conflict` applies to a message whose unique key is taken. REJECT: the message is refused. REPLACE: the message
+    that has the key is cancelled; if a group holds it, the new one is refused. REPLACE_PENDING: as REPLACE, but the new
+    one is refused once any group has leased the message that has the key. IGNORE: the new message is left out, and the
+    reply has the id of the message that has the key.
     """
 
     topic: str
@@ -184,13 +183,12 @@ class Produce(Request, type=Type.PRODUCE):
 
 
 class Subscribe(Request, type=Type.SUBSCRIBE):
-    """Join a group on this node. `subscription_id` is the client's: unique in the connection, no request's id. `held`:
-    the leases of this consumer that it knows of.
+    """Join a group on this node. `subscription_id`: chosen by the client, unique in the connection, and no request's
+    id. `held`: the leases that the consumer believes to hold.
 
-    `epoch`: of the consumer; a subscription with a later one takes
-    over what it holds and ends this one. `partitions`: those that it is about; None: all. `handlers`: how many messages
-    the consumer works on at the same time, in the order in which they were delivered; None: it may begin all of them
-    at once.
+    `epoch`: of the consumer. A subscription with a later epoch takes over the leases of this one and ends it.
+    `partitions`: the partitions to consume; None: all. `handlers`: number of messages that the consumer processes at
+    the same time, in the order of their delivery; None: it may begin all of them at once.
     """
 
     subscription_id: int
@@ -207,15 +205,18 @@ class Subscribe(Request, type=Type.SUBSCRIBE):
 
 
 class Unsubscribe(Request, type=Type.UNSUBSCRIBE):
-    """Leave cleanly: the subscription's leases are given back, and their attempt is not counted."""
+    """Leave a group cleanly. The subscription's leases are given back, and their attempt is not counted."""
 
     subscription_id: int
 
 
 class Lease(Request, type=Type.LEASE):
-    """Lease what is due now, or what is first due within `wait_ms`. `consumer_id` is this request's alone: what it
-    holds can be given back as a whole. `ack`: the messages are acked before they are sent. UNSUBSCRIBE with the id of
-    the request ends the wait. `partitions`: those that it is about; None: all."""
+    """Lease messages that are due now, or the first that become due within `wait_ms`.
+
+    `consumer_id` is used by this request only, so that all it holds can be given back at once. `ack`: the messages are
+    acked before they are sent. UNSUBSCRIBE with the id of the request ends the wait. `partitions`: the partitions to
+    lease from; None: all.
+    """
 
     topic: str
     group: str
@@ -229,7 +230,7 @@ class Lease(Request, type=Type.LEASE):
 
 
 class Credit(Request, type=Type.CREDIT):
-    """`more` messages may be pushed beyond those allowed before; fewer when it is negative. No reply."""
+    """Allow `more` messages to be pushed, in addition to those allowed before; fewer if it is negative. No reply."""
 
     subscription_id: int
     more: Annotated[int, Bounds(-DEFAULT.credit_max, DEFAULT.credit_max)]
@@ -239,7 +240,7 @@ class Credit(Request, type=Type.CREDIT):
 
 
 class Ack(Request, type=Type.ACK):
-    """Done with messages of leases of one group and partition. Items: `[token, what]`."""
+    """Ack messages of leases of one group and partition. Items: `[token, what]`."""
 
     group_number: int
     partition: Partition
@@ -248,7 +249,7 @@ class Ack(Request, type=Type.ACK):
     @classmethod
     def parse(cls, frame: Frame) -> Self:
         request = cls.checked(frame)
-        # Most are whole leases, and many.
+        # Fast path: most items ack a whole lease, and there are many of them.
         others = [
             (item, row)
             for item, row in enumerate(request.items, 1)
@@ -266,7 +267,7 @@ _THEN_INTS: Final = ("ttl_ms", "priority")
 
 
 def _check_then(row: Any) -> str | None:
-    """What is wrong with a message that an ack sends."""
+    """Return what is wrong with a message that an ack sends; None if nothing is."""
     if type(row) is not list or [type(cell) for cell in row[2:]] != [bool, dict]:
         return "expected [topic | nil, time | nil, is a delay, message]"
     topic, at_ms, is_delay, message = row
@@ -288,9 +289,9 @@ def _check_then(row: Any) -> str | None:
 
 
 class AckThen(Request, type=Type.ACK_THEN):
-    """Done with messages of one lease, as with ACK, and send others, all of it or nothing. Messages: `[topic | nil
-    (that of the lease), time | nil (at once), whether it is a delay, {value, key, headers bin, ttl_ms, priority int,
-    tenant str}]`, each as far as it has them."""
+    """Ack messages of one lease, as with ACK, and send other messages, atomically. Messages: `[topic | nil (that of the
+    lease), time | nil (at once), whether it is a delay, {value, key, headers bin, ttl_ms, priority int, tenant str}]`;
+    each field of the map may be missing."""
 
     group_number: int
     partition: Partition
@@ -305,29 +306,30 @@ class AckThen(Request, type=Type.ACK_THEN):
 
 
 def is_priority(value: object) -> bool:
-    """Return whether a priority is one."""
+    """Return whether a value is a valid priority."""
     return type(value) is int and FIXED.priority_least <= value <= FIXED.priority_most
 
 
 CHANGES: Final = {"priority": Column.PRIORITY.value, "headers": Column.HEADERS.value}
-"""What a nack may change of its messages, and the columns that hold it."""
+"""Fields that a nack may change in its messages, and their columns."""
 
 
 def _is_change(changes: Any) -> bool:
-    """Whether something is what a nack changes of its messages. Frames have no maps with numbers as keys."""
+    """Return whether this is a valid map of changes in a nack. Frames have no maps with numbers as keys."""
     if type(changes) is not dict or not changes or not changes.keys() <= CHANGES.keys():
         return False
     return is_priority(changes.get("priority", 0)) and type(changes.get("headers", b"")) is bytes
 
 
 class NackItem(NamedTuple):
-    """An item of a NACK, read by name: `NackItem(*item)`. On the wire and in the log the last three may be missing."""
+    """An item of a NACK, with named fields: `NackItem(*item)`. On the wire and in the log the last three may be
+    missing."""
 
     token: int
     what: Any
     """Ranges of messages; None: all of the lease."""
     delay_ms: int | None
-    """None: the back-off of the topic."""
+    """Delay until the next attempt; None: the back-off of the topic."""
     error: str | None
     is_begun: bool = True
     changes: Mapping[Any, Any] | None = None
@@ -337,12 +339,15 @@ class NackItem(NamedTuple):
 
 
 class Nack(Request, type=Type.NACK):
-    """Give messages back. Items: `[token, what, delay_ms | nil (the topic's back-off), error | nil]`; with a fifth
-    field, `False`, they were not begun: they are ready at once, and the attempt is not counted. With a sixth, a map
-    with `priority` or `headers` (packed; empty: none) or both, they have these in the group from then on. With a
-    seventh, how the attempt ends (`model.nack_ends`; the sixth may be nil then): RETRY, as without it; DEAD: they are
-    dead at once, with the error, and nothing of them is changed; SNOOZE: they come again, and the attempt is not
-    counted."""
+    """Give messages back. Items: `[token, what, delay_ms | nil (the topic's back-off), error | nil]`, and up to three
+    further fields.
+
+    The fifth field is `False` if the messages were not begun: they are ready at once, and the attempt is not counted.
+    The sixth is a map with `priority` or `headers` (packed; empty: none) or both, which the messages have in the group
+    from then on. The seventh says how the attempt ends (`model.nack_ends`; the sixth may then be nil). RETRY is the
+    default. DEAD: the messages are dead at once, with the error, and are not changed. SNOOZE: they are retried, and the
+    attempt is not counted.
+    """
 
     group_number: int
     partition: Partition
@@ -371,7 +376,7 @@ class Nack(Request, type=Type.NACK):
 
 
 def _check_end_of(cls: type[Nack], item: int, row: list[Any]) -> None:
-    """Check how an item says that the attempt ends."""
+    """Check the field that says how the attempt ends."""
     end = row[6]
     if type(end) is not int or end not in ENDS:
         raise cls.wrong("items", f"item {item}: end must be {RETRY} (retry), {DEAD} (dead) or {SNOOZE} (snooze)")
@@ -392,8 +397,8 @@ def _check_extension(item: Any) -> str | None:
 
 
 class Extend(Request, type=Type.EXTEND):
-    """Move deadlines of leases to now + lease_ms. Items: `[token, lease_ms]`; with a third field, the ranges of
-    messages that the consumer has begun: if the lease ends unsettled, these have used an attempt."""
+    """Move the deadlines of leases to now + lease_ms. Items: `[token, lease_ms]`. A third field has the ranges of
+    messages that the consumer has begun: if the lease ends unsettled, these messages have used an attempt."""
 
     group_number: int
     partition: Partition
@@ -409,18 +414,21 @@ class Extend(Request, type=Type.EXTEND):
 
 
 class Ping(Request, type=Type.PING):
-    """Are you there, and what is your time?"""
+    """Check that the node responds, and return its time."""
 
 
 Settling = Ack | Nack | AckThen | Extend
 """Requests that name messages of leases by ranges."""
 MANY: Final = 64
-"""Ranges that are looked at all together."""
+"""Number of ranges from which `_are_apart` is tried first."""
 
 
 def ranges_of(cls: type[Settling], item: int, what: object) -> list[list[Any]]:
-    """`what` of an ACK's or NACK's item, with ranges that follow one another made one: who names each message by itself
-    names runs, most often. Raises unless it is an array of `[offset, count | bitmap]`."""
+    """Return the ranges of an item of an ACK or NACK, with adjacent ranges merged. Raise unless `what` is an array of
+    `[offset, count | bitmap]`.
+
+    A client that names each message by itself usually names runs.
+    """
     field = "what" if cls is AckThen else "items"
     if type(what) is not list or not 1 <= len(what) <= RANGES_MAX:
         wanted = "begun must be" if cls is Extend else "what must be nil or"
@@ -436,6 +444,8 @@ def ranges_of(cls: type[Settling], item: int, what: object) -> list[list[Any]]:
             if type(offset) is bytes and len(offset) == OFFSET_BYTES:
                 number = number_of(offset, "big")
                 if type(extent) is int and 1 <= extent <= RANGE_MESSAGES:
+                    # A range that begins directly after the previous one is merged with it. A place of 0 is no
+                    # continuation: the addition has carried into the index of the entry.
                     if extent > 1:
                         _check_end(cls, item, number, extent)
                     if number == behind and number & PLACE_BITS and ranges[-1][1] + extent <= RANGE_MESSAGES:
@@ -458,8 +468,8 @@ def ranges_of(cls: type[Settling], item: int, what: object) -> list[list[Any]]:
 
 
 def _are_apart(what: list[Any]) -> bool:
-    """Whether these are single messages, none of which is behind the one before it: most of a batch that was scheduled
-    are. Looked at all together, which takes half as long."""
+    """Return whether these are single messages, none of which directly follows the one before it. This holds for most
+    batches of scheduled messages. Checking all of them together takes half as long."""
     if {*map(type, what)} != {list} or {*map(len, what)} != {2}:
         return False
     named, extents = zip(*what, strict=True)
@@ -469,15 +479,16 @@ def _are_apart(what: list[Any]) -> bool:
         return False
     number_of = int.from_bytes
     if number_of(named[1], "big") - number_of(named[0], "big") == PLACE_STEP:
-        return False  # as most of them are, then
+        return False  # then most of the others follow one another, too
     numbers = [number_of(one, "big") for one in named]
     return PLACE_STEP not in map(sub, numbers[1:], numbers)
 
 
-def _check_end(cls: type[Settling], item: int, number: int, places: int) -> None:
-    """Before anything is proposed: refused where it is applied, it would be so behind the items before it."""
-    if (number & PLACE_BITS) + (places - 1) * PLACE_STEP > PLACE_BITS:
+def _check_end(cls: type[Settling], item: int, number: int, count: int) -> None:
+    """Raise if a range ends after the last place. This is checked before anything is proposed: while the entry is
+    applied, it would be too late for the items before it."""
+    if (number & PLACE_BITS) + (count - 1) * PLACE_STEP > PLACE_BITS:
         raise cls.wrong(
             "what" if cls is AckThen else "items",
-            f"item {item}: a range of {places} places ends after the last place there is",
+            f"item {item}: a range of {count} places ends after the last place there is",
         )

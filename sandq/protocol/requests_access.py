@@ -1,7 +1,7 @@
-"""Requests about who somebody is, and about identities and roles.
+"""Requests to identify a caller, and about identities and roles.
 
-IDENTITY_PUT, IDENTITY_DELETE, ROLE_PUT and ROLE_DELETE are for the node that leads the metadata group: another one
-names it.
+IDENTITY_PUT, IDENTITY_DELETE, ROLE_PUT and ROLE_DELETE are for the node that leads the metadata group; any other node
+replies with the leader's name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandq.protocol.frames import Frame, Type
 from sandq.protocol.request import Bounds, Request, characters, each
 
 IDENTITIES_PAGE: Final = 100
-"""Identities, or roles, of one answer."""
+"""Maximum number of identities, or roles, in one reply."""
 
 
 def _check_text(value: Any) -> str | None:
@@ -29,37 +29,37 @@ PageOfIdentities = Annotated[int, Bounds(1, IDENTITIES_PAGE)]
 
 
 class Identify(Request, type=Type.IDENTIFY):
-    """Who shows this, and what may it do? At most one of both; with neither: who asks itself. For gateways, which let
-    in who shows something to them."""
+    """Return the principal and the rights of these credentials. At most one of the two is given; without any, the
+    caller itself is meant. Gateways use it to authenticate their callers."""
 
     token: Annotated[str, characters(1, TOKEN_CHARS)] | None
     certificate: Annotated[str, characters(1, FIXED.principal_chars)] | None
 
     def __repr__(self) -> str:
-        """Without the token."""
+        """Return the text without the token."""
         shown = None if self.token is None else "..."
         return f"Identify(token={shown}, certificate={self.certificate!r})"
 
 
 class IdentifyReply(NamedTuple):
-    """The answer to it."""
+    """The reply to IDENTIFY."""
 
     principal: str
     grants: Sequence[str] | None
-    """As rights, without roles; None: it may do everything."""
+    """Grants of rights, with roles expanded; None: it may do everything."""
     expires_ms: int | None
     quota: Mapping[str, int]
 
     @property
     def access(self) -> Access | None:
-        """What it may do; None: everything."""
+        """Access of the principal; None: everything."""
         if self.grants is None:
             return None
         return Access.of(self.principal, self.grants, {})
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """Raises ProtocolError unless it is one."""
+        """Parse the reply. Raise ProtocolError if it is malformed."""
         principal, grants, expires_ms, quota = [*frame[2:6], *4 * [None]][:4]
         if type(principal) is not str or not (expires_ms is None or type(expires_ms) is int):
             raise ProtocolError("the answer to IDENTIFY does not say who it is")
@@ -79,9 +79,11 @@ def _is_grant(text: Any) -> bool:
 
 
 class IdentityPut(Request, type=Type.IDENTITY_PUT):
-    """Make an identity (`is_new`), or change one; what is not named stays. `changes`: `grants`, `add` or `remove`
-    (lists of grants), `secret_hash` (SHA-256 of its token, bin), `expires_ms` (nil: never), `quota` (a map; nil takes
-    one away), `note`."""
+    """Create an identity (`is_new`), or change one; settings that are not given are kept.
+
+    `changes`: `grants`, `add` or `remove` (lists of grants), `secret_hash` (SHA-256 of its token, bin), `expires_ms`
+    (nil: never), `quota` (a map; nil removes a quota), `note`.
+    """
 
     principal: Principal
     is_new: bool
@@ -89,33 +91,33 @@ class IdentityPut(Request, type=Type.IDENTITY_PUT):
 
 
 class IdentityDelete(Request, type=Type.IDENTITY_DELETE):
-    """Forget an identity: a token is revoked by that."""
+    """Delete an identity. This revokes its token."""
 
     principal: Principal
 
 
 class IdentityList(Request, type=Type.IDENTITY_LIST):
-    """Identities in the order of their principals, `limit` of them at most, behind `after`."""
+    """Return up to `limit` identities after the principal `after`, ordered by principal."""
 
     after: str | None
     limit: PageOfIdentities
 
 
 class RolePut(Request, type=Type.ROLE_PUT):
-    """Make a role, or give it other grants."""
+    """Create a role, or replace its grants."""
 
     name: str
     grants: Annotated[Sequence[str], each(_check_text, FIXED.grants)]
 
 
 class RoleDelete(Request, type=Type.ROLE_DELETE):
-    """Forget a role; not while identities have it."""
+    """Delete a role. It is refused while identities have the role."""
 
     name: str
 
 
 class RoleList(Request, type=Type.ROLE_LIST):
-    """Roles that somebody made in the order of their names, `limit` of them at most, behind `after`."""
+    """Return up to `limit` custom roles after the name `after`, ordered by name."""
 
     after: str | None
     limit: PageOfIdentities

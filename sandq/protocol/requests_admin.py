@@ -1,9 +1,9 @@
 """Requests about topics, groups and the cluster.
 
-GROUP_* are about the partitions that the node asked leads: a client asks all leaders. ENTRY_SKIP is for the node that
-leads one partition. TOPIC_CREATE, TOPIC_ENSURE,
-TOPIC_DELETE, TOPIC_UPDATE, GROUP_LIMIT, GROUP_PUSH, NODE_CHANGE, TRANSFER, REBUILD and FINALIZE are for the node that
-leads the metadata group: another one names it.
+GROUP_* concern the partitions that the receiving node leads, so a client sends them to all leaders. ENTRY_SKIP is for
+the node that leads one partition. TOPIC_CREATE, TOPIC_ENSURE, TOPIC_DELETE, TOPIC_UPDATE, GROUP_LIMIT, GROUP_PUSH,
+NODE_CHANGE, TRANSFER, REBUILD and FINALIZE are for the node that leads the metadata group; any other node replies with
+the leader's name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DRAIN: Final = "drain"
 UNDRAIN: Final = "undrain"
 REMOVE: Final = "remove"
 ENTRY_COMMANDS: Final = 1 << 20
-"""Commands of a log entry that a request names at most."""
+"""Maximum number of commands of a log entry that a request names."""
 
 
 def _check_id(value: Any) -> str | None:
@@ -46,9 +46,9 @@ def _check_id(value: Any) -> str | None:
 
 
 class TopicCreate(Request, type=Type.TOPIC_CREATE):
-    """Make a topic; `settings` as in a topic record, all optional.
+    """Create a topic; `settings` as in a topic record, all optional.
 
-    `replicas` nil: the broker chooses, 3 where at least 3 nodes can hold replicas, else 1.
+    `replicas` nil: the broker chooses 3 if at least 3 nodes can hold replicas, else 1.
     """
 
     name: str
@@ -59,7 +59,8 @@ class TopicCreate(Request, type=Type.TOPIC_CREATE):
 
 
 class TopicEnsure(Request, type=Type.TOPIC_ENSURE):
-    """Make a topic as `auto_create_topics` says, unless it is there; for who produces to it or subscribes to it."""
+    """Create a topic as `auto_create_topics` says, unless it exists. Sent by clients that produce or subscribe to
+    it."""
 
     name: str
 
@@ -71,7 +72,7 @@ class TopicDelete(Request, type=Type.TOPIC_DELETE):
 
 
 class TopicUpdate(Request, type=Type.TOPIC_UPDATE):
-    """Change settings of a topic, and how many partitions and replicas it has; what is not named stays as it is."""
+    """Change settings of a topic, or its number of partitions or replicas. Values that are not given are kept."""
 
     name: str
     settings: Mapping[str, Any]
@@ -80,26 +81,26 @@ class TopicUpdate(Request, type=Type.TOPIC_UPDATE):
 
 
 class GroupList(Request, type=Type.GROUP_LIST):
-    """The groups of a topic, a row for each partition that this node leads."""
+    """Return the groups of a topic, a row for each partition that this node leads."""
 
     topic: str
 
 
 class ConsumerList(Request, type=Type.CONSUMER_LIST):
-    """The consumers of a group, as far as they concern the partitions that this node leads, a row each."""
+    """Return the consumers of a group in the partitions that this node leads, a row each."""
 
     topic: str
     group: str
 
 
 class TopicStats(Request, type=Type.TOPIC_STATS):
-    """Counts of a topic, a row for each partition that this node leads."""
+    """Return counts of a topic, a row for each partition that this node leads."""
 
     topic: str
 
 
 class GroupSeek(Request, type=Type.GROUP_SEEK):
-    """Put a group's cursor elsewhere; what it had leased or was to retry is revoked."""
+    """Move a group's cursor. Its leases and pending retries are revoked."""
 
     topic: str
     group: str
@@ -107,10 +108,10 @@ class GroupSeek(Request, type=Type.GROUP_SEEK):
 
 
 class GroupDelete(Request, type=Type.GROUP_DELETE):
-    """Forget a group that has no consumers, with its dead letters.
+    """Delete a group that has no consumers, with its dead letters.
 
-    Without a mode it is refused while the group has unfinished messages. `check`: delete nothing, and answer how many
-    unfinished messages it has here. `force`: delete it with its unfinished messages.
+    Without a mode, it is refused while the group has unfinished messages. `check`: delete nothing, and return how many
+    unfinished messages the group has on this node. `force`: delete the group with its unfinished messages.
     """
 
     topic: str
@@ -119,7 +120,7 @@ class GroupDelete(Request, type=Type.GROUP_DELETE):
 
 
 class GroupUpdate(Request, type=Type.GROUP_UPDATE):
-    """A group's own settings, instead of those that it had; {}: back to the topic's."""
+    """Replace a group's own settings; {}: use the topic's."""
 
     topic: str
     group: str
@@ -127,7 +128,7 @@ class GroupUpdate(Request, type=Type.GROUP_UPDATE):
 
 
 class GroupPause(Request, type=Type.GROUP_PAUSE):
-    """Have a group get nothing from now on (True), or get again what there is (False)."""
+    """Pause a group, so that it gets no messages (True), or resume it (False)."""
 
     topic: str
     group: str
@@ -135,7 +136,7 @@ class GroupPause(Request, type=Type.GROUP_PAUSE):
 
 
 class GroupLimit(Request, type=Type.GROUP_LIMIT):
-    """Limits of a group over all partitions, instead of those it had: `max_in_flight`, `rate`, `burst`; {}: none."""
+    """Replace the limits of a group across all partitions: `max_in_flight`, `rate`, `burst`; {}: none."""
 
     topic: str
     group: str
@@ -143,8 +144,8 @@ class GroupLimit(Request, type=Type.GROUP_LIMIT):
 
 
 class GroupPush(Request, type=Type.GROUP_PUSH):
-    """Have the messages of a group pushed to a URL, or change how: `url`, `secrets`, `keep_secrets`, `concurrency`,
-    `timeout`; what is not named stays. Nil: they are not pushed any more."""
+    """Push the messages of a group to a URL, or change that: `url`, `secrets`, `keep_secrets`, `concurrency`,
+    `timeout`; values that are not given are kept. Nil: stop pushing."""
 
     topic: str
     group: str
@@ -152,16 +153,17 @@ class GroupPush(Request, type=Type.GROUP_PUSH):
 
 
 class PushList(Request, type=Type.PUSH_LIST):
-    """The groups of a topic that are pushed, a row each, and how that goes for the partitions this node leads."""
+    """Return the pushed groups of a topic, a row each, with the state of the push for the partitions this node
+    leads."""
 
     topic: str
 
 
 class DeadList(Request, type=Type.DEAD_LIST):
-    """A page of a group's dead letters in the order of their offsets; `after` and `order` as in LIST.
+    """Return a page of a group's dead letters, ordered by offset; `after` and `order` as in LIST.
 
-    `from_ms` and `until_ms` bound when they died, `error` is part of their last error, `key_prefix` the beginning of
-    their keys.
+    `from_ms` and `until_ms` bound the time of death. `error` is a part of the last error, `key_prefix` the beginning of
+    the key.
     """
 
     topic: str
@@ -197,8 +199,8 @@ class DeadPurge(Request, type=Type.DEAD_PURGE):
 
 
 class Hold(Request, type=Type.HOLD):
-    """Keep what stands above an offset from being trimmed, for a time; without an offset, no longer: then the time is
-    nil, too."""
+    """Protect entries above an offset from being trimmed, for a time. Without an offset, end the hold; then the time
+    must be nil, too."""
 
     topic: str
     partition: Partition
@@ -215,7 +217,7 @@ class Hold(Request, type=Type.HOLD):
 
 
 class ClusterInfo(Request, type=Type.CLUSTER_INFO):
-    """The cluster as this node sees it."""
+    """Return the cluster as this node sees it."""
 
 
 class ClusterClock(Request, type=Type.CLUSTER_CLOCK):
@@ -225,19 +227,19 @@ class ClusterClock(Request, type=Type.CLUSTER_CLOCK):
 
 
 class ClusterInit(Request, type=Type.CLUSTER_INIT):
-    """Found the cluster with the node that is asked, alone, now."""
+    """Found the cluster now, with the receiving node as its only member."""
 
 
 class NodeChange(Request, type=Type.NODE_CHANGE):
-    """Let a node hold nothing, or again, or be forgotten. The answer comes when it is written down, not when it is
-    done."""
+    """Drain a node, undo that, or remove the node. The reply comes when the change is recorded, not when it is
+    complete."""
 
     node: str
     action: Annotated[str, choice(DRAIN, UNDRAIN, REMOVE)]
 
 
 class Transfer(Request, type=Type.TRANSFER):
-    """Let a node that holds a partition lead it."""
+    """Transfer the leadership of a partition to a node that holds it."""
 
     topic: str
     partition: Partition
@@ -245,8 +247,8 @@ class Transfer(Request, type=Type.TRANSFER):
 
 
 class Rebuild(Request, type=Type.REBUILD):
-    """Let a node drop its replica of a partition, and get it anew from the others. The answer comes when it is dropped
-    and on its way."""
+    """Make a node drop its replica of a partition and fetch it again from the others. The reply comes when the replica
+    is dropped and the fetch has begun."""
 
     topic: str
     partition: Partition
@@ -254,7 +256,8 @@ class Rebuild(Request, type=Type.REBUILD):
 
 
 class Finalize(Request, type=Type.FINALIZE):
-    """Come to the highest feature level that all nodes know, for good. `dry_run`: only say which that is."""
+    """Raise the cluster to the highest feature level that all nodes know, permanently. `dry_run`: only return that
+    level."""
 
     dry_run: bool
 
@@ -268,11 +271,13 @@ def _check_positions(positions: Sequence[Any]) -> str | None:
 
 
 class EntrySkip(Request, type=Type.ENTRY_SKIP):
-    """Skip the entry that shut a partition (ADR 46). For the node that leads it; any other names that one.
+    """Skip the entry that shut a partition (ADR 46). For the node that leads the partition; any other node
+    replies with the leader's name.
 
-    `topic`: None is the metadata. `entry`: its index; None: of the one that shut it. `commands`: positions in it; None:
-    the one that failed, or all if that is not known. `dry_run`: only say what it is. `force`: also if a replica that
-    may have applied it cannot be reached."""
+    `topic`: None is the metadata. `entry`: its index; None: the entry that shut the partition. `commands`: positions in
+    the entry; None: the command that failed, or all if that is not known. `dry_run`: only return what would be skipped.
+    `force`: skip it even if a replica that may have applied it cannot be reached.
+    """
 
     topic: str | None
     partition: Partition
@@ -283,7 +288,7 @@ class EntrySkip(Request, type=Type.ENTRY_SKIP):
 
 
 class ClockReset(Request, type=Type.CLOCK_RESET):
-    """Set the time of a partition back to its leader's clock, if it is ahead. The answer comes when that has begun."""
+    """Set the time of a partition back to its leader's clock, if it is ahead. The reply comes when that has begun."""
 
     topic: str
     partition: Partition

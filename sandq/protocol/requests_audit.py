@@ -1,4 +1,4 @@
-"""Requests about the audit log of the node that is asked.
+"""Requests for the audit log of the node that receives them.
 
 AUDIT_LIST    [lines [text of JSON...], position str, lost u64]     lost: lines that this node could not keep
 AUDIT_NOTE    []
@@ -13,10 +13,10 @@ from sandq.protocol.frames import Type
 from sandq.protocol.request import Bounds, Request, characters
 
 LINES_MOST: Final = 1000
-"""Of one answer."""
+"""Maximum number of lines in one reply."""
 POSITION_CHARS: Final = 40
 TEXT_CHARS: Final = 300
-"""Of each text in a note."""
+"""Maximum number of characters of each text in a note."""
 _PARTS_MOST: Final = 10
 
 
@@ -29,15 +29,16 @@ def _check_about(value: Mapping[str, Any]) -> str | None:
 
 
 class AuditList(Request, type=Type.AUDIT_LIST):
-    """The last lines of the node's audit log, the oldest first; with `after`, a position that was told, those behind
-    it."""
+    """Return the last lines of the node's audit log, the oldest first. `after`: a position of an earlier reply; only
+    lines after it are returned."""
 
     last: Annotated[int, Bounds(1, LINES_MOST)]
     after: Annotated[str, characters(1, POSITION_CHARS)] | None
 
 
 class AuditNote(Request, type=Type.AUDIT_NOTE):
-    """Note what a gateway refused whom it asks for (ON_BEHALF); `call` and `call_id` are of its own API."""
+    """Record that a gateway refused a request of the caller that it acts for (ON_BEHALF). `call` and `call_id` are
+    those of its own API."""
 
     call: Annotated[str, characters(1, TEXT_CHARS)]
     about: Annotated[Mapping[str, Any], _check_about]

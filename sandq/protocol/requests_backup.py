@@ -1,7 +1,8 @@
-"""Requests by which a cluster is backed up, and topics are made of a backup.
+"""Requests to back up a cluster, and to create topics from a backup.
 
 BACKUP_BEGIN, BACKUP_READ, BACKUP_END, BACKUP_LOG, RESTORE_BEGIN, RESTORE_ROWS and RESTORE_END are for the node that
-leads the partition, RESTORE_TOPIC and RESTORE_OPEN for the one that leads the metadata group: another one names it.
+leads the partition. RESTORE_TOPIC and RESTORE_OPEN are for the node that leads the metadata group. Any other node
+replies with the name of that node.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from sandq.protocol.frames import Type
 from sandq.protocol.request import U32, Bounds, Partition, Request, characters
 
 TOPICS_PAGE: Final = 200
-"""Topics of one answer."""
+"""Maximum number of topics in one reply."""
 RESTORE_ID_CHARS: Final = 100
 TARGETS_MOST: Final = 32_768
 KEY_BYTES: Final = 64 << 10
 LOG_BYTES: Final = 1 << 20
-"""Of entries in an answer; a single larger one is alone."""
+"""Maximum bytes of entries in a reply; a single larger entry is sent alone."""
 READER_CHARS: Final = 100
 
 RestoreId = Annotated[str, characters(1, RESTORE_ID_CHARS)]
@@ -41,28 +42,28 @@ def _check_key(value: bytes) -> str | None:
 
 
 class BackupTopics(Request, type=Type.BACKUP_TOPICS):
-    """What there is to be backed up: the cluster, and a page of topics by name, with the records of their settings."""
+    """Return the state of the cluster, and a page of topics by name, with the records of their settings."""
 
     after: str | None
     limit: Annotated[int, Bounds(1, TOPICS_PAGE)]
 
 
 class BackupAccess(Request, type=Type.BACKUP_ACCESS):
-    """A page of identities by principal, with the hashes of what they show, and all roles that somebody made."""
+    """Return a page of identities by principal, with the hashes of their credentials, and all custom roles."""
 
     after: str | None
     limit: Annotated[int, Bounds(1, TOPICS_PAGE)]
 
 
 class BackupBegin(Request, type=Type.BACKUP_BEGIN):
-    """Keep the rows of a partition as they are now, to be read with BACKUP_READ; not for ever."""
+    """Keep the current rows of a partition for a limited time, to be read with BACKUP_READ."""
 
     topic: str
     partition: Partition
 
 
 class BackupRead(Request, type=Type.BACKUP_READ):
-    """The next rows of it, behind a key."""
+    """Return the next rows of such an export, after a key."""
 
     topic: str
     partition: Partition
@@ -71,7 +72,7 @@ class BackupRead(Request, type=Type.BACKUP_READ):
 
 
 class BackupEnd(Request, type=Type.BACKUP_END):
-    """Keep them no longer."""
+    """Release the rows of an export."""
 
     topic: str
     partition: Partition
@@ -79,9 +80,12 @@ class BackupEnd(Request, type=Type.BACKUP_END):
 
 
 class BackupLog(Request, type=Type.BACKUP_LOG):
-    """Entries of a partition's log behind the one at `after`, which is of this term, if it is given; None: none, and
-    where it stands. Entries behind `pin` (None: those to come) are kept for this reader from now on, for a while and
-    within bounds."""
+    """Return entries of a partition's log after index `after`.
+
+    `term`: the term that the entry at `after` must have, if it is given. `after` None: return no entries, only the
+    position of the log. From now on, entries after `pin` (None: all future entries) are kept for this reader, for a
+    limited time and within bounds.
+    """
 
     topic: str
     partition: Partition
@@ -93,8 +97,8 @@ class BackupLog(Request, type=Type.BACKUP_LOG):
 
 
 class RestoreTopic(Request, type=Type.RESTORE_TOPIC):
-    """Make a topic that takes nothing until it is opened, or go on with one that this restore has made. `settings`: the
-    record of a backup."""
+    """Create a topic that accepts nothing until it is opened, or continue with one that this restore has created.
+    `settings`: the record in the backup."""
 
     name: Name
     kind: str
@@ -107,8 +111,8 @@ class RestoreTopic(Request, type=Type.RESTORE_TOPIC):
 
 
 class RestoreBegin(Request, type=Type.RESTORE_BEGIN):
-    """Begin to restore a partition, or ask how far it is. `targets`: pairs of the number that a topic had, and that
-    which it has here."""
+    """Begin to restore a partition, or return its progress. `targets`: pairs of the number that a topic had in the
+    backup, and the number that it has here."""
 
     topic: str
     partition: Partition
@@ -117,7 +121,7 @@ class RestoreBegin(Request, type=Type.RESTORE_BEGIN):
 
 
 class RestoreRows(Request, type=Type.RESTORE_ROWS):
-    """Put a chunk of rows there: what BACKUP_READ gave, numbered from 0 on."""
+    """Store a chunk of rows, as returned by BACKUP_READ. Chunks are numbered from 0."""
 
     topic: str
     partition: Partition
@@ -127,7 +131,7 @@ class RestoreRows(Request, type=Type.RESTORE_ROWS):
 
 
 class RestoreEnd(Request, type=Type.RESTORE_END):
-    """Let the rows of so many chunks be the partition."""
+    """Complete the partition, after `chunks` chunks of rows were stored."""
 
     topic: str
     partition: Partition
@@ -136,7 +140,7 @@ class RestoreEnd(Request, type=Type.RESTORE_END):
 
 
 class RestoreOpen(Request, type=Type.RESTORE_OPEN):
-    """All partitions of a topic are there: let it be used. `dead_letter_topic`: where its dead letters go from now
+    """Open a topic whose partitions are all restored. `dead_letter_topic`: destination of its dead letters from now
     on."""
 
     topic: str

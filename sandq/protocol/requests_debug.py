@@ -1,4 +1,4 @@
-"""Requests for who has to find out what is wrong with a node: each is about the node that is asked."""
+"""Requests to diagnose a node: each is about the node that receives it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from sandq.protocol.frames import Type
 from sandq.protocol.request import Bounds, Request, choice
 
 LEVELS: Final = ("debug", "info", "warning", "error")
-"""What is logged, from everything on."""
+"""Log levels. A node logs all events from its level on."""
 LOG_LEVEL_MS_MOST: Final = 86_400_000
-"""For so long another level holds at most, then the configured one again."""
+"""Maximum time for which another level applies, in ms. Then the configured level applies again."""
 
 
 class LogLevel(Request, type=Type.LOG_LEVEL):
-    """Say at which level the node logs, or have it log at another one: `level` nil, only say; `for_ms` nil, until it
+    """Return the log level of the node, or change it. `level` nil: only return it. `for_ms` nil: until the node
     stops."""
 
     level: Annotated[str, choice(*LEVELS)] | None
@@ -22,4 +22,4 @@ class LogLevel(Request, type=Type.LOG_LEVEL):
 
 
 class DebugDump(Request, type=Type.DEBUG_DUMP):
-    """What the node does now: stacks, stalls, queues; its configuration, and its last log lines."""
+    """Return the current activity of the node (stacks, stalls, queues), its configuration, and its last log lines."""

@@ -1,7 +1,7 @@
-"""Requests about the keys of a compacted topic, and the client's side of the answers. Keys are written by PRODUCE.
+"""Requests about the keys of a compacted topic, and the client's side of the replies. Keys are written by PRODUCE.
 
-A value of an answer is `<B 3x I q 16s` (flags: 1 with headers; bytes of the headers; expires_ms, 0 for never; version),
-then headers and value. KV_GET is answered for the first keys, one at least; the rest is to be asked for again.
+A value in a reply is `<B 3x I q 16s` (flags: 1 with headers; bytes of the headers; expires_ms, 0 for never; version),
+followed by headers and value. KV_GET returns the values of at least the first key; the client asks again for the rest.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sandq.protocol.replies_messages import parse_pieces
 from sandq.protocol.request import Bounds, Offset, Partition, Request
 
 KEYS_MOST: Final = 10_000
-"""Of one request."""
+"""Maximum number of keys in one request."""
 ANSWER_BYTES: Final = 8 << 20
-"""An answer ends with the value that reaches this."""
+"""A reply ends with the value that reaches this size."""
 WATCHED_MOST: Final = 65_536
-"""Changes of one answer."""
+"""Maximum number of changes in one reply."""
 WAIT_MS_MOST: Final = 30_000
-"""For a change."""
+"""Maximum time to wait for a change, in ms."""
 
 VALUE_HEADER: Final = struct.Struct("<B3xIq16s")
 FLAG_HEADERS: Final = 1
@@ -46,7 +46,8 @@ _WATCHED = Shape("KV_WATCH reply", Field("through", bytes), Field("mark", bytes)
 
 
 class KvGet(Request, type=Type.KV_GET):
-    """What keys have. `stale`: as the node that is asked knows it, whether it leads or not."""
+    """Return the values of keys. `stale`: accept the state of the node that is asked, even if it does not lead the
+    partition."""
 
     topic: str
     partition: Partition
@@ -62,7 +63,7 @@ class KvGet(Request, type=Type.KV_GET):
 
 
 class KvScan(Request, type=Type.KV_SCAN):
-    """Keys from `start` up to, without, `stop` (None: to the last) and what they have, in order."""
+    """Return the keys from `start` up to, but excluding, `stop` (None: to the last) and their values, in order."""
 
     topic: str
     partition: Partition
@@ -74,9 +75,12 @@ class KvScan(Request, type=Type.KV_SCAN):
 
 
 class KvWatch(Request, type=Type.KV_WATCH):
-    """Changes behind `after` (a version; None: from now on, which is answered at once) of the keys from `start` up to,
-    without, `stop`. `mark`: that of the answer before. `every`: also what a later write of its key came after. Waits up
-    to `wait_ms` for the first."""
+    """Return changes after the version `after`, of the keys from `start` up to, but excluding, `stop`. Waits up to
+    `wait_ms` for the first change.
+
+    `after` None: from now on; the reply comes at once. `mark`: that of the previous reply. `every`: also include
+    changes that a later write of the same key has replaced.
+    """
 
     topic: str
     partition: Partition
@@ -91,7 +95,7 @@ class KvWatch(Request, type=Type.KV_WATCH):
 
 
 class KeyValue(NamedTuple):
-    """A value as an answer holds it. `headers`: packed; `expires_ms`: 0 for never."""
+    """A value in a reply. `headers`: packed; `expires_ms`: 0 for never."""
 
     version: bytes
     value: bytes
@@ -111,7 +115,7 @@ class KeyValue(NamedTuple):
 
 
 class KvValues(NamedTuple):
-    """The answer to a KV_GET: of the first keys."""
+    """The reply to a KV_GET: the values of the first keys."""
 
     stale_ms: int
     values: list[KeyValue | None]
@@ -126,7 +130,7 @@ class KvValues(NamedTuple):
 
 
 class KvPage(NamedTuple):
-    """The answer to a KV_SCAN. `next`: where to go on; None: there are no more."""
+    """The reply to a KV_SCAN. `next`: key to continue at; None: there are no more."""
 
     stale_ms: int
     rows: list[tuple[bytes, KeyValue]]
@@ -143,7 +147,7 @@ class KvPage(NamedTuple):
 
 
 def pack_rows(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Keys and their values as they stand one behind the other in the answer to a KV_SCAN."""
+    """Return keys and values as they follow each other in the reply to a KV_SCAN."""
     packer = msgpack.Packer(autoreset=False)
     for key, value in rows:
         packer.pack(key)
@@ -153,7 +157,7 @@ def pack_rows(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 class KvChanges(NamedTuple):
-    """The answer to a KV_WATCH. `through`: everything up to there was looked at."""
+    """The reply to a KV_WATCH. `through`: version up to which all changes were examined."""
 
     through: bytes
     mark: bytes

@@ -1,4 +1,4 @@
-"""Requests about a stretch of a partition's log, and the client's side of the answers."""
+"""Requests for a range of a partition's log, and the client's side of the replies."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _MEASURE_REPLY = Shape(
 
 
 class Fetch(Request, type=Type.FETCH):
-    """Read from `start` up to, without, `end` (None: all there is); no lease, nothing changes. `pending`: also what is
-    not closed, as it stands at the moment."""
+    """Read from `start` up to, but excluding, `end` (None: to the end). Nothing is leased or changed. `pending`:
+    include messages that are not closed yet, in their current state."""
 
     topic: str
     partition: Partition
@@ -40,7 +40,7 @@ class Fetch(Request, type=Type.FETCH):
 
 
 class Measure(Request, type=Type.MEASURE):
-    """How many messages FETCH would give of a stretch, and where the first `max_messages` of them end."""
+    """Return how many messages FETCH would return for a range, and where the first `max_messages` of them end."""
 
     topic: str
     partition: Partition
@@ -51,8 +51,8 @@ class Measure(Request, type=Type.MEASURE):
 
 
 class FetchReply(NamedTuple):
-    """A part of a partition's log. `next`: where to read on, None at the end of what was asked for. `trimmed`: up to
-    this offset, with it, the log was trimmed at that moment. `number`: the topic's, which no later topic of its name
+    """A part of a partition's log. `next`: offset to continue at, None at the end of the requested range. `trimmed`:
+    offset up to which, inclusive, the log is trimmed. `number`: the topic's, which no later topic of the same name
     has."""
 
     next: bytes | None
@@ -70,8 +70,9 @@ class FetchReply(NamedTuple):
 
 
 class MeasureReply(NamedTuple):
-    """How much there is. `first`: the first message's offset; `next`: behind what was counted, None at the end of what
-    was asked for; `messages`: about so many. `clock_epoch`: how often the partition's clock was set back."""
+    """Approximate size of a range. `first`: offset of the first message. `next`: offset after the counted messages,
+    None at the end of the requested range. `messages`: their approximate number. `clock_epoch`: how often the
+    partition's clock was set back."""
 
     first: bytes | None
     next: bytes | None

@@ -1,4 +1,4 @@
-"""Requests about stored messages: what a producer asks about its own, readers, and jobs over many."""
+"""Requests about stored messages: for their producer, for readers, and jobs over many messages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from sandq.protocol.requests import is_priority
 BY_ID: Final = 0
 BY_UNIQUE_KEY: Final = 1
 PAGE_MAX: Final = 1000
-"""Rows of one LIST or DEAD_LIST, items of one MOVE or CANCEL, ids of one DEAD_REDRIVE or DEAD_PURGE."""
+"""Maximum number of rows of one LIST or DEAD_LIST, items of one MOVE or CANCEL, and ids of one DEAD_REDRIVE or
+DEAD_PURGE."""
 PREVIEW_BYTES_MAX: Final = 1 << 16
-"""Most bytes of each value that a LIST may ask for in place of whole values."""
+"""Maximum size of a value's beginning, in bytes, that a LIST may request instead of whole values."""
 NEWEST: Final = "newest"
 """Order of a page that begins with the highest offset."""
 _TARGETS: Final = ([int, bytes], [int, bytes, str], [int, bytes, NoneType, bytes])
@@ -33,13 +34,13 @@ DEAD_ELSEWHERE: Final = (
     "dead messages are listed by group: client.dead(topic, group).list(), sandctl dead list TOPIC GROUP, or "
     "GET /topics/TOPIC/groups/GROUP/dead"
 )
-"""Problem of a listing of dead messages by their state."""
+"""Error message for a listing of dead messages by their state."""
 DEAD_REASONS: Final = ("nacked", "lease_expired", "expired", "rejected", "undeliverable")
 UNITS: Final = ("second", "minute", "hour")
 
 
 def check_target(target: Any) -> str | None:
-    """What is wrong with the name of a message, if anything."""
+    """Return what is wrong with a reference to a message; None if nothing is."""
     kinds = [*map(type, target)] if type(target) is list else []
     if kinds not in _TARGETS or target[0] not in (BY_ID, BY_UNIQUE_KEY) or target[0] == BY_ID < len(target) - 2:
         by = BY_UNIQUE_KEY
@@ -60,21 +61,22 @@ def check_target(target: Any) -> str | None:
 
 
 def check_prefix(prefix: bytes) -> str | None:
-    """What is wrong with the beginning of keys: no key can begin so when it is too long."""
+    """Return what is wrong with a prefix of keys; None if nothing is. A prefix must not be longer than a key."""
     if len(prefix) > DEFAULT.key_bytes:
         return f"a key_prefix of {len(prefix)} bytes; {DEFAULT.key_bytes} is the limit"
     return None
 
 
 def check_unique_prefix(prefix: bytes) -> str | None:
-    """What is wrong with a prefix of unique keys, if anything: none is longer than a unique key."""
+    """Return what is wrong with a prefix of unique keys; None if nothing is. A prefix must not be longer than a unique
+    key."""
     if len(prefix) > FIXED.unique_key_bytes:
         return f"a unique_key_prefix of {len(prefix)} bytes; {FIXED.unique_key_bytes} is the limit"
     return None
 
 
 def check_error(part: str) -> str | None:
-    """What is wrong with a part of errors, if anything: none is longer than a NACK's."""
+    """Return what is wrong with a part of errors; None if nothing is. A part must not be longer than a NACK's error."""
     if not 1 <= len(part) <= FIXED.error_chars:
         return f"error: a part of 1..{FIXED.error_chars} characters is expected, not of {len(part)}"
     try:
@@ -85,11 +87,11 @@ def check_error(part: str) -> str | None:
 
 
 UPDATED_COLUMNS: Final = {"value": Column.VALUE.value, "headers": Column.HEADERS.value}
-"""What an item of a MOVE may change of its message, in the order of its cells, and the columns that hold it."""
+"""Fields that an item of a MOVE may change in its message, in the order of its cells, and their columns."""
 
 
 def _is_update(changes: Any) -> bool:
-    """Whether something says how long another value is, other headers are, or both."""
+    """Return whether this gives the length of a new value, of new headers, or both."""
     if type(changes) is not dict or not changes or not changes.keys() <= UPDATED_COLUMNS.keys():
         return False
     return all([type(size) is int and 0 <= size <= U32_MAX for size in changes.values()])
@@ -105,21 +107,21 @@ def _check_move(item: Any) -> str | None:
     if len(item) > 3 and not is_priority(item[3]) and (len(item) == 4 or item[3] is not None):
         return f"priority {item[3]!r} is not within {FIXED.priority_least}..{FIXED.priority_most}"
     if item[1] is None and len(item) > 3:
-        # The message keeps its time, and there is none that a delay could be relative to.
+        # The message keeps its time, so there is no time that a delay could change.
         return "relative must be false where at_ms is nil: the message keeps its time then" if item[2] else None
     return None if type(item[1]) is int and 0 <= item[1] <= U48_MAX else f"at_ms {item[1]} is not within 0..{U48_MAX}"
 
 
 Target = Annotated[Sequence[Any], check_target]
-"""How a message is named: by its id, `[BY_ID, 16 bytes]`; by its unique key, `[BY_UNIQUE_KEY, bytes]`; in a fair topic
-`[BY_UNIQUE_KEY, bytes, tenant]` (without a tenant it is that of `default`); elsewhere, if it has a key,
+"""Reference to a message: by its id, `[BY_ID, 16 bytes]`, or by its unique key, `[BY_UNIQUE_KEY, bytes]`. In a fair
+topic `[BY_UNIQUE_KEY, bytes, tenant]` (default tenant: `default`). In other topics, for a message with a key,
 `[BY_UNIQUE_KEY, bytes, nil, key]`."""
 PageSize = Annotated[int, Bounds(1, PAGE_MAX)]
 JobId = Annotated[bytes, length(JOB_ID_BYTES)]
 
 
 class Get(Request, type=Type.GET):
-    """One message, whatever its state."""
+    """Return one message in any state."""
 
     topic: str
     partition: Partition
@@ -127,10 +129,10 @@ class Get(Request, type=Type.GET):
 
 
 class List(Request, type=Type.LIST):
-    """A page of messages in the order of their offsets, those due from `from_ms` on and before `until_ms`.
+    """Return a page of messages, ordered by offset, that are due from `from_ms` on and before `until_ms`.
 
-    `after`: None for the first page, then what the page before gave as its next. `order`: None for rising offsets,
-    "newest" for falling ones. `value_bytes`: the most bytes of each value, None for whole values.
+    `after`: None for the first page, then the next offset of the previous page. `order`: None for rising offsets,
+    "newest" for falling ones. `value_bytes`: maximum bytes of each value, None for whole values.
     """
 
     topic: str
@@ -148,24 +150,28 @@ class List(Request, type=Type.LIST):
 
 
 class MoveItem(NamedTuple):
-    """An item of a MOVE, read by name: `MoveItem(*item)`. On the wire and in the log the last two may be missing."""
+    """An item of a MOVE, with named fields: `MoveItem(*item)`. On the wire and in the log the last two may be
+    missing."""
 
     target: Sequence[Any]
     at_ms: int | None
-    """None: the message keeps its time."""
+    """New time; None: the message keeps its time."""
     is_relative: bool
     priority: int | None = None
-    """None: the message keeps its priority."""
+    """New priority; None: the message keeps its priority."""
     changes: Mapping[Any, Any] = MappingProxyType({})
     """Lengths of cells by name in a request; cells by column in a command."""
 
 
 class Move(Request, type=Type.MOVE):
-    """New delivery times of pending messages. Items: `[target, at_ms, relative]`; relative: a delay from now. With a
-    fourth field they get that priority; `at_ms` may be nil then, and their times stay. With a fifth, a map with the
-    lengths of a `value` or of `headers` (packed; empty: none) or both, they get these; the priority may be nil then,
-    and stays. `cells` are these, one behind the other, in the order of the items, a value before headers. (A frame
-    may be large only in bin fields of its own.)"""
+    """Change the delivery times of pending messages, and optionally their priorities, values and headers. Items:
+    `[target, at_ms, relative]`, and up to two further fields. relative: `at_ms` is a delay from now.
+
+    The fourth field is a new priority; `at_ms` may then be nil, and the time is kept. The fifth is a map with the
+    lengths of a new `value` or new `headers` (packed; empty: none) or both; the priority may then be nil, and is kept.
+    `cells` has their bytes in the order of the items, a value before headers. (Only bin fields of a frame itself may be
+    large.)
+    """
 
     topic: str
     partition: Partition
@@ -181,7 +187,7 @@ class Move(Request, type=Type.MOVE):
         return request
 
     def read(self) -> list[MoveItem]:
-        """Return the items, to be read by name."""
+        """Return the items with named fields."""
         return [MoveItem(*item) for item in self.items]
 
     def frame(self, request_id: int) -> bytes:
@@ -191,7 +197,7 @@ class Move(Request, type=Type.MOVE):
 
     @classmethod
     def of_updates(cls, topic: str, partition: int, items: Sequence[Sequence[Any]]) -> Self:
-        """Of items whose fifth fields hold the cells themselves, by their names."""
+        """Build a request from items whose fifth fields hold the cells themselves, by name."""
         cells: list[bytes] = []
         named = []
         for item in items:
@@ -202,7 +208,7 @@ class Move(Request, type=Type.MOVE):
         return cls(topic, partition, named, b"".join(cells))
 
     def with_cells(self) -> list[Sequence[Any]]:
-        """The items, their fifth fields as `{column: cell}`."""
+        """Return the items, with their fifth fields as `{column: cell}`."""
         items: list[Sequence[Any]] = []
         start = 0
         for item in self.items:
@@ -218,7 +224,7 @@ class Move(Request, type=Type.MOVE):
 
 
 class Cancel(Request, type=Type.CANCEL):
-    """Pending messages that are not wanted any more."""
+    """Cancel pending messages."""
 
     topic: str
     partition: Partition
@@ -226,7 +232,7 @@ class Cancel(Request, type=Type.CANCEL):
 
 
 class Why(Request, type=Type.WHY):
-    """One message, and what it waits for in every group."""
+    """Return one message, with the reason why it waits in each group."""
 
     topic: str
     partition: Partition
@@ -234,7 +240,7 @@ class Why(Request, type=Type.WHY):
 
 
 class Argument(NamedTuple):
-    """One argument of a job; nil stands for one that may be left out."""
+    """One argument of a job. nil stands for an optional argument that is not given."""
 
     kind: type
     optional: bool = False
@@ -256,7 +262,7 @@ _DEAD_JOBS: Final = ("redrive", "purge_dead")
 _DEAD_FILTERS: Final = ("error", "key_prefix")
 BULK_PREFIXES: Final = ("key_prefix", "unique_key_prefix")
 EMPTY_PREFIX: Final = "{name}: it is empty, which every key begins with; give some text, or leave it out"
-"""Problem of a bulk job with an empty prefix. An unset variable of a script must not select every message."""
+"""Error message for a bulk job with an empty prefix. An unset variable of a script must not select every message."""
 _TO, _SHIFT, _PRIORITY = "to_ms", "shift_ms", "priority"
 JOBS: Final[Mapping[str, Mapping[str, Argument]]] = {
     "cancel": _PENDING,
@@ -273,7 +279,7 @@ JOBS: Final[Mapping[str, Mapping[str, Argument]]] = {
 
 
 class JobStart(Request, type=Type.JOB_START):
-    """Do something to many messages, in the background. A job that is known by its id is only answered."""
+    """Change many messages in the background. If the job's id is known already, only return its state."""
 
     topic: str
     partition: Partition
@@ -283,8 +289,8 @@ class JobStart(Request, type=Type.JOB_START):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """Every argument of the kind is in `arguments`, as None when it was left out; but of a move's two times and its
-        priority, and of the error and key of dead letters, only those that were given."""
+        """Parse the request. `arguments` gets every argument of the kind, None for those that are not given. The times
+        and the priority of a move, and the error and key of dead letters, are included only if they are given."""
         request = cls.checked(frame)
         return request._replace(arguments=_arguments(request.kind, request.arguments))
 
@@ -336,7 +342,7 @@ def _arguments(kind: str, given: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 class JobStatus(Request, type=Type.JOB_STATUS):
-    """How far a job has come."""
+    """Return the progress of a job."""
 
     topic: str
     partition: Partition
@@ -344,7 +350,7 @@ class JobStatus(Request, type=Type.JOB_STATUS):
 
 
 class JobStop(Request, type=Type.JOB_STOP):
-    """Let a job be as far as it has come."""
+    """Stop a job. Its changes up to now are kept."""
 
     topic: str
     partition: Partition
@@ -352,8 +358,8 @@ class JobStop(Request, type=Type.JOB_STOP):
 
 
 class Forecast(Request, type=Type.FORECAST):
-    """How many messages come due in each of the next `count` units, over the partitions that this node leads."""
+    """Return how many messages become due in each of the next `count` units, in the partitions that this node leads."""
 
     topic: str
     unit: Annotated[str, choice(*UNITS)]
-    count: Annotated[int, Bounds(1, BUCKETS_MAX)]  # type: ignore[assignment]  # hides tuple.count: nobody wants it
+    count: Annotated[int, Bounds(1, BUCKETS_MAX)]  # type: ignore[assignment]  # hides tuple.count

@@ -1,9 +1,9 @@
-"""Requests about what all topics hold and do at present, for who watches over a cluster.
+"""Requests for the current contents and activity of all topics, to monitor a cluster.
 
     OVERVIEW       [rows [row...], next name | nil, now ms, over ms, bounds [s...]]
     TOPIC_HISTORY  [rows [[start ms, stored, sent, acked, dead, lateness]...], slot ms, bounds [s...]]
 
-Each node tells of the partitions that it leads; a client puts the answers of all nodes together.
+Each node reports the partitions that it leads. A client combines the replies of all nodes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from sandq.protocol.request import Request
 
 
 class Overview(Request, type=Type.OVERVIEW):
-    """A page of the topics of which this node holds a partition, by name."""
+    """Return a page of the topics of which this node holds a partition, by name."""
 
     after: str | None
 
 
 class TopicHistory(Request, type=Type.TOPIC_HISTORY):
-    """What became of a topic's messages in the last hour, as far as this node led its partitions."""
+    """Return the counts of a topic's messages in the last hour, for the time in which this node led its partitions."""
 
     topic: str
 
@@ -39,11 +39,11 @@ class GroupRow(NamedTuple):
     consumers: int
     is_paused: bool
     reason: str | None
-    """Why it gets nothing new."""
+    """Reason why it gets nothing new; None if it does."""
     oldest_ms: int | None
-    """When the oldest message was due that is not acked."""
+    """Time at which its oldest message that is not acked became due."""
     held_up_by: int
-    """Limits for which something that is due waits: 1 max_in_flight, 2 rate."""
+    """Bits of the limits for which due messages wait: 1 max_in_flight, 2 rate."""
     push: str | None
     """State of its push on this node; None: the group is not pushed."""
     push_error: str | None
@@ -59,7 +59,7 @@ class TopicRow(NamedTuple):
     name: str
     kind: str
     partitions: int
-    """Of the topic, whoever leads them."""
+    """Partitions of the topic, including those that other nodes lead."""
     led: int
     messages: int
     delayed: int
@@ -69,21 +69,22 @@ class TopicRow(NamedTuple):
     outbox: int
     bytes: int
     stored: int
-    """Of messages, within the last `over_ms`; so are `sent`, `acked` and `died`."""
+    """Messages stored within the last `over_ms`. `sent`, `acked` and `died` cover the same time."""
     sent: int
     acked: int
     died: int
     lateness: Sequence[int]
-    """Of first deliveries within the last minute: number of a bucket, how many, number of the next, and so on."""
+    """Lateness of first deliveries within the last minute: pairs of a bucket's number and its count, in one flat
+    list."""
     groups: int
-    """How many there are; the next field has those that are furthest behind."""
+    """Number of groups; the next field has those that are furthest behind."""
     furthest: Sequence[GroupRow]
     replicas: int
     """Replicas of each partition of the topic."""
 
 
 class OverviewReply(NamedTuple):
-    """What one node told."""
+    """The reply of one node."""
 
     rows: list[TopicRow]
     next: str | None
@@ -93,7 +94,7 @@ class OverviewReply(NamedTuple):
 
     @classmethod
     def parse(cls, frame: Frame) -> OverviewReply:
-        """Raises ProtocolError."""
+        """Parse the reply. Raise ProtocolError if it is malformed."""
         try:
             rows, after, now_ms, over_ms, bounds = frame[2:7]
             return cls([_topic(row) for row in rows], after, int(now_ms), int(over_ms), [float(one) for one in bounds])
@@ -102,7 +103,7 @@ class OverviewReply(NamedTuple):
 
 
 class HistoryRow(NamedTuple):
-    """What became of messages in one slot of time."""
+    """Counts of messages in one slot of time."""
 
     start_ms: int
     stored: int
@@ -113,7 +114,7 @@ class HistoryRow(NamedTuple):
 
 
 class HistoryReply(NamedTuple):
-    """What one node told."""
+    """The reply of one node."""
 
     rows: list[HistoryRow]
     slot_ms: int
@@ -121,7 +122,7 @@ class HistoryReply(NamedTuple):
 
     @classmethod
     def parse(cls, frame: Frame) -> HistoryReply:
-        """Raises ProtocolError."""
+        """Parse the reply. Raise ProtocolError if it is malformed."""
         try:
             rows, slot_ms, bounds = frame[2:5]
             return cls(

@@ -1,8 +1,8 @@
-"""Requests about schedules, the messages that recur, and the client's side of the answers.
+"""Requests about schedules (recurring messages), and the client's side of the replies.
 
 SCHEDULE_PUT      [results array]               one per item
 SCHEDULE_CHANGE   [results array]               one per name
-SCHEDULE_GET      [schedules array]             one per name, nil where there is none
+SCHEDULE_GET      [schedules array]             one per name, nil if there is none
 SCHEDULE_LIST     [schedules array, next str | nil]
 SCHEDULE_PREVIEW  [times array, zone data str]  [occurrence ms, when it fires ms] items
 
@@ -26,20 +26,20 @@ from sandq.protocol.request import U48, Bounds, Partition, Request, characters, 
 
 NAME_BYTES: Final = 255
 ITEMS_MOST: Final = 1000
-"""Of one request, or one page."""
+"""Maximum number of items in one request or one page."""
 TIMES_MOST: Final = 1000
-"""Of one preview."""
+"""Maximum number of times in one preview."""
 TOKEN_BYTES: Final = 16
 
 PAUSE, RESUME, DELETE, TRIGGER = "pause", "resume", "delete", "trigger"
 ACTIONS: Final = (PAUSE, RESUME, DELETE, TRIGGER)
 _NIL: Final = type(None)
 NEW: Final = 0
-"""As the version of an item: there must be no schedule of this name yet."""
+"""Version of an item that requires that no schedule of this name exists."""
 
 
 def check_schedule_name(name: Any) -> str | None:
-    """What is wrong with the name of a schedule, if anything."""
+    """Return what is wrong with the name of a schedule; None if nothing is."""
     if type(name) is not str:
         return f"the name of a schedule is text, not {type(name).__name__}"
     try:
@@ -54,7 +54,7 @@ def check_schedule_name(name: Any) -> str | None:
 
 
 def check_schedule_id(schedule: Any) -> str | None:
-    """What is wrong with the name of a schedule and, behind a zero character, its tenant, if anything."""
+    """Return what is wrong with the id of a schedule (`of_schedule`); None if nothing is."""
     if type(schedule) is not str or "\0" not in schedule:
         return check_schedule_name(schedule)
     name, tenant = of_schedule(schedule)
@@ -79,12 +79,13 @@ def _check_item(item: Any) -> str | None:
 
 
 ScheduleName = Annotated[str, check_schedule_id]
-"""A name, and in a fair topic behind it a zero character and the tenant, unless that is the default one."""
+"""A name. In a fair topic, it is followed by a zero character and the tenant, unless that is the default tenant."""
 
 
 class SchedulePut(Request, type=Type.SCHEDULE_PUT):
-    """Make schedules, or give them other settings. Items: `[name, version, settings, batch, paused]`; version: what it
-    must have (0: there must be none; nil: any); batch: the message, one; paused: nil, as it is, a new one not."""
+    """Create schedules, or change their settings. Items: `[name, version, settings, batch, paused]`. version: the
+    version that the schedule must have (0: it must not exist; nil: any). batch: one message. paused: nil leaves it
+    unchanged, and a new schedule is not paused."""
 
     topic: str
     partition: Partition
@@ -92,7 +93,7 @@ class SchedulePut(Request, type=Type.SCHEDULE_PUT):
 
 
 class ScheduleChange(Request, type=Type.SCHEDULE_CHANGE):
-    """Pause, resume, delete or trigger schedules. `token`: by which a repeated trigger is known."""
+    """Pause, resume, delete or trigger schedules. `token`: identifies a trigger that is sent again."""
 
     topic: str
     partition: Partition
@@ -102,7 +103,7 @@ class ScheduleChange(Request, type=Type.SCHEDULE_CHANGE):
 
 
 class ScheduleGet(Request, type=Type.SCHEDULE_GET):
-    """Schedules by their names."""
+    """Return schedules by their names."""
 
     topic: str
     partition: Partition
@@ -110,7 +111,8 @@ class ScheduleGet(Request, type=Type.SCHEDULE_GET):
 
 
 class ScheduleList(Request, type=Type.SCHEDULE_LIST):
-    """A page of schedules in the order of the bytes of their names. `after`: None, then what the page before gave."""
+    """Return a page of schedules, ordered by the bytes of their names. `after`: None, or the next name of the previous
+    page."""
 
     topic: str
     partition: Partition
@@ -120,16 +122,16 @@ class ScheduleList(Request, type=Type.SCHEDULE_LIST):
 
 
 class SchedulePreview(Request, type=Type.SCHEDULE_PREVIEW):
-    """When a schedule of a name and these settings would fire behind an instant; None: now."""
+    """Return the times at which a schedule with this name and these settings would fire after an instant; None: now."""
 
     name: ScheduleName
     settings: Mapping[str, Any]
     after_ms: U48 | None
-    count: Annotated[int, Bounds(1, TIMES_MOST)]  # type: ignore[assignment]  # hides tuple.count: nobody wants it
+    count: Annotated[int, Bounds(1, TIMES_MOST)]  # type: ignore[assignment]  # hides tuple.count
 
 
 class ScheduleResult(NamedTuple):
-    """What became of a schedule."""
+    """The result for one schedule."""
 
     outcome: str
     version: int
@@ -139,7 +141,7 @@ class ScheduleResult(NamedTuple):
 
     @classmethod
     def of(cls, row: object) -> Self:
-        """ProtocolError unless it is a result."""
+        """Read a result. Raise ProtocolError if it is malformed."""
         return cls._make(_read("result of a schedule", row, _RESULT))
 
 
@@ -167,7 +169,7 @@ class ScheduleRecord(NamedTuple):
 
     @classmethod
     def of(cls, row: object) -> Self:
-        """ProtocolError unless it is a schedule."""
+        """Read a schedule. Raise ProtocolError if it is malformed."""
         return cls._make(_read("schedule", row, _SCHEDULE))
 
 
@@ -192,7 +194,7 @@ def _read(what: str, row: object, spec: Mapping[str, tuple[type, ...]]) -> list[
 
 
 def schedule_results(frame: Frame, count: int) -> list[ScheduleResult]:
-    """What became of each item or name of a request."""
+    """Return the result of each item or name of a request."""
     rows = frame[2] if len(frame) > 2 else None
     if type(rows) is not list or len(rows) != count:
         raise ProtocolError(f"expected an array of {count} results, got {str(rows)[:100]}")
@@ -200,7 +202,7 @@ def schedule_results(frame: Frame, count: int) -> list[ScheduleResult]:
 
 
 def schedules_got(frame: Frame, count: int) -> list[ScheduleRecord | None]:
-    """The answer to a SCHEDULE_GET."""
+    """Return the schedules in the reply to a SCHEDULE_GET."""
     rows = frame[2] if len(frame) > 2 else None
     if type(rows) is not list or len(rows) != count:
         raise ProtocolError(f"expected an array of {count} schedules, got {str(rows)[:100]}")
@@ -208,14 +210,14 @@ def schedules_got(frame: Frame, count: int) -> list[ScheduleRecord | None]:
 
 
 def schedule_page(frame: Frame) -> tuple[list[ScheduleRecord], str | None]:
-    """The answer to a SCHEDULE_LIST."""
+    """Return the schedules in the reply to a SCHEDULE_LIST, and the next page's `after`."""
     if len(frame) < 4 or type(frame[2]) is not list or not isinstance(frame[3], (str, _NIL)):
         raise ProtocolError(f"not a page of schedules: {str(frame)[:200]}")
     return [ScheduleRecord.of(row) for row in frame[2]], frame[3]
 
 
 def schedule_times(frame: Frame) -> tuple[list[tuple[int, int]], str]:
-    """The answer to a SCHEDULE_PREVIEW."""
+    """Return the times and the zone data in the reply to a SCHEDULE_PREVIEW."""
     if len(frame) < 4 or type(frame[2]) is not list or type(frame[3]) is not str:
         raise ProtocolError(f"not a preview of a schedule: {str(frame)[:200]}")
     times = []

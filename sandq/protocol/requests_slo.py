@@ -1,4 +1,4 @@
-"""The request about the lateness objective of the node that is asked.
+"""The request for the lateness objective of the node that receives it.
 
 SLO    [what it tells]     a map: docs/protocol.md has its members
 """
@@ -10,4 +10,5 @@ from sandq.protocol.request import Request
 
 
 class Slo(Request, type=Type.SLO):
-    """How late deliveries of the node were, beside what it promises; since when, and by what clock."""
+    """Return the lateness of the node's deliveries and its objective, the start of the measurement, and the clock
+    used."""
