@@ -1,4 +1,5 @@
-"""Granting leases: what waited and is due, what its key no longer blocks, then what comes next in the log."""
+"""Grants leases: first due waiting messages, then messages that their keys no longer block, then the next in
+the log."""
 
 from __future__ import annotations
 
@@ -39,29 +40,29 @@ class LeaseGrants:
         self._limits = limits
         self._reader = group_state.reader
         self.is_latest: Callable[[Message, View], bool] | None = None
-        """Whether no later write of a message's key exists; None: the topic is not compacted."""
+        """Returns whether there is no later write of a message's key. None if the topic is not compacted."""
         self._ranked = RankedGrants(shared, group_state, unique)
 
     def grant(self, step: Step, command: c.Lease) -> list[Lease]:
-        """Grant what is due, in order. Raises UnknownGroup."""
+        """Grant leases of due messages, in order. Raise UnknownGroup."""
         group = self._groups.named(command.group)
         group.use(step)
         self._groups.store(step, group)
         if group.halts or group.paused:
             return []
-        room = self._limits.room(step, group, sum([grant.limit for grant in command.grants]))
-        if group.allowance is not None and room <= 0:
+        capacity = self._limits.room(step, group, sum([grant.limit for grant in command.grants]))
+        if group.allowance is not None and capacity <= 0:
             return []
         if group.ready is not None:
-            granted = self._ranked.grant(step, group, group.ready, command, room)
+            granted = self._ranked.grant(step, group, group.ready, command, capacity)
         else:
-            granted = self._grant(step, group, command, room)
+            granted = self._grant(step, group, command, capacity)
         self._limits.serve(step, group, sum([lease.total for lease in granted]))
         self._groups.store(step, group)
         return granted
 
-    def _grant(self, step: Step, group: Group, command: c.Lease, room: int) -> list[Lease]:
-        """`room`: so many messages at most."""
+    def _grant(self, step: Step, group: Group, command: c.Lease, capacity: int) -> list[Lease]:
+        """Grant leases in a topic that does not rank messages, `capacity` messages at most."""
         view, now_ms = step.view, step.now_ms
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
         granted: list[Lease] = []
@@ -69,7 +70,7 @@ class LeaseGrants:
         for grant in command.grants:
             if is_empty and not self._may_find_more(group, horizon_ms, view):
                 break
-            limit = min(grant.limit, FIXED.grant_messages, room)
+            limit = min(grant.limit, FIXED.grant_messages, capacity)
             while limit > 0 and left_bytes > 0 and step.grants < FIXED.entry_grants:
                 if self._leases.live_count(group, grant.consumer) >= FIXED.leases_per_consumer:
                     break
@@ -87,7 +88,7 @@ class LeaseGrants:
                 lease.reindex()
                 lease.note_last(group.setting("max_attempts", self._shared.settings))
                 limit -= lease.total
-                room -= lease.total
+                capacity -= lease.total
                 left_bytes -= size
                 self._leases.add(step, group, lease)
                 granted.append(lease)
@@ -95,7 +96,8 @@ class LeaseGrants:
         return granted
 
     def _may_find_more(self, group: Group, horizon_ms: int, view: View) -> bool:
-        """Whether another attempt may find something after one has found nothing: a bound may have ended that."""
+        """Return whether a further lease may find messages after one found none, because a limit may have stopped that
+        one."""
         free = group.order.first_free()
         if free is not None and offsets.deliver_ms(free) <= horizon_ms:
             return True
@@ -104,11 +106,11 @@ class LeaseGrants:
 
     @property
     def _is_spent(self) -> bool:
-        """Whether nothing more is to be buried by this entry."""
+        """Whether this entry must not make more messages dead."""
         return self._shared.is_budget_spent
 
     def _take_waiting(self, step: Step, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int) -> int:
-        """Put ranges into the lease whose back-off has passed, all with the same number of attempts. Bytes taken."""
+        """Add due waiting messages to the lease, all with the same number of attempts. Return their bytes."""
         view = step.view
         left, taken_bytes, looked_at = limit, 0, 0
         while left > 0 and taken_bytes < max_bytes:
@@ -116,7 +118,7 @@ class LeaseGrants:
             if entry is None or entry.due_ms > horizon_ms:
                 break
             if entry.dies_waiting and entry.due_ms > lease.leased_ms:
-                break  # not ahead of a time that does not come
+                break  # it expires before it is due, so do not lease it ahead
             if lease.ranges and entry.alike != lease.alike:
                 break
             if self._is_spent and entry.expires_ms is not None and entry.expires_ms <= lease.leased_ms:
@@ -145,9 +147,10 @@ class LeaseGrants:
         return taken_bytes
 
     def _without_superseded(self, step: Step, group: Group, ranges: list[Range], kept: bool) -> list[Range]:
-        """Finish the messages that a later write of their key follows, and return the others.
+        """Finish the messages whose keys have a later write, and return the others.
 
-        Delivered again they would come after that later write: a copy of the table would keep the older value.
+        If they were delivered again, they would come after the later write: a copy of the table would keep the older
+        value.
         """
         view = step.view
         assert self.is_latest is not None
@@ -161,13 +164,13 @@ class LeaseGrants:
         return ranges if len(latest) == sum([length for _, length in ranges]) else latest
 
     def _take_free(self, step: Step, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int) -> int:
-        """Put messages into the lease that their keys blocked, and whose turn has come. Bytes taken."""
+        """Add free messages to the lease, which their keys blocked before. Return their bytes."""
         view = step.view
         taken: list[bytes] = []
         size = 0
         while len(taken) < limit and size < max_bytes and (offset := group.order.first_free()) is not None:
             if offsets.deliver_ms(offset) > horizon_ms:
-                break  # a lease that looked further ahead passed it
+                break  # a lease with a later horizon passed it
             kept = offset in group.order.kept
             if taken and kept != lease.kept:
                 break
@@ -191,7 +194,7 @@ class LeaseGrants:
         return size
 
     def _take_log(self, step: Step, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int) -> int:
-        """Put into the lease what comes next in the log. Bytes taken."""
+        """Add the next messages of the log to the lease. Return their bytes."""
         view = step.view
 
         def judge(entry: LogEntry) -> bool | None:

@@ -1,7 +1,7 @@
-"""Leases of a consumer that has come back after a restart: it gets them anew, and the tokens it had are void.
+"""Renews the leases of a consumer that has restarted: it gets the messages again, and its old tokens become void.
 
-That is no attempt, so that a rollout costs none; but a message may be what ends its consumer. So a lease
-counts it, and in the end goes the way of one that runs out: an attempt is used.
+This is not a new attempt, so a rolling restart uses none. But a message may be the reason why its consumer crashes. So
+a lease counts its renewals, and after too many it expires: an attempt is used.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from sandq.partition.records.leases import Lease
 from sandq.partition.shared_state import SharedState
 
 RECLAIMED_LEASES: Final = 256
-"""That one command renews, ..."""
+"""Maximum number of leases that one command renews."""
 RECLAIMED_RANGES: Final = 20_000
-"""... and no further one once they have so many ranges: each is written."""
+"""Number of ranges in renewed leases after which a command renews no more, because each range is written."""
 
 
 RECLAIMS_MOST: Final = FIXED.lease_reclaims
-"""So often a lease is renewed."""
+"""Maximum number of times that a lease is renewed."""
 
 
 class Reclaimed(NamedTuple):
-    """Numbers of leases of a consumer that came back."""
+    """The result of renewing the leases of a consumer."""
 
     renewed: int
     left: int
-    """Leases that are left to be renewed by the next command."""
+    """Number of leases that the next command must renew."""
     ended: int
-    """Leases that ended instead, because their consumer came back to them too often."""
+    """Number of leases that expired instead, because they were renewed too often."""
 
 
 class LeaseReclaim:
@@ -47,8 +47,8 @@ class LeaseReclaim:
         self._settlement = settlement
 
     def reclaim(self, step: Step, command: c.Reclaim) -> Reclaimed:
-        """Renew the leases that the consumer holds under lower epochs, in the order in which they were granted. Raises
-        UnknownGroup, ConsumerFenced."""
+        """Renew the leases that the consumer holds under lower epochs, in the order of their grants. Raise
+        UnknownGroup, or ConsumerFenced if a later epoch exists."""
         group = self._groups.named(command.group)
         held = self._leases.live_of(command.group, command.consumer)
         check_newest(command.group, command.consumer, command.epoch, max([lease.epoch for lease in held], default=0))
@@ -87,7 +87,7 @@ class LeaseReclaim:
             _merged(lease, live),
         )
         renewed.snoozes, renewed.epoch, renewed.handlers = lease.snoozes, command.epoch, lease.handlers
-        # One of them may have ended its consumer: the next one reports each before it begins it.
+        # One of the messages may have crashed the consumer, so the next consumer reports each before it begins it.
         renewed.crashes = max(lease.crashes, 1) if lease.handlers else 0
         renewed.reclaims = lease.reclaims + 1
         self._leases.revoke(step, lease)
@@ -95,18 +95,18 @@ class LeaseReclaim:
 
 
 def given_up(lease: Lease) -> str:
-    """The error of messages whose consumer was started again so often without settling them."""
+    """Return the error of messages whose consumer restarted too often without settling them."""
     return f"consumer {lease.consumer!r} was started again {lease.reclaims + 1} times and has not settled it"
 
 
 def check_newest(group: str, consumer: str, epoch: int, newest: int) -> None:
-    """Raise ConsumerFenced when a consumer has a later epoch than the one that asks."""
+    """Raise ConsumerFenced if the consumer has a later epoch than the caller."""
     if newest > epoch:
         raise fenced(group, consumer, newest)
 
 
 def fenced(group: str, consumer: str, epoch: int) -> ConsumerFenced:
-    """The error of a process after one of a later epoch, this one, has come."""
+    """Return the error for a process after one with this later epoch has subscribed."""
     return ConsumerFenced(
         f"group {group!r}: another process has subscribed as consumer {consumer!r} since, and holds what this one "
         "held; give each process that runs at the same time a consumer id of its own",
@@ -117,7 +117,7 @@ def fenced(group: str, consumer: str, epoch: int) -> ConsumerFenced:
 
 
 def _merged(lease: Lease, live: int) -> list[tuple[bytes, int]]:
-    """The ready queues of live messages of a lease, in their order, and how many are of each."""
+    """Return (ready queue, number of messages) for the live messages of a lease, in order."""
     queues: list[tuple[bytes, int]] = []
     if lease.queues:
         for queue, count in lease.count_by_queue(live):

@@ -1,8 +1,9 @@
-"""Granting leases where messages are ranked: what is due is promoted from the log into ready queues, what was given
-back stands in them again; then tenants take turns, of each the best priority goes first, and of that the oldest.
+"""Grants leases in topics that rank messages. Due messages are promoted from the log into ready queues, and due waiting
+messages return to their queues. Then tenants take turns. Each gets its best priority first, and within that the oldest.
 
-Nothing is leased while more is due than was promoted: of what was stored before a lease, whatever goes first is in it.
-A group in which too much waits for another attempt gets that alone, best priority first.
+Nothing is leased until all due messages are promoted. So a lease contains the first messages among all that were stored
+before it. If too many messages of a group wait for their next attempt, only returned ones are leased, best priority
+first.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from sandq.partition.records.leases import FRESH, Lease, Waiting
 from sandq.partition.shared_state import SharedState
 
 PROMOTED: Final = 10_000
-"""Messages that one lease promotes."""
+"""Number of messages after which a lease command stops promoting."""
 PART_ENTRIES: Final = 256
-"""After which it may give way."""
+"""Number of entries to promote before giving way."""
 BURIED: Final = 1000
-"""Messages whose ttl has passed that one lease buries."""
+"""Number of expired messages after which a lease command stops making more of them dead."""
 
 
 class RankedGrants:
@@ -44,30 +45,31 @@ class RankedGrants:
         self._unique = unique
         self._buried = 0
 
-    def grant(self, step: Step, group: Group, ready: ReadyQueues, command: c.Lease, room: int) -> list[Lease]:
-        """Grant what is ready, in order: `room` messages at most."""
+    def grant(self, step: Step, group: Group, ready: ReadyQueues, command: c.Lease, capacity: int) -> list[Lease]:
+        """Grant leases of ready messages, in order, `capacity` messages at most."""
         is_stopped = group.pause_reason() is not None
-        until_ms = min(command.horizon_ms, step.now_ms)  # the partition's time may be ahead, by a clock that was wrong
+        until_ms = min(command.horizon_ms, step.now_ms)  # after a clock error, the partition's time may be ahead
         is_all = is_stopped or self._promote(step, group, ready, until_ms)
         ready.is_promoting = not is_all
         granted: list[Lease] = []
         if is_all:
             if group.popped_ms > until_ms:
-                # By a clock that was wrong it was due, and is not: a process that began since does not know of it.
+                # These messages were due by a clock that was wrong, and are not due now. A process that was started
+                # since does not know that they were due, and its result must be the same.
                 group.forget_popped()
                 ready.forget_returned()
             for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
             most = group.most_waiting if ready.rank == queue_keys.FAIR else None
-            ready.begin(step, most, group.in_flight + room, self._shared.in_turns)
-            granted = self._lease(step, group, ready, command, room, is_stopped=is_stopped)
-            ready.is_promoting = self._buried >= BURIED  # there may be something behind them
+            ready.begin(step, most, group.in_flight + capacity, self._shared.in_turns)
+            granted = self._lease(step, group, ready, command, capacity, is_stopped=is_stopped)
+            ready.is_promoting = self._buried >= BURIED  # there may be more messages behind them
         ready.end(step)
         return granted
 
     def _promote(self, step: Step, group: Group, ready: ReadyQueues, until_ms: int) -> bool:
-        """Put what is due in the log into ready queues, a bounded number of messages. Whether that was all."""
+        """Promote due messages of the log into ready queues, a bounded number. Return whether these were all."""
         view = step.view
         messages = 0
         while ready.takes_more:
@@ -87,14 +89,14 @@ class RankedGrants:
         return True
 
     def _lease(
-        self, step: Step, group: Group, ready: ReadyQueues, command: c.Lease, room: int, *, is_stopped: bool
+        self, step: Step, group: Group, ready: ReadyQueues, command: c.Lease, capacity: int, *, is_stopped: bool
     ) -> list[Lease]:
-        """`is_stopped`: nothing new is leased, only what was given back."""
+        """Grant leases from the ready queues. `is_stopped`: lease no new messages, only returned ones."""
         now_ms = step.now_ms
         granted: list[Lease] = []
         left_bytes, self._buried = LEASE_BYTES, 0
         for grant in command.grants:
-            limit = min(grant.limit, FIXED.grant_messages, room)
+            limit = min(grant.limit, FIXED.grant_messages, capacity)
             while limit > 0 and left_bytes > 0 and step.grants < FIXED.entry_grants:
                 if self._leases.live_count(group, grant.consumer) >= FIXED.leases_per_consumer:
                     break
@@ -107,7 +109,7 @@ class RankedGrants:
                 lease.reindex()
                 lease.note_last(group.setting("max_attempts", self._shared.settings))
                 limit -= lease.total
-                room -= lease.total
+                capacity -= lease.total
                 left_bytes -= size
                 self._leases.add(step, group, lease)
                 ready.limits.granted()
@@ -118,25 +120,25 @@ class RankedGrants:
     def _fill(
         self, step: Step, group: Group, ready: ReadyQueues, lease: Lease, limit: int, max_bytes: int, is_stopped: bool
     ) -> int:
-        """Put what comes next into a lease, all of it with the same number of attempts. Bytes taken."""
+        """Add the next messages to a lease, all with the same number of attempts. Return their bytes."""
         view = step.view
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
             is_first = not lease.ranges or lease.alike == FRESH
             if is_first and not is_stopped and ageing_ms is None and not self._ttl.any_expires:
-                turns, size = ready.take_turns(step, left, max_bytes - taken_bytes)
-                if turns:
-                    _note_turns(lease, turns)
-                    left -= len(turns)
+                taken, size = ready.take_turns(step, left, max_bytes - taken_bytes)
+                if taken:
+                    _add_singles(lease, taken)
+                    left -= len(taken)
                     taken_bytes += size
                     continue
             turn = ready.next_back() if is_stopped else ready.next(ageing_ms)
             if turn is None:
                 break
             queue, is_shared = turn
-            room = ready.limits.room_of(queue.tenant)
-            most = 1 if is_shared else left if room is None else min(left, room)
+            capacity = ready.limits.room_of(queue.tenant)
+            most = 1 if is_shared else left if capacity is None else min(left, capacity)
             assert most > 0, "who has a turn has room"
             returned = ready.first_returned(queue)
             gets_nothing_new = is_stopped or queue.tenant in ready.limits.crowding.stopped
@@ -146,7 +148,7 @@ class RankedGrants:
                 if lease.ranges and lease.alike != returned.alike:
                     break
                 if most > 1:
-                    # What was given back together need not stand together.
+                    # Messages that were given back together need not be adjacent in their queue.
                     firsts = [head.first] if head is not None else []
                     firsts += [_first(following)] if (following := ready.next_returned(queue)) is not None else []
                     most = returned.ranges.count_below(min(firsts, default=offsets.LAST), most)
@@ -169,7 +171,7 @@ class RankedGrants:
     def _take_returned(
         self, step: Step, group: Group, lease: Lease, entry: Waiting, limit: int, max_bytes: int
     ) -> tuple[int, int]:
-        """Put what was given back into the lease. How many messages, and their bytes: none, if it was buried."""
+        """Add returned messages to the lease. Return their number and their bytes: zero if messages expired instead."""
         if self._dead.bury_expired(step, group, entry):
             self._note_buried(1)
             return 0, 0
@@ -184,7 +186,7 @@ class RankedGrants:
         return count, size
 
     def _note_buried(self, messages: int) -> None:
-        """Count what was buried: enough, once the entry has no budget left for it."""
+        """Count expired messages. If the budget of the entry is spent, stop making more of them dead."""
         self._buried += messages
         if self._shared.is_budget_spent:
             self._buried = max(self._buried, BURIED)
@@ -200,8 +202,8 @@ class RankedGrants:
         limit: int,
         max_bytes: int,
     ) -> tuple[int, int]:
-        """Put the first entry of a queue into the lease, as much of it as fits, and perhaps others behind it. How many
-        messages, and their bytes."""
+        """Add the first entry of a queue to the lease, as much of it as fits, and maybe further ones. Return the number
+        of messages and their bytes."""
         if head.length == 1 and head.extra is None and limit > 1 and not queue.returned and not self._ttl.any_expires:
             singles, size = ready.take_singles(step, queue, limit, max_bytes)
             lease.ranges += singles
@@ -228,16 +230,16 @@ def _first(entry: Waiting) -> bytes:
 
 
 def _note_queue(lease: Lease, key: bytes, count: int) -> None:
-    """The next messages of a lease are of this queue."""
+    """Note the queue of the next `count` messages of a lease."""
     if lease.queues and lease.queues[-1][0] == key:
         lease.queues[-1] = key, lease.queues[-1][1] + count
     else:
         lease.queues.append((key, count))
 
 
-def _note_turns(lease: Lease, turns: list[tuple[bytes, bytes]]) -> None:
-    """The next messages of a lease are these, each of a queue."""
-    for key, _ in turns:
+def _add_singles(lease: Lease, taken: list[tuple[bytes, bytes]]) -> None:
+    """Add messages to a lease, each with its queue."""
+    for key, _ in taken:
         _note_queue(lease, key, 1)
-    lease.ranges += [Range(first, 1) for _, first in turns]
-    lease.due_ms = max(lease.due_ms, offsets.deliver_ms(max([first for _, first in turns])))
+    lease.ranges += [Range(first, 1) for _, first in taken]
+    lease.due_ms = max(lease.due_ms, offsets.deliver_ms(max([first for _, first in taken])))

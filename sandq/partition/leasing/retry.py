@@ -1,4 +1,5 @@
-"""When a message that was not acked comes back: integer arithmetic only, the same on every replica."""
+"""Computes when a message that was not acked is retried. Uses integers only, so that all replicas get the same
+result."""
 
 from __future__ import annotations
 
@@ -8,17 +9,17 @@ _MASK = (1 << 64) - 1
 
 
 WAITS: Final = 256
-"""Different waits that the jitter gives, at most: messages that fail together fill so many rows at most."""
+"""Maximum number of different waits with jitter. Messages that fail together then fill at most this many rows."""
 
 
 class Wait(NamedTuple):
-    """How long messages wait for their next attempt: `delay_ms`, and up to `spread_ms` less or more."""
+    """Time until the next attempt: `delay_ms`, plus or minus up to `spread_ms`."""
 
     delay_ms: int
     spread_ms: int
 
     def of(self, offset: int, group_id: int, attempt: int) -> int:
-        """Return the wait of one message, in ms: a hash of its offset, the group and the attempt chooses it."""
+        """Return the wait of one message, in ms. A hash of its offset, the group and the attempt decides it."""
         spread = self.spread_ms
         if not spread:
             return self.delay_ms
@@ -28,7 +29,7 @@ class Wait(NamedTuple):
 
 
 def wait_of(backoff: dict[str, Any], attempt: int) -> Wait:
-    """Return the wait before attempt + 1.
+    """Return the wait between `attempt` and the next attempt.
 
     `backoff` is the record of the settings: kind, first_ms, factor_permille, cap_ms, jitter_percent.
     """

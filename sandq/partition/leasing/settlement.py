@@ -1,4 +1,4 @@
-"""What becomes of leases: acked, nacked, extended, expired, given back."""
+"""Settles leases: messages are acked or nacked, leases are extended, expire, or are given back."""
 
 from __future__ import annotations
 
@@ -29,25 +29,27 @@ from sandq.partition.shared_state import NOT_YET, SharedState
 
 EXPIRE_MESSAGES = 10_000
 EXPIRE_BYTES = 8 << 20
-"""Of what dies: it is copied."""
+"""Number of bytes of dead messages, which are copied, after which one command stops."""
 BACKOFF_GROWS = 1000
-"""The back-off of snoozes is that of so many attempts at most."""
+"""Maximum number of failures for which the back-off of snoozes grows."""
 SNOOZED = "snoozed"
-"""How an attempt ended that is not counted: beside what messages die of, in their history."""
+"""End of an attempt that is not counted. In the history, it stands next to the reasons for which messages die."""
 CUT_SHARE: Final = 4
-"""Ranges are cut for the jitter up to this part of what may wait: 2,500 messages of a group in a partition."""
+"""While at most this part of the allowed ranges wait, ranges are split so that each message gets its own jitter: up to
+2,500 messages of a group in a partition."""
 
 Lost = list[list[Any]] | None
-"""None: done. Else the ranges `[[base, count], ...]` of which the lease was lost; []: the whole lease."""
+"""None: done. Otherwise the ranges `[[base, count], ...]` for which the lease was lost. []: the whole lease was
+lost."""
 
 
 class Part(NamedTuple):
-    """What became of an item of a nack of which the entry did a part: the rest is to be asked for again."""
+    """The result of a nack item that the entry did only in part. The caller must ask again for the rest."""
 
     left: list[list[Any]]
-    """The ranges that were not done yet."""
+    """Ranges that were not done yet."""
     lost: Lost
-    """Of what was asked for."""
+    """Ranges of the item for which the lease was lost."""
 
 
 class LeaseSettlement:
@@ -64,14 +66,14 @@ class LeaseSettlement:
         self._reader = group_state.reader
 
     def ack(self, step: Step, items: Sequence[tuple[int, c.What]]) -> list[Lost]:
-        """`items`: those of an Ack."""
+        """Ack messages. `items`: those of an `Ack`."""
         found, in_turns = self._leases.by_token.get, self._shared.in_turns
         return [
             [] if (lease := found(token)) is None else self._ack(step, lease, what) for token, what in in_turns(items)
         ]
 
     def outcome(self, token: int, what: c.What) -> tuple[Lost, bool]:
-        """What an ack of one item would be answered now, and whether it would ack something anew."""
+        """Return the result of an ack of one item if it were applied now, and whether it would ack any message."""
         lease = self._leases.by_token.get(token)
         if lease is None:
             return [], False
@@ -82,18 +84,18 @@ class LeaseSettlement:
         return _lost(lease, mask & lease.left, foreign, what), bool(fresh)
 
     def has_sent(self, token: int, what: c.What) -> bool:
-        """Whether messages of a lease, which there is, were acked by acks that sent messages."""
+        """Return whether any of these messages was acked by an ack that sent messages. The lease must exist."""
         lease = self._leases.by_token[token]
         return bool(lease.mask_of(what)[0] & lease.sent)
 
     def ack_sending(self, step: Step, token: int, what: c.What) -> list[Lost]:
-        """`ack` of one item, of a lease that there is, and remember that it sent messages."""
+        """Ack messages of one lease, which must exist, and remember that this ack sent messages."""
         lease = self._leases.by_token[token]
         lease.sent |= lease.mask_of(what)[0] & lease.live
         return self.ack(step, [(token, what)])
 
     def group_of(self, token: int) -> int:
-        """The id of the group that a lease is of, which there is."""
+        """Return the id of the group of a lease, which must exist."""
         return self._leases.by_token[token].group_id
 
     def _ack(self, step: Step, lease: Lease, what: c.What) -> Lost:
@@ -108,18 +110,19 @@ class LeaseSettlement:
             lease.acked |= fresh
             self._leases.store_progress(step, lease)
         if what is None and lease.acked and not lease.revoked:
-            return None  # "the whole lease" leaves out what its holder nacked itself
+            return None  # messages that its consumer nacked do not count as lost
         return _lost(lease, mask & lease.left, foreign, what)
 
     def nack(self, step: Step, items: Sequence[Sequence[Any]]) -> list[Lost | str | Part]:
-        """Nack the leases that `items` name. Raises TooLarge if one of them gives more headers than an entry may write:
-        then nothing is done."""
+        """Nack messages of the leases in `items`. Raise TooLarge if the new headers of an item exceed what an entry may
+        write; then nothing is changed."""
         named = [c.NackItem(*item) for item in items]
         self._check_headers(named)
         results: list[Lost | str | Part] = []
         put_off: set[int] = set()
         for item in self._shared.in_turns(named):
-            # What comes behind of the same lease may be about the same messages: it comes behind still.
+            # A later item for the same lease may concern the same messages, so it must not be applied before the rest
+            # of this one.
             result = NOT_YET if item.token in put_off else self._nack(step, item)
             if result == NOT_YET or isinstance(result, Part):
                 put_off.add(item.token)
@@ -141,8 +144,8 @@ class LeaseSettlement:
                 )
 
     def _nack(self, step: Step, item: c.NackItem) -> Lost | str | Part:
-        """Nack messages of a lease. What writes messages again is done as far as the entry's budget allows: return
-        NOT_YET if nothing is left of it."""
+        """Nack messages of a lease. If that writes messages again, do as much as the budget of the entry allows. Return
+        NOT_YET if nothing is left of the budget."""
         token, what, delay_ms, error, is_begun, changes, end = item
         lease = self._leases.by_token.get(token)
         if lease is None:
@@ -170,8 +173,8 @@ class LeaseSettlement:
         delay_ms: int | None,
         error: str | None,
     ) -> int:
-        """Let what a nack names wait for its next attempt, or bury it after its last. Which messages that was done
-        to."""
+        """Let nacked messages wait for their next attempt, or make them dead after their last. Return the mask of the
+        messages for which this was done."""
         is_snooze = end == SNOOZE and self._may_snooze(lease)
         if not is_snooze and self._is_last(lease):
             mask = self._bury(step, lease, mask, NACKED, error, change)
@@ -188,8 +191,7 @@ class LeaseSettlement:
         return mask
 
     def _renew(self, step: Step, lease: Lease, mask: int, change: Change) -> int:
-        """Put what a lease names in `mask` into rows of the group's own, as it is from now on. Of which messages: as
-        many as the budget allows."""
+        """Put changed messages into rows of the group. Return the mask of those that the budget allowed."""
         group, ranges = self._groups.by_id[lease.group_id], lease.select(mask)
         count = 0
         for size in renew_each(step, group, ranges, lease.kept, change, self._reader):
@@ -200,19 +202,19 @@ class LeaseSettlement:
         return _mask_of(lease, rows.first_of(ranges, count))
 
     def _copies(self, lease: Lease, changes: dict[int, int | bytes] | None, end: int) -> bool:
-        """Whether a nack writes messages again: such as have other priorities or headers from then on, or die."""
+        """Return whether a nack writes messages again, because they are changed or become dead."""
         if changes or end == DEAD:
             return True
         return self._is_last(lease) and not (end == SNOOZE and self._may_snooze(lease))
 
     def _is_last(self, lease: Lease) -> bool:
-        """Whether the messages of a lease have no further attempt."""
+        """Return whether this is the last attempt of the messages of a lease."""
         last = self._groups.by_id[lease.group_id].setting("max_attempts", self._shared.settings)
         return last is not None and lease.attempt >= last
 
     def extend(self, step: Step, token: int, lease_ms: int, begun: c.What) -> int | None:
-        """Give a lease another deadline, and return it (ms); None when the lease has ended. `begun`: messages that its
-        consumer has begun; None: it reports none."""
+        """Set the deadline of a lease, and return it in ms. None if the lease has ended. `begun`: messages that its
+        consumer has begun; None if it reports none."""
         lease = self._leases.by_token.get(token)
         if lease is None or lease.ended or lease.revoked:
             return None
@@ -225,8 +227,8 @@ class LeaseSettlement:
         return lease.deadline_ms
 
     def expire(self, step: Step) -> int:
-        """End leases whose deadline has come, and bury what died at the head of a group: up to about
-        `EXPIRE_MESSAGES`. Messages given back or buried."""
+        """End leases whose deadline has passed, and make expired messages at the heads of groups dead, up to about
+        `EXPIRE_MESSAGES` in total. Return how many messages were given back or became dead."""
         view, now_ms = step.view, step.now_ms
         expired = passed = 0
         enough_bytes = self._dead.buried_bytes + EXPIRE_BYTES
@@ -250,17 +252,19 @@ class LeaseSettlement:
         return expired
 
     def expire_lease(self, step: Step, lease: Lease, error: str | None) -> int:
-        """End a lease whose consumer did not settle it in time: messages that the consumer may have begun have used an
-        attempt, and the others are ready at once. Return how many messages were given back or buried.
+        """End a lease that its consumer did not settle in time.
 
-        Buries as many as the budget allows; the next entry ends the rest of the lease.
+        Messages that the consumer may have begun have used an attempt; the others are ready at once. Return how many
+        messages were given back or became dead. If the budget does not suffice for all dead messages, the next entry
+        ends the rest.
         """
         lease.revoked = True
         charged = lease.charged
         crashes = 0 if not lease.handlers else 1 if lease.crashes >= FIXED.lease_reclaims else lease.crashes + 1
         spared = lease.live & ~charged
         if spared:
-            # Before the charged ones, so that they come first again: one of those may end the next consumer, too.
+            # Before the charged messages, so that these are leased first again: one of the charged may crash the next
+            # consumer, too.
             self._requeue(step, lease, spared, step.now_ms, lease.attempt - 1, None, None, crashes=crashes)
         done = spared.bit_count()
         if charged:
@@ -270,7 +274,7 @@ class LeaseSettlement:
         return done
 
     def release(self, step: Step, command: c.Release) -> int:
-        """Make ready at once what a consumer holds, the attempt not counted. Messages given back."""
+        """Make all messages that a consumer holds ready, without counting the attempt. Return their number."""
         now_ms = step.now_ms
         self._groups.named(command.group)
         released = 0
@@ -284,8 +288,8 @@ class LeaseSettlement:
         return released
 
     def give_back_all(self, step: Step) -> None:
-        """Make ready at once what all consumers hold, the attempts not counted: the time that leases and messages have
-        is no longer that of the partition."""
+        """Make all messages that any consumer holds ready, without counting the attempt. Used by clock resets, after
+        which the times of leases and messages no longer match that of the partition."""
         now_ms = step.now_ms
         for group in self._groups.by_id.values():
             for lease in list(group.leases.values()):
@@ -311,9 +315,11 @@ class LeaseSettlement:
         *,
         crashes: int = 0,
     ) -> int:
-        """Let what a lease names in `mask` wait for its next attempt, or bury it after its last. `change`: what was
-        changed of it, which is in rows of the group's own by now. `crashes`: as in `Waiting`. Which messages that was
-        done to."""
+        """Let the messages in `mask` wait for their next attempt, or make them dead after their last.
+
+        `change`: the messages were changed, and are in rows of the group already. `crashes`: as in `Waiting`. Return
+        the mask of the messages for which this was done.
+        """
         if self._is_last(lease):
             return self._bury(step, lease, mask, reason, error, kept=lease.kept or change is not None)
         self._retry(step, lease, mask, delay_ms, reason, error, change, crashes=crashes)
@@ -330,8 +336,8 @@ class LeaseSettlement:
         *,
         kept: bool | None = None,
     ) -> int:
-        """Bury what a lease names in `mask`, as much of it as the budget allows. `kept`: it is in rows of the group's
-        own; None: if the lease is. `change`: as in `DeadLetters.bury_some`. Which messages it was."""
+        """Make the messages in `mask` dead, as many as the budget allows, and return the mask of these. `kept`: they
+        are in rows of the group; None: if the lease is. `change`: as in `DeadLetters.bury_some`."""
         group = self._groups.by_id[lease.group_id]
         kept = lease.kept if kept is None else kept
         done: list[Range] = []
@@ -344,7 +350,7 @@ class LeaseSettlement:
         return mask
 
     def _may_snooze(self, lease: Lease) -> bool:
-        """Whether a message of the lease may come again without its attempt being counted."""
+        """Return whether messages of the lease may be snoozed once more, without counting the attempt."""
         most: int | None = self._groups.by_id[lease.group_id].settings.get(
             MAX_SNOOZES, self._shared.settings.get(MAX_SNOOZES)
         )
@@ -362,8 +368,8 @@ class LeaseSettlement:
         *,
         crashes: int = 0,
     ) -> None:
-        """Let what a lease names in `mask` wait for so long, or for the back-off: it grows with each attempt, and with
-        each snooze after which none was counted. `change`, `crashes`: as in `_retry_or_bury`."""
+        """Let the messages in `mask` wait for `delay_ms`, or, if it is None, for the back-off. The back-off grows with
+        each attempt, and with each snooze in a row. `change`, `crashes`: as in `_retry_or_bury`."""
         group = self._groups.by_id[lease.group_id]
         is_snooze = reason == SNOOZED
         failures = min(lease.attempt + lease.snoozes, BACKOFF_GROWS) if is_snooze else lease.attempt
@@ -390,10 +396,10 @@ class LeaseSettlement:
         due_of: Callable[[int], int] | None = None,
         crashes: int = 0,
     ) -> None:
-        """Let what a lease names in `mask` wait until `due_ms`. `change`, `crashes`: as in `_retry_or_bury`.
+        """Let the messages in `mask` wait until `due_ms`. `change`, `crashes`: as in `_retry_or_bury`.
 
-        `due_of`: when each message is due, by its offset as a number. Its ranges are cut for that while few wait: many
-        ranges halt the group, so where many wait already each range of the lease has the due time of its first message.
+        `due_of` returns when each message is due, given its offset as a number. If few ranges wait, ranges are split
+        for that. Too many ranges would halt the group, so otherwise each range has the due time of its first message.
         """
         kept = lease.kept or change is not None
         group = self._groups.by_id[lease.group_id]
@@ -403,7 +409,7 @@ class LeaseSettlement:
             for waiting in _singles(ranges) if is_cut else ranges:
                 if due_of is not None:
                     due_ms = due_of(int.from_bytes(waiting.base, "big"))
-                # Leased ahead of its time and given back before it: not before its time even so.
+                # A message may be leased and given back before its own time. It must not be due before that.
                 at_ms = min(max(due_ms, offsets.deliver_ms(waiting.base)), offsets.U48_MAX)
                 by_due.setdefault(at_ms, []).append(waiting)
             for at_ms, together in by_due.items():
@@ -418,8 +424,8 @@ class LeaseSettlement:
     def _with_history(
         self, step: Step, lease: Lease, mask: int, reason: str | None, error: str | None
     ) -> list[tuple[list[Range], History, bytes | None]]:
-        """Group the messages of `mask` by their attempts, this one included (unless it is not counted), and by their
-        ready queues, where messages are ranked."""
+        """Group the messages of `mask` by their ready queues and by their attempts, including this one unless it is not
+        counted."""
         now: History = ()
         if reason is not None:
             short = None if error is None else error[:HISTORY_ERROR_CHARS]
@@ -429,14 +435,15 @@ class LeaseSettlement:
         found: dict[tuple[History, bytes | None], list[Range]] = {}
         for queue, ranges in lease.by_queue(mask):
             for base, length in ranges:
-                # A range is cut where the history changes, and never joined with the next: it lies within one log row.
+                # A range is split where the history changes, and never joined with the next one: it must lie within one
+                # log row.
                 for history, part in groupby(offsets.run(base, length), lease.past_of):
                     same = list(part)
                     found.setdefault((history, queue), []).append(Range(same[0], len(same)))
         return [(ranges, _joined(history, now), queue) for (history, queue), ranges in found.items()]
 
     def _bury_first_expired(self, step: Step, group: Group) -> int:
-        """Bury what `MessageTtl.next_expiry_ms` saw. Messages buried."""
+        """Make the messages dead that `MessageTtl.next_expiry_ms` found. Return their number."""
         waiting = group.next_to_expire()
         if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= step.now_ms:
             dead = group.dead.total()
@@ -459,8 +466,8 @@ class LeaseSettlement:
 
 
 def _joined(history: History, now: History) -> History:
-    """A history and what has just ended. Of snoozes one after another the last one stays: they are to leave room for
-    the attempts before them."""
+    """Append an attempt to a history. Keep only the last of consecutive snoozes, so that they do not replace the
+    attempts before them."""
     last = history[-1] if history else None
     if now and last and last.end == now[0].end == SNOOZED and last.number == now[0].number:
         history = history[:-1]
@@ -468,7 +475,7 @@ def _joined(history: History, now: History) -> History:
 
 
 def _mask_of(lease: Lease, ranges: Sequence[Range]) -> int:
-    """The mask of messages of a lease."""
+    """Return the mask of messages of a lease."""
     return lease.mask_of([[base, length] for base, length in ranges])[0]
 
 
@@ -481,7 +488,7 @@ def _lost(lease: Lease, mask: int, foreign: list[list[Any]], what: c.What) -> Lo
 
 
 def _jittered(wait: Wait, group_id: int, attempt: int, now_ms: int, offset: int) -> int:
-    """Return when a message that failed at `now_ms` is due again."""
+    """Return when a message that failed at `now_ms` is due again, in ms."""
     return now_ms + wait.of(offset, group_id, attempt)
 
 
