@@ -1,9 +1,9 @@
-"""Cancel, move and update by a producer's own names for its messages, each with a definite answer.
+"""Cancels, moves and updates messages by their producer's names, each with a definite reply.
 
-A producer may cancel, move and update a message while no group holds it, has acked it or has killed it: also while the
-message waits for another attempt. A message that is moved then stays at its offset, and comes at another time where it
-waits. A message that waits in one group while another group has yet to take it can be cancelled and updated, but not
-moved: at another offset it would come to the first group once more as if nothing had been tried.
+A producer may change a message that no group has leased, acked or made dead, even if the message waits for its next
+attempt. If such a message is moved, it stays at its offset and is due at another time in the groups in which it waits.
+A message that waits in one group, while it is pending in another, can be cancelled and updated, but not moved: at
+another offset, the first group would get it again as if there had been no attempts.
 
 The state after `TOO_LATE` is leased, acked, dead, waiting or gone.
 """
@@ -44,17 +44,17 @@ from sandq.partition.shared_state import SharedState
 
 DELAYED, READY, GONE = "delayed", "ready", "gone"
 AHEAD_FROM = 8
-"""With fewer ids than that nothing is looked up for all of them at once."""
+"""Minimum number of ids for which rows are looked up in advance."""
 AHEAD_IDS = 4096
 AHEAD_RANGES = 1 << 16
-"""Of one entry, that are looked up at once: what is remembered of them takes some 200 bytes each."""
+"""Maximum number of ranges of an entry that are looked up in advance. Each result takes some 200 bytes of memory."""
 LOOK_RANGES = 1024
-"""That are looked up in one go, which takes some 2 ms, and reads a large row once more."""
+"""Number of ranges that are looked up in one call, which takes some 2 ms and reads a large row once more."""
 _FIRST_OF = (LEASED, WAITING, DEAD, READY, DELAYED, ACKED)
-"""What the groups made of a message, as one word: the first of these that is true in one of them."""
+"""States of a message in groups. If they differ, the first of these that applies in any group is reported."""
 
 _NONE = Outcome("")
-"""Of a message that can be had."""
+"""The outcome of a message that may be changed."""
 
 
 class Pending:
@@ -74,27 +74,30 @@ class Pending:
         self._ranking = ranking
         self._updates = updates
         self._inside: list[bytes] = []
-        """Those of the messages of the entry that is being applied which may be in a row of others."""
+        """Messages of the current entry that may be in a row together with others."""
 
     def look_ahead(self, step: Step, targets: Sequence[c.Target]) -> None:
-        """Find out at once which of many messages are nowhere. It changes no answer: beside a large row the store takes
-        as long to say that there is none as to read that row, once more for each row that a message might have."""
+        """Find out in advance which of many messages do not exist. This changes no result.
+
+        Next to a large row, the store takes as long to find that a row is missing as to read the large row. Without
+        this, that would happen again for each row that a message might have.
+        """
         step.view.forget_vacant()
         self._inside = []
         named = {bytes(name) for kind, name, *_ in targets if kind == c.TARGET_ID and len(name) == offsets.OFFSET_BYTES}
         ids = sorted(named)[:AHEAD_IDS]
         if len(ids) < AHEAD_FROM:
             return
-        # Of rows that were deleted each is walked over once, where `get` walks over none: that is far less than a row.
+        # This steps over each deleted row once, and `get` would step over none. This costs far less than reading a row.
         held = [holding_bounds(one) for one in ids]
-        vacant = self._look(step, sorted(held + [_bounds(rows.LOG, one) for one in ids]))
+        vacant = self._find_vacant(step, sorted(held + [_bounds(rows.LOG, one) for one in ids]))
         for tag in (rows.MOVED, rows.TOMBSTONE):
-            self._look(step, [_bounds(tag, one) for one in ids])
+            self._find_vacant(step, [_bounds(tag, one) for one in ids])
         self._inside = [one for one, bounds in zip(ids, held, strict=True) if bounds not in vacant]
         self._note_vacant(step, [one for one, bounds in zip(ids, held, strict=True) if bounds in vacant])
 
-    def _look_into_gap(self, step: Step) -> None:
-        """The same of those that the log has not, beside a large row of their entry: that is known once it was read."""
+    def _note_vacant_in_gap(self, step: Step) -> None:
+        """Do the same for messages in the gap next to a large row, which is known once that row was read."""
         low, high = self._log.gap
         found = [one for one in self._inside if low < one < high]
         if found:
@@ -102,16 +105,16 @@ class Pending:
             self._note_vacant(step, found)
 
     def _note_vacant(self, step: Step, ids: Sequence[bytes]) -> None:
-        """These messages have no log row: find out at once which of them groups have in rows of their own."""
+        """Find out which of these messages, none of which has a log row, are in rows of groups."""
         if len(ids) < AHEAD_FROM:
             return
         prefixes = [rows.of_group(rows.KEPT, group_id) for group_id in self._groups.by_id]
         prefixes += [rows.of_group(rows.DEAD, one.group_id) for one in self._groups.by_id.values() if one.dead.total()]
         for prefix in prefixes[: AHEAD_RANGES // len(ids)]:
-            self._look(step, [_bounds(prefix, one) for one in ids])
+            self._find_vacant(step, [_bounds(prefix, one) for one in ids])
 
-    def _look(self, step: Step, ranges: Sequence[Bounds]) -> set[Bounds]:
-        """Note those of these ranges, in the order of their starts, that have no row; give way behind each part."""
+    def _find_vacant(self, step: Step, ranges: Sequence[Bounds]) -> set[Bounds]:
+        """Note which of these sorted ranges contain no row, and return them. Give way after each part."""
         view = step.view
         vacant: set[Bounds] = set()
         for first in range(0, len(ranges), LOOK_RANGES):
@@ -139,8 +142,10 @@ class Pending:
         priority: int | None = None,
         change: Change | None = None,
     ) -> Outcome:
-        """Give a message another time, another priority, and the value and headers of a `change`: each unless it is
-        None. `position` is the position in the entry that the message gets if it goes to another offset."""
+        """Change the time, the priority, and by `change` the value and headers of a message. None: unchanged.
+
+        `position`: the position in the entry that the message gets if its offset changes.
+        """
         found, claim, refusal = self._find_owned(step, target, step.index - 1)
         if found is None:
             return Outcome(TOO_LATE, GONE) if refusal.word == CANCELLED else refusal
@@ -168,7 +173,8 @@ class Pending:
         is_delay: bool,
         priority: int | None,
     ) -> bytes:
-        """Give a message that can be had another time or priority, or both. Its offset from then on."""
+        """Change the time or the priority, or both, of a message that its producer may change. Return its offset from
+        now on."""
         if claim is not None and claim.waiting:
             if priority is not None:
                 self._log.rank_waiting(step, found, priority)
@@ -178,7 +184,8 @@ class Pending:
                 if to_ms is None:
                     return found.offset
                 return self._log.delay(step, found, to_ms, is_delay=is_delay)
-            # A reset has put it where it waits to a place that has not come: no consumer would go by an earlier time.
+            # A clock reset has moved the message, which waits, to a time that has not come. An earlier time where it
+            # waits would have no effect.
         if to_ms is None:
             if priority is not None and self._ranking.rank(step, found, priority):
                 return found.offset
@@ -188,13 +195,13 @@ class Pending:
     def _find_owned(
         self, step: Step, target: c.Target, applied_index: int
     ) -> tuple[Found | Kept | None, Claim | None, Outcome]:
-        """The message, and what the groups made of it; or why it cannot be had."""
+        """Return the message and its claim, or None and the outcome that rejects the change."""
         view = step.view
         message_id = self.id_of(target, step.now_ms, view)
         if message_id is None:
             return None, None, Outcome(NOT_FOUND)
         if self._inside and self._log.gap[1]:
-            self._look_into_gap(step)
+            self._note_vacant_in_gap(step)
         owned = self._log.find_owned(message_id, view)
         if owned is None:
             return None, None, self._absent(step, message_id, applied_index)
@@ -209,7 +216,7 @@ class Pending:
         offset = rows.load_moved(moved).offset if moved is not None else message_id
         tombstone = view.get(rows.TOMBSTONE + offset)
         if tombstone is not None:
-            # What was moved away has its row where it is now; one that is not there was trimmed since.
+            # A message that was moved has a row at its new offset. If there is none, it was trimmed.
             is_cancelled = rows.load_tombstone(tombstone).why == TAKEN_BY_CANCEL
             return Outcome(CANCELLED, message_id) if is_cancelled else Outcome(TOO_LATE, GONE)
         state = self.own_rows_state(offset, view)
@@ -230,14 +237,14 @@ class Pending:
         return None if named is None else named.id
 
     def state_of(self, offset: bytes, now_ms: int, view: View) -> str:
-        """What all groups made of a message that is in the log."""
+        """Return the state of a message in the log, over all groups."""
         states = {self.state_in(group, offset, now_ms, view) for group in self._groups.by_id.values()}
         if not states:
             return READY if offsets.deliver_ms(offset) <= now_ms else DELAYED
         return next(state for state in _FIRST_OF if state in states)
 
     def state_in(self, group: Group, offset: bytes, now_ms: int, view: View) -> str:
-        """What one group made of a message."""
+        """Return the state of a message in one group."""
         if not group.has_passed(offset):
             return READY if offsets.deliver_ms(offset) <= now_ms else DELAYED
         if offset in group.order.blocked or group.is_promoted(offset, view):
@@ -252,7 +259,7 @@ class Pending:
         return ACKED
 
     def own_rows_state(self, offset: bytes, view: View) -> str | None:
-        """`leased` or `dead` for a message that is only in rows of groups' own any more."""
+        """Return `leased` or `dead` for a message that is only in rows of groups. None if there are none."""
         for group in self._groups.by_id.values():
             if view.get(rows.of_group(rows.KEPT, group.group_id, offset)) is not None:
                 return LEASED
@@ -262,5 +269,5 @@ class Pending:
 
 
 def _bounds(prefix: bytes, offset: bytes) -> Bounds:
-    """Bounds of a row alone."""
+    """Return the bounds of a single row."""
     return prefix + offset, rows.after(prefix + offset)

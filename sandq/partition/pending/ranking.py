@@ -1,8 +1,8 @@
-"""Give pending messages of a ranked topic another priority where they stand: among those of that priority a message
-goes by its place, as ever.
+"""Changes the priority of pending messages in topics that rank messages. They stay at their offsets, which order the
+messages of a priority.
 
-A message with a log row of its own has it written there, one of a batch beside it (`overlays.py`). Where it waits its
-turn in a group it goes over to another ready queue.
+A message with a log row of its own gets a new row, a message of a batch row gets an overlay (`overlays.py`). In groups
+that have promoted it, the message moves to another ready queue.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from sandq.partition.shared_state import SharedState
 
 _READ_BYTES: Final = 8 << 20
 _MOST_BYTES: Final = rows.INLINE_BYTES - 8
-"""Of a row that another priority may be written into whatever it is."""
+"""Maximum size of a plain row in which any priority can be set without exceeding `INLINE_BYTES`."""
 
 
 class _Single(NamedTuple):
-    """A message that nothing has to be looked at of but its log row, which it shares with nobody."""
+    """A message in a log row of its own, which needs no checks."""
 
     offset: bytes
     value: bytes
-    """Of its row: plain, or a batch of one."""
+    """Its row: a plain row, or a batch row with one message."""
     fields: Fields
-    """Of a batch of one only those that it is ranked by."""
+    """Its fields. For a batch row, only those that rank it."""
     queue: bytes
-    """That it belongs to ..."""
+    """Key of its present ready queue."""
     to: bytes
-    """... and is to go to."""
+    """Key of its new ready queue."""
 
 
 class Ranked(NamedTuple):
-    """What became of several messages."""
+    """The result for several messages."""
 
     done: int
-    """They have that priority now."""
+    """Number of messages that have the new priority now."""
     too_late: list[bytes]
-    """Some group made an attempt at them."""
+    """Messages of which some group has made an attempt."""
     left: list[bytes]
-    """They are to be looked at one by one."""
+    """Messages that must be handled one by one."""
 
 
 class Ranking:
@@ -61,12 +61,15 @@ class Ranking:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether that is what another priority means."""
+        """Whether a change of priority leaves messages at their offsets."""
         return self._shared.rank is not None
 
     def rank(self, step: Step, found: Found | Kept, priority: int) -> bool:
-        """Give a pending message another priority. Whether that was done: a group in which it waits its turn may have
-        so many ready queues that it can have no other one; and what only groups keep is in none of them."""
+        """Change the priority of a pending message. Return whether that was done.
+
+        It is not done if a group that has promoted the message cannot have another ready queue, or if only groups keep
+        it.
+        """
         view = step.view
         if not self.is_in_place or isinstance(found, Kept):
             return False
@@ -96,12 +99,13 @@ class Ranking:
         return True
 
     def note(self, step: Step, found: Found | Kept, priority: int) -> None:
-        """Write another priority of a message that every group has passed into the log: groups that have it know."""
+        """Store the priority of a message that every group has passed in the log. The groups that have it know the
+        priority."""
         if self.is_in_place and isinstance(found, Found):
             self._put(step, found, priority)
 
     def _put(self, step: Step, found: Found, priority: int) -> LogEntry:
-        """Put another priority of a message into its row, or beside that which it shares. Its entry."""
+        """Store the priority of a message in its row, or in an overlay, and return its entry."""
         offset, log = found.offset, self._log
         if not found.alone:
             size = overlays.put_priority(step, offset, priority).size or log.entry_of(found).size
@@ -115,8 +119,8 @@ class Ranking:
     # -- many at once ---------------------------------------------------------------------------------------------
 
     def rank_each(self, step: Step, offsets: Sequence[bytes], priority: int, *, dry_run: bool) -> Ranked:
-        """Do that with each of these messages of the log, in its order, as far as it is done for many at once: those
-        that share no row, and have nothing that is to be looked at. `dry_run`: only count."""
+        """Change the priority of these messages of the log, which must be in log order, as far as it can be done
+        together: for messages that share no row and need no checks. `dry_run`: only count."""
         view = step.view
         singles, left = self._singles(offsets, priority, view)
         late: set[bytes] = set()
@@ -150,7 +154,7 @@ class Ranking:
         return Ranked(len(pending), sorted(late), left)
 
     def _singles(self, offsets: Sequence[bytes], priority: int, view: View) -> tuple[list[_Single], list[bytes]]:
-        """Those of these messages for which that is so, and the others."""
+        """Return which of these messages can be changed together, and the others."""
         rank = self._shared.rank
         assert rank is not None
         start, stop = rows.log_key(offsets[0]), rows.after(rows.log_key(offsets[-1]))
@@ -162,11 +166,11 @@ class Ranking:
             fields_of.update(zip(plain, decoded, strict=True))
         others = [one for one in offsets if one not in fields_of and rows.is_batch_of_one(stored.get(one, b""))]
         if others:
-            # There may be others between these, whose batches say nothing of them.
-            beside = overlays.among(view, others[0], others[-1])
+            # Between these messages there may be others with overlays.
+            others_of = overlays.among(view, others[0], others[-1])
             for offset in others:
                 cells = Batch.parse(stored[offset][rows.LOG_HEADER.size :]).cells_at(0)
-                fields_of[offset] = overlays.laid_over(view, beside, offset, cells)
+                fields_of[offset] = overlays.laid_over(view, others_of, offset, cells)
         to_of: dict[bytes, bytes] = {}
         singles = []
         for offset in offsets:
@@ -181,7 +185,7 @@ class Ranking:
         return singles, [offset for offset in offsets if offset not in fields_of]
 
     def _held(self, group: Group, passed: Sequence[_Single], view: View) -> set[bytes]:
-        """Which of these messages, all of which a group has passed, wait their turns there."""
+        """Return which of these messages, all of which the group has passed, are in its ready queues."""
         assert group.ready is not None
         by_queue: dict[bytes, list[bytes]] = {}
         for one in passed:
@@ -192,7 +196,7 @@ class Ranking:
         return held
 
     def _put_each(self, step: Step, changed: Sequence[_Single], priority: int) -> dict[bytes, LogEntry]:
-        """Put another priority of messages into their rows. Their entries, by offset, in the order of the log."""
+        """Store the priority of messages in their rows. Return their entries by offset, in log order."""
         entries: dict[bytes, LogEntry] = {}
         put, grown = [], 0
         for offset, value, fields, _, _ in changed:
@@ -211,7 +215,7 @@ class Ranking:
         return entries
 
     def _requeue(self, step: Step, group: Group, found: Sequence[_Single], entries: dict[bytes, LogEntry]) -> None:
-        """Messages that wait their turns in a group are in other ready queues now."""
+        """Move messages of a group to other ready queues."""
         if not found:
             return
         assert group.ready is not None

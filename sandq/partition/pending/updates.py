@@ -1,8 +1,9 @@
-"""Give pending messages another value, and other headers, where they stand: their ids, their places in the log and in
-queues, their times, ttls, keys and attempts stay.
+"""Changes the value and headers of pending messages. Everything else stays the same: their ids, offsets, positions in
+queues, times, ttls, keys and attempts.
 
-A message with a log row of its own is written there anew, one of a batch beside it (`overlays.py`); and so is each row
-that a group keeps of it. Who reads the log without a group meets it once, as it is by then.
+A message with a log row of its own gets a new row, a message of a batch row gets an overlay (`overlays.py`). The rows
+of groups that keep the message are changed, too. A reader of the log without a group sees it once, with its fields at
+that time.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class Updates:
         self._log = log
 
     def update(self, step: Step, found: Found | Kept, change: Change) -> None:
-        """Change a message that no group holds, or has acked or killed: every lease from then on has it so."""
+        """Change a message that no group has leased, acked or made dead. All later leases of it have the change."""
         view = step.view
         if isinstance(found, Found):
-            self._tell_groups(step, found, self._write(step, found, change))
+            self._update_groups(step, found, self._write(step, found, change))
         for group in self._groups.by_id.values():
             key = rows.of_group(rows.KEPT, group.group_id, found.offset)
             kept = view.get(key)
@@ -40,7 +41,7 @@ class Updates:
         self._shared.totals.updated += 1
 
     def _write(self, step: Step, found: Found, change: Change) -> LogEntry:
-        """Write what a message is now into its row, or beside that which it shares. Its entry."""
+        """Write the changed message into its row, or into an overlay, and return its entry."""
         log = self._log
         if found.alone:
             return log.rewrite(step, found, change)
@@ -50,8 +51,8 @@ class Updates:
         self._shared.note_copied(size)
         return LogEntry(found.offset, 1, size, None, size)
 
-    def _tell_groups(self, step: Step, found: Found, entry: LogEntry) -> None:
-        """Have groups that have yet to take a message know how large it is."""
+    def _update_groups(self, step: Step, found: Found, entry: LogEntry) -> None:
+        """Update the size of the message for groups in which it is pending."""
         view = step.view
         offset, rank = found.offset, self._shared.rank
         queue = None if rank is None else queue_keys.of_message(rank, view, offset)
