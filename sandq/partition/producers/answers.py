@@ -1,8 +1,8 @@
-"""What a producer's batch was answered, kept small, and the same answer again.
+"""Replies to a producer's batches, in compact form, and how to restore them.
 
-An answer is not kept but made anew, from where and when the batch was placed and from the batch itself, which the
-producer sends with its repetition (the checksum tells whether it is the same). Only ids of other messages, those that
-had the batch's unique keys, do not follow from that: they are in a row of their own. PERSISTED: `Answer`'s layout.
+A reply is not stored, but computed again: from the position and time at which the batch was stored, and from the batch
+itself, which the producer sends again (its checksum shows whether it is the same). Only the ids of other messages,
+which have the batch's unique keys, cannot be computed. They are stored in a row. PERSISTED: the layout of `Answer`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from sandq.partition.log.appends import Stored, moment_of, placed_each
 
 ANSWER_IDS = FIXED.answer_ids
 WHOLE, EACH, EACH_BUT, UNKNOWN, TOLD, SKIPPED = range(6)
-"""The batch is one row; each message has a row; the same, but for ids in a row; the same, and these ids are too many
-to be kept. TOLD: each has a row, but for ids in a row, which has what was told of
-unique keys that were taken, too; without it there was nothing of both. SKIPPED: an operator skipped the batch, and
-nothing of it is stored."""
+"""How a batch was stored. WHOLE: one row. EACH: a row per message. EACH_BUT: a row per message, except for those whose
+ids are in the answer row. UNKNOWN: the same, but there are too many such ids to store. TOLD: the same as EACH_BUT, and
+the answer row also has the outcomes of taken unique keys; without an answer row there are neither. SKIPPED: an operator
+skipped the batch, and nothing of it is stored."""
 WITH_ROW = (EACH_BUT, TOLD)
-"""Those that may have one."""
+"""Values of `how` with which there may be an answer row."""
 _LAYOUT = struct.Struct(">BQIQQI")
 ANSWER_BYTES = _LAYOUT.size
 
 
 class Answer(NamedTuple):
-    """How a batch was stored, and where it was placed: index of the Raft entry, place in it, what its delays counted
-    from (the stamp), and the floor then."""
+    """How a batch was stored, and where: index of the Raft entry, position in it, the stamp from which its delays
+    count, and the floor at that time."""
 
     how: int
     entry: int
@@ -45,22 +45,22 @@ class Answer(NamedTuple):
     now_ms: int
     floor_ms: int
     crc: int
-    """The batch's own, and the chain of those before it."""
+    """Checksum of the batch, combined with the chain of those before it."""
 
     def pack(self) -> bytes:
         return _LAYOUT.pack(*self)
 
 
 def unpack(data: bytes) -> Iterator[Answer]:
-    """Answers, one behind the other."""
+    """Yield packed answers, one after the other."""
     return map(Answer._make, _LAYOUT.iter_unpack(data))
 
 
 def remember(
     step: Step, command: c.Append, stored: tuple[bytes, int] | Stored, partition: int, position: int
 ) -> Answer:
-    """Return what to keep of the answer to a batch that was just stored, and put ids that do not follow from it into
-    a row. `position` is that of the batch's first message."""
+    """Return the answer to store for a batch that was just stored, and put ids that cannot be computed into a row.
+    `position`: that of the batch's first message."""
     how = WHOLE
     if isinstance(stored, Stored):
         how = EACH
@@ -69,12 +69,12 @@ def remember(
             others = _others(
                 stored, placed_each(batch, step.index, position, partition, step.stamp_ms, step.floor_ms)[1]
             )
-            told = None if stored.outcomes is None else _with_told(others, stored.outcomes)
+            detailed = None if stored.outcomes is None else _with_outcomes(others, stored.outcomes)
             kept: Sequence[Any] = others
             if len(others) > ANSWER_IDS:
                 how = UNKNOWN
-            elif told is not None and len(told) <= ANSWER_IDS:
-                how, kept = TOLD, told
+            elif detailed is not None and len(detailed) <= ANSWER_IDS:
+                how, kept = TOLD, detailed
             elif others:
                 how = EACH_BUT
             if kept and how in WITH_ROW:
@@ -84,8 +84,8 @@ def remember(
 
 
 def recall(answer: Answer, command: c.Append, partition: int, view: View) -> tuple[bytes, int] | Stored:
-    """The answer that the same batch had. Raises Conflict when this is another batch, AlreadyStored when it is the
-    same one and its answer was not kept."""
+    """Return the reply that the same batch had. Raise Conflict if this is a different batch. Raise AlreadyStored if it
+    is the same one, and its reply was not kept."""
     producer_id, epoch, number = command.numbers
     if answer.crc != _crc(command):
         raise Conflict(
@@ -107,17 +107,17 @@ def recall(answer: Answer, command: c.Append, partition: int, view: View) -> tup
     outcomes: list[tuple[int, str, bytes | str]] = []
     row = view.get(rows.answer_key(producer_id, number)) if answer.how in WITH_ROW else None
     assert row is not None or answer.how != EACH_BUT
-    for position, message_id, state, *told in rows.unpack(row) if row is not None else ():
+    for position, message_id, state, *outcome in rows.unpack(row) if row is not None else ():
         column[position] = message_id if message_id is not None else column[position]
         if state is not None:
             refused.append((position, state))
-        if told:
-            outcomes.append((position, told[0], told[1]))
+        if outcome:
+            outcomes.append((position, outcome[0], outcome[1]))
     return Stored(b"".join(column), refused, outcomes if answer.how == TOLD else None)
 
 
 def already_stored(command: c.Append) -> AlreadyStored:
-    """The error about a batch whose answer is not kept."""
+    """Return the error for a batch whose reply is not kept."""
     producer_id, epoch, number = command.numbers
     return AlreadyStored(
         f"batch {number} of producer {producer_id} in epoch {epoch} was stored before, and not again now; "
@@ -126,7 +126,7 @@ def already_stored(command: c.Append) -> AlreadyStored:
 
 
 def _others(stored: Stored, own: list[bytes]) -> list[tuple[int, bytes, str | None]]:
-    """(position, id, state when refused) of the messages that gave way to another one."""
+    """Return (position, id, state if rejected) of the messages that were not stored because of another message."""
     states = dict(stored.refused)
     answered = [stored.offsets[at : at + 16] for at in range(0, len(stored.offsets), offsets.OFFSET_BYTES)]
     return [
@@ -136,11 +136,11 @@ def _others(stored: Stored, own: list[bytes]) -> list[tuple[int, bytes, str | No
     ]
 
 
-def _with_told(
+def _with_outcomes(
     others: Sequence[tuple[int, bytes, str | None]], outcomes: Sequence[tuple[int, str, bytes | str]]
 ) -> list[tuple[Any, ...]]:
-    """The same, and what was told of messages, behind the id and state of those that have one: (position, id or None,
-    state or None, outcome, its detail)."""
+    """Return `others` with the outcomes of messages added: (position, id or None, state or None, outcome, its
+    detail)."""
     found: dict[int, tuple[Any, ...]] = {other[0]: other for other in others}
     for at, outcome, detail in outcomes:
         found[at] = (*found.get(at, (at, None, None)), outcome, detail)
@@ -156,6 +156,6 @@ def _chained(batch_crc: int, sequence: int) -> int:
 
 
 def skipped(step: Step, command: c.Skipped) -> Answer:
-    """Return what to keep of the answer to a batch that was skipped."""
+    """Return the answer to store for a batch that was skipped."""
     crc = _chained(command.batch_crc, command.sequence)
     return Answer(SKIPPED, step.index, step.position, step.now_ms, step.floor_ms, crc)

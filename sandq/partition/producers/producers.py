@@ -1,36 +1,37 @@
-"""Idempotent producers: a batch that is sent again because its answer was lost is stored once.
+"""Idempotent producers: a batch that is sent again, because its reply was lost, is stored once.
 
-A producer names its batches by its id, an epoch, and numbers 1, 2, 3, ... within the epoch. A partition remembers of
-each producer the epoch, the number of its last batch, and the last five answers. What becomes of a batch:
+A producer identifies its batches by its id, an epoch, and the numbers 1, 2, 3, ... within the epoch. For each producer,
+a partition remembers the epoch, the number of the last batch, and the replies to the last five. Rules for a batch:
 
 * the next number: it is stored.
-* one of the last five: it is answered as the first time, nothing is stored. An older one: AlreadyStored.
-* a number further on: OutOfSequence. What is missing may still come, and must come before it.
-* an older epoch: ProducerFenced. The producer gave that epoch up; a copy of its batches that was held up somewhere
-  must not be stored behind what came since.
-* a newer epoch: it begins with number 1; any other is OutOfSequence, for the same reason as a gap.
+* one of the last five numbers: it gets the same reply as the first time, and nothing is stored. An older one:
+  AlreadyStored.
+* a later number: OutOfSequence. The missing batches may still arrive, and must be stored before it.
+* an older epoch: ProducerFenced. The producer gave that epoch up. A copy of a batch that was delayed somewhere must not
+  be stored after later batches.
+* a newer epoch: it begins with number 1. Any other number is OutOfSequence, for the same reason as a gap.
 
-A number is used up by what is stored, also when single messages of the batch were refused (unique keys that are taken:
-that is part of the answer). A batch that is refused as a whole stores nothing and leaves its number free.
+A number is used up when a batch is stored, even if some of its messages were rejected (because of taken unique keys:
+that is part of the reply). A batch that is rejected as a whole stores nothing and leaves its number free.
 
 A producer that is not known here may be new or forgotten (not seen for a week, or the least recently used of 10,000).
 
-* Its number is not 1: OutOfSequence. Taking it could double it, if it is sent again and was stored before the producer
-  was forgotten; and could lose the order, if those before it have yet to come. The producer knows which of its
-  batches have an answer: one that was never sent without an answer begins a new epoch, which is taken. Of one that was,
-  nobody knows the outcome, and the producer tells its caller so.
-* Its number is 1, and it was not sent before: it begins, and is stored.
-* Its number is 1, and it was sent before (`sequence.RESENT`): stored, unless the partition has dropped, to keep to
-  10,000, a producer that was used within `PRODUCER_RETRY_MS`, for so long a producer tries at most. That one could be
-  this one: OutOfSequence, as above.
+* Its number is not 1: OutOfSequence. Storing the batch might duplicate it, if it was stored before the producer was
+  forgotten and is sent again. Storing it might also break the order, if earlier batches have yet to arrive. The
+  producer knows which of its batches have a reply. A batch that was never sent before begins a new epoch, which is
+  accepted. If it was sent before without a reply, its outcome is unknown, and the producer reports that to its caller.
+* Its number is 1, and it was not sent before: it begins an epoch and is stored.
+* Its number is 1, and it was sent before (`sequence.RESENT`): it is stored, unless the partition has dropped a
+  producer, because of the limit of 10,000, that was used within `PRODUCER_RETRY_MS` (the longest time for which a
+  producer retries). The dropped producer could be this one, so the batch is OutOfSequence, as above.
 
-A partition that sends to this one (`model.outbox`) is a producer, too, and gives each batch an epoch of its own, with
-number 1. It sends one at a time, again and again until that is answered, so it is never forgotten, neither for its age
-nor for its number: there are at most as many as there are other partitions.
+A partition that sends to this one (`model.outbox`) is a producer, too. It gives each batch a new epoch, with number 1.
+It sends one batch at a time, and repeats it until there is a reply. So it is never forgotten, neither by age nor by the
+limit: there are at most as many as there are other partitions.
 
-So nothing is doubled but by a copy that lies about in a connection that its client gave up, as the first batch of an
-epoch, until 10,000 other producers have written here. Times are stamps of entries: what is forgotten when is the same
-on all replicas. A batch that is refused or repeated changes nothing.
+So a batch can be stored twice in only one case: a copy of the first batch of an epoch stays in a connection that the
+client gave up, until 10,000 other producers have written here. Times are stamps of entries, so all replicas forget the
+same producers. A batch that is rejected or repeated changes nothing.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ ANSWERS = FIXED.producer_answers
 PRODUCER_TTL_MS = FIXED.producer_ttl_ms
 PRODUCER_RETRY_MS = FIXED.producer_retry_ms
 FORGET_PRODUCERS = 1000
-"""In one step."""
+"""Maximum number of producers to forget in one step."""
 
 
 class Producer:
-    """What is remembered of a producer; in this order in its row."""
+    """The state of a producer, stored in its row with the fields in this order."""
 
     __slots__ = ("answers", "epoch", "is_partition", "number", "used_ms")
 
@@ -66,12 +67,12 @@ class Producer:
     ) -> None:
         self.epoch = epoch
         self.number = number
-        """Of its last batch."""
+        """Number of its last batch."""
         self.used_ms = used_ms
         self.answers = answers
-        """To its last batches, packed: as objects they would take five times the memory."""
+        """Replies to its last batches, packed: as objects they would take five times the memory."""
         self.is_partition = is_partition
-        """It is another partition, and is not forgotten."""
+        """Whether it is another partition, which is never forgotten."""
 
     def row(self) -> tuple[Any, ...]:
         row = self.epoch, self.number, self.used_ms, self.answers
@@ -79,7 +80,7 @@ class Producer:
 
     @property
     def kept(self) -> int:
-        """How many answers are kept."""
+        """Number of replies that are kept."""
         return len(self.answers) // ANSWER_BYTES
 
 
@@ -87,11 +88,11 @@ class Producers:
     def __init__(self, partition: int) -> None:
         self._partition = partition
         self._known: dict[int, Producer] = {}
-        """By id, the least recently used first."""
+        """Producers by id, the least recently used first."""
         self._partitions: dict[int, Producer] = {}
         """Other partitions, by id."""
         self._dropped_ms = 0
-        """When the last used one was used of those that were dropped for their number."""
+        """Latest time of last use among the producers that were dropped because of the limit, in ms."""
         self._changed: set[int] = set()
 
     def __len__(self) -> int:
@@ -99,14 +100,14 @@ class Producers:
 
     @property
     def next_ms(self) -> int | None:
-        """When the next producer is to be forgotten."""
+        """Time at which the next producer is forgotten, in ms. None if there is none."""
         first = next(iter(self._known.values()), None)
         return None if first is None else first.used_ms + PRODUCER_TTL_MS
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
     def write(self, view: View) -> None:
-        """Put rows of what changed. Called once for each set of changes that is written."""
+        """Put the rows of producers that have changed. Called once for each set of changes that is written."""
         for producer_id in self._changed:
             producer = self._find(producer_id)
             if producer is not None:
@@ -125,14 +126,15 @@ class Producers:
                 continue
             *_, last = unpack(producer.answers)
             found.append(((last.entry, last.place), producer_id, producer))
-        # Batches are placed one behind the other: that is the order in which producers were used.
+        # Batches get increasing positions, so these give the order in which producers were used.
         found.sort(key=lambda row: row[:2])
         self._known = {producer_id: producer for _, producer_id, producer in found}
 
     # -- batches --------------------------------------------------------------------------------------------------
 
     def answered(self, command: c.Append, now_ms: int, view: View) -> tuple[bytes, int] | Stored | None:
-        """The answer that a batch had before; None: it is to be stored. Raises what refuses it."""
+        """Return the reply that a batch had before, or None if it must be stored. Raise the error with which it is
+        rejected."""
         producer_id, epoch, number = command.numbers
         if not (epoch and number):
             raise InvalidRequest(f"producer {producer_id}: epochs and numbers of batches begin with 1")
@@ -157,7 +159,7 @@ class Producers:
         return recall(answer, command, self._partition, view)
 
     def is_repeated(self, command: c.Append) -> bool:
-        """Whether a batch may have been stored before."""
+        """Return whether a batch may have been stored before."""
         _, epoch, number = command.numbers
         producer = self._find(command.producer_id)
         return producer is not None and epoch == producer.epoch and number <= producer.number
@@ -177,13 +179,13 @@ class Producers:
             )
 
     def stored(self, step: Step, command: c.Append, stored: tuple[bytes, int] | Stored, position: int) -> None:
-        """Remember the answer to a batch that was just stored. `position` is that of the batch's first message."""
+        """Remember the reply to a batch that was just stored. `position`: that of the batch's first message."""
         producer = self._next(step, command.numbers)
         answer = remember(step, command, stored, self._partition, position)
         self._keep(step, command.numbers, producer, answer)
 
     def skipped(self, step: Step, command: c.Skipped, answer: Answer) -> None:
-        """Use up the number of a batch that was skipped, if it was the next one: those behind it may be stored."""
+        """Use up the number of a skipped batch, if it was the next one, so that later batches can be stored."""
         _, epoch, number = numbers = command.producer_id, command.epoch, number_of(command.sequence)
         producer = self._find(command.producer_id)
         last = producer.number if producer is not None and producer.epoch == epoch else 0
@@ -191,13 +193,13 @@ class Producers:
             self._keep(step, numbers, self._next(step, numbers), answer)
 
     def _next(self, step: Step, numbers: tuple[int, int, int]) -> Producer:
-        """Return what is remembered of a producer, with room for the answer to its next batch."""
+        """Return the state of a producer, with a free slot for the reply to its next batch."""
         producer_id, epoch, _ = numbers
         producer = self._known.pop(producer_id, None) or self._partitions.get(producer_id)
         if producer is None:
             producer = Producer(epoch, is_partition=is_reserved(producer_id))
             if not producer.is_partition:
-                self._make_room(step)
+                self._drop_oldest(step)
         elif epoch > producer.epoch:
             _drop_rows(step, producer_id, producer, producer.kept)
             producer = Producer(epoch, is_partition=producer.is_partition)
@@ -216,7 +218,7 @@ class Producers:
     # -- forgetting -----------------------------------------------------------------------------------------------
 
     def forget(self, step: Step) -> None:
-        """Forget those that were not used for long, a bounded number."""
+        """Forget producers that were not used for long, a bounded number."""
         now_ms = step.now_ms
         for _ in range(FORGET_PRODUCERS):
             if self.next_ms is None or self.next_ms > now_ms:
@@ -224,7 +226,8 @@ class Producers:
             self._forget_first(step)
 
     def set_back(self, step: Step) -> None:
-        """The partition's time goes back to this instant: nobody was used after it."""
+        """Adjust to a clock reset, which moves the partition's time back to that of `step`: no time of use may be
+        later."""
         now_ms = step.now_ms
         for producer_id, producer in [*self._known.items(), *self._partitions.items()]:
             if producer.used_ms > now_ms:
@@ -234,14 +237,14 @@ class Producers:
             self._dropped_ms = now_ms
             step.view.put(rows.PRODUCER, rows.pack(now_ms))
 
-    def _make_room(self, step: Step) -> None:
+    def _drop_oldest(self, step: Step) -> None:
         view = step.view
         while len(self._known) >= PRODUCERS:
             self._dropped_ms = max(self._dropped_ms, self._forget_first(step))
             view.put(rows.PRODUCER, rows.pack(self._dropped_ms))
 
     def _forget_first(self, step: Step) -> int:
-        """Forget the least recently used one. When it was used."""
+        """Forget the least recently used producer, and return the time of its last use in ms."""
         producer_id = next(iter(self._known))
         producer = self._known.pop(producer_id)
         _drop_rows(step, producer_id, producer, producer.kept)
@@ -250,7 +253,7 @@ class Producers:
 
 
 def _drop_rows(step: Step, producer_id: int, producer: Producer, count: int) -> None:
-    """Delete the rows of a producer's first `count` answers."""
+    """Delete the rows of a producer's first `count` replies."""
     view = step.view
     first = producer.number - producer.kept + 1
     for at, answer in enumerate(unpack(producer.answers[: count * ANSWER_BYTES])):

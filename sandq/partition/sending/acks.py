@@ -1,8 +1,8 @@
-"""Acks that send messages: in one entry, and so all of it or nothing. What stays in the partition is stored at once,
-the rest goes through the outbox.
+"""Acks that send messages. Both happen in one entry, so either all of it is done or nothing. Messages to the same
+partition are stored at once, others go through the outbox.
 
-An ack that is repeated, because its answer was lost, finds its message acked, and sends nothing again. One whose
-message was acked by another, which sent nothing, is refused: else it would be said to be done.
+If such an ack is repeated, because its reply was lost, it finds its message acked and sends nothing again. If the
+message was acked by an ack that sent nothing, the ack is rejected: otherwise it would wrongly be reported as done.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ class SendingAcks:
         self._outbox = outbox
 
     def apply(self, step: Step, command: c.AckThen) -> list[Lost]:
-        """Ack and send, unless some of what is to be acked was lost. What was lost, as of an `Ack` of one item. Raises
-        Overloaded when the outbox is full, Conflict when all of it was acked by acks that sent nothing."""
+        """Ack and send, unless the lease of some of the acked messages was lost. Return the lost messages, as for an
+        `Ack` of one item. Raise Overloaded if the outbox is full, and Conflict if all messages were acked by acks that
+        sent nothing."""
         lost, is_fresh = self._settlement.outcome(command.token, command.what)
         if lost is not None or not is_fresh:
             if lost is None and command.messages:
                 self._check_repeated(command)
             return [lost]
         messages = [c.SentMessage(*message) for message in command.messages]
-        self._check_room([message for message in messages if message.topic is not None])
+        self._check_outbox([message for message in messages if message.topic is not None])
         group_id = self._settlement.group_of(command.token)
         for topic, partition, at_ms, is_delay, fields in messages:
             if is_delay and at_ms is not None:
@@ -54,14 +55,15 @@ class SendingAcks:
         return self._settlement.ack_sending(step, command.token, command.what)
 
     def _check_repeated(self, command: c.AckThen) -> None:
-        """All of it is acked: raises Conflict unless that was by acks that sent messages, which this one repeats."""
+        """Raise Conflict unless the messages, all of which are acked, were acked by an ack that sent messages, and
+        which this one repeats."""
         if not self._settlement.has_sent(command.token, command.what):
             raise Conflict(
                 "it was acked before, by an ack that sent nothing, and nothing is sent now: ack it once, with what is "
                 "to be sent"
             )
 
-    def _check_room(self, messages: Sequence[c.SentMessage]) -> None:
+    def _check_outbox(self, messages: Sequence[c.SentMessage]) -> None:
         size = sum([Letter(MESSAGE, 0, b"", 0, message.fields).size for message in messages])
         messages_most, bytes_most = FIXED.outbox_messages, FIXED.outbox_bytes
         outbox = self._outbox
