@@ -1,4 +1,4 @@
-"""Groups as a whole: they begin, are put elsewhere, get settings of their own, and go."""
+"""Administration of groups: they are created, moved, configured, paused and deleted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class GroupAdmin:
         self._jobs = jobs
 
     def open_group(self, step: Step, command: c.OpenGroup) -> int:
-        """Make a group unless it exists, and return its id. Raises InvalidRequest (limit, a foreign offset)."""
+        """Create a group unless it exists, and return its id. Raise InvalidRequest if there are too many groups, or if
+        the start is an offset of another partition."""
         group = self._groups.find(command.group)
         if group is None:
             if len(self._groups.by_id) >= FIXED.groups_per_topic:
@@ -49,7 +50,7 @@ class GroupAdmin:
         return group.group_id
 
     def seek(self, step: Step, command: c.Seek) -> bytes:
-        """Revoke what the group has leased and what waits, and go on elsewhere. The new cursor."""
+        """Move the cursor of a group, and return the new cursor. Revoke its leases and delete its waiting messages."""
         view = step.view
         group = self._groups.named(command.group)
         if group.seeking:
@@ -80,7 +81,7 @@ class GroupAdmin:
         if group.is_expired:
             group.use(step)
         if gone:
-            # Their log rows were trimmed or swept: the group has the only ones.
+            # The log rows of these messages were trimmed or swept, so the group has the only copies.
             again = Waiting(step.now_ms, 0, 0, None, PackedRanges(sorted(gone)), step.now_ms, kept=True)
             self._waiting.add(step, group, again)
             swept = [one for one in sorted(gone) if one.base > cursor]
@@ -97,8 +98,8 @@ class GroupAdmin:
         return cursor
 
     def drop(self, step: Step, name: str, *, unless_unfinished: bool = False) -> None:
-        """Delete a group with its leases, retries and dead letters. Raises Conflict if `unless_unfinished` is given
-        and the group has yet to finish messages that it received."""
+        """Delete a group with its leases, waiting and dead messages. Raise Conflict if `unless_unfinished` is given and
+        the group has received messages that it has not finished."""
         group = self._groups.named(name)
         if unless_unfinished and group.unfinished:
             raise unfinished_conflict(name, group.unfinished)
@@ -108,21 +109,21 @@ class GroupAdmin:
         self._jobs.start_own(step, "drop", {"group_id": group.group_id})
 
     def configure(self, step: Step, command: c.ConfigureGroup) -> None:
-        """Replace the group's settings. Raises UnknownGroup."""
+        """Replace the group's settings. Raise UnknownGroup if there is no such group."""
         group = self._groups.named(command.group)
         group.settings = command.settings
         self._groups.limit_keys(group)
         self._groups.store(step, group)
 
     def pause(self, step: Step, command: c.PauseGroup) -> None:
-        """Stop deliveries to the group, or resume them. Both count as a use of the group. Raises UnknownGroup."""
+        """Pause or resume a group. Both count as a use of the group. Raise UnknownGroup if there is no such group."""
         group = self._groups.named(command.group)
         group.paused = command.paused
         group.use(step)
         self._groups.store(step, group)
 
     def touch(self, step: Step, command: c.Touch) -> None:
-        """Note that groups are in use."""
+        """Note that groups are in use. Ignore names of groups that do not exist."""
         for name in command.groups:
             group = self._groups.find(name)
             if group is not None:
@@ -130,7 +131,7 @@ class GroupAdmin:
                 self._groups.store(step, group)
 
     def idle_ms(self) -> int | None:
-        """When the first group goes because it has no consumers."""
+        """Return when the first group is deleted because it is unused, in ms. None if none is."""
         ttl_ms = self._shared.settings["group_ttl_ms"]
         if ttl_ms is None:
             return None
@@ -138,9 +139,11 @@ class GroupAdmin:
         return None if first is None else first.touched_ms + ttl_ms
 
     def drop_idle(self, step: Step) -> bool:
-        """Drop one group that nobody used for `group_ttl`; one that is paused is kept for as long again, and so is one
-        with dead letters while some of the partition have yet to be sent. A group with unfinished messages expires
-        instead, `group_ttl` after the last of these was due. Whether there was one."""
+        """Delete one group that was unused for `group_ttl`. Return whether there was one.
+
+        A paused group is kept for another `group_ttl`. So is a group with dead messages while the outbox is not empty.
+        A group with unfinished messages is not deleted: it expires `group_ttl` after the last of these was due.
+        """
         now_ms = step.now_ms
         idle_ms = self.idle_ms()
         if idle_ms is None or idle_ms > now_ms:
@@ -156,14 +159,15 @@ class GroupAdmin:
             if due_ms + ttl_ms > now_ms:
                 group.touched_ms = due_ms
             else:
-                group.touched_ms, group.is_expired = now_ms, True  # from then on the log may be trimmed
+                group.touched_ms, group.is_expired = now_ms, True  # from now on the log may be trimmed
             self._groups.store(step, group)
             return True
         self.drop(step, group.name)
         return True
 
     def _cursor(self, to: c.Position, latest: bytes, *, clamped: bool = True) -> bytes:
-        """The cursor of a group that goes on at a place: never above `latest`; nor, clamped, below what is trimmed."""
+        """Return the cursor of a group that continues at a position. It is never above `latest`. If `clamped`, it is
+        not below the trimmed part of the log."""
         cursor: bytes = latest
         if isinstance(to, bytes):
             parts = offsets.unpack(to)
@@ -183,7 +187,8 @@ class GroupAdmin:
     def _take_kept(
         self, step: Step, group: Group, ranges: list[Range], kept: bool, above: bytes, cursor: bytes
     ) -> list[Range]:
-        """Return what is only in rows of the group's own and comes again after a seek, and delete its other rows."""
+        """Return messages that are only in rows of the group, and are delivered again after a seek. Delete its other
+        rows."""
         view = step.view
         if not kept:
             return []

@@ -1,8 +1,8 @@
-"""What the event loop is told of the groups of a partition, after each run of the apply thread.
+"""The state of a partition's groups as the event loop sees it, after each run of the apply thread.
 
-A group is looked at anew only after it has changed, or when time alone changes something: what there is to say of all
-others is shared with what was said before. How much of the log is ready changes with every message that comes to be
-due, for all groups at once: that is reckoned when somebody asks for it.
+A group is processed again only after it has changed, or when time alone changes it. All other groups share their status
+with the previous copy. The number of ready messages in the log changes for all groups with every message that becomes
+due, so it is computed only when it is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sandq.partition.log.counts import Counts
 from sandq.partition.shared_state import LogState
 
 _versions = count(1)
-"""Of all partitions of the process, so that none is taken for another's."""
+"""Shared by all partitions of the process, so that a version never equals that of another partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,70 +30,72 @@ class GroupStatus:
     group_id: int
     name: str
     next_ms: int | None
-    """When something is next to be leased; None: nothing is there, or the group is paused, or its limits let it have
-    nothing more in flight."""
+    """Time of the next message to lease, in ms. None if there is none, or if the group is paused or may have no more
+    messages in flight."""
     paused: str | None
-    """Why nothing new is leased."""
+    """Reason why no new messages are leased. None if they are."""
     is_paused: bool
-    """Because somebody wants it so, whatever else there is."""
+    """Whether an operator has paused it, whatever other reasons there are."""
     generation: int
     ready: int
-    """Messages that a consumer may have now, by the second: of the log, and of those given back."""
+    """Messages that a consumer may lease now, in the log and among those given back. Exact to the second."""
     leased: int
     waiting: int
-    """Messages given back whose next attempt has not come."""
+    """Messages that were given back, and whose next attempt is not due yet."""
     dead: int
     oldest_ms: int | None
-    """When the oldest message was due that is not acked; None: all are. By the second: it may be some ms ahead."""
+    """Delivery time of the oldest due message that is not acked, in ms. None if all are acked. Exact to the second: it
+    may be some ms in the future."""
     is_promoting: bool = False
-    """There may be more in the log that is due than the last lease came to: the next one goes on with it."""
+    """Whether the log may have more due messages than the last lease promoted. The next lease continues."""
     limit: Limited | None = None
-    """Of a group that has limits."""
+    """State of its limits. None if it has none."""
     unfinished: int = 0
     """Messages that are leased, waiting or blocked by their keys."""
     is_expired: bool = False
-    """`group_ttl` has passed, and the group keeps its unfinished messages alone."""
+    """Whether `group_ttl` has passed. The group then keeps only its unfinished messages."""
 
     @property
     def not_before_ms(self) -> int:
-        """When the next message may be leased by its rate, at the earliest."""
+        """Earliest time at which its rate allows the next message, in ms."""
         return 0 if self.limit is None else self.limit.free_ms or 0
 
     @property
     def due_ms(self) -> int | None:
-        """When something may next be leased."""
+        """Time at which the next message may be leased, in ms. None if there is none."""
         return None if self.next_ms is None else max(self.next_ms, self.not_before_ms)
 
 
 class Limited(NamedTuple):
-    """How the limits of a group stand here."""
+    """The state of a group's limits in this partition."""
 
     next_ms: int | None
-    """When something were next to be leased without them."""
+    """Time at which the next message could be leased without limits, in ms."""
     has_room: bool
-    """Another message may be in flight."""
+    """Whether one more message may be in flight."""
     free_ms: int | None
-    """When the rate lets the next message go, if not now; None: not before the home partition allows it."""
+    """Time at which the rate allows the next message, in ms; 0 if it does now. None if the home partition must allow
+    units first."""
 
     def holds_up(self, now_ms: int) -> tuple[bool, bool]:
-        """Whether something that is due waits for messages in flight to be settled, and for the rate."""
+        """Return whether a due message is held up by messages in flight, and whether by the rate."""
         is_due = self.next_ms is not None and self.next_ms <= now_ms
         return is_due and not self.has_room, is_due and (self.free_ms is None or self.free_ms > now_ms)
 
 
-class _Standing(NamedTuple):
-    """A group as it was when it was looked at."""
+class _Snapshot(NamedTuple):
+    """The state of a group when it was last processed."""
 
     status: GroupStatus
-    """Without what is ready in the log."""
+    """Status without the ready messages in the log."""
     passed: int
-    """Of the messages that are due, as `Counts.due` counts them: the rest is ready, ..."""
+    """Number of due messages that the group has passed, on the scale of `Counts.due`. The others are ready."""
     from_s: int | None
-    """... from this second on; None: never, ..."""
+    """Second from which on messages in the log are ready. None: never."""
     least: int
-    """... and is so many at least."""
+    """Minimum number of ready messages in the log from `from_s` on."""
     head_ms: int | None
-    """When the first of them was due."""
+    """Delivery time of the first message in the log, in ms."""
 
     def at(self, due: int, now_s: int) -> GroupStatus:
         if self.from_s is None or self.from_s > now_s:
@@ -121,13 +123,13 @@ class _Standing(NamedTuple):
 
 
 class GroupStatuses(Sequence[GroupStatus]):
-    """The groups of a partition at one moment, in the order in which they were made."""
+    """The groups of a partition at one time, in the order of their creation."""
 
     __slots__ = ("_by_name", "_due", "_now_s", "changed", "since", "version")
 
     def __init__(
         self,
-        by_name: Mapping[str, _Standing] | None = None,
+        by_name: Mapping[str, _Snapshot] | None = None,
         due: int = 0,
         now_s: int = 0,
         version: int = 0,
@@ -138,32 +140,32 @@ class GroupStatuses(Sequence[GroupStatus]):
         self._due = due
         self._now_s = now_s
         self.version = version
-        """Another one with each change of any group; never that of another partition."""
+        """Changes with every change of a group. Never equals a version of another partition."""
         self.since = since
-        """The version before it: ..."""
+        """The previous version."""
         self.changed = changed
-        """... these groups may have changed between the two, or are gone."""
+        """Names of groups that may have changed since the version `since`, or were deleted."""
 
     def get(self, name: str) -> GroupStatus | None:
-        """The group of this name, if there is one."""
-        standing = self._by_name.get(name)
-        return None if standing is None else standing.at(self._due, self._now_s)
+        """Return the group with this name. None if there is none."""
+        snapshot = self._by_name.get(name)
+        return None if snapshot is None else snapshot.at(self._due, self._now_s)
 
     @property
     def names(self) -> list[str]:
-        """Of all groups; what is known of each is not put together for that."""
+        """Names of all groups. Does not compute their statuses."""
         return list(self._by_name)
 
     def is_any_due(self, now_ms: int) -> bool:
-        """Whether some group has something to be leased by then."""
-        times = (standing.status.next_ms for standing in self._by_name.values())
+        """Return whether any group has a message to lease at `now_ms`."""
+        times = (snapshot.status.next_ms for snapshot in self._by_name.values())
         return any(at is not None and at <= now_ms for at in times)
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def __iter__(self) -> Iterator[GroupStatus]:
-        return (standing.at(self._due, self._now_s) for standing in self._by_name.values())
+        return (snapshot.at(self._due, self._now_s) for snapshot in self._by_name.values())
 
     def __getitem__(self, at: Any) -> Any:
         return tuple(self)[at]
@@ -174,65 +176,65 @@ class GroupStatuses(Sequence[GroupStatus]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GroupStatuses) and tuple(self) == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]  # they are compared by what is in them
+    __hash__ = None  # type: ignore[assignment]  # compared by contents
 
     def __repr__(self) -> str:
         return f"GroupStatuses({list(islice(self, 10))})"
 
 
 class StatusTable:
-    """Keeps what is to be said of each group; of this process alone, nothing is decided by it."""
+    """Keeps the status of each group. Belongs to this process: no decision depends on it."""
 
     def __init__(self, groups: GroupTable, counts: Counts, log_state: LogState) -> None:
         self._groups = groups
         self._counts = counts
         self._log_state = log_state
         self._changed = groups.changes()
-        self._standings: dict[str, _Standing] = {}
+        self._snapshots: dict[str, _Snapshot] = {}
         self._names: dict[int, str] = {}
         self._ripening: LeastOf[int] = LeastOf()
-        """When time alone changes something for a group."""
-        self._told = GroupStatuses()
+        """Times at which time alone changes the status of groups."""
+        self._last = GroupStatuses()
         self.dead = 0
         """Dead messages of all groups."""
 
     def look(self, now_ms: int, view: View) -> GroupStatuses:
-        """The groups as they are."""
+        """Return the current status of all groups."""
         counts = self._counts
         self._changed.update(self._ripening.up_to(now_ms))
-        told = self._told
-        version, since, changed = told.version, told.since, told.changed
+        last = self._last
+        version, since, changed = last.version, last.since, last.changed
         if self._changed:
-            names = [self._look_at(group_id, now_ms, view) for group_id in sorted(self._changed)]
+            names = [self._process(group_id, now_ms, view) for group_id in sorted(self._changed)]
             self._changed.clear()
             version, since = next(_versions), version
             changed = tuple(dict.fromkeys([name for name in names if name is not None]))
-            by_name: Mapping[str, _Standing] = self._standings.copy()
+            by_name: Mapping[str, _Snapshot] = self._snapshots.copy()
         else:
-            by_name = told._by_name
-        self._told = GroupStatuses(by_name, counts.due, counts.now_s, version, since, changed)
-        return self._told
+            by_name = last._by_name
+        self._last = GroupStatuses(by_name, counts.due, counts.now_s, version, since, changed)
+        return self._last
 
-    def _look_at(self, group_id: int, now_ms: int, view: View) -> str | None:
-        """The name of the group; None: it came and went."""
+    def _process(self, group_id: int, now_ms: int, view: View) -> str | None:
+        """Update the status of a group, and return its name. None if it was created and deleted in between."""
         group, name = self._groups.by_id.get(group_id), self._names.get(group_id)
-        if name is not None and (before := self._standings.get(name)) and before.status.group_id == group_id:
+        if name is not None and (before := self._snapshots.get(name)) and before.status.group_id == group_id:
             self.dead -= before.status.dead
             if group is None:
-                del self._standings[name]
+                del self._snapshots[name]
         if group is None:
             self._ripening.put(group_id, None)
             return self._names.pop(group_id, None)
-        standing = self._standing(group, now_ms, view)
+        snapshot = self._snapshot(group, now_ms, view)
         self._names[group_id] = group.name
-        self._standings[group.name] = standing
-        self.dead += standing.status.dead
+        self._snapshots[group.name] = snapshot
+        self.dead += snapshot.status.dead
         head = None if group.halts else group.reader.head(view)
         group.is_noted, group.head_until = False, offsets.LAST if head is None else rows.last_of(head)
         self._ripening.put(group_id, self._ripens_ms(group, now_ms))
         return group.name
 
-    def _standing(self, group: Group, now_ms: int, view: View) -> _Standing:
+    def _snapshot(self, group: Group, now_ms: int, view: View) -> _Snapshot:
         next_ms, limit = _next_ms(group, view), None
         if group.allowance is not None:
             limit = Limited(next_ms, group.has_room, group.allowance.free_ms(now_ms * 1000))
@@ -253,7 +255,8 @@ class StatusTable:
             if lowest_ready is not None:
                 oldest = lowest_ready if oldest is None else min(oldest, lowest_ready)
             is_promoting = group.ready.is_promoting and not group.halts and not group.paused
-            # What its limits hold up is ranked once they do not: nobody asks again and again until then.
+            # Messages that limits hold up are promoted once they no longer do. Otherwise lease commands would repeat in
+            # vain until then.
             is_promoting = is_promoting and (limit is None or (next_ms is not None and not limit.free_ms))
         status = GroupStatus(
             group_id=group.group_id,
@@ -272,13 +275,13 @@ class StatusTable:
             unfinished=group.unfinished,
             is_expired=group.is_expired,
         )
-        return _Standing(status, passed, from_s, least, head_ms)
+        return _Snapshot(status, passed, from_s, least, head_ms)
 
     def _in_log(self, group: Group, view: View) -> tuple[int, int | None, int, int | None]:
-        """What a `_Standing` says of the messages above a group's cursor.
+        """Return the fields of a `_Snapshot` for the messages above a group's cursor.
 
-        Where a group stands within a second is not known after a seek or a start: until it comes to the next second,
-        or to the end of what is due, those of the second that it passed before are among them.
+        After a seek or a start, the position of a group within its second is not known. Until it reaches the next
+        second, or the end of the due messages, those messages of the second that it had passed count as ready.
         """
         reader, counts = group.reader, self._counts
         at_s = offsets.deliver_ms(group.cursor) // 1000
@@ -291,14 +294,14 @@ class StatusTable:
         head = reader.head(view)
         head_ms = None if head is None else offsets.deliver_ms(head.first)
         if head_ms is None or head_ms // 1000 > counts.now_s:
-            # Not below it: what was leased ahead of its second is passed, and not due yet.
+            # Not less than `due`: messages that were leased ahead of their second are passed, but not due yet.
             reader.passed = max(reader.passed, counts.due)
         if head is None or head_ms is None:
             return reader.passed, None, 0, None
         return reader.passed, head_ms // 1000, head.length, head_ms
 
     def _ripens_ms(self, group: Group, now_ms: int) -> int | None:
-        """When there is something else to say of a group though nothing has happened to it."""
+        """Return when time alone changes the status of a group, in ms. None if it does not."""
         ripens_ms, cursor_ms = group.metrics.ripens_ms, offsets.deliver_ms(group.cursor) // 1000 * 1000
         if cursor_ms <= now_ms:
             return ripens_ms

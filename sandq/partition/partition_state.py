@@ -1,4 +1,4 @@
-"""What a partition holds: its parts, the row that keeps what they have in no row of their own, and its status."""
+"""The state of a partition: its parts, the row for state that has no row of its own, and its status."""
 
 from __future__ import annotations
 
@@ -45,27 +45,29 @@ _STATE_VERSION = 1
 
 
 class PartitionState:
-    """All that a partition holds, in memory and in rows. `TimerPartition` applies entries to it."""
+    """The state of a partition, in memory and in rows. `TimerPartition` applies entries to it."""
 
     def __init__(self, partition: int, settings: dict[str, Any], look_aheads: LookAheads | None = None) -> None:
-        """`look_aheads`: all of the node, when others share them."""
+        """`look_aheads`: those of the node, if other partitions share them."""
         self.partition = partition
         self.applied_index = 0
         self.now_ms = 0
         self.floor_ms = 0
         self.clock_epoch = 0
         self.digests_asked: list[int] = []
-        """Numbers of the digests that entries applied here ask for, until they are taken; of this process alone."""
+        """Numbers of the digests that applied entries asked for, until the caller takes them. Belongs to this
+        process."""
         self.index_base = 0
-        """What is added to the index of an entry where it counts for offsets and tokens: those that stand in rows of a
-        backup are below all that are given after it."""
+        """Number that is added to the index of an entry for use in offsets and tokens. It makes those in the rows of a
+        backup lower than all that are given after the restore."""
         self.restore: RestoreState | None = None
-        """None: nothing is restored here, or it is over."""
+        """Progress of a restore. None if no restore is in progress."""
         self.successor: Self | None = None
-        """What the rows of a backup have become: it takes the place of this one after the entry."""
+        """State loaded from the rows of a backup, which replaces this one after the current entry."""
         self.skips = Skips()
         self.results: list[Any] = []
-        """Results of the commands of the entry that is being applied: their number tells where an error came from."""
+        """Results of the commands of the entry that is being applied. Their number shows which command raised
+        an error."""
         self.look_aheads = look_aheads
         self.shared = shared = SharedState(settings)
         self.expiring_rows = expiring_rows = ExpiringRows()
@@ -118,8 +120,8 @@ class PartitionState:
     # -- rows ---------------------------------------------------------------------------------------------------
 
     def write_state(self, view: View) -> None:
-        """Put the state row. The host calls it once for each set of changes it writes."""
-        if not self.is_filling:  # else the rows of a backup stand there
+        """Put the state row. The caller calls this once for each set of changes that it writes."""
+        if not self.is_filling:  # otherwise the rows are those of a backup
             self.log.counts.write(view)
             self.producers.write(view)
         state = (
@@ -146,7 +148,7 @@ class PartitionState:
 
     @classmethod
     def load(cls, partition: int, settings: dict[str, Any], view: View, look_aheads: LookAheads | None = None) -> Self:
-        """From rows; `settings` are those of a partition that has none stored yet."""
+        """Load a partition from its rows. `settings` apply to a partition that has no stored settings yet."""
         self = cls(partition, settings, look_aheads)
         row = view.get(rows.STATE_KEY)
         if row is not None:
@@ -158,7 +160,7 @@ class PartitionState:
             self.skips.load(skips)
             if self.is_filling:
                 self.shared.configure(stored)
-                return self  # of the rest rows are there that are not its own yet
+                return self  # the other rows are those of a backup, which is not the state yet
             self.schedules.load(schedules)
             self.outbox.load(outbox, view)
             self.log.state.load(log)
@@ -220,7 +222,7 @@ class PartitionState:
         )
 
     def _closed_status(self) -> Status:
-        """Of a partition that takes nothing: there is nothing to be done in it, whatever it has."""
+        """Return the status of a closed partition, in which no work is due."""
         log, shared = self.log, self.shared
         return Status(
             applied_index=self.applied_index,
@@ -249,23 +251,23 @@ class PartitionState:
         return 0, 0, None, False
 
     def reset_progress(self) -> tuple[int, int] | None:
-        """While the clock is being set back: so many messages were looked at, of about so many."""
+        """Return (number of messages processed, approximate number of all) during a clock reset. None otherwise."""
         state = self.resets.state
         return None if state is None else (state.done, max(state.total, state.done))
 
     @property
     def is_filling(self) -> bool:
-        """Rows of a backup stand beside what it has itself."""
+        """Whether the store contains rows of a backup that are not the state yet."""
         return self.restore is not None and not self.restore.is_whole
 
     @property
     def is_closed(self) -> bool:
-        """It takes nothing, as its topic is being restored."""
-        restore = self.restore  # not by `is_filling`: this is asked several times per entry
+        """Whether the partition accepts no commands, because its topic is being restored."""
+        restore = self.restore  # not by `is_filling`: this property is read several times per entry
         return (restore is not None and not restore.is_whole) or RESTORING in self.shared.settings
 
     def check_open(self) -> None:
-        """Raises Unavailable while the partition takes nothing, as its topic is being restored."""
+        """Raise Unavailable if the partition is closed, because its topic is being restored."""
         if self.is_closed:
             raise Unavailable(
                 "the topic is being restored from a backup: once that is through it can be used; a restore that was "
@@ -273,7 +275,7 @@ class PartitionState:
             )
 
     def check_places(self) -> None:
-        """Raises Unavailable while the clock is being set back, or the partition is being restored."""
+        """Raise Unavailable during a clock reset or a restore."""
         self.check_open()
         progress = self.reset_progress()
         if progress is not None:
@@ -298,15 +300,15 @@ class PartitionState:
     # -- entries --------------------------------------------------------------------------------------------------
 
     def first_step(self, index: int, view: View) -> Step:
-        """Return the step of an entry, at the time that the partition has already.
+        """Return the step of an entry, with the present time of the partition.
 
-        While the clock is being set back it stays so: only the end of the reset lets the time go on.
+        During a clock reset it stays so: time advances again only when the reset ends.
         """
         now_ms = self.now_ms
         return Step(view, index=index + self.index_base, stamp_ms=now_ms, now_ms=now_ms, floor_ms=self.floor_ms)
 
     def advance(self, step: Step, stamp_ms: int) -> None:
-        """Let the partition's time come to the stamp of an entry."""
+        """Advance the partition's time to the stamp of an entry."""
         step.stamp_ms = stamp_ms
         if stamp_ms > step.now_ms:
             step.now_ms = stamp_ms
@@ -315,24 +317,24 @@ class PartitionState:
         self.log.counts.advance(step)
 
     def note_applied(self, step: Step, index: int) -> None:
-        """Take over the times of an entry that was applied, and its index in the Raft log."""
+        """Take over the times and the Raft index of an entry that was applied."""
         self.now_ms, self.floor_ms = step.now_ms, step.floor_ms
         self.applied_index = index
         self.results = []
 
     def skip(self, step: Step, command: c.Skipped) -> Conflict:
         """Remember a command that an operator skipped, use up the number of its producer's batch, and return the error
-        that answers it."""
+        with which it is answered."""
         self.skips.note(command)
         if command.producer_id and not self.is_closed:
             self.producers.skipped(step, command, skipped(step, command))
         return refusal()
 
     def take_digest(self, step: Step, command: c.TakeDigest) -> None:
-        """Note that the host is to compute a digest of all rows after this entry."""
+        """Note that the caller must compute a digest of all rows after this entry."""
         self.digests_asked.append(command.number)
 
     def raise_level(self, step: Step, command: c.RaiseLevel) -> int:
-        """Go by the rules of a feature level, unless the partition does so already. Return the partition's level."""
+        """Apply the rules of a feature level from now on, unless they apply already. Return the partition's level."""
         self.shared.level = max(self.shared.level, command.level)
         return self.shared.level

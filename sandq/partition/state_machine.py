@@ -38,16 +38,18 @@ from sandq.partition.sending.forwarding import Forwarding
 from sandq.partition.shared_state import NOT_YET
 
 Result = Any
-"""Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack, AckThen: per item what was lost (`settlement.Lost`).
-Of Nack also NOT_YET, and `settlement.Part`.
-Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
-outcome (`pending`) for each. Upkeep: whether more is due at once. Reclaim: leases that were renewed, and that are yet
-to be. Seek: the new cursor. StartJob, StopJob: the job. RedriveDead, PurgeDead: an outcome (`jobs.redrive`) for each.
-Hold: up to where the log is trimmed. RaiseLevel: the level that it is at. OutboxSent, OutboxRefused: what became of the
-batch (`forwarding`). ClockReset: its outcome, the floor and time.
-Of any: the SandqError that refused it."""
+"""Result of a command, by its type.
+
+Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack, AckThen: what was lost (`settlement.Lost`) per item; Nack
+also NOT_YET and `settlement.Part`. Extend: the deadline or None per item. Expire, Release: number of messages given
+back. OpenGroup: group id. Cancel, Move: an outcome (`pending`) per message. Upkeep: whether more work is due at once.
+Reclaim: numbers of leases that were renewed, and that are left. Seek: the new cursor. StartJob, StopJob: the job.
+RedriveDead, PurgeDead: an outcome (`jobs.redrive`) per message. Hold: the offset up to which the log is trimmed.
+RaiseLevel: the partition's level. OutboxSent, OutboxRefused: the outcome for the batch (`forwarding`). ClockReset: its
+outcome, the floor and the time. Any command: the SandqError that rejected it.
+"""
 Handlers = dict[type[c.Command], Callable[[Any, Step, Any], Result]]
-"""What applies each command, by the class of the command: a method of `TimerPartition`."""
+"""The method that applies each command, by the class of the command."""
 
 
 class TimerPartition(PartitionState):
@@ -63,10 +65,11 @@ class TimerPartition(PartitionState):
         self._in_memory = InMemory(shared, self.groups, group_state, self.log.counts, self.producers)
 
     def apply(self, index: int, entry: c.Entry, view: View) -> list[Result]:
-        """Apply a committed entry: one result for each of its commands. An index applied before changes nothing."""
+        """Apply a committed entry, and return one result per command. An index that was applied before changes
+        nothing."""
         if index <= self.applied_index:
             return []
-        stamp_ms = min(entry.now_ms, offsets.U48_MAX)  # a broken clock: what is placed by it must have a place
+        stamp_ms = min(entry.now_ms, offsets.U48_MAX)  # even with a broken clock, the time must fit into an offset
         self.shared.copied_bytes = 0
         if self.is_closed:
             return apply_closed(self, index, entry, stamp_ms, view)
@@ -87,7 +90,7 @@ class TimerPartition(PartitionState):
                     result = self._while_reset(step, stamp_ms, command)
                 results.append(result)
             except (NotFound, InvalidRequest, Conflict, OutOfSequence, Overloaded, Unavailable) as refusal:
-                # What a refused command took goes to the next one: it stored nothing, and granted nothing.
+                # A rejected command stored nothing and granted nothing, so the next one uses its positions and tokens.
                 step.position, step.grants = position, grants
                 results.append(refusal)
         if self.outbox.restless:
@@ -97,13 +100,13 @@ class TimerPartition(PartitionState):
         return results
 
     def needs_no_disk(self, entry: c.Entry) -> bool:
-        """Whether `apply` of this entry, the next one, and `status` after it, take a moment and read no stored rows."""
+        """Return whether `apply` of the next entry, and `status` after it, are fast and read no stored rows."""
         return self.resets.state is None and not self.is_closed and self._in_memory.applies(entry)
 
     # -- messages -------------------------------------------------------------------------------------------------
 
     def _append(self, step: Step, command: c.Append) -> Result:
-        """Store a batch, unless it was stored before, and return its answer."""
+        """Store a batch, unless it was stored before, and return its result."""
         before = self.producers.answered(command, step.now_ms, step.view) if command.producer_id else None
         if before is not None:
             return before
@@ -124,7 +127,7 @@ class TimerPartition(PartitionState):
     def _move(self, step: Step, command: c.Move) -> Result:
         outcomes = []
         for fields in self.shared.in_turns(command.items):
-            position = step.next_position()  # every item has one of its own, also if it is not moved
+            position = step.next_position()  # every item uses one, even if it is not moved
             if self.shared.is_budget_spent:
                 outcomes.append(Outcome(NOT_YET))
                 continue
@@ -237,7 +240,7 @@ class TimerPartition(PartitionState):
         self.shared.configure(with_newest_limits(self.shared.settings, command.settings))
         self.limits.configure(step)
         for group in self.groups.by_id.values() if self.shared.rank is not None else ():
-            group.note_change()  # what held its tenants up may not any more
+            group.note_change()  # tenants may no longer be held up
         self.trim_schedule.note_settled(step)
 
     def _hold(self, step: Step, command: c.Hold) -> bytes:
@@ -248,7 +251,7 @@ class TimerPartition(PartitionState):
         return self.log.state.trimmed
 
     def _upkeep_step(self, step: Step, command: c.Upkeep) -> bool:
-        """Do a bounded part of all that is due. Return whether another part has something to do at once."""
+        """Do a bounded part of all work that is due. Return whether more work is due at once."""
         self._upkeep(step)
         return self._is_upkeep_due(step)
 
@@ -256,8 +259,8 @@ class TimerPartition(PartitionState):
         return (self._upkeep_ms() or step.now_ms + 1) <= step.now_ms
 
     def _upkeep(self, step: Step) -> None:
-        """Do a bounded part of all that is due."""
-        for _ in range(len(self.groups.by_id)):  # each at most once: what is kept is kept for as long again
+        """Do a bounded part of all work that is due."""
+        for _ in range(len(self.groups.by_id)):  # each group at most once: kept ones are checked again
             if not self._admin.drop_idle(step):
                 break
             self.trim_schedule.note_settled(step)
@@ -270,16 +273,16 @@ class TimerPartition(PartitionState):
         self.jobs.run(step)
 
     def _reset_clock(self, step: Step, command: c.ClockReset) -> dict[str, Any]:
-        """Begin to set the clock back, if the floor is ahead and that is not under way."""
+        """Begin a clock reset, if the floor is ahead and no reset is in progress."""
         outcome, old_ms = clock_reset.NOTHING, step.floor_ms
-        # One that was long on its way sets nothing back that is right by now.
+        # A command that was delayed must not set a correct time back.
         new_ms = max(command.new_ms, step.stamp_ms)
         if self.resets.state is not None:
             outcome = clock_reset.UNDER_WAY
         elif old_ms - new_ms >= clock_reset.LEAST_MS:
             outcome = clock_reset.BEGUN
             step.now_ms = step.stamp_ms = new_ms
-            # What is placed from here on stands above the cursors, which are put at the end of the new time.
+            # Messages stored from now on are above the cursors, which the reset moves to the end of the new time.
             step.floor_ms = new_ms + 1
             self.clock_epoch += 1
             self.resets.begin(step, old_ms)
@@ -287,13 +290,13 @@ class TimerPartition(PartitionState):
         return {"outcome": outcome, "floor_ms": old_ms, "now_ms": step.now_ms, "clock_epoch": self.clock_epoch}
 
     def _while_reset(self, step: Step, stamp_ms: int, command: c.Command) -> Result:
-        """Apply a command while the clock is being set back. `stamp_ms` is that of the entry."""
+        """Apply a command during a clock reset. `stamp_ms`: stamp of the entry."""
         match command:
             case c.Upkeep():
                 self.resets.advance(step)
                 if self.resets.state is not None:
                     return True
-                self.advance(step, stamp_ms)  # what follows in this entry goes by its own time again
+                self.advance(step, stamp_ms)  # the rest of this entry uses its own time again
                 return self._is_upkeep_due(step)
             case c.ClockReset() | c.TakeDigest() | c.RaiseLevel() | c.Configure() | c.Skipped():
                 return self.HANDLERS[type(command)](self, step, command)
@@ -303,7 +306,7 @@ class TimerPartition(PartitionState):
         raise AssertionError("a clock reset is under way")
 
     def _nothing(self, step: Step, command: c.Clock) -> None:
-        """Change nothing: the stamp of the entry is what counts."""
+        """Change nothing: only the stamp of the entry counts."""
 
     def _refuse_restore(self, step: Step, command: c.Command) -> Result:
         raise Conflict("the topic is not being restored: a restore makes its topics itself")
@@ -352,4 +355,4 @@ class TimerPartition(PartitionState):
         c.Skipped: PartitionState.skip,
         **dict.fromkeys((c.RestoreBegin, c.RestoreRows, c.RestoreEnd), _refuse_restore),
     }
-    """What applies each command while the partition is open and its clock is not being set back."""
+    """Applies each command while the partition is open and no clock reset is in progress."""
