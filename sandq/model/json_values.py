@@ -29,7 +29,7 @@ MEMBERS_MOST: Final = 10_000
 """Maximum number of members of one object."""
 INT_CHARS_MOST: Final = 40
 SHOWN_DEPTH_MOST: Final = 100
-"""Maximum nesting of a value that is shown as JSON; encoders of answers have a limit of their own."""
+"""Maximum nesting of a value that is shown as JSON; encoders of responses have a limit of their own."""
 _COUNTED_BYTES: Final = 1 << 20
 _FLOAT_CHARS_SURE: Final = 15
 """A double keeps every number of up to 15 significant digits that is not close to zero."""
@@ -135,7 +135,7 @@ def shown_json(value: bytes, cell: bytes | None) -> Any:
     """Return the JSON of a stored value whose headers say that it is JSON; MISSING if it is shown as text or base64.
 
     A value that is no strict JSON, has too many parts, or is nested too deep is not shown as JSON: producers may store
-    any bytes under any content type, and an answer with other messages must not fail for one of them.
+    any bytes under any content type, and a response with other messages must not fail for one of them.
     """
     if not has_json_type(cell) or excess_of(value) is not None:
         return MISSING

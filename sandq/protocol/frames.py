@@ -194,8 +194,11 @@ class FrameReader:
         first_frame_bytes: int | None = None,
         defer_bytes: int = sys.maxsize,
     ) -> None:
-        """`first_frame_bytes`: maximum size of the first frame, if that is less. `defer_bytes`: larger frames are
-        returned as a `LargeFrame`, if they also have more bytes than `ITEMS_MAX`."""
+        """Make a reader for one connection.
+
+        `first_frame_bytes`: maximum size of the first frame, if that is less. `defer_bytes`: larger frames are returned
+        as a `LargeFrame`, if they also have more bytes than `ITEMS_MAX`.
+        """
         self._defer_bytes = defer_bytes
         self._max_frame_bytes = max_frame_bytes
         self._first_frame_bytes = max_frame_bytes if first_frame_bytes is None else first_frame_bytes

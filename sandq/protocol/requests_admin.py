@@ -199,8 +199,8 @@ class DeadPurge(Request, type=Type.DEAD_PURGE):
 
 
 class Hold(Request, type=Type.HOLD):
-    """Protect entries above an offset from being trimmed, for a time. Without an offset, end the hold; then the time
-    must be nil, too."""
+    """Protect the messages above an offset from being trimmed, for a time. Without an offset, end the hold; then the
+    time must be nil, too."""
 
     topic: str
     partition: Partition
