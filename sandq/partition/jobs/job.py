@@ -17,19 +17,19 @@ class Job:
     kind: str
     arguments: dict[str, Any]
     index: int
-    """Raft index at its start."""
+    """Raft index of the entry that started the job."""
     seq: int
-    """In the order in which jobs began."""
+    """Number that orders jobs by their start."""
     started_ms: int
     state: str = RUNNING
     position: bytes = offsets.FIRST
-    """Done up to here."""
+    """Offset up to which the job is done."""
     matched: int = 0
     done: int = 0
     too_late: int = 0
     finished_ms: int | None = None
     next_ms: int = 0
-    """When its next step is due."""
+    """Time at which its next step is due, in ms."""
 
     def row(self) -> bytes:
         return rows.pack(*[getattr(self, field.name) for field in fields(self)])

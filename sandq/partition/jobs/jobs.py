@@ -1,8 +1,8 @@
-"""Bulk work that no single command could bound: it goes on in steps, each a part of an `Upkeep` command.
+"""Jobs: bulk work that is too large for one command. A job runs in steps, each a part of an `Upkeep` command.
 
-A job is replicated state: it survives the leader that began it and says how far it is. Row: the fields of `Job`.
-A message that a job moved, or that came while the job runs, is not touched by it (its Raft index is not below the
-job's), so that no job chases what it put further on itself.
+A job is replicated state: it survives the leader that began it, and its progress can be read. Row: the fields of `Job`.
+A job does not change messages that it moved itself, or that were stored after its start: their Raft index is not below
+the job's. So no job processes the messages that it has just moved again.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ STEP_MESSAGES = 1000
 STEP_BYTES = 8 << 20
 NO_LIMIT = 1 << 40
 EMPTY_GROUPS = 64
-"""Groups of which a step finds that they keep nothing."""
+"""Number of groups without kept messages that a step may skip."""
 RUNNING_JOBS = 64
 FINISHED_JOBS = 64
 KINDS = ("cancel", "move", *DEAD_JOBS)
 OWN_KINDS = ("seek", "drop")
-"""Begun by the partition itself."""
+"""Kinds of jobs that the partition itself begins."""
 _OF_GROUP = (rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED, rows.GAPS)
 OWN_IDS = b"sandq\x00\x00\x00"
-"""What the ids of its own jobs begin with."""
+"""Beginning of the ids of the partition's own jobs."""
 
 
 class Jobs:
@@ -64,7 +64,7 @@ class Jobs:
         self._redrive = Redrive(shared, group_state)
         self._waiting_ranks = WaitingRanks(shared, group_state, log, ranking, ownership)
         self._jobs: dict[bytes, Job] = {}
-        """In the order in which they began."""
+        """Jobs by id, in the order in which they began."""
         self._steps: dict[str, Callable[[Step, Job], bool]] = {
             "cancel": self._pending,
             "move": self._pending,
@@ -73,9 +73,9 @@ class Jobs:
             "seek": self._seek,
             "drop": self._drop,
         }
-        """By kind: does a bounded part of a job, and returns whether that was all."""
+        """By kind: does a bounded part of a job, and returns whether the job is done."""
         self._ready_from: dict[int, bytes] = {}
-        """By group: no row of a ready queue that is no more is left below this key."""
+        """By group id: no row of a deleted ready queue is left below this key."""
 
     def load(self, view: View) -> None:
         found = [Job.load(value) for _, value in rows.all_rows(view, rows.JOB)]
@@ -90,7 +90,8 @@ class Jobs:
     # -- commands -------------------------------------------------------------------------------------------------
 
     def start(self, step: Step, job_id: bytes, kind: str, arguments: dict[str, Any]) -> Job:
-        """Begin a job unless there is one of this id. Raises Conflict (too many run), InvalidRequest, UnknownGroup."""
+        """Begin a job, unless a job with this id exists. Raise Conflict if too many jobs run, InvalidRequest or
+        UnknownGroup."""
         if job_id.startswith(OWN_IDS):
             raise InvalidRequest("job ids that begin so are the partition's own")
         known = self._jobs.get(job_id)
@@ -136,12 +137,12 @@ class Jobs:
         return job
 
     def each_dead(self, step: Step, command: RedriveDead | PurgeDead) -> list[Outcome]:
-        """Redrive or purge dead letters by their ids, as `Redrive.each`: at once, without a job."""
+        """Redrive or purge dead messages by their ids, at once and without a job. See `Redrive.each`."""
         return self._redrive.each(step, command)
 
     @property
     def next_ms(self) -> int | None:
-        """When a step is due."""
+        """Time at which the next step of a job is due, in ms. None if no job runs."""
         return min((job.next_ms for job in self._jobs.values() if job.state == RUNNING), default=None)
 
     def run(self, step: Step) -> None:
@@ -155,13 +156,17 @@ class Jobs:
         if self._steps[job.kind](step, job):
             self._finish(step, job, DONE)
         else:
-            # Behind the others that are due.
+            # After the other jobs that are due.
             job.next_ms = max(job.next_ms, max(other.next_ms for other in due))
             step.view.put(rows.JOB + job.job_id, job.row())
 
     def set_back(self, step: Step) -> None:
-        """The partition's time goes back to this instant: no job is of a later one. Those that somebody began are
-        stopped, for messages come to other places; the partition's own go on at once."""
+        """Adjust to a clock reset, which moves the partition's time back to that of `step`: no time in a job may be
+        later.
+
+        Jobs that callers began are stopped, because messages move to other offsets. The partition's own jobs continue
+        at once.
+        """
         view, now_ms = step.view, step.now_ms
         for job in list(self._jobs.values()):
             job.started_ms = min(job.started_ms, now_ms)
@@ -182,7 +187,7 @@ class Jobs:
         view = step.view
         job.state, job.finished_ms = state, step.now_ms
         view.put(rows.JOB + job.job_id, job.row())
-        # The oldest ends go, and never this one: somebody waits for it.
+        # Forget the jobs that ended first, but never this one: its caller waits for the result.
         ends = [
             (other.finished_ms, other.seq, other.job_id)
             for other in self._jobs.values()
@@ -195,7 +200,7 @@ class Jobs:
     # -- pending messages -----------------------------------------------------------------------------------------
 
     def _pending(self, step: Step, job: Job) -> bool:
-        """Cancel or move what is pending in a window of time, with prefixes of the keys."""
+        """Cancel or move pending messages in a time window, optionally with prefixes of their keys."""
         view = step.view
         arguments = job.arguments
         if "kept_of" in arguments:
@@ -204,7 +209,7 @@ class Jobs:
         start = offsets.pack(from_ms, 0, 0, 0) if from_ms else offsets.FIRST
         start = max(job.position, cursor_before(start), self._log.state.trimmed)
         reader = LogReader(start, look_ahead=STEP_MESSAGES)
-        # A cancel without a prefix reads nothing but places: how large the messages are does not matter.
+        # A cancel without prefixes reads only offsets, so the size of messages does not matter.
         blind = prefixes.say_nothing and job.kind == "cancel"
         most = self._waiting_ranks.most(STEP_MESSAGES) if self._only_ranks(arguments) else STEP_MESSAGES
         ranges = reader.take(view, until_ms - 1, most, NO_LIMIT if blind else STEP_BYTES).ranges
@@ -238,7 +243,7 @@ class Jobs:
         return not self._only_ranks(arguments) or self._goes_on_with(job, self._waiting_ranks.first_group())
 
     def _kept_by_groups(self, step: Step, job: Job) -> bool:
-        """The same with what only groups have in rows of their own: it waits there, if it is anybody's to change."""
+        """Do the same for messages that are only in rows of groups. They wait there, if they may be changed at all."""
         for _ in range(EMPTY_GROUPS):
             if self._kept_by_one(step, job):
                 return False
@@ -247,7 +252,7 @@ class Jobs:
         return False
 
     def _kept_by_one(self, step: Step, job: Job) -> bool:
-        """The same with a bounded part of what one group keeps. Whether there was any."""
+        """Do the same for a bounded part of the messages that one group keeps. Return whether there were any."""
         arguments, prefixes = job.arguments, _prefixes(job.arguments)
         part = self._waiting_ranks.rank_kept(
             step,
@@ -266,7 +271,7 @@ class Jobs:
         return part.position is not None
 
     def _goes_on_with(self, job: Job, group_id: int | None) -> bool:
-        """Have a job go on with what a group keeps. Whether there is none."""
+        """Continue a job with the messages that a group keeps. Return whether there is no such group."""
         if group_id is not None:
             from_ms = job.arguments["from_ms"]
             job.arguments["kept_of"] = group_id
@@ -279,7 +284,7 @@ class Jobs:
         job.too_late += waited.too_late
 
     def _only_ranks(self, arguments: dict[str, Any]) -> bool:
-        """Whether a job changes priorities alone, and leaves messages at their places."""
+        """Return whether a job changes only priorities, so that messages stay at their offsets."""
         stays = arguments.get("to_ms") is None and not arguments.get("shift_ms")
         return stays and arguments.get("priority") is not None and self._ranking.is_in_place
 
@@ -306,8 +311,8 @@ class Jobs:
     # -- groups ---------------------------------------------------------------------------------------------------
 
     def _seek(self, step: Step, job: Job) -> bool:
-        """What died above the new place of a group is ready again: from the log, or, where that was trimmed or swept,
-        from its own row."""
+        """Make messages that died above the new cursor of a group ready again: from the log, or from their own rows if
+        the log no longer has them."""
         view = step.view
         group = self._groups.by_id.get(job.arguments["group_id"])
         if group is None:
@@ -318,7 +323,7 @@ class Jobs:
             group.group_id, max(job.position, job.arguments["above"]), STEP_MESSAGES, STEP_BYTES, view
         )
         own = [message for message in found if message.sent_to is None]  # the others were never messages of the log
-        # The cursor was put where the log begins when that is behind the place asked for.
+        # If the log begins after the requested position, the cursor was set to the beginning of the log.
         in_log = [
             message for message in own if message.offset > group.cursor and self._kept.is_in_log(message.offset, view)
         ]
@@ -339,10 +344,10 @@ class Jobs:
         return True
 
     def _drop_ready(self, step: Step, group: Group) -> bool:
-        """Delete rows of ready queues that are no more. Whether there were any."""
+        """Delete rows of deleted ready queues. Return whether there were any."""
         view = step.view
         start, stop = rows.group_bounds(rows.READY, group.group_id)
-        # From where the last step ended: a scan from the first key would walk over every row deleted so far.
+        # Start where the last step ended. A scan from the first key would step over all rows deleted so far.
         start = self._ready_from.pop(group.group_id, start)
         found = view.scan(start, stop, limit=STEP_MESSAGES, max_bytes=STEP_BYTES)
         for key, _ in found:
@@ -352,7 +357,7 @@ class Jobs:
         return bool(found)
 
     def _drop(self, step: Step, job: Job) -> bool:
-        """Delete the rows of a group that is no more."""
+        """Delete the rows of a deleted group."""
         view = step.view
         for tag in sorted((*_OF_GROUP, rows.READY, rows.QUEUE, rows.TURNS, rows.PACE)):
             start, stop = rows.group_bounds(tag, job.arguments["group_id"])
@@ -367,7 +372,7 @@ class Jobs:
                 elif tag == rows.KEPT:
                     self._kept.forget(step, key[5:], value)
             if found:
-                # From there on: a scan from the group's first key would walk over every row deleted so far.
+                # Continue from here. A scan from the group's first key would step over all rows deleted so far.
                 job.position = rows.after(found[-1][0])
                 job.done += len(found)
                 return False

@@ -1,12 +1,12 @@
-"""Redrive and purge dead letters: a job takes those of a group out of their rows, a bounded part at a time; those that
-are named by their ids are taken at once.
+"""Redrives and purges dead messages. A job handles those of a group in bounded parts; messages named by their ids are
+handled at once.
 
-A redriven one is ready again, attempt 0, in a row that its group keeps, which remembers the life that is over; of a
-purged one nothing stays. Outcomes of those that are named: `["redriven", id]`, `["purged", id]`; `["not_dead", state]`
-of what the group holds otherwise (leased, waiting or ready: it was redriven before, say), and of what is on its way to
-the dead letter topic (forwarded); `["not_found", nil]`; and
-`["not_yet", nil]` of what was not looked at, because those before it were so large, or what the outbox has no room for
-now: it is to be asked for again.
+A redriven message is ready again, with attempt 0, in a row that its group keeps. The row also contains the life that
+has ended. Nothing is kept of a purged message. Outcomes for named messages: `["redriven", id]`, `["purged", id]`;
+`["not_dead", state]` if the group holds the message in another state (leased, waiting or ready, for example after an
+earlier redrive), or if it is being sent to the dead letter topic (forwarded); `["not_found", nil]`; and `["not_yet",
+nil]` if the messages before it were too large together, or the outbox has no capacity for it: the caller must ask
+again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from sandq.partition.records.packed_ranges import PackedRanges
 from sandq.partition.shared_state import NOT_YET, TURN_READS, SharedState
 
 WAITING_RANGES = 9000
-"""A redrive makes a pause while so many ranges of the group wait: more than eight tenants that fail come to."""
+"""Number of waiting ranges of the group from which on a redrive pauses. More than eight tenants with failing messages
+can reach it."""
 PAUSE_MS = 1000
 EACH_BYTES = 8 << 20
-"""Of dead messages that are named: beyond these the rest is left for the next command."""
+"""Bytes of named dead messages after which the rest is left for the next command."""
 
 FORWARDED = "forwarded"
-"""State of a dead letter that may have been sent to the dead letter topic: it goes from here once that is sure."""
+"""State of a dead message that may have been sent to the dead letter topic. Its row is deleted once that is certain."""
 
 
 class Redrive:
@@ -48,15 +49,16 @@ class Redrive:
         self._dead = group_state.dead
 
     def run(self, step: Step, job: Job, most: int, most_bytes: int) -> bool:
-        """Redrive or purge those dead messages of a group that a job is about: so many at most. Whether that was
-        all."""
+        """Redrive or purge the dead messages of a group that a job selects, at most `most`. Return whether the job is
+        done."""
         now_ms = step.now_ms
         arguments = job.arguments
         group = self._groups.by_id.get(arguments["group_id"])
         if group is None:
             return True
         if group.seeking:
-            # What died above the new cursor comes from the log again: it must not be redriven as well.
+            # Messages that died above the new cursor are delivered from the log again, so they must not be redriven as
+            # well.
             job.next_ms = now_ms + PAUSE_MS
             return False
         allowed = self._allowed(step, job, group, most)
@@ -67,7 +69,7 @@ class Redrive:
         sends = job.kind == "redrive" and not arguments["dry_run"]
         again = again_bytes = 0
         is_cut = False
-        """The outbox has no room for what comes next."""
+        """Whether the outbox has no capacity for the next message."""
         which = DeadFilter._make(map(arguments.get, DeadFilter._fields))
         for at, message in enumerate(found):
             is_there = message.dead_ms <= job.started_ms and not self._dead.is_leaving(message)
@@ -91,7 +93,7 @@ class Redrive:
         return not found and not is_cut
 
     def _allowed(self, step: Step, job: Job, group: Group, most: int) -> int:
-        """How many dead messages may be taken now; sets when to go on."""
+        """Return how many dead messages may be handled now. If there are none, set the time of the next step."""
         rate = job.arguments.get("rate")
         if job.kind != "redrive" or job.arguments["dry_run"]:
             return most
@@ -106,8 +108,8 @@ class Redrive:
         return min(int(allowed), most)
 
     def each(self, step: Step, command: RedriveDead | PurgeDead) -> list[Outcome]:
-        """Redrive or purge dead messages by their ids: an outcome for each (the module's docstring). Raises
-        Unavailable while the group cannot take them, UnknownGroup."""
+        """Redrive or purge dead messages by their ids, and return an outcome for each (see the module's docstring).
+        Raise UnknownGroup, or Unavailable while the group cannot accept them."""
         view, now_ms = step.view, step.now_ms
         group = self._groups.named(command.group)
         if group.seeking:
@@ -152,7 +154,7 @@ class Redrive:
         return outcomes
 
     def _find(self, group: Group, message_id: bytes, view: View) -> DeadMessage | None:
-        """A dead message of a group, by its id."""
+        """Return a dead message of a group by its id. None if there is none."""
         found = dead_letters.find(group, self._offset_of(message_id, view), view)
         return found if found is None or found.id == message_id else None
 
@@ -169,8 +171,8 @@ class Redrive:
         return Outcome(NOT_DEAD, LEASED)
 
     def redrive(self, step: Step, group: Group, messages: list[DeadMessage]) -> None:
-        """Make dead messages ready again, attempt 0, in rows that their group keeps: those that died too early, under a
-        clock that was set back since, when their time comes."""
+        """Make dead messages ready again, with attempt 0, in rows that their group keeps. Messages that died too early,
+        before a clock reset, wait until their time comes."""
         view, now_ms = step.view, step.now_ms
         by_due: dict[int, list[bytes]] = {}
         for message in messages:

@@ -1,4 +1,4 @@
-"""Another priority, by a job, for messages that wait for another attempt: in the log, and in rows of groups' own."""
+"""Changes the priority of waiting messages, for a job: in the log, and in rows of groups."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from sandq.partition.pending.ranking import Ranking
 from sandq.partition.shared_state import SharedState
 
 AT_ONCE: Final = 64
-"""Messages between two times that others are given way: each takes some 50 us."""
+"""Number of messages after which to give way. Each takes some 50 us."""
 LOOKS: Final = 8000
-"""Messages of a step by groups that there are: each group is asked for each message, which takes some 9 us."""
+"""Maximum number of messages of a step times number of groups. Checking one message in one group takes some 9 us."""
 
 
 class Waited(NamedTuple):
-    """What became of several messages."""
+    """The result for several messages."""
 
     done: int
-    """They wait, and have the priority now."""
+    """Number of messages that wait and have the new priority now."""
     too_late: int
-    """Some group holds one, is done with it, or has yet to take it while it waits in another."""
+    """Number of messages that cannot be changed: a group holds them, is done with them, or they are pending in one
+    group while they wait in another."""
 
 
 class RankedPart(NamedTuple):
-    """What became of a bounded part of the messages that a group keeps."""
+    """The result for a bounded part of the messages that a group keeps."""
 
     waited: Waited
     position: bytes | None
-    """The last offset of the part; None if the group keeps nothing more."""
+    """Last offset of the part. None if the group keeps no further messages."""
 
 
 class WaitingRanks:
-    """Gives messages that wait in groups another priority, many at a time."""
+    """Changes the priority of waiting messages, many at a time."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class WaitingRanks:
         self._ownership = ownership
 
     def rank(self, step: Step, chosen: Sequence[bytes], priority: int, *, dry_run: bool) -> Waited:
-        """Give those of these messages which wait for another attempt another priority. `dry_run`: only count."""
+        """Change the priority of those of these messages that wait for their next attempt. `dry_run`: only count."""
         done = sum(
             [self._rank_one(step, offset, priority, dry_run) for offset in self._shared.in_turns(chosen, AT_ONCE)]
         )
@@ -78,13 +79,13 @@ class WaitingRanks:
         return True
 
     def most(self, limit: int) -> int:
-        """Return how many messages a step may look at, of so many."""
+        """Return how many messages a step may check, at most `limit`."""
         return max(min(limit, LOOKS // max(len(self._groups.by_id), 1)), 1)
 
     # -- what the log has not any more ----------------------------------------------------------------------------
 
     def first_group(self, above: int = -1) -> int | None:
-        """Return the number of the first group above this one; None: there is none."""
+        """Return the id of the first group above this one. None if there is none."""
         return min([group_id for group_id in self._groups.by_id if group_id > above], default=None)
 
     def rank_kept(
@@ -100,8 +101,11 @@ class WaitingRanks:
         max_bytes: int,
         dry_run: bool,
     ) -> RankedPart:
-        """Do that with what a group keeps above an offset, of messages that neither the log has nor an earlier group
-        keeps, and that have another priority. `is_chosen` decides by offset and fields."""
+        """Change the priority of messages that a group keeps above an offset.
+
+        Skip messages that the log has, that an earlier group keeps, or that have this priority already. `is_chosen`
+        decides by offset and fields.
+        """
         view = step.view
         start = rows.after(rows.of_group(rows.KEPT, group_id, above))
         stop = rows.of_group(rows.KEPT, group_id, offsets.pack(min(until_ms, offsets.U48_MAX), 0, 0, 0))
@@ -109,7 +113,7 @@ class WaitingRanks:
         chosen = []
         for key, row in self._shared.in_turns(found, AT_ONCE):
             offset, fields = key[-offsets.OFFSET_BYTES :], rows.load_kept(row).fields
-            # What has it was met in the log, perhaps, and has left that since: it counts once.
+            # A message that is in several of these places is counted only once.
             if (fields.get(Column.PRIORITY) or 0) == priority or not is_chosen(offset, fields):
                 continue
             if not self._is_seen(group_id, offset, view):
@@ -118,7 +122,7 @@ class WaitingRanks:
         return RankedPart(waited, found[-1][0][-offsets.OFFSET_BYTES :] if found else None)
 
     def _is_seen(self, group_id: int, offset: bytes, view: View) -> bool:
-        """Whether a message was met in the log, or at an earlier group."""
+        """Return whether the job finds a message in the log or in an earlier group."""
         if self._kept.is_in_log(offset, view):
             return True
         earlier = [other for other in self._groups.by_id if other < group_id]
