@@ -1,4 +1,4 @@
-"""Looking at the schedules of a partition: those that fire, some by their names, pages of all."""
+"""Reads the schedules of a partition: those that are due, some by their names, pages of all."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sandq.partition.schedules.schedule import Schedule, fire_key, fire_of, key_
 PAGE_BYTES: Final = 2 << 20
 
 Stored = tuple[str, bytes]
-"""A schedule's name and its row."""
+"""(name, row) of a schedule."""
 
 
 def due(
     view: View, until_ms: int, most: int, in_turns: Callable[[Sequence[Row]], Iterable[Row]] = iter
 ) -> list[Stored]:
-    """Return those that fire until an instant, the first ones first. `in_turns`: as `SharedState.in_turns`."""
+    """Return the schedules that fire up to `until_ms`, the first ones first. `in_turns`: as `SharedState.in_turns`."""
     found = view.scan(rows.FIRE, fire_key(until_ms + 1, ""), limit=most, max_bytes=PAGE_BYTES)
     stored: list[Stored] = []
     size = 0
@@ -34,13 +34,13 @@ def due(
 
 
 def named(view: View, names: Iterable[str]) -> list[bytes | None]:
-    """Return the rows of these; None where there is none."""
+    """Return the rows of schedules by name, None for those that do not exist."""
     return [view.get(key_of(name)) for name in names]
 
 
 def page(view: View, prefix: str, after: str | None, most: int) -> tuple[list[Stored], str | None]:
-    """Return those whose names begin so, in the order of their bytes; and the name behind which the next page begins,
-    if there is one."""
+    """Return the schedules whose names begin with `prefix`, sorted by bytes, and the name after which the next page
+    begins. None if there is no next page."""
     start, stop = key_of(prefix), _behind(key_of(prefix))
     if after is not None:
         start = max(start, rows.after(key_of(after)))
@@ -51,13 +51,13 @@ def page(view: View, prefix: str, after: str | None, most: int) -> tuple[list[St
 
 
 def made_later(name: str, row: bytes, now_ms: int) -> bytes | None:
-    """Return the id of a message that was made ahead of its time, which has yet to come."""
+    """Return the id of a message that was stored ahead of its time, if that time has not come. None otherwise."""
     schedule = Schedule.load(name, row)
     is_later = schedule.fire_ms is not None and schedule.fire_ms > now_ms
     return schedule.made if is_later else None
 
 
 def _behind(prefix: bytes) -> bytes:
-    """The smallest key above all that begin so: the first byte is that of a tag, below 0xff."""
+    """Return the smallest key above all keys with this prefix. Its first byte is a tag, below 0xff."""
     bare = prefix.rstrip(b"\xff")
     return bare[:-1] + bytes([bare[-1] + 1])

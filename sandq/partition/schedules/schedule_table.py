@@ -1,9 +1,9 @@
-"""What a partition does with its schedules: stores them, and makes one message of each occurrence.
+"""Stores the schedules of a partition, and sends one message for each occurrence.
 
-A replica knows neither zones nor clocks: the leader says which occurrence comes next. What it says is done only while
-the schedule is as the leader saw it (its version, and the occurrence that is next), so that each occurrence becomes one
-message, however many leaders say so and however late what they said arrives. Nothing is in memory but how many
-schedules there are and when the next of them fires.
+A replica knows neither time zones nor clocks: the leader names the next occurrence. Its command is applied only if the
+schedule is still as the leader saw it (its version and its next occurrence). So each occurrence becomes one message,
+even if several leaders send commands, or commands arrive late. Only the number of schedules, and the time when the next
+one fires, are in memory.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ CREATED: Final = "created"
 CHANGED: Final = "changed"
 UNCHANGED: Final = "unchanged"
 STALE: Final = "stale"
-"""The schedule is another one than the leader saw: nothing was done, and it is to look again."""
+"""The schedule has changed since the leader read it: nothing was done, and the leader must read it again."""
 TAKEN: Final = "taken"
-"""The next occurrence has come, or somebody has its message already: the leader is to look for one behind it."""
+"""The next occurrence is due, or a consumer has its message already: the leader must name a later one."""
 FIRED: Final = "fired"
 EARLY: Final = "early"
 
 
 TURN_ITEMS: Final = 16
-"""Each takes some 50 us."""
+"""Number of items after which applying gives way. Each takes some 50 us."""
 
 
 class ScheduleTable:
@@ -62,44 +62,44 @@ class ScheduleTable:
         self._pending = pending
         self.count = 0
         self.next_ms: int | None = None
-        """When the next of them fires."""
+        """Time at which the next schedule fires, in ms."""
         self.planned_to: str | None = None
-        """The clock was set back: up to this name schedules go by its time again; None: all do."""
+        """After a clock reset: schedules up to this name are adjusted. None if all are."""
         self._from_key = rows.FIRE
-        """No row of those that fire is below it."""
+        """Lower bound of the keys of index rows."""
         self._is_first = False
-        """It is the first of them, or behind all there may be."""
+        """Whether `_from_key` is the key of the first index row, or is above all of them."""
 
     def state(self) -> tuple[int, int | None, str | None]:
-        """What the state row keeps of them."""
+        """Return the fields for the state row."""
         return self.count, self.next_ms, self.planned_to
 
     def load(self, state: tuple[int, int | None, str | None]) -> None:
-        """Take what `state` gave."""
+        """Restore what `state` returned."""
         self.count, self.next_ms, self.planned_to = state
         self._from_key = rows.FIRE if self.next_ms is None else fire_key(self.next_ms, "")
         self._is_first = False
 
     def set_back(self) -> None:
-        """The clock is set back: what is next of a schedule may be far ahead."""
+        """Note that a clock reset begins: the next occurrences of schedules may be far ahead."""
         self.planned_to = "" if self.count else None
 
     def find(self, name: str, view: View) -> Schedule | None:
-        """Return the schedule of this name."""
+        """Return the schedule with this name. None if there is none."""
         row = view.get(key_of(name))
         return None if row is None else Schedule.load(name, row)
 
     # -- commands -------------------------------------------------------------------------------------------------
 
     def apply(self, step: Step, command: c.ScheduleCommand) -> list[Any]:
-        """Apply a command to its items, and return a result for each of them."""
+        """Apply a command to its items, and return one result per item."""
         one = {
             c.PutSchedules: self._put,
             c.FireSchedules: self._fire,
             c.PauseSchedules: self._pause,
             c.DeleteSchedules: self._delete,
             c.TriggerSchedules: self._trigger,
-            c.PlanSchedules: self._plan_anew,
+            c.PlanSchedules: self._replan,
         }[type(command)]
         results: list[Any] = []
         for item in self._shared.in_turns(command.items, TURN_ITEMS):
@@ -109,11 +109,11 @@ class ScheduleTable:
                 results.append(refusal)
         if isinstance(command, c.PlanSchedules):
             self.planned_to = command.behind
-        self._look_next(step)
+        self._find_next(step)
         return results
 
     def _put(self, step: Step, item: Sequence[Any]) -> list[Any]:
-        """Make a schedule, or give one other settings; what it made ahead of its time is taken back."""
+        """Create a schedule, or change its settings. A message that was stored ahead of its time is cancelled."""
         name, settings, fields, seen_version, seen_ms, next_ms, fire_ms, paused = item
         old = self.find(name, step.view)
         if (seen_version, seen_ms) != (0, None) if old is None else self._is_other(old, seen_version, seen_ms):
@@ -148,7 +148,7 @@ class ScheduleTable:
         return [CREATED if old is None else CHANGED, made.version]
 
     def _pause(self, step: Step, item: Sequence[Any]) -> list[Any]:
-        """Let it fire no more, or again from the occurrence on that the leader names."""
+        """Pause a schedule, or resume it from the occurrence that the leader names."""
         name, seen_version, seen_ms, paused, next_ms, fire_ms = item
         schedule = self._named(name, step.view)
         if self._is_other(schedule, seen_version, seen_ms):
@@ -163,7 +163,7 @@ class ScheduleTable:
         return [CHANGED, schedule.version]
 
     def _delete(self, step: Step, item: Sequence[Any]) -> list[Any]:
-        """Forget a schedule. What it made ahead of its time is cancelled, unless that has come."""
+        """Delete a schedule. A message that was stored ahead of its time is cancelled, unless it is due."""
         (name,) = item
         schedule = self._named(name, step.view)
         if schedule.made is not None and schedule.fire_ms is not None and schedule.fire_ms > step.stamp_ms:
@@ -174,7 +174,7 @@ class ScheduleTable:
         return [CHANGED, schedule.version]
 
     def _trigger(self, step: Step, item: Sequence[Any]) -> list[Any]:
-        """Make a message at once, beside all occurrences; once for each token."""
+        """Send a message immediately, apart from all occurrences. Send only one per token."""
         name, token = item
         schedule = self._named(name, step.view)
         known = next((one[1] for one in schedule.triggers if one[0] == token), None)
@@ -188,12 +188,12 @@ class ScheduleTable:
         step.view.put(key_of(name), schedule.row())
         return [TRIGGERED, message_id]
 
-    def _plan_anew(self, step: Step, item: Sequence[Any]) -> list[Any]:
-        """Have another occurrence be the next."""
+    def _replan(self, step: Step, item: Sequence[Any]) -> list[Any]:
+        """Set another next occurrence, after a clock reset."""
         name, seen_version, seen_ms, next_ms, fire_ms, last_ms, done = item
         schedule = self.find(name, step.view)
         if schedule is None or self._is_other(schedule, seen_version, seen_ms):
-            return [STALE]  # it goes by the right time since
+            return [STALE]  # it follows the right time already
         if not self._take_back(step, schedule, None):
             return [TAKEN]
         schedule.last_ms, schedule.gap, schedule.done = last_ms, None, done
@@ -202,7 +202,7 @@ class ScheduleTable:
         return [CHANGED, schedule.version]
 
     def _fire(self, step: Step, item: Sequence[Any]) -> list[Any]:
-        """One occurrence is over: it has its message, and the next is that which the leader names."""
+        """End the next occurrence and send its message. Then set the next one, which the leader names."""
         name, seen_version, seen_ms, next_ms, fire_ms, missed = item
         schedule = self.find(name, step.view)
         if schedule is None or seen_ms is None or self._is_other(schedule, seen_version, seen_ms):
@@ -227,7 +227,7 @@ class ScheduleTable:
     # -- parts ----------------------------------------------------------------------------------------------------
 
     def _fate(self, step: Step, schedule: Schedule) -> str:
-        """What becomes of an occurrence whose message was not made ahead of its time."""
+        """Return the outcome of an occurrence whose message was not stored ahead of its time."""
         assert schedule.fire_ms is not None
         if schedule.settings.get("misfire") == "skip" and step.stamp_ms - schedule.fire_ms > GRACE_MS:
             return MISSED
@@ -239,7 +239,7 @@ class ScheduleTable:
         return SKIPPED if is_running else SENT
 
     def _is_unsettled(self, step: Step, group_name: str, message_id: bytes) -> bool:
-        """Whether a group has yet to ack a message, which is not dead either."""
+        """Return whether a message is neither acked nor dead in a group."""
         group, found = self._groups.find(group_name), self._log.find_owned(message_id, step.view)
         if group is None or found is None:
             return False
@@ -262,9 +262,12 @@ class ScheduleTable:
         return version
 
     def _take_back(self, step: Step, schedule: Schedule, next_ms: int | None) -> bool:
-        """Take the message that was made ahead of its time out of the log, or count it as sent when that has come.
-        False: it has, or somebody has the message already, and the occurrence that is named next is not behind it; or
-        no message was made, and it is to fire now."""
+        """Cancel the message that was stored ahead of its time, or count it as sent if it is due. Return whether that
+        was done.
+
+        It is not done if the message is due or a consumer has it, and the occurrence that the leader names is not after
+        it. It is not done either if no message was stored, and the occurrence is to fire now.
+        """
         if schedule.fire_ms is None:
             return True
         if schedule.fire_ms > step.stamp_ms and (schedule.made is None or self._cancel(step, schedule.made)):
@@ -276,19 +279,19 @@ class ScheduleTable:
         return True
 
     def _is_over(self, step: Step, schedule: Schedule, outcome: str, message_id: bytes | None) -> None:
-        """Note what became of the next occurrence, which is over."""
+        """Note the outcome of the next occurrence, which is over."""
         assert schedule.expected_ms is not None
         schedule.fired += 1
         schedule.last_ms = schedule.expected_ms
         schedule.note(schedule.expected_ms, step.stamp_ms, outcome, message_id)
 
     def _cancel(self, step: Step, message_id: bytes) -> bool:
-        """Cancel a message. False: it is too late for that."""
+        """Cancel a message. Return False if it is too late."""
         target = c.TARGET_ID, message_id
         return self._pending.cancel(step, target, U48_MAX).word != TOO_LATE
 
     def _plan(self, step: Step, schedule: Schedule, next_ms: int | None, fire_ms: int | None) -> None:
-        """Have an occurrence be the next one, and make its message if that is made ahead of its time."""
+        """Set the next occurrence, and store its message if that is done ahead of its time."""
         self._unplan(step, schedule)
         if schedule.paused or next_ms is None or fire_ms is None:
             return
@@ -308,8 +311,8 @@ class ScheduleTable:
                 self._is_first = False
         schedule.expected_ms = schedule.fire_ms = schedule.made = None
 
-    def _look_next(self, step: Step) -> None:
-        """Look when the next of them fires."""
+    def _find_next(self, step: Step) -> None:
+        """Find the time at which the next schedule fires."""
         stop = rows.tag_bounds(rows.FIRE)[1]
         if not self._is_first:
             found = step.view.scan(self._from_key, stop, limit=1, max_bytes=1 << 20)

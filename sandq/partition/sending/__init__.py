@@ -1,1 +1,1 @@
-"""Messages that a partition sends to others: acks that send, and what becomes of the outbox (ADR 35)."""
+"""Messages that a partition sends to others: by acks, and from the outbox (ADR 35)."""

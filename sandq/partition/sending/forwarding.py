@@ -1,9 +1,9 @@
-"""What is sent from the outbox, and what becomes of it: batches are opened, and end when the other partition has said
-what it did with them.
+"""Sends the outbox: begins batches, and ends them when the other partition has replied.
 
-A dead letter is copied when it comes into a batch: whatever is done to it then, what is sent stays the same. Until then
-it is redriven and purged as any other. Its row goes once it was stored. One that is refused for good stays dead, and
-says why. A batch of which some letter is refused is cut in halves until that is known.
+A dead message is copied when it enters a batch. From then on the batch stays the same, whatever happens to the message.
+Until then it can be redriven and purged like any other dead message. Its row is deleted once the other partition has
+stored it. A message that is finally rejected stays dead, with the reason. If some letter of a batch is rejected, the
+batch is halved until that letter is alone.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from sandq.partition.shared_state import SharedState
 SENT: Final = "sent"
 REFUSED: Final = "refused"
 CUT: Final = "cut"
-"""It was refused, and a smaller batch, or one with another number, is to be sent next."""
+"""The batch was rejected. A smaller batch, or one with another epoch, is sent next."""
 STALE: Final = "stale"
-"""There is no such batch (any more)."""
+"""This batch does not exist, or no longer."""
 PASSED_MOST: Final = 2048
-"""Letters that were withdrawn, and are passed over in one entry."""
+"""Number of withdrawn letters that one entry skips."""
 _NO_LIMIT: Final = 1 << 30
 
 
@@ -63,12 +63,12 @@ class Forwarding:
         self._outbox = outbox
 
     def settle(self, step: Step) -> None:
-        """Make a batch of each line that has rows and none."""
+        """Begin a batch for each queue that has rows but no batch."""
         for target in sorted(self._outbox.restless):
             self._begin(step, target)
 
     def apply(self, step: Step, command: c.OutboxSent | c.OutboxRefused) -> str:
-        """End a batch, or send it otherwise. What became of it."""
+        """End a batch, or change how it is sent. Return the outcome."""
         target = Target(command.topic, command.partition)
         batch = self._outbox.batch_of(target)
         if batch is None or batch.epoch != command.epoch:
@@ -79,8 +79,8 @@ class Forwarding:
                 self._outbox.begin(step, target, batch.last_seq, batch.size)
                 return CUT
             if len(letters) > 1:
-                # One of them is refused, and none was stored. Under a number of its own: a copy of the whole batch that
-                # was held up somewhere is refused then, or was stored before this one is.
+                # One of the letters was rejected, and none was stored. The half gets an epoch of its own: a delayed
+                # copy of the whole batch is then rejected, or was stored before the half is rejected.
                 half = letters[: len(letters) // 2]
                 self._outbox.begin(step, target, half[-1][0], len(half))
                 return CUT
@@ -110,7 +110,7 @@ class Forwarding:
         self._shared.totals.undeliverable += 1
         error = error[: FIXED.error_chars]
         if letter.kind == MESSAGE:
-            # One whose group was deleted since has nobody who could see it any more.
+            # If its group was deleted since, nobody could see the message any more.
             if (group := self._groups.by_id.get(letter.group_id)) is not None:
                 row = dead_letters.undeliverable_row(letter, target, error, step.now_ms)
                 step.view.put(rows.of_group(rows.DEAD, group.group_id, letter.offset), row)
@@ -123,8 +123,8 @@ class Forwarding:
             dead_letters.note_refused(step, group.group_id, message.offset, error)
 
     def _dead_of(self, target: Target, seq: int, letter: Letter, view: View) -> tuple[Group, DeadMessage] | None:
-        """The dead letter that a letter is about, and its group; None: it was dropped with its group, or by a seek, or
-        has died anew since."""
+        """Return the dead message of a letter, and its group. None if it was deleted with its group or by a seek, or if
+        it has been redriven and died again since."""
         group = self._groups.by_id.get(letter.group_id)
         if group is None or letter.kind != DEAD:
             return None
@@ -134,7 +134,7 @@ class Forwarding:
     # -- batches --------------------------------------------------------------------------------------------------
 
     def _begin(self, step: Step, target: Target) -> None:
-        """Make a batch of the first letters of a line; of none, when very many were withdrawn."""
+        """Begin a batch of the first letters of a queue. If very many letters were withdrawn, the batch is empty."""
         view = step.view
         last_seq = count = size = passed = 0
         while not count and passed < PASSED_MOST:
@@ -156,23 +156,23 @@ class Forwarding:
         self._outbox.begin(step, target, last_seq, count)
 
     def _whole(self, target: Target, seq: int, letter: Letter, view: View) -> Letter | None:
-        """A letter with all that is sent of it; None: there is nothing to be sent any more."""
+        """Return a letter with all fields that are sent. None if its dead message no longer exists."""
         if letter.kind != DEAD:
             return letter
         found = self._dead_of(target, seq, letter, view)
         if found is None:
             return None
         if letter.fields:
-            return letter  # it was in a batch that was cut
+            return letter  # it was in a batch that was halved
         group, message = found
         sent = forwarded(group, message, *self._outbox.ends(target), self._outbox.partition)
         return letter._replace(fields=sent)
 
 
 def forwarded(group: Group, message: DeadMessage, kind: str, source: str, partition: int) -> Fields:
-    """Return a dead letter as it is sent to a topic of this kind: its value and key, and headers that say where it
-    comes from and why it is dead. Its ttl is over, and its unique key may be taken there. `source`, `partition`: where
-    it died."""
+    """Return a dead message as it is sent to a topic of this kind: its value and key, with headers that contain its
+    origin and the reason of its death. Its ttl has ended, and its unique key may be taken there. `source`, `partition`:
+    topic and partition in which it died."""
     fields = message.fields
     sent: Fields = {column: fields[column] for column in (Column.VALUE, Column.KEY) if column in fields}
     headers: dict[str, Any] = {}
