@@ -247,8 +247,8 @@ class Transfer(Request, type=Type.TRANSFER):
 
 
 class Rebuild(Request, type=Type.REBUILD):
-    """Make a node drop its replica of a partition and fetch it again from the others. The reply comes when the replica
-    is dropped and the fetch has begun."""
+    """Make a node drop its replica of a partition and fetch it again from the others. The reply comes when the others
+    continue without the replica, and the metadata has assigned it to the node again."""
 
     topic: str
     partition: Partition
