@@ -123,7 +123,7 @@ def test_beyond_this_machine_it_wants_tls(tmp_path: Path) -> None:
 def test_the_tables_and_their_columns_are_named() -> None:
     for database, name in TABLES:
         assert f"`{name}`" in PAGE, (database, name)
-    (columns,) = re.findall(r"In `messages` they are:\n\n(.+?)\.\n", PAGE, re.S)
+    (columns,) = re.findall(r"columns of `messages` are:\n\n(.+?)\.\n", PAGE, re.S)
     assert re.findall(r"`(\w+)`", columns) == [column.name for column in MESSAGES.columns]
 
 
@@ -143,4 +143,4 @@ def test_limits_are_as_they_are_told() -> None:
     assert told in PAGE
     assert f"ids or keys that a query names: {IDS:,}" in PAGE
     assert f"prepared statements of a connection: {STATEMENTS}" in PAGE
-    assert f"nothing for {IDLE_S / 3600:g} hours" in PAGE
+    assert f"for {IDLE_S / 3600:g} hours" in PAGE
