@@ -1,1 +1,1 @@
-"""How a partition is made of the rows of a backup."""
+"""Restores a partition from the rows of a backup."""

@@ -1,7 +1,7 @@
-"""Entries of a partition that is being restored: it takes nothing but what restores it.
+"""Applies entries of a partition that is being restored. It accepts only commands of the restore.
 
-`apply_closed` applies such an entry. When all rows of the backup are there, `RestoreEnd` makes a partition of them,
-which becomes the successor of the empty one.
+`apply_closed` applies such an entry. When all rows of the backup have arrived, `RestoreEnd` loads a partition from
+them, which becomes the successor of the empty one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sandq.partition.restore.whole import check_whole
 P = TypeVar("P", bound=PartitionState)
 
 FIXED_SETTINGS = ("rank", "ordering", "max_in_flight_per_key")
-"""Settings that the topic must share with the one that was backed up: rows depend on them."""
+"""Settings that must equal those of the topic in the backup, because rows depend on them."""
 
 
 def apply_closed(partition: PartitionState, index: int, entry: c.Entry, stamp_ms: int, view: View) -> list[Any]:
-    """Apply an entry of a partition that is being restored, and return a result for each of its commands."""
+    """Apply an entry of a partition that is being restored, and return one result per command."""
     now_ms = max(partition.now_ms, stamp_ms)
     step = Step(view, index=index, stamp_ms=stamp_ms, now_ms=now_ms, floor_ms=max(partition.floor_ms, now_ms))
     partition.results = results = []
@@ -82,7 +82,8 @@ def _begin(partition: PartitionState, command: c.RestoreBegin) -> dict[str, Any]
 
 
 def _end(partition: PartitionState, step: Step, command: c.RestoreEnd) -> dict[str, Any]:
-    """Let the rows be the state. Raises Conflict if they are not all there, or are no rows of such a partition."""
+    """Make the rows the state of the partition. Raise Conflict if some are missing, or if they are not rows of such a
+    partition."""
     view = step.view
     state = restoring.check_chunk(partition.restore, command.restore_id)
     if state.is_whole or partition.successor is not None:
@@ -93,7 +94,7 @@ def _end(partition: PartitionState, step: Step, command: c.RestoreEnd) -> dict[s
     if row is None:
         raise Conflict("no row of the state is among those that were restored")
     view.put(rows.STATE_KEY, row)
-    view.has_overlays = None  # nobody has looked at these rows
+    view.has_overlays = None  # not known yet for these rows
     try:
         restored = _restored(partition, view)
         restored.index_base += restored.applied_index
@@ -102,9 +103,9 @@ def _end(partition: PartitionState, step: Step, command: c.RestoreEnd) -> dict[s
         restored.skips = partition.skips
         _settle(restored, step, partition)
     except restoring.NOT_OF_ROWS:
-        raise  # another replica may go on, so this one must not answer as if the rows were at fault
+        raise  # other replicas may not have this error, so the rows must not be blamed for it
     except Exception as error:
-        # Whatever the rows are, every replica comes to the same end: the partition stays closed.
+        # Any other error is in the rows, so it is the same on every replica: the partition stays closed.
         raise Conflict(f"the rows that were restored are not those of such a partition: {error!r:.200}") from error
     view.delete(restoring.STATE_OF_BACKUP)
     partition.successor = restored
@@ -112,7 +113,7 @@ def _end(partition: PartitionState, step: Step, command: c.RestoreEnd) -> dict[s
 
 
 def _restored(partition: P, view: View) -> P:
-    """Return the partition that the rows of a backup make. Raises whatever is wrong with them."""
+    """Return the partition loaded from the rows of a backup. Raise any error that the rows cause."""
     settings = partition.shared.settings
     restored = type(partition).load(partition.partition, settings, view, partition.look_aheads)
     other = restored.shared.settings
@@ -133,9 +134,9 @@ def _restored(partition: P, view: View) -> P:
 
 
 def _settle(restored: PartitionState, step: Step, before: PartitionState) -> None:
-    """Let a restored partition go on as the empty one before it: by its settings, level and time.
+    """Let a restored partition take over the settings, the level and the time of the empty one before it.
 
-    Leases end and their messages are ready again, without a counted attempt. Groups are paused, and in use.
+    Leases end, and their messages are ready again, without a counted attempt. Groups are paused, and count as used.
     """
     shared = restored.shared
     shared.give_way = before.shared.give_way
@@ -149,7 +150,7 @@ def _settle(restored: PartitionState, step: Step, before: PartitionState) -> Non
         group.use(own)
         group.paused = True
         restored.groups.store(own, group)
-        if shared.is_ordered:  # what was leased waits now, and so do those behind it
+        if shared.is_ordered:  # leased messages wait now, and so do those that they block
             group.order.clear()
             group.load_key_order(own.view)
     restored.limits.configure(own)

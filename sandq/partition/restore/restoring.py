@@ -1,12 +1,12 @@
-"""A partition that is being restored: rows of a backup come in chunks, one after the other, and then become its state.
+"""A partition that is being restored: rows of a backup arrive in chunks, and then become its state.
 
-A topic that is being restored says so in its settings (`RESTORING`), and as long as it does, its partitions take
-nothing from anybody. `RestoreBegin` binds an empty one to a restore, `RestoreRows` puts chunks of rows there, each
-once, `RestoreEnd` makes them the state. The partition is open when its topic's settings say so: never by half, as one
-whose rows have begun to come stays shut until all are there, whatever the settings say.
+The settings of a topic that is being restored contain `RESTORING`. As long as they do, its partitions accept no other
+commands. `RestoreBegin` binds an empty partition to a restore, `RestoreRows` stores chunks of rows, each once, and
+`RestoreEnd` makes the rows the state. A partition opens when the settings no longer contain `RESTORING`. But once some
+rows have arrived, it stays closed until all have, whatever the settings contain.
 
-Rows stand where they belong from the first on, but for that of the state, which waits at `STATE_OF_BACKUP`: until the
-end the partition's own says how far it is.
+Rows are stored under their final keys from the start, except for the state row of the backup. It is stored at
+`STATE_OF_BACKUP`, because the partition's own state row is needed for the progress of the restore.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from sandq.partition.base.step import Step
 from sandq.partition.records.restore_state import RestoreState
 
 STATE_OF_BACKUP: Final = b"X"
-"""Row: the state row of the backup, until it is the partition's."""
+"""Key of the row with the state row of the backup, until that becomes the partition's."""
 INDEX_MOST: Final = U48_MAX >> 1
-"""Of the last entry of what is restored: as many may come after it."""
+"""Maximum index of the last restored entry. It leaves the same number for later entries."""
 NOT_OF_ROWS: Final = (StorageFailed, ClosedError, OSError, MemoryError, RecursionError)
-"""Errors that the rows of a backup do not cause: other replicas may not meet them."""
+"""Errors that the rows of a backup do not cause, so that other replicas may not have them."""
 TURN_ROWS: Final = 256
-"""After so many an entry may give way."""
+"""Number of rows after which an entry gives way."""
 NOWHERE: Final = 0xFFFF_FFFF
-"""Less the number of a topic that is not there (any more): a number that no topic will ever have."""
+"""Minuend for a topic that no longer exists: this number less that of the topic is a number that no topic ever gets."""
 _WITH_FORWARD: Final = 0x9A
-"""First byte of the row of a dead letter that may name a partition it is to go to: ten fields."""
+"""First byte of a dead message's row with ten fields, the last of which may name a target partition."""
 _FORWARD_FIELD: Final = 9
 
 
 def encode_chunk(flat: Sequence[bytes]) -> bytes:
-    """Return what `decode_chunk` reads."""
+    """Encode rows for `decode_chunk`."""
     packed: bytes = msgpack.packb(flat)
     return packed
 
 
 def check_chunk(state: RestoreState | None, restore_id: str) -> RestoreState:
-    """Return the state of a restore that goes on. Raises Conflict: it is another one, or over."""
+    """Return the state of the restore in progress. Raise Conflict if it is a different one or is over."""
     if state is None or state.restore_id != restore_id:
         there = "none has begun here" if state is None else f"this one is of {state.restore_id}"
         raise Conflict(f"the partition is not being restored by {restore_id}: {there}")
@@ -54,8 +54,11 @@ def check_chunk(state: RestoreState | None, restore_id: str) -> RestoreState:
 
 
 def put_chunk(step: Step, state: RestoreState, number: int, data: bytes, give_way: Callable[[], None]) -> RestoreState:
-    """Put the rows of a chunk there, unless they are. How far it is then. `give_way`: called now and then. Raises
-    Conflict: another one is next; InvalidRequest: rows of it cannot be read. Then nothing of it is put there."""
+    """Store the rows of a chunk, unless they are stored already, and return the new progress. `give_way`: called now
+    and then.
+
+    Raise Conflict if another chunk is next, or InvalidRequest if a row cannot be read. Then no row is stored.
+    """
     view = step.view
     if state.is_whole or number < state.next_chunk:
         return state
@@ -72,8 +75,7 @@ def put_chunk(step: Step, state: RestoreState, number: int, data: bytes, give_wa
 
 
 def check_numbers(applied_index: int, index_base: int, *others: int) -> None:
-    """Raise Conflict for numbers of a state that leave no room for those that come after them: what is stored behind
-    them would have no offset."""
+    """Raise Conflict if the numbers of a state leave too few for later entries: later messages would have no offset."""
     numbers = applied_index, index_base, applied_index + index_base, *others
     if any(type(number) is not int or not 0 <= number <= U48_MAX for number in numbers):
         raise Conflict(f"its indices and times are {numbers}: those of a partition are within 0..{U48_MAX}")
@@ -82,8 +84,8 @@ def check_numbers(applied_index: int, index_base: int, *others: int) -> None:
 
 
 def _rows_here(data: bytes, targets: Mapping[int, int]) -> list[tuple[bytes, bytes]]:
-    """Return the rows of a chunk as they are in this cluster. Raises InvalidRequest, whatever is wrong with them: an
-    entry that cannot be applied would end every node, again and again."""
+    """Return the rows of a chunk, adapted to this cluster. Raise InvalidRequest for any error in them: an entry that
+    cannot be applied would crash every node, again and again."""
     flat = decode_chunk(data)
     try:
         found = [_here(key, value, targets) for key, value in zip(flat[::2], flat[1::2], strict=True)]
@@ -95,8 +97,11 @@ def _rows_here(data: bytes, targets: Mapping[int, int]) -> list[tuple[bytes, byt
 
 
 def _here(key: bytes, value: bytes, targets: Mapping[int, int]) -> tuple[bytes, bytes] | None:
-    """Return a row of a backup as it is in this cluster; None: it says nothing here. What partitions are to send goes
-    to the topics that are here what those were; what they are known by as producers is another number."""
+    """Return a row of a backup, adapted to this cluster. None if it has no meaning here.
+
+    Messages to other partitions go to the topics that correspond to the topics of the backup. Partitions have other
+    producer ids here, so their producer rows are left out.
+    """
     tag = key[:1]
     if tag == b"d":  # rows.DEAD
         return key, _dead(value, targets) if value[:1] == bytes([_WITH_FORWARD]) else value

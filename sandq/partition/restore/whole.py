@@ -1,8 +1,8 @@
-"""Check what only all rows of a restored partition show together: rows that name others, which must be there.
+"""Checks that a restored partition is complete: rows that other rows refer to must exist.
 
-`apply` relies on such rows: that a leased message has a row, that a ready queue with messages has rows of them, that no
-row names a group which will be created later. One that is missing would end each replica at its first use. Part of
-`apply`: bounded in steps, and the same on every replica.
+`apply` relies on such rows: a leased message has a row, a ready queue with messages has rows of them, and no row refers
+to a group that will be created later. A missing row would crash each replica at its first use. The check is part of
+`apply`, so it is done in bounded steps and has the same result on every replica.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sandq.partition.reader.reader import row_holding
 from sandq.partition.ready import queue_keys
 
 STEP_ROWS: Final = 256
-"""Rows that are looked at before the entry gives way."""
+"""Number of rows to check before giving way."""
 STEP_BYTES: Final = 1 << 20
 KEPT_BY_KEY: Final = "history_ms"
-"""Setting that only a compacted topic has: there the tag of overlays is that of deletions."""
+"""Setting that only a compacted topic has. In such a topic, the tag of overlays is that of deletions."""
 GROUP_TAGS: Final = (
     rows.GROUP,
     rows.WAITING,
@@ -40,11 +40,11 @@ GROUP_TAGS: Final = (
     rows.TURNS,
     rows.PACE,
 )
-"""Tags of rows whose keys begin with the number of a group."""
+"""Tags of rows whose keys begin with the id of a group."""
 
 
 def check_whole(restored: PartitionState, view: View, give_way: Callable[[], None]) -> None:
-    """Check the rows of a partition that was loaded from a backup. Raises Conflict, which names the row."""
+    """Check the rows of a partition that was loaded from a backup. Raise Conflict, with the row, if one is wrong."""
     _check_numbers(restored, view)
     _check_log(view, give_way)
     _check_held(restored, view, give_way)
@@ -56,7 +56,7 @@ def check_whole(restored: PartitionState, view: View, give_way: Callable[[], Non
 
 
 def _check_numbers(restored: PartitionState, view: View) -> None:
-    """No row names a group or a lease that is yet to come: the next ones get these numbers."""
+    """Check that no row refers to a future group or lease, whose numbers are yet to be assigned."""
     next_id = restored.groups.next_id
     for tag in GROUP_TAGS:
         found = view.scan(rows.of_group(tag, next_id), rows.tag_bounds(tag)[1], limit=1, max_bytes=1)
@@ -79,8 +79,8 @@ def _check_numbers(restored: PartitionState, view: View) -> None:
 
 
 def _check_log(view: View, give_way: Callable[[], None]) -> None:
-    """A message whose payload is apart has that payload; one that was moved is found by its id; no two rows of the log
-    hold the same place."""
+    """Check that payload rows exist, that moved messages are found by their ids, and that no two log rows contain the
+    same offset."""
     start, stop = rows.tag_bounds(rows.LOG)
     last = b""
     for key, value in _all(view, start, stop, give_way):
@@ -103,7 +103,7 @@ def _check_log(view: View, give_way: Callable[[], None]) -> None:
 
 
 def _check_held(restored: PartitionState, view: View, give_way: Callable[[], None]) -> None:
-    """What is leased, waits or is blocked is in the log, or in a row of its group."""
+    """Check that leased, waiting and blocked messages are in the log, or in rows of their group."""
     for group in restored.groups.by_id.values():
         _check_waiting(restored, group, view)
         leased = [(lease.select(lease.live), lease.kept) for lease in group.leases.values()]
@@ -126,7 +126,8 @@ def _check_held(restored: PartitionState, view: View, give_way: Callable[[], Non
 
 
 def _check_waiting(restored: PartitionState, group: Group, view: View) -> None:
-    """What waits has a number of its own, below the next one, and a ready queue where messages are ranked."""
+    """Check that each waiting entry has a number of its own, below the next one, and a ready queue if messages are
+    ranked."""
     start, stop = rows.group_bounds(rows.WAITING, group.group_id)
     most = len(group.waiting) + 1
     if len(view.scan(start, stop, limit=most, max_bytes=most * STEP_BYTES)) != len(group.waiting):
@@ -140,7 +141,7 @@ def _check_waiting(restored: PartitionState, group: Group, view: View) -> None:
 
 
 def _ranges(held: Iterable[tuple[Iterable[Range], bool]]) -> Iterator[tuple[Range, bool]]:
-    """Ranges one by one: of what a group keeps, messages one by one."""
+    """Yield ranges one by one. Split ranges of messages that a group keeps into single messages."""
     for ranges, kept in held:
         for base, length in ranges:
             if not kept:
@@ -163,8 +164,8 @@ def _has_rows(view: View, group_id: int, one: Range, kept: bool) -> bool:
 
 
 def _check_ready(restored: PartitionState, view: View, give_way: Callable[[], None]) -> None:
-    """A ready queue has rows of as many messages as it says, from the first one on. Others may be left of what a seek
-    took back."""
+    """Check that each ready queue has rows for at least as many messages as it counts, from the first one on. There may
+    be more rows, left from a seek."""
     for group_id in restored.groups.by_id:
         for key, value in _of_group(view, rows.QUEUE, group_id, give_way):
             messages, first = rows.unpack(value)
@@ -175,7 +176,7 @@ def _check_ready(restored: PartitionState, view: View, give_way: Callable[[], No
 
 
 def _check_overlays(view: View, give_way: Callable[[], None]) -> None:
-    """What was given to a message of a batch later has its fields, and as many bytes of them as it says."""
+    """Check that overlays have their fields, with the size that they state."""
     for key, value in _all(view, *rows.tag_bounds(rows.OVERLAY), give_way):
         fields = rows.unpack(value)
         if len(fields) > 1:
@@ -185,7 +186,7 @@ def _check_overlays(view: View, give_way: Callable[[], None]) -> None:
 
 
 def _check_outbox(view: View, give_way: Callable[[], None]) -> None:
-    """A batch that is being sent has as many letters as it says, all of them whole."""
+    """Check that each outbox batch has as many letters as it states, all of them complete."""
     for key, value in _all(view, *rows.tag_bounds(rows.OUTBOX_BATCH), give_way):
         _, last_seq, size, *_ = rows.unpack(value)
         start = rows.OUTBOX + key[1:]
@@ -202,7 +203,7 @@ def _of_group(view: View, tag: bytes, group_id: int, give_way: Callable[[], None
 
 
 def _all(view: View, start: bytes, stop: bytes, give_way: Callable[[], None]) -> Iterator[Row]:
-    """Rows between two keys, some at a time."""
+    """Yield the rows between two keys, reading some at a time."""
     while True:
         give_way()
         found = view.scan(start, stop, limit=STEP_ROWS, max_bytes=STEP_BYTES)
