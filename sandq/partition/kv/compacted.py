@@ -1,11 +1,12 @@
 """The compacted partition: a log of writes to keys, and the latest value of each key.
 
-It is a timer partition whose messages are all due at once, so groups, leases and retries are those of every topic. A
-message with a value puts it, one with none deletes its key. Invariants beside those of the timer partition:
+It is a timer partition whose messages are all due at once, so groups, leases and retries work as in every topic. A
+message with a value sets the value of its key, a message without one deletes its key. Invariants in addition to those
+of the timer partition:
 
-* A key has the value of the last write to it in the log; its version is that write's offset.
-* A compare-and-set is stored only if the key has the version that it names: `kv.writes`.
-* A value whose time is over is deleted by a message in the log, like any other; nobody sees it from that time on.
+* A key has the value of the last write to it in the log. Its version is the offset of that write. * A compare-and-set
+is stored only if the key has the version that it expects: `kv.writes`. * An expired value is deleted by a message in
+the log, like any other. From its expiry on, readers do not see it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sandq.partition.state_machine import Handlers, TimerPartition
 
 COMPACTION = b"c"
 RESTING_MS = 10_000
-"""When compaction has nothing to do for so long, it has done what there was."""
+"""Time in ms: if compaction has no work for longer than this, everything is compacted."""
 
 
 class CompactedPartition(TimerPartition):
@@ -50,7 +51,8 @@ class CompactedPartition(TimerPartition):
     def load(
         cls, partition: int, settings: dict[str, Any], view: View, look_aheads: LookAheads | None = None
     ) -> CompactedPartition:
-        view.has_overlays = False  # rows of that tag are of deleted keys, which may look like offsets
+        # In a compacted topic, rows of that tag are deletions, whose keys may look like offsets.
+        view.has_overlays = False
         self = super().load(partition, settings, view, look_aheads)
         assert isinstance(self, CompactedPartition)
         if self.is_filling:
@@ -62,7 +64,8 @@ class CompactedPartition(TimerPartition):
         return self
 
     def _is_latest(self, message: Message, view: View) -> bool:
-        """Whether no later write of a message's key exists; a deletion may be the last one though it is forgotten."""
+        """Return whether there is no later write of a message's key. A deletion may be the last write even if it is
+        forgotten."""
         key = message.fields[Column.KEY]
         is_gone = self.keys.write_of(key, view) is None
         is_deletion = message.fields.get(Column.VALUE) is None
@@ -118,7 +121,8 @@ class CompactedPartition(TimerPartition):
         raise _not_here()
 
     def end(self) -> bytes:
-        """Below all that is stored from the next entry on, and not below what is stored by now."""
+        """Return an offset below all messages that are stored from the next entry on, and at or above all
+        present ones."""
         return latest_offset(self.floor_ms, self.applied_index + self.index_base + 1, 0)
 
     @property

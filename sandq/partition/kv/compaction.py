@@ -1,13 +1,13 @@
-"""Compaction: of every key the log of a compacted topic keeps the last write, and what was written lately.
+"""Compaction: for every key, the log of a compacted topic keeps the last write, and all recent writes.
 
-A pass goes through the log from its beginning to where `history` begins, a bounded part at a time. A write that
-another one of its key came after goes. What stays keeps its offset, so groups and watchers go on where they were. A row
-with a message that some group holds stays as it is until the next pass.
+A pass goes through the log from its beginning to where `history` begins, a bounded part at a time. It deletes writes
+that have a later write of their key. Other messages keep their offsets, so groups and watchers continue where they
+were. A row with a message that some group holds stays as it is until the next pass.
 
-A deletion goes `tombstone_retention` after the end of a pass that took out everything that it deleted, and not after it
-was made: whoever began before that end may have read the value, and has so long to come to the deletion. A pass that
-left a row as it was (it is *behind* from there on) may have left such a thing, and takes out no deletion behind that
-row: who reads from the beginning would hear of the value, and never that it is gone.
+A deletion is removed `tombstone_retention` after the end of a pass that removed everything that it had deleted, not
+after the deletion was made. A reader that began before that end may have read the old value, and has this much time to
+reach the deletion. If a pass left a row as it was (it is *behind* from there on), such an old value may remain. So it
+removes no deletion after that row: a reader from the beginning would see the value, and never its deletion.
 """
 
 from __future__ import annotations
@@ -33,63 +33,66 @@ STEP_ROWS = 1000
 STEP_MESSAGES = 5000
 STEP_BYTES = 4 << 20
 STEP_FACTOR = 2
-"""A step goes through so many more messages for each that was written since the last one: so it keeps up ..."""
+"""Number of additional messages that a step visits for each message written since the last step, so that it
+keeps up."""
 STEP_MOST = 65_536
-"""... but not through more than these."""
+"""Maximum number of messages that a step visits."""
 LOOK_MS = 1000
-"""Between two looks whether a pass is worth it."""
+"""Time between two checks whether a pass is worthwhile, in ms."""
 IDLE_MS = 5000
-"""After so long without a write a pass is worth it whatever there is to lose."""
+"""Time without a write after which any pass is worthwhile, in ms."""
 PASS_MS = 600_000
-"""And after so long without a pass."""
+"""Time without a pass after which any pass is worthwhile, in ms."""
 BYTES_LEAST = 64 << 20
 BYTES_FACTOR = 2
-"""And when the log has so many bytes, and so many times as many as the values of all keys ..."""
+"""A pass is worthwhile if the log has at least `BYTES_LEAST` bytes, and `BYTES_FACTOR` times the bytes of all
+values."""
 REST_MS = 1
-"""... but not before so long after the last pass for each message that it left: it would go through all of them again
-for a few that are new."""
+"""Minimum time after a pass for each message that it left, in ms. Otherwise passes would visit all of these again for a
+few new ones."""
 NEW_LEAST = 1000
 NEW_FACTOR = 4
-"""At once after so many new messages, and so many times as many as the last pass left."""
+"""A pass is worthwhile at once after `NEW_LEAST` new messages, if these are `NEW_FACTOR` times those that the last pass
+left."""
 AGAIN_MS = 60_000
-"""After a pass that is behind: until the next one."""
+"""Time between a pass that is behind and the next one, in ms."""
 
 
 class Compactor:
     def __init__(self, shared: SharedState, groups: GroupTable, log: MessageLog, keys: KeyTable) -> None:
         self.due_ms: int | None = None
-        """When to look next."""
+        """Time of the next check or step, in ms."""
         self.forgotten = offsets.FIRST
-        """Deletions at or below this may be gone: who reads on from before it may have missed one. It rises with each
-        that goes."""
+        """Offset up to which deletions may have been removed: a reader that continues below it may have missed one. It
+        rises with each removed deletion."""
         self.removed = offsets.FIRST
-        """The same, of any write."""
+        """Offset up to which any write may have been removed, likewise."""
         self._log = log
         self._shared = shared
         self._groups = groups
         self._keys = keys
         self._wrote_ms = 0
         self._at: bytes | None = None
-        """A pass is under way, and through up to here."""
+        """Offset that the current pass has reached. None if no pass is in progress."""
         self._until_s = 0
-        """The pass, or the last one, goes up to this second."""
+        """Second at which the current or the last pass ends."""
         self._left = 0
-        """Messages that the last pass left."""
+        """Number of messages that the last pass left."""
         self._keeps = False
-        """Deletions are among them."""
+        """Whether deletions are among them."""
         self._behind_s: int | None = None
-        """From this second on the pass, or the last one, has kept, for it was held, what nobody wants."""
+        """Second from which on the current or the last pass has kept unneeded messages, because groups held them."""
         self._fresh = 0
-        """Messages that were written since the last step."""
+        """Number of messages written since the last step."""
         self._ended_ms = 0
-        """The last pass."""
+        """Time at which the last pass ended, in ms."""
         self._ripening: tuple[int, int] | None = None
-        """Up to which second a pass has taken out all that it should, and when it ended: deletions from before are to
-        go ..."""
+        """(second up to which a pass removed everything that it should, time in ms at which it ended). Deletions before
+        that second are removed `tombstone_retention` after that time."""
         self._ripe_s = 0
-        """... as those from before this second are."""
+        """Deletions before this second may be removed now."""
         self._again_ms: int | None = None
-        """When there is something to do for a pass although nothing was written."""
+        """Time at which a pass has work even if nothing is written, in ms. None if there is no such time."""
 
     def state(self) -> tuple[object, ...]:
         return (
@@ -116,7 +119,7 @@ class Compactor:
         self._ripening = None if ripening is None else (ripening[0], ripening[1])  # type: ignore[index]
 
     def appended(self, step: Step, count: int) -> None:
-        """There are so many messages more."""
+        """Note that messages were added."""
         now_ms = step.now_ms
         self._wrote_ms = now_ms
         self._fresh += count
@@ -124,11 +127,11 @@ class Compactor:
             self.due_ms = now_ms + LOOK_MS
 
     def look_anew(self, step: Step) -> None:
-        """Other settings may have given it something to do."""
+        """Check again soon, because new settings may have created work."""
         self.due_ms = self._again_ms = step.now_ms
 
     def compact(self, step: Step) -> None:
-        """A bounded part of a pass, when one is worth it."""
+        """Do a bounded part of a pass, if one is worthwhile."""
         now_ms = step.now_ms
         if self.due_ms is None or self.due_ms > now_ms:
             return
@@ -149,7 +152,7 @@ class Compactor:
         return int(self._shared.settings["tombstone_retention_ms"])
 
     def _begins(self, step: Step) -> bool:
-        """Whether a pass is worth it; then it begins."""
+        """Begin a pass if one is worthwhile. Return whether it was."""
         now_ms = step.now_ms
         until_s = max((now_ms - self._history_ms) // 1000, self._until_s)
         is_again = self._again_ms is not None and self._again_ms <= now_ms
@@ -186,7 +189,7 @@ class Compactor:
 
     @property
     def _may_go(self) -> bool:
-        """Whether there is anything in the log but the last value of each key."""
+        """Whether the log contains anything else than the last value of each key."""
         return self._log.state.messages != self._keys.live or self._keys.deletions > 0
 
     @property
@@ -197,7 +200,7 @@ class Compactor:
         return now_ms - self._wrote_ms >= IDLE_MS
 
     def _ends(self, step: Step) -> None:
-        """A pass is through."""
+        """End a pass."""
         now_ms = step.now_ms
         self._at, self._ended_ms, self._again_ms = None, now_ms, None
         if self._ripening is None:
@@ -230,7 +233,7 @@ class Compactor:
                 return
 
     def _clean(self, step: Step, row: Row, entry: LogEntry, held: _Held) -> int:
-        """Take out of a row what is not wanted any more. How many messages it has then."""
+        """Delete unneeded messages from a row. Return how many are left."""
         view = step.view
         count, run = entry.length, offsets.run(entry.first, entry.length)
         writes = _writes(row, entry, view)
@@ -271,7 +274,7 @@ class Compactor:
         return not is_deletion
 
     def _count(self, step: Step, gone: list[bytes], entry: LogEntry, size: int) -> None:
-        """These messages of a row are no more, and what is left of it has another size."""
+        """Update all numbers for the deleted messages of a row, the rest of which has `size` bytes."""
         state, made_ms = self._log.state, offsets.deliver_ms(entry.first)
         self._log.counts.add(made_ms, -len(gone))
         state.messages -= len(gone)
@@ -289,12 +292,13 @@ class Compactor:
 
 
 def _risen(mark: bytes, offset: bytes) -> bytes:
-    """A mark for what goes at an offset: not below it, and not the one before, which some may have seen."""
+    """Return a higher mark for a write removed at `offset`. It must differ from the previous mark, which watchers may
+    have seen."""
     return offset if offset > mark else (int.from_bytes(mark, "big") + 1).to_bytes(offsets.OFFSET_BYTES, "big")
 
 
 class _Held:
-    """What is leased, or waits, in any group."""
+    """The messages that are leased or wait in any group."""
 
     def __init__(self, groups: GroupTable) -> None:
         holders: list[Lease | Waiting] = []
@@ -303,16 +307,16 @@ class _Held:
         spans = sorted((base, offsets.shift(base, n - 1)) for holder in holders for base, n in holder.ranges)
         self._firsts = [first for first, _ in spans]
         self._lasts = list(accumulate([last for _, last in spans], max))
-        """The greatest of those up to there."""
+        """For each span, the greatest last message up to there."""
 
     def any_between(self, first: bytes, last: bytes) -> bool:
-        """Whether one of these messages may be."""
+        """Return whether any held message may be between these two, both included."""
         at = bisect_right(self._firsts, last)
         return at > 0 and self._lasts[at - 1] >= first
 
 
 def _writes(row: Row, entry: LogEntry, view: View) -> list[tuple[bytes, bool]]:
-    """The key of each message of a row, and whether it is a deletion."""
+    """Return the key of each message of a row, and whether it is a deletion."""
     value = row[1]
     if value[0] == rows.KIND_MESSAGE:
         fields = load_message(view, entry.first, value).fields
@@ -322,7 +326,7 @@ def _writes(row: Row, entry: LogEntry, view: View) -> list[tuple[bytes, bool]]:
 
 
 def _fields(row: Row, entry: LogEntry, view: View) -> list[Fields]:
-    """What each message of a row holds."""
+    """Return the fields of each message of a row."""
     value = row[1]
     if value[0] == rows.KIND_MESSAGE:
         return [load_message(view, entry.first, value).fields]

@@ -1,18 +1,17 @@
-"""The latest value of every key of a compacted topic, and what a write may be conditioned on.
+"""The latest value of every key of a compacted topic, and its version for compare-and-set.
 
-The log keeps every write until it is compacted (`compaction.py`); here is what the last one of each key left, be it
-that the key has no value: as long as the log tells that. The version of a value is the offset of the write: it only
-rises, in the whole partition, so a version that was seen once never stands for another value, even after the key was
-deleted and written anew.
+The log keeps every write until it is compacted (`compaction.py`). This table has the result of the last write of each
+key. If that was a deletion, the table has it as long as the log does. The version of a value is the offset of the
+write. Versions only rise, in the whole partition, so a version never stands for another value, even if the key was
+deleted and written again.
 
 Rows, PERSISTED::
 
     "v" key                 `<B 3x I q 16s`: flags u8, three zero bytes, length of the headers u32, expires_ms i64
                             (0: never), version 16; then the headers, then the value
-    "x" expires_ms u48, key a value that is gone at expires_ms, if it still says so itself
-    "y" key                 version 16: of the deletion that was the key's last write, while the log has it
-    "o"                     [keys, bytes of their rows, when the next expires | nil, up to when was looked (ms),
-                            deletions]
+    "x" expires_ms u48, key the value of the key expires at expires_ms, if its own row still says so
+    "y" key                 version 16 of the deletion that was the key's last write, while the log has it
+    "o"                     [keys, bytes of their rows, next expiry | nil, time of the last sweep (ms), deletions]
 """
 
 from __future__ import annotations
@@ -30,27 +29,27 @@ VALUE, EXPIRY, DELETION, STATE = b"v", b"x", b"y", b"o"
 VALUE_HEADER = struct.Struct("<B3xIq16s")
 FLAG_HEADERS = 1
 _NEVER = bytes(8)
-"""The time in most rows, and the place where it stands (8 to 16): they are looked at once for each key of a scan."""
+"""The expiry time in most rows, at bytes 8 to 16. Scans compare it for each key."""
 _, _VALUE_STOP = rows.tag_bounds(VALUE)
 SWEEP_KEYS = 1000
-"""Values that are taken away in one step because their time is over."""
+"""Maximum number of expired values that one step deletes."""
 SWEEP_BYTES = 4 << 20
-"""Of their keys."""
+"""Maximum bytes of their keys."""
 SCAN_ROWS = 256
 SCAN_BYTES = 256 << 10
-"""What is read at once, and goes to who scans as a part: so many rows, or bytes of values and what the last one brings
-beyond. Keys are not counted until they are there."""
+"""Maximum number of rows, and bytes of values before the last one, that are read at once and returned as one part. The
+bytes of keys are counted only afterwards."""
 KNOWN_KEYS = 8192
-"""Keys that were written lately, of which is kept in memory what the next write has to know of the last: half of what a
-write costs is to look for it among the rows. Twice as many are kept at most."""
+"""Number of recently written keys for which the data needed by the next write is cached. Looking that up in the rows is
+half the cost of a write. The cache holds at most twice as many keys."""
 
 
 Known = tuple[int, int, bytes]
-"""What a write must know of the value before: bytes of its row, key included; expires_ms; version."""
+"""Data that a write needs about the previous value: bytes of its row including the key; expires_ms; version."""
 
 
 class Value(NamedTuple):
-    """What a key has. `headers`: as they were sent (msgpack); `expires_ms`: 0 for never."""
+    """The value of a key. `headers`: as they were sent (msgpack). `expires_ms`: 0 for never."""
 
     version: bytes
     value: bytes
@@ -74,16 +73,16 @@ class Value(NamedTuple):
 class KeyTable:
     def __init__(self, garbage: Garbage | None = None) -> None:
         self.live = 0
-        """Keys that have a value."""
+        """Number of keys that have a value."""
         self.bytes = 0
-        """Of their rows, keys included."""
+        """Bytes of their rows, including keys."""
         self.deletions = 0
-        """Keys that have none, and of which the log tells so."""
+        """Number of keys without a value whose deletion the log still has."""
         self.next_expiry_ms: int | None = None
-        """When the time of some value may be over."""
+        """Lower bound of the next expiry time of a value, in ms. None if none expires."""
         self._swept_ms = 0
         self._garbage = garbage if garbage is not None else Garbage()
-        # A cache, never state: whatever it holds, the answers are those of the rows. Two generations.
+        # A cache, never state: results are those of the rows, whatever it contains. It has two generations.
         self._young: dict[bytes, Known] = {}
         self._old: dict[bytes, Known] = {}
 
@@ -99,7 +98,7 @@ class KeyTable:
     # -- writing --------------------------------------------------------------------------------------------------
 
     def put(self, step: Step, key: bytes, value: Value) -> None:
-        """Let a key have this value."""
+        """Set the value of a key."""
         view = step.view
         before = self._known(key, view)
         if before is not None:
@@ -118,7 +117,7 @@ class KeyTable:
             self.next_expiry_ms = min(self.next_expiry_ms or expires_ms, expires_ms)
 
     def delete(self, step: Step, key: bytes, version: bytes) -> None:
-        """Let a key have none; `version`: of the write that says so."""
+        """Delete the value of a key. `version`: that of the deletion."""
         view = step.view
         before = self._known(key, view)
         if before is not None:
@@ -131,13 +130,13 @@ class KeyTable:
         view.put(DELETION + key, version)
 
     def forget_deletion(self, step: Step, key: bytes) -> None:
-        """The log tells no more that a key has no value, if it did."""
+        """Forget the deletion of a key, if there is one, because the log no longer has it."""
         if step.view.get(DELETION + key) is not None:
             step.view.delete(DELETION + key)
             self.deletions -= 1
 
     def _forget(self, step: Step, key: bytes, value: Known) -> None:
-        """A value is not counted any more."""
+        """Remove a value from all counts."""
         size, expires_ms, _ = value
         self.live -= 1
         self.bytes -= size
@@ -146,7 +145,7 @@ class KeyTable:
             step.view.delete(_expiry_key(expires_ms, key))
 
     def _known(self, key: bytes, view: View) -> Known | None:
-        """The value that a key has, be its time over or not."""
+        """Return data about the value of a key, even if it has expired. None if there is none."""
         known = self._young.get(key) or self._old.get(key)
         if known is None:
             row = view.get(VALUE + key)
@@ -157,11 +156,11 @@ class KeyTable:
         return known
 
     def knows(self, keys: Sequence[bytes | None]) -> bool:
-        """Whether to `put` all of these keys, one after the other, reads no rows."""
+        """Return whether calling `put` for all of these keys, one after the other, reads no rows."""
         young, old = self._young, self._old
         if len(young) + len(keys) < KNOWN_KEYS:
             return all([key in young or key in old for key in keys])
-        return all([key in young for key in keys])  # those are known still when they have become the old ones
+        return all([key in young for key in keys])  # these stay known when they become the old generation
 
     def _remember(self, key: bytes, value: Known) -> None:
         if len(self._young) >= KNOWN_KEYS:
@@ -169,10 +168,10 @@ class KeyTable:
         self._young[key] = value
 
     def expired(self, now_ms: int, view: View) -> list[bytes]:
-        """Keys whose value's time is over, the earliest first, a bounded number; they are to be deleted."""
+        """Return keys with expired values, the earliest first, a bounded number. The caller must delete them."""
         if self.next_expiry_ms is None or self.next_expiry_ms > now_ms:
             return []
-        # From where the last one ended: a scan from the start would walk over every row deleted so far.
+        # Start where the last sweep ended. A scan from the start would step over all rows deleted so far.
         start, stop = _expiry_key(self._swept_ms, b""), rows.tag_bounds(EXPIRY)[1]
         due: list[tuple[int, bytes]] = []
         is_cut = False
@@ -180,7 +179,7 @@ class KeyTable:
             due += [(_expiry_of(key), key[7:]) for key, _ in found]
             is_cut = goes_on
         over = [key for at_ms, key in due if at_ms <= now_ms]
-        # Cut: there are more, and perhaps due as well.
+        # The scan was cut, so there are more rows, which may be due as well.
         following = due[-1][0] if is_cut else None
         self.next_expiry_ms = due[len(over)][0] if len(over) < len(due) else following
         self._swept_ms = due[len(over) - 1][0] if over else self._swept_ms
@@ -189,30 +188,34 @@ class KeyTable:
     # -- reading --------------------------------------------------------------------------------------------------
 
     def version(self, key: bytes, now_ms: int, view: View) -> bytes | None:
-        """Of the value that a key has; None: it has none."""
+        """Return the version of a key's value. None if it has no value."""
         known = self._known(key, view)
         return None if known is None or 0 < known[1] <= now_ms else known[2]
 
     def is_latest(self, key: bytes, offset: bytes, view: View) -> bool:
-        """Whether the write at this offset is the last one of its key."""
+        """Return whether the write at this offset is the last one of its key."""
         return offset == self.write_of(key, view)
 
     def write_of(self, key: bytes, view: View) -> bytes | None:
-        """Return the offset of the last write of a key; None if it deleted the key, and is forgotten."""
+        """Return the offset of the last write of a key. None if that was a deletion which was forgotten."""
         known = self._known(key, view)
         return view.get(DELETION + key) if known is None else known[2]
 
     def get(self, key: bytes, now_ms: int, view: View) -> bytes | None:
-        """The row of the value that a key has."""
+        """Return the row of a key's value. None if it has no value."""
         row = view.get(VALUE + key)
         return None if row is None or _is_over(row, now_ms) else row
 
     def scan(
         self, start: bytes, stop: bytes | None, *, limit: int, max_bytes: int, now_ms: int, view: View
     ) -> Iterator[tuple[list[Row], bytes | None]]:
-        """A page, in parts of about `SCAN_BYTES`: keys with start <= key < stop (None: to the last) and their values'
-        rows, in order; at most `limit`, and not beyond the one that reaches `max_bytes`, keys included. With each part
-        the key to go on from behind it; None: there are no more. Nothing may change between the parts."""
+        """Yield a page in parts of about `SCAN_BYTES`: keys with start <= key < stop (None: no bound), and the rows of
+        their values, in order.
+
+        A page ends after `limit` keys, or after the key that brings the bytes, including keys, to `max_bytes`. With
+        each part comes the key at which to continue, or None if there are no more. Nothing may change between the
+        parts.
+        """
         end = _VALUE_STOP if stop is None else VALUE + stop
         for found, is_cut in _scan(view, VALUE + start, end, limit, max_bytes):
             following = found[-1][0][1:] + b"\0" if is_cut else None
@@ -220,8 +223,8 @@ class KeyTable:
 
 
 def _scan(view: View, start: bytes, stop: bytes, limit: int, max_bytes: int) -> Iterator[tuple[list[Row], bool]]:
-    """Rows in order, at most `limit`, and not beyond the one that reaches `max_bytes`, keys included; in parts, with
-    each of which it says whether there may be more behind it."""
+    """Yield rows in order, in parts, and for each part whether more may follow. Stop after `limit` rows, or after the
+    row that brings the bytes, including keys, to `max_bytes`."""
     while True:
         most, most_bytes = min(SCAN_ROWS, limit), min(SCAN_BYTES, max_bytes)
         part = view.scan(start, stop, limit=most, max_bytes=most_bytes)

@@ -1,8 +1,8 @@
-"""Read what happened to the keys of a compacted topic behind a version: for those who watch.
+"""Reads the changes of keys of a compacted topic after a version, for watchers.
 
-A watcher goes through the log, a bounded part at a time, and takes what its keys are concerned with. Compaction takes
-writes out of the log, and who comes too late has missed them: `mark` is how far what matters to a watcher may have been
-taken out. Whoever stood behind it, or has seen the same mark before, has missed nothing.
+A watcher reads the log in bounded parts, and selects the changes of its keys. Compaction removes writes from the log,
+so a slow watcher may miss some. `mark` is the offset up to which relevant writes may have been removed. A watcher that
+was above it, or has seen the same mark before, has missed nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sandq.partition.kv.compacted import CompactedPartition
 from sandq.partition.reader.reader import AnswerReader
 
 LOOKED_AT = 10_000
-"""Messages that one answer looks at, wanted or not."""
+"""Maximum number of messages that one reply reads, selected or not."""
 LOOKED_BYTES = 4 << 20
 
 
 class Watch(NamedTuple):
-    """What is watched. `after`: a version, or where an answer ended; None: nothing but where the log ends is asked for.
-    `mark`: that of the answer before. `every`: also what a later write of its key came after."""
+    """A request to watch. `after`: a version, or the end of the last reply; None: return only the end of the log.
+    `mark`: the mark of the last reply. `every`: include writes that have a later write of their key."""
 
     after: bytes | None
     mark: bytes | None
@@ -36,17 +36,17 @@ class Watch(NamedTuple):
 
 class Changes(NamedTuple):
     through: bytes
-    """Everything up to there was looked at."""
+    """Offset up to which everything was read."""
     mark: bytes
     pieces: list[Piece]
     is_behind: bool
-    """There is more in the log."""
+    """Whether the log has more."""
     bytes: int
-    """Looked at."""
+    """Bytes that were read."""
 
 
 def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_bytes: int, view: View) -> Changes:
-    """A bounded part. Raises HistoryGone when what comes behind `after` was compacted."""
+    """Return a bounded part of the changes. Raise HistoryGone if changes after `after` were compacted."""
     compactor, give_way = machine.compactor, machine.shared.give_way
     give_way()
     mark = compactor.removed if asked.every else compactor.forgotten
@@ -60,7 +60,7 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
     rows_read: dict[bytes, bytes] = {}
     reader = AnswerReader(asked.after, give_way, rows_read)
     wants_all = asked.every and not asked.start and asked.stop is None
-    # Of whom only some concern it must be told of few at a time, but not look at as few.
+    # If only some messages are selected, few are returned at a time, but many are read.
     most, most_bytes = (
         (min(max_messages, LOOKED_AT), min(max_bytes, LOOKED_BYTES)) if wants_all else (LOOKED_AT, LOOKED_BYTES)
     )
@@ -83,7 +83,7 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
 
 
 def _has_last(machine: CompactedPartition, asked: Watch, view: View) -> bool:
-    """Whether who watches one key has seen its last write."""
+    """Return whether the watcher of a single key has seen its last write."""
     key, after = asked.start, asked.after
     return asked.stop == key + b"\0" and after is not None and machine.keys.is_latest(key, after, view)
 
@@ -91,7 +91,7 @@ def _has_last(machine: CompactedPartition, asked: Watch, view: View) -> bool:
 def _wanted(
     piece: Piece, machine: CompactedPartition, asked: Watch, view: View, most: int
 ) -> tuple[Piece | None, bytes]:
-    """The first `most` messages of a piece that are asked for, if any; and the offset up to which it was looked at."""
+    """Return the first `most` selected messages of a piece, or None, and the offset up to which it was read."""
     batch = Batch.parse(piece.batch)
     keys = batch.bytes_column(Column.KEY)
     assert keys is not None

@@ -1,7 +1,7 @@
-"""Store writes to keys, plain ones and compare-and-set: in the log, and as the values of their keys.
+"""Stores writes to keys, plain ones and compare-and-set: in the log, and as the values of their keys.
 
-A compare-and-set names the version that its key is to have, or `ABSENT`. It is stored only if the key has that version
-in the very moment of its place in the log: one Raft entry after the other, one message after the other.
+A compare-and-set contains the version that its key must have, or `ABSENT`. It is stored only if the key has that
+version at the write's position in the log: Raft entries, and the messages in them, are applied one after the other.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sandq.partition.reader.pieces import decode_fields
 from sandq.partition.shared_state import SharedState
 
 ABSENT = b""
-"""What a compare-and-set names whose key is to have no value."""
+"""Expected version of a compare-and-set whose key must have no value."""
 CHANGED = "changed"
-"""Why a compare-and-set is refused; with it comes the version that there is, or `NO_VERSION`."""
+"""Reason why a compare-and-set is rejected. With it comes the present version, or `NO_VERSION`."""
 NO_VERSION = bytes(offsets.OFFSET_BYTES)
 
 
 class Writes(NamedTuple):
-    """A batch that a compacted topic takes, by column."""
+    """The columns of a batch for a compacted topic."""
 
     keys: Sequence[bytes]
     values: Sequence[bytes | None]
@@ -35,7 +35,7 @@ class Writes(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> Writes:
-        """Take a batch apart that `produce_validation.check_writes` lets through."""
+        """Return the columns of a batch that `produce_validation.check_writes` accepts."""
         return cls(
             batch.bytes_column(Column.KEY),  # type: ignore[arg-type]  # none of them is None
             batch.values(),
@@ -51,10 +51,10 @@ class KeyWriter:
         self._keys = keys
 
     def store_all(self, step: Step, batch: Batch, writes: Writes) -> tuple[bytes, int]:
-        """Store a batch of plain writes as one row; its first offset, and how many there are."""
+        """Store a batch of plain writes as one row. Return its first offset and the number of writes."""
         stored = self._appends.append(step, c.Append(batch.raw))
         assert not isinstance(stored, Stored), "nothing here comes later"
-        # Of several writes of a key only the last is seen.
+        # If a key has several writes, only the last is visible.
         versions = offsets.run(*stored)
         latest = {key: at for at, key in enumerate(writes.keys)}
         for key, at in self._shared.in_turns(list(latest.items())):
@@ -62,9 +62,10 @@ class KeyWriter:
         return stored
 
     def compare_and_set(self, step: Step, batch: Batch, writes: Writes) -> Stored:
-        """Store of a batch the writes whose keys have the versions they name, and those that name none.
+        """Store those writes of a batch whose keys have the expected versions, and those without one.
 
-        One at a time, for the next may be conditioned on this one."""
+        Store them one by one, because the next write may depend on this one.
+        """
         view, now_ms = step.view, step.now_ms
         column = offsets.run(
             offsets.pack(step.floor_ms, step.index, step.take_positions(batch.count), self._appends.partition),
