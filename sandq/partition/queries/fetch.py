@@ -1,7 +1,7 @@
-"""A stretch of the log: its messages, and how many there are. Nothing is leased, nothing changes.
+"""Reads a part of the log: its messages, or their number. Nothing is leased, and nothing changes.
 
-What lies below the closed time is not added to any more, and what is removed there is trimmed or compacted; what lies
-above it, the pending messages, is given only when it is asked for, as it stands at this moment.
+Below the closed time, no messages are added, and messages are removed only by trimming or compaction. Above it are the
+pending messages. They are returned only on request, in their present state.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FETCH_MESSAGES: Final = 65_536
 
 
 class Fetched(NamedTuple):
-    """A page of a stretch. `next`: where to go on, None at the end of the stretch. `closed_ms`: nothing is inserted
-    before that instant any more. `trimmed`: up to this offset, with it, the log was trimmed."""
+    """A page of the log. `next`: where to continue, None at the end. `closed_ms`: nothing is inserted before this time
+    any more. `trimmed`: offset up to which, inclusive, the log was trimmed."""
 
     pieces: list[Piece]
     next: bytes | None
@@ -32,9 +32,9 @@ class Fetched(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """How much a stretch holds. `first`: the first message in it, None when there is none. `next`: as far as was
-    counted, None when that is the whole stretch. `messages`: about so many stand before that. `clock_epoch`: how often
-    the clock was set back; offsets and closed times of different epochs are not to be compared."""
+    """The size of a part of the log. `first`: its first message, None if there is none. `next`: end of the counted
+    messages, None if these are all. `messages`: approximate number of messages before that. `clock_epoch`: number of
+    clock resets; offsets and closed times of different epochs must not be compared."""
 
     first: bytes | None
     next: bytes | None
@@ -53,8 +53,8 @@ def fetch(
     max_bytes: int,
     pending: bool = False,
 ) -> Fetched:
-    """What stands in the log from `start` on, below `end`, and below the closed time unless `pending`. Raises Conflict
-    when `start` is of before a clock reset."""
+    """Return the messages of the log from `start` on, below `end`, and below the closed time unless `pending`. Raise
+    Conflict if `start` is from before a clock reset."""
     _check_start(machine, start, pending)
     closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
     give_way, rows_read = machine.shared.give_way, dict[bytes, bytes]()
@@ -71,11 +71,12 @@ def fetch(
 def measure(
     machine: TimerPartition, view: View, start: bytes, end: bytes | None, most: int | None, pending: bool = False
 ) -> Extent:
-    """Count what `fetch` would give, by the counts of whole seconds; when there is more than `most`, up to `next` only.
+    """Count the messages that `fetch` would return, by the counts of whole seconds. If there are more than `most`,
+    count up to `next` only.
 
-    A second that is counted in part, at either end, may count as a whole one. Only in the one that `most` divides are
-    messages counted one by one, `FETCH_MESSAGES` of them: the answer may end there with fewer than `most`, but never
-    with none, and is to be asked on from `next`. Raises as `fetch`.
+    A second that is only partly included, at either end, may count as a whole. Messages are counted one by one only in
+    the second that `most` divides, and at most `FETCH_MESSAGES` of them. So the result may end there with fewer than
+    `most` messages, but never with none; the caller continues at `next`. Raise the same errors as `fetch`.
     """
     _check_start(machine, start, pending)
     trimmed = machine.log.state.trimmed
@@ -103,8 +104,8 @@ def measure(
 
 
 def _check_start(machine: TimerPartition, start: bytes, pending: bool) -> None:
-    """Refuse a start beyond the time of a partition whose clock was set back: who goes on from there would miss what
-    is stored until that time comes."""
+    """Raise Conflict for a start beyond the time of a partition after a clock reset. A reader that continued there
+    would miss messages that are stored until that time comes."""
     if pending or not machine.clock_epoch or offsets.deliver_ms(start) < machine.now_ms + LEAST_MS:
         return
     raise Conflict(
@@ -115,7 +116,7 @@ def _check_start(machine: TimerPartition, start: bytes, pending: bool) -> None:
 
 
 def _step(reader: LogReader, view: View, until_ms: int, end: bytes | None, count: int) -> tuple[int, bytes | None]:
-    """Pass over `count` messages: how many that were below `end`, and the offset behind them, None at the end."""
+    """Skip `count` messages. Return how many of them were below `end`, and the offset after them, None at the end."""
     ranges = reader.take(view, until_ms, count, FETCH_BYTES).ranges
     if not ranges:
         return 0, None
@@ -130,12 +131,12 @@ def _until_ms(machine: TimerPartition, end: bytes | None, pending: bool) -> int:
 
 
 def _below(ranges: list[Range], end: bytes) -> list[Range]:
-    """What of the ranges (rising) lies below `end`."""
+    """Return the parts of sorted ranges that are below `end`."""
     cut: list[Range] = []
     for base, length in ranges:
         if base >= end:
             break
-        # How many places lie below `end`, whatever partition it names; of another time or entry, all of them.
+        # Number of positions below `end`, whichever partition that names. If the time or the entry differ, all of them.
         inside = -(-(int.from_bytes(end, "big") - int.from_bytes(base, "big")) // (1 << 12))
         cut.append(Range(base, min(length, inside)))
     return cut

@@ -1,4 +1,4 @@
-"""What is said of the limits of a group: why a message waits for them, and how they stand."""
+"""Describes the limits of a group: why a message waits for them, and their state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandq.partition.limits.ledger import LedgerStatus
 
 
 def limit_reason(group: Group, now_ms: int) -> str | None:
-    """Why the limits of a group hold up what is ready; None: they do not."""
+    """Return why the limits of a group hold up ready messages. None if they do not."""
     allowance = group.allowance
     if allowance is None:
         return None
@@ -33,7 +33,8 @@ def limit_reason(group: Group, now_ms: int) -> str | None:
 
 
 def limit_row(group: Group, allowance: Allowance, ledger: LedgerStatus | None) -> dict[str, Any]:
-    """How the limits of a group stand in a partition: `allowed` here, and in the home partition `given` to others."""
+    """Return the state of a group's limits in a partition: `allowed` here, and in the home partition `given` to
+    others."""
     limit = allowance.limit
     row = limit.shown()
     row["allowed"] = None if limit.max_in_flight is None else allowance.in_flight

@@ -1,7 +1,6 @@
-"""Looking into a partition: single messages, pages of them, what became of one, what is dead, what comes when.
+"""Queries about a partition: single messages and their histories, pages of messages, dead messages, forecasts.
 
-Everything here reads and changes nothing that matters (caches move). Each call is bounded; where there is more it says
-from where to go on.
+Queries change nothing but caches. Each call is bounded. If there is more, it returns where to continue.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from sandq.partition.shared_state import TURN_ITEMS, TURN_READS
 from sandq.partition.state_machine import TimerPartition
 
 LOOKED_AT = 1000
-"""Messages that one page looks at, found or not."""
+"""Maximum number of messages that one page reads, selected or not."""
 PAGE_BYTES = 2 << 20
 ROW_BYTES = 256
 NEWEST = "newest"
@@ -49,9 +48,9 @@ NO_ROOM = "it waits for a consumer with room"
 UNITS_S = {"second": 1, "minute": 60, "hour": 3600}
 
 Shown = dict[str, Any]
-"""A message map (docs/protocol.md)."""
+"""A message as a map (docs/protocol.md)."""
 _Place = tuple[Range, int | None]
-"""Where messages are read: in the log, or (with a group's id) in the rows that a group keeps for itself."""
+"""Where messages are read: in the log, or (with the id of a group) in rows of that group."""
 
 
 class PartitionQueries:
@@ -62,7 +61,7 @@ class PartitionQueries:
     # -- one message ----------------------------------------------------------------------------------------------
 
     def get(self, target: c.Target) -> Shown | None:
-        """A message with its value and state; None when it is not here (any more)."""
+        """Return a message with its value and state. None if this partition does not have it, or no longer."""
         machine, view = self._machine, self._view
         message_id = machine.pending.id_of(target, machine.now_ms, view)
         if message_id is None:
@@ -75,7 +74,7 @@ class PartitionQueries:
         return self._get_own(rows.load_moved(moved).offset if moved is not None else message_id)
 
     def _get_own(self, offset: bytes) -> Shown | None:
-        """A message that is only in a row of a group's own any more."""
+        """Return a message that is only in a row of a group. None if there is none."""
         for group in self._machine.groups.by_id.values():
             row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
             if row is not None:
@@ -88,7 +87,7 @@ class PartitionQueries:
         return None
 
     def why(self, target: c.Target) -> Shown | None:
-        """The biography of a message: itself, without its value, and what each group made of it."""
+        """Return the history of a message: the message without its value, and its state in each group."""
         shown = self.get(target)
         if shown is None:
             return None
@@ -99,7 +98,7 @@ class PartitionQueries:
     def _in_group(self, group: Group, shown: Shown) -> Shown:
         offset = shown["offset"]
         state = self._machine.pending.state_in(group, offset, self._machine.now_ms, self._view)
-        told: Shown = {
+        status: Shown = {
             "group": group.name,
             "state": state,
             "attempt": 0,
@@ -114,7 +113,7 @@ class PartitionQueries:
         lease = holder if isinstance(holder, Lease) else None
         waiting = holder if isinstance(holder, Waiting) else None
         if lease is not None:
-            told |= {
+            status |= {
                 "attempt": lease.attempt,
                 "consumer": lease.consumer,
                 "token": lease.token,
@@ -122,39 +121,39 @@ class PartitionQueries:
                 **self._history(group, holder, offset, lease.past_of(offset)),
             }
         elif waiting is not None:
-            told |= {"attempt": waiting.attempt, "due_ms": waiting.due_ms, "error": waiting.error}
-            told |= self._history(group, holder, offset, waiting.history)
+            status |= {"attempt": waiting.attempt, "due_ms": waiting.due_ms, "error": waiting.error}
+            status |= self._history(group, holder, offset, waiting.history)
         elif state == DEAD:
             buried = dead_letters.find(group, offset, self._view)
             assert buried is not None
-            told |= {"attempt": buried.attempts, "error": buried.error}
-            told |= _lives(buried.lives, buried.history, offset)
+            status |= {"attempt": buried.attempts, "error": buried.error}
+            status |= _lives(buried.lives, buried.history, offset)
         elif state == ACKED:
             ended = self._machine.leases.acked_under(group, offset)
             if ended is not None:
-                told |= {"attempt": ended.attempt, "consumer": ended.consumer}
+                status |= {"attempt": ended.attempt, "consumer": ended.consumer}
         if isinstance(holder, Lease | Waiting) and holder.snoozes:
-            told["snoozes"] = holder.snoozes
+            status["snoozes"] = holder.snoozes
         if lease is not None and lease.reclaims:
-            told["reclaims"] = lease.reclaims
-        told["reason"] = self._reason(group, told, shown)
-        return told
+            status["reclaims"] = lease.reclaims
+        status["reason"] = self._reason(group, status, shown)
+        return status
 
     def _history(self, group: Group, holder: Holder | None, offset: bytes, history: History) -> Shown:
-        """The attempts of a message that a group holds, with those of the lives before it was redriven."""
+        """Return the attempts of a message that a group holds, including those of earlier lives."""
         row = None
         if holder is not None and holder.kept:
             row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
         return _lives(() if row is None else load_lives(load_kept(offset, row).lives), history, offset)
 
-    def _reason(self, group: Group, told: Shown, shown: Shown) -> str:
-        state, offset = told["state"], shown["offset"]
+    def _reason(self, group: Group, status: Shown, shown: Shown) -> str:
+        state, offset = status["state"], shown["offset"]
         waiting = group.holder_of(offset)
         match state:
             case "delayed":
                 return "its time has not come"
             case "leased":
-                return f"consumer {told['consumer']} holds it"
+                return f"consumer {status['consumer']} holds it"
             case "waiting":
                 if (
                     isinstance(waiting, Waiting)
@@ -200,10 +199,9 @@ class PartitionQueries:
         order: str | None = None,
         value_bytes: int | None = None,
     ) -> tuple[list[Shown], bytes | None]:
-        """Return messages of the log in order, within a window of delivery times, and the offset to go on behind.
+        """Return messages of the log in order, within a window of delivery times, and the offset at which to continue.
 
-        `order` NEWEST: from the highest offset down; those below `after` are meant then. `value_bytes`: the most bytes
-        of each value.
+        `order` NEWEST: from the highest offset down, and below `after`. `value_bytes`: maximum bytes of each value.
         """
         is_newest = order == NEWEST
         choose = self._held if state in (LEASED, WAITING) else self._logged
@@ -230,7 +228,8 @@ class PartitionQueries:
     def _logged(
         self, state: str | None, from_ms: int, until_ms: int, after: bytes | None, is_newest: bool
     ) -> tuple[list[_Place], bytes | None]:
-        """Return the next ranges of the log in the window, and where they end unless that is the end of it."""
+        """Return the next ranges of the log in the window, and where they end. None if that is the end of the
+        window."""
         machine = self._machine
         cursors = [group.cursor for group in machine.groups.by_id.values()]
         if state == DELAYED:
@@ -254,7 +253,8 @@ class PartitionQueries:
     def _held(
         self, state: str | None, from_ms: int, until_ms: int, after: bytes | None, is_newest: bool
     ) -> tuple[list[_Place], bytes | None]:
-        """Messages that some group has leased, or that wait; the window and the page are for the caller to cut."""
+        """Return messages that are leased or wait in some group, and where to continue. The caller applies the
+        window."""
         held: dict[bytes, int | None] = {}
         for group in self._machine.groups.by_id.values():
             found = [(lease.kept, lease.select(lease.live)) for lease in group.leases.values()]
@@ -274,7 +274,7 @@ class PartitionQueries:
         return [(Range(offset, 1), held[offset]) for offset in page], page[-1] if len(chosen) > len(page) else None
 
     def _load(self, places: list[_Place], from_ms: int, until_ms: int, is_newest: bool) -> Iterator[Message]:
-        """Read messages one by one: a page ends when it is full, and what lies behind is not read."""
+        """Yield messages one by one, so that a page that is full reads no further ones."""
         for one, kept_of in places:
             if from_ms <= offsets.deliver_ms(one.base) < until_ms:
                 found = self._machine.log.reader.messages(self._view, [one], kept_of)
@@ -294,9 +294,9 @@ class PartitionQueries:
         key_prefix: bytes | None = None,
         order: str | None = None,
     ) -> tuple[list[Shown], bytes | None]:
-        """Return dead messages of a group in the order of their offsets, and the offset to go on behind, if any.
+        """Return dead messages of a group in the order of their offsets, and the offset at which to continue, if any.
 
-        `order` as in `page`.
+        `order`: as in `page`.
         """
         which = dead_letters.DeadFilter(reason, from_ms, until_ms, error, key_prefix)
         group = self._machine.groups.named(group_name)
@@ -315,21 +315,22 @@ class PartitionQueries:
         return shown, found[-1].offset if found else None
 
     def fetch(self, *asked: Any) -> Fetched:
-        """`asked`: as `log.fetch.fetch` takes it."""
+        """Return a page of the log. `asked`: arguments of `queries.fetch.fetch`."""
         return log_fetch.fetch(self._machine, self._view, *asked)
 
     def measure(self, *asked: Any) -> Extent:
-        """`asked`: as `log.fetch.measure` takes it."""
+        """Return the size of a part of the log. `asked`: arguments of `queries.fetch.measure`."""
         return log_fetch.measure(self._machine, self._view, *asked)
 
     def job(self, job_id: bytes) -> Shown:
-        """Raises NotFound."""
+        """Return a job. Raise NotFound if there is none."""
         return self._machine.jobs.find(job_id).shown()
 
     # -- outbox ---------------------------------------------------------------------------------------------------
 
     def outbox_batch(self, target: Target, epoch: int) -> bytes | None:
-        """What is being sent to another partition, as a batch (empty: nothing is left of it); None: that is over."""
+        """Return the batch that is being sent to another partition, empty if nothing is left of it. None if the batch
+        has ended."""
         outbox = self._machine.outbox
         batch = outbox.batch_of(target)
         if batch is None or batch.epoch != epoch:
@@ -340,16 +341,17 @@ class PartitionQueries:
     # -- schedules ------------------------------------------------------------------------------------------------
 
     def schedules_due(self, until_ms: int, most: int) -> list[schedule_queries.Stored]:
-        """Those that fire until an instant."""
+        """Return the schedules that fire up to `until_ms`."""
         in_turns = partial(self._machine.shared.in_turns, most=TURN_READS)
         return schedule_queries.due(self._view, until_ms, most, in_turns)
 
     def schedules_named(self, names: Sequence[str]) -> list[bytes | None]:
-        """The rows of these schedules; None where there is none."""
+        """Return the rows of schedules by name, None for those that do not exist."""
         return schedule_queries.named(self._view, self._machine.shared.in_turns(names, TURN_READS))
 
     def cancelled_occurrences(self, stored: Iterable[schedule_queries.Stored]) -> frozenset[str]:
-        """Return the names of those schedules whose next occurrence was made ahead of its time, and cancelled."""
+        """Return the names of those schedules whose next occurrence was stored ahead of its time, and then
+        cancelled."""
         now_ms, log = self._machine.now_ms, self._machine.log
         return frozenset(
             [
@@ -363,14 +365,14 @@ class PartitionQueries:
     def schedule_page(
         self, prefix: str, after: str | None, most: int
     ) -> tuple[list[schedule_queries.Stored], str | None]:
-        """Those whose names begin so, and the name to go on behind, if any."""
+        """Return schedules whose names begin with `prefix`, and the name after which to continue, if any."""
         return schedule_queries.page(self._view, prefix, after, most)
 
     # -- counts ---------------------------------------------------------------------------------------------------
 
     def group_rows(self) -> list[Shown]:
         now_s = self._machine.now_ms // 1000
-        told = []
+        found = []
         for group in self._machine.groups.by_id.values():
             self._machine.shared.give_way()
             second, taken = max(group.reader.taken, self._machine.log.state.gone)
@@ -388,7 +390,7 @@ class PartitionQueries:
                 "partition": self._machine.partition,
                 "group": group.name,
                 "cursor": group.cursor,
-                # One of this partition: it can be read from there.
+                # An offset of this partition, so that it can be read from there.
                 "committed": offsets.of_partition(group.done_below(), self._machine.partition),
                 "ready": max(ready, 0),
                 "leased": sum(lease.live.bit_count() for lease in group.leases.values()),
@@ -408,13 +410,13 @@ class PartitionQueries:
                 row["limits"] = limit_row(group, group.allowance, self._machine.limits.ledger(group.name))
             if group.ready is not None and group.ready.rank == FAIR:
                 row["tenants"] = ranked_queries.tenant_rows(group, group.ready, self._machine.now_ms)
-            told.append(row)
-        return told
+            found.append(row)
+        return found
 
     def held_by_consumer(self, group_name: str) -> dict[str, tuple[int, int]]:
-        """Return for each consumer with messages of a group how many, and when the oldest was leased (ms).
+        """Return the number of leased messages of each consumer of a group, and when the oldest was leased, in ms.
 
-        Raises UnknownGroup.
+        Raise UnknownGroup if there is no such group.
         """
         held: dict[str, tuple[int, int]] = {}
         for lease in self._machine.shared.in_turns([*self._machine.groups.named(group_name).leases.values()]):
@@ -424,7 +426,7 @@ class PartitionQueries:
         return held
 
     def tenants(self) -> list[tuple[str, Shown]]:
-        """What the tenants of a fair topic have in each group, by the group's name, as `group_rows` tells it."""
+        """Return the state of the tenants of a fair topic in each group, by the group's name, as in `group_rows`."""
         now_ms = self._machine.now_ms
         return [
             (group.name, row)
@@ -434,8 +436,8 @@ class PartitionQueries:
         ]
 
     def forecast(self, unit_s: int, count: int, now_ms: int) -> tuple[list[tuple[int, int]], int]:
-        """Messages due in each unit from the one that holds `now_ms` on, as (start ms, messages) of those with some;
-        and how many come after the last."""
+        """Return the number of messages due in each unit of time, as (start ms, messages) of units with messages, and
+        the number of later messages. The first unit is the one that contains `now_ms`."""
         first_s = now_ms // 1000 // unit_s * unit_s
         stop_s = first_s + count * unit_s
         now_s = now_ms // 1000
@@ -452,7 +454,7 @@ class PartitionQueries:
         return sorted(buckets.items()), max(counts.later - ahead, 0)
 
     def _count_between(self, start_s: int, stop_s: int) -> int:
-        """As `Counts.between`, and gives way behind each hour."""
+        """Return the result of `Counts.between`. Give way after each hour."""
         total = 0
         for hour in self._machine.log.counts.hours(start_s, stop_s, self._view):
             total += sum([messages for _, messages in hour])
@@ -515,10 +517,10 @@ def _shown_dead(message: dead_letters.DeadMessage, values: bool) -> Shown:
 
 
 def _lives(earlier: Lives, history: History, offset: bytes) -> Shown:
-    """What a message went through: the attempts of all its lives, and where there are earlier ones, how they ended.
+    """Return the attempts of all lives of a message, and, if there are earlier lives, how they ended.
 
-    A lease is made ahead of the time at which it is pushed: no attempt is told to have begun before its message was
-    due.
+    A lease is granted before the time at which it is pushed. So an attempt is shown to begin when its message was due,
+    not before.
     """
     due_ms = offsets.deliver_ms(offset)
     attempts = [
@@ -530,7 +532,7 @@ def _lives(earlier: Lives, history: History, offset: bytes) -> Shown:
 
 
 def _rank(fields: Fields) -> Shown:
-    """The priority and the tenant of a message; what it does not name, or is 0, is left out."""
+    """Return the priority and the tenant of a message. Leave out a priority of 0 and a missing tenant."""
     rank: Shown = {}
     if priority := fields.get(Column.PRIORITY):
         rank["priority"] = priority
@@ -540,7 +542,8 @@ def _rank(fields: Fields) -> Shown:
 
 
 def _blocked_reason(group: Group, offset: bytes) -> str:
-    """Why a message is not leased whose key had as many under way as it may when the cursor passed it."""
+    """Return why a message is not leased, if its key had as many busy messages as its limit when the cursor
+    passed it."""
     order = group.order
     if order.is_free(offset):
         return NO_ROOM

@@ -1,6 +1,6 @@
-"""Looking into groups of priority and fair topics: what goes before a message, and what tenants wait for.
+"""Queries about groups of priority and fair topics: which messages come before a message, and why tenants wait.
 
-Everything here reads, and is bounded: at most `LOOKED_AT` messages are looked for one by one.
+They only read, and are bounded: at most `LOOKED_AT` messages are checked one by one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sandq.partition.records.leases import Waiting
 from sandq.partition.state_machine import TimerPartition
 
 LOOKED_AT: Final = 1000
-"""Messages that may go before another one, found or not."""
+"""Maximum number of messages that are checked whether they come before a given one."""
 TENANTS: Final = 100
-"""Of a group that are told of."""
+"""Maximum number of tenants of a group that are returned."""
 _READ_BYTES: Final = 8 << 20
 
 
@@ -33,12 +33,12 @@ class ReadyPosition(NamedTuple):
     """Position of a message among the ready messages of its tenant."""
 
     key: bytes
-    """Of its ready queue."""
+    """Key of its ready queue."""
     offset: bytes
     ageing_ms: int | None
 
     def is_behind(self, key: bytes, offset: bytes) -> bool:
-        """Whether a message of a queue of the same tenant goes before this one."""
+        """Return whether a message in a queue of the same tenant comes before this one."""
         return self._order(key, offset) < self._order(self.key, self.offset)
 
     def _order(self, key: bytes, offset: bytes) -> tuple[int, int, bytes]:
@@ -47,8 +47,8 @@ class ReadyPosition(NamedTuple):
         return aged, priority, offset
 
     def bound(self, key: bytes) -> bytes | None:
-        """The offset that messages of a queue of the same tenant have to be below to go before this one; None: none
-        of them goes before it."""
+        """Return the offset below which messages in a queue of the same tenant come before this one. None if none of
+        them does."""
         own, other = queue_keys.unpack(self.key).priority, queue_keys.unpack(key).priority
         if own == other:
             return self.offset
@@ -59,7 +59,7 @@ class ReadyPosition(NamedTuple):
 
 
 def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset: bytes, view: View) -> str | None:
-    """What a message that is ready in a group waits for, unless it is the next one of its tenant."""
+    """Return the reason why a message that is ready in a group waits. None if it is the next one of its tenant."""
     holder = group.holder_of(offset)
     key = holder.queue if isinstance(holder, Waiting) else queue_keys.of_message(ready.rank, view, offset)
     if key is None:
@@ -90,8 +90,8 @@ def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset:
 def _before(
     machine: TimerPartition, group: Group, ready: ReadyQueues, position: ReadyPosition, view: View
 ) -> tuple[int, bool]:
-    """How many messages of its tenant go before a message, looked for up to a little more than `LOOKED_AT`; and whether
-    all were looked at."""
+    """Return how many messages of its tenant come before a message, counted up to a little more than `LOOKED_AT`, and
+    whether all were checked."""
     before, is_all = ready.count_before(queue_keys.tenant_of(position.key), position.bound, LOOKED_AT + 1, view)
     for given_back in group.waiting.values():
         if before > LOOKED_AT:
@@ -111,14 +111,14 @@ def _before(
 
 
 def _are_of_one(key: bytes, other: bytes) -> bool:
-    """Whether two ready queues are of one tenant."""
+    """Return whether two ready queues belong to the same tenant."""
     return queue_keys.tenant_of(key) == queue_keys.tenant_of(other)
 
 
 def tenant_rows(group: Group, ready: ReadyQueues, now_ms: int) -> list[dict[str, Any]]:
-    """What tenants of a fair topic have in a group: of those with the most ready, and then the most in flight. What is
-    due and was not put into ready queues yet is not counted. `free_ms`: when the next message of one may go that its
-    rate holds up."""
+    """Return a row for each tenant of a fair topic with messages in a group. Tenants with the most ready messages come
+    first, then those with the most in flight. Due messages that are not promoted yet are not counted. `free_ms`: when
+    the rate allows the tenant's next message."""
     waiting = ready.count_by_tenant()
     for entry in group.waiting.values():
         if entry.queue is not None and entry.due_ms <= now_ms:
