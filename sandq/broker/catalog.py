@@ -93,7 +93,7 @@ class Catalog:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody else can know more of the metadata than this node."""
+        """Whether this node is the only voter of the metadata and is ready, so that its copy is the newest."""
         metadata = self._node_log.metadata
         return metadata.group.is_only_voter and metadata.ready
 

@@ -36,7 +36,7 @@ async def serve_until(
                 served = True
                 await _first_of(stop, node.restart)
                 if not stop.is_set():
-                    log.warning("there is room again: starting again")
+                    log.warning("the disk has space again: restarting")
         except (StorageFailed, ExceptionGroup) as error:
             full = [leaf for leaf in _leaves(error) if isinstance(leaf, StorageFailed) and is_full(leaf)]
             if not served or len(full) < len(list(_leaves(error))):

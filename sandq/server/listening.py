@@ -17,7 +17,7 @@ BACKLOG: Final = 65_535
 
 
 class BoundPort:
-    """Sockets of a port that is taken, and on which nobody listens yet: whoever connects is refused."""
+    """Sockets that are bound but do not listen yet: the system refuses connections to them."""
 
     def __init__(self, sockets: Sequence[trio.socket.SocketType], what: str) -> None:
         """`what`: the key of the setting."""

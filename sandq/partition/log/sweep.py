@@ -101,7 +101,7 @@ class Sweeper:
                 self._left += len(live)
         for group in groups:
             if group.is_expired:
-                group.reader.look_anew(found[-1][0][1:])  # it may have read rows ahead that are deleted now
+                group.reader.look_anew(found[-1][0][1:])  # its cache may hold rows that are deleted now
             self._groups.store(step, group)
         self._position = found[-1][0][1:]
 

@@ -110,7 +110,7 @@ class Forwarding:
         self._shared.totals.undeliverable += 1
         error = error[: FIXED.error_chars]
         if letter.kind == MESSAGE:
-            # If its group was deleted since, nobody could see the message any more.
+            # If its group has been deleted meanwhile, there is no list of dead letters to show the message in.
             if (group := self._groups.by_id.get(letter.group_id)) is not None:
                 row = dead_letters.undeliverable_row(letter, target, error, step.now_ms)
                 step.view.put(rows.of_group(rows.DEAD, group.group_id, letter.offset), row)

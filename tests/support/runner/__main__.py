@@ -34,7 +34,7 @@ BUDGETS_S = {
     "regressions": 15,
     "spark": 230,
 }
-"""CPU seconds on two cores that nobody else uses, where `loop_s` is LOOP_S. A budget grows by what its suite gains."""
+"""CPU seconds on two idle cores where `loop_s` is LOOP_S. Raise a budget when its suite gains tests."""
 DEAREST = 25
 """So many tests are named with what they cost."""
 LOOP_S = 0.2
