@@ -44,14 +44,14 @@ SHARES: Final = {
 
 
 def section(name: str) -> str:
-    """What stands below a heading, down to the next one of any level."""
+    """Return the text below a heading, down to the next heading of any level."""
     found = re.search(rf"^##+ {name}\n(.*?)(?=^##+ |\Z)", PAGE, re.DOTALL | re.MULTILINE)
     assert found is not None, name
     return found[1]
 
 
 def rows(text: str) -> dict[str, str]:
-    """Of its table: the first cell of each row, and the others."""
+    """Return the rows of a table: the first cell, and the rest of the row."""
     return dict(re.findall(r"^\| (.+?) (\| .*)$", text, re.MULTILINE))
 
 
@@ -60,7 +60,7 @@ def size(count: float) -> str:
 
 
 def test_every_limit_that_can_be_changed_is_on_the_page() -> None:
-    named = re.findall(r"`limits\.(\w+)`", " ".join(rows(section("What is limited by what"))))
+    named = re.findall(r"`limits\.(\w+)`", " ".join(rows(section("Limits"))))
     assert sorted(named) == sorted(field.name for field in dataclasses.fields(Limits))
 
 
@@ -70,15 +70,17 @@ def test_fixed_limits_are_those_of_the_code() -> None:
     assert output.SEND_STALL_S == bounds.SEND_STALL_S
     assert output.CROWDED_STALL_S == bounds.CROWDED_STALL_S
     fixed = {
-        "callers of a gateway's connection that have requests under way": (f"{open_requests.CALLERS:,}",),
+        "callers of a gateway's connection with requests in progress": (f"{open_requests.CALLERS:,}",),
         "HELLO, and a gateway's proof": (f"{connection.HELLO_S:g} s", size(connection.HELLO_BYTES)),
         "logins that fail": (
             f"{failed_logins.FAILED_LOGINS_BURST:g} at once",
             f"then {'one' if failed_logins.FAILED_LOGINS_PER_S == 1 else '?'} a second",
             f"{failed_logins.PAUSE_S:g} s at most",
         ),
-        "lists of groups that are made": (f"{broker.LISTS_AT_ONCE} of a node",),
-        "half a frame": (f"{connection.FRAME_S:g} s and 1 s for each {size(connection.FRAME_BYTES_PER_S)}",),
+        "lists of groups in progress": (f"{broker.LISTS_AT_ONCE} of a node",),
+        "a partially received frame": (
+            f"{connection.FRAME_S:g} s and 1 s for each {size(connection.FRAME_BYTES_PER_S)}",
+        ),
         "answers that a client does not take": (
             f"{size(output.SEND_BYTES)} in {output.SEND_STALL_S:g} s",
             f"in {output.CROWDED_STALL_S:g} s while others wait",
@@ -99,7 +101,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         ),
         "a compressed batch": (size(produce_validation.RATIO_FREE_BYTES), f"{produce_validation.RATIO_MOST} times"),
         "headers of a message": (f"{headers.MAX_NESTED} maps", f"{headers.MAX_DEPTH} levels"),
-        "room for an answer by HTTP": (f"{guards.ROOM_S:g} s",),
+        "memory for an answer by HTTP": (f"{guards.ROOM_S:g} s",),
         "a page by HTTP": ("1,000 rows", size(lines.PAGE_BYTES)),
         "the consumers of a group in one answer": (f"{CONSUMERS_MAX:,} of a node",),
         "a stream by HTTP": (
@@ -112,7 +114,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
             f"what the node says of itself {node_link.STALE_S:g} s",
         ),
     }
-    found = rows(section("What is limited by what"))
+    found = rows(section("Limits"))
     assert size(PREVIEW_BYTES_MAX) in found["`value_bytes` of a list of messages"]
     assert {name for name in found if "`" not in name} - {"Limit"} == set(fixed)
     for name, values in fixed.items():
@@ -120,10 +122,10 @@ def test_fixed_limits_are_those_of_the_code() -> None:
             assert value in found[name], name
 
 
-def test_places_are_those_of_the_code() -> None:
-    found = rows(section("What is limited by what"))
-    assert f"there are {tcp.SPARE_SLOTS} spare places" in found["`limits.connections`"]
-    assert f"{bounds.SPARE_PLACES} spare places for health and metrics" in found["`limits.http_connections`"]
+def test_slots_are_those_of_the_code() -> None:
+    found = rows(section("Limits"))
+    assert f"there are {tcp.SPARE_SLOTS} spare slots" in found["`limits.connections`"]
+    assert f"{bounds.SPARE_PLACES} spare slots for health and metrics" in found["`limits.http_connections`"]
     refused = f"{bounds.REFUSED_MOST} of these have {bounds.REFUSED_S:g} s to take it"
     assert refused in found["`limits.http_connections`"]
     for name in ("connections", "http_connections"):
@@ -132,18 +134,15 @@ def test_places_are_those_of_the_code() -> None:
 
 
 def test_answers_that_a_connection_has_not_taken_are_as_in_the_code() -> None:
-    assert (
-        f"up to {size(output.UNSENT_BYTES)},"
-        in rows(section("What is limited by what"))["`limits.in_flight_bytes_per_connection`"]
-    )
+    assert f"up to {size(output.UNSENT_BYTES)}," in rows(section("Limits"))["`limits.in_flight_bytes_per_connection`"]
 
 
 def days(ms: int) -> str:
     return f"{ms // 86_400_000} days"
 
 
-def test_what_no_configuration_changes_is_as_in_the_code() -> None:
-    found = rows(section("What no configuration changes"))
+def test_fixed_limits_of_formats_are_those_of_the_code() -> None:
+    found = rows(section("Fixed limits"))
     fixed = {
         "name_chars": f"{FIXED.name_chars} characters",
         "unique_key_bytes": size(FIXED.unique_key_bytes),
@@ -200,17 +199,17 @@ def test_what_no_configuration_changes_is_as_in_the_code() -> None:
     assert f"{size(reader_pins.READER_BYTES)} of a partition, for {reader_pins.IDLE_S:g} s" in kept
     assert f"of {reader_pins.READERS_MOST} readers" in kept
     assert f"{size(LOG_BYTES)} of entries, {log_reads.ENTRIES_MOST:,} of them" in found["an answer to BACKUP_LOG"]
-    assert f"up to {2 * key_table.KNOWN_KEYS:,} keys" in section("What clients can cause together")
+    assert f"up to {2 * key_table.KNOWN_KEYS:,} keys" in section("The most memory that clients can use")
 
 
-def test_what_holds_between_nodes_is_as_in_the_code() -> None:
+def test_limits_between_nodes_are_those_of_the_code() -> None:
     expected = {
         "a connection to the peer port": (
             f"{links.FIRST_FRAME_S:g} s for the first frame",
-            f"{links.HANDSHAKE_S:g} s to be introduced",
+            f"{links.HANDSHAKE_S:g} s for the handshake",
             f"{size(handshake.HANDSHAKE_BYTES)} a frame",
         ),
-        "connections that are not introduced": (
+        "connections before their handshake": (
             f"{door.SLOTS}, of one address (or IPv6 /{sources.IPV6_SOURCE_BITS}) {door.SOURCE_SLOTS}",
             f"{door.KNOWN_SLOTS} more",
         ),
@@ -224,13 +223,14 @@ def test_what_holds_between_nodes_is_as_in_the_code() -> None:
             f"| {links.STREAMS_MOST}, of {size(transfer.SMALL_FRAME_BYTES)} a frame",
         ),
         "gossip: streams that others have opened, for `gossip.stream_timeout`": (
-            f"{door.SLOTS} of strangers, {door.SOURCE_SLOTS} of one address, and {door.KNOWN_SLOTS} from",
+            f"{door.SLOTS} of unknown addresses, {door.SOURCE_SLOTS} of one address",
+            f"and {door.KNOWN_SLOTS} from addresses",
         ),
-        "gossip: what streams have sent and is no message yet": (
+        "gossip: bytes of streams that are no complete message yet": (
             f"{size(intake.FREE_BYTES)} each and {size(intake.ROOM_BYTES)} for all",
             f"{size(streams.STREAM_BYTES)} of one",
         ),
-        "gossip: what is done in a round of the loop": (),
+        "gossip: work per iteration of the loop": (),
         "members by gossip": (f"| {nodes.MEMBERS_MOST:,} |",),
         "packets of gossip": (f"{packets.PACKET_BYTES:,} bytes", f"{packets.RECEIVE_BYTES:,} that are read"),
     }
@@ -241,7 +241,7 @@ def test_what_holds_between_nodes_is_as_in_the_code() -> None:
             assert value in found[name], name
 
 
-def test_what_clients_can_cause_together_is_added_up() -> None:
+def test_memory_that_clients_can_use_is_added_up() -> None:
     memory = MemoryBudget(DEFAULT.memory_bytes)
     by_clients = memory_budget.HTTP_SHARE * DEFAULT.memory_bytes
     for account in memory.accounts.values():
@@ -249,8 +249,8 @@ def test_what_clients_can_cause_together_is_added_up() -> None:
     share = by_clients / DEFAULT.memory_bytes
     connection_bytes = 20_000 + caller_requests.GRANTED_BYTES + output.ANSWERS_GRANTED_BYTES
     partitions, groups = DEFAULT.partitions_per_node, DEFAULT.groups
-    text = section("What clients can cause together")
-    for told in (
+    text = section("The most memory that clients can use")
+    for expected in (
         f"{share * 64:g}/64 of `limits.memory_bytes`, {size(by_clients)}",
         f"one address {size(memory_budget.SOURCE_SHARE * by_clients)}",
         f"| {sum(SHARES.values()) * 64:g}/64 of it, {size(sum(SHARES.values()) * DEFAULT.memory_bytes)} |",
@@ -260,7 +260,7 @@ def test_what_clients_can_cause_together_is_added_up() -> None:
         f"{partitions * 150 // 1000} MB with {partitions:,}",
         f"{groups * 3 // 1000} MB with {groups:,}",
     ):
-        assert told in text, told
+        assert expected in text, expected
 
 
 def test_every_account_is_on_the_page_with_its_share() -> None:

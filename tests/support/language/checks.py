@@ -19,9 +19,9 @@ from tests.support.paths import ROOT
 BUDGETS: Final = Path(__file__).with_name("budgets.json")
 
 _NUMBERS = "many|much|long|often|few"
-STARTS: Final = re.compile(rf"^(What|Who|Whoever|Whatever|Of|That|Those|So (?:{_NUMBERS}))\b")
+STARTS: Final = re.compile(rf"^(What(?! to |$)|Who|Whoever|Whatever|Of|That|Those|So (?:{_NUMBERS}))\b")
 """Words with which a sentence begins that has no subject, or a clause for its subject."""
-CLAUSES: Final = re.compile(r"\b(?:about|and|as|by|for|from|in|of|on|or|than|to|with) (?:what|who|whoever)\b")
+CLAUSES: Final = re.compile(r"\b(?:about|and|as|by|for|from|in|of|on|or|than|to|with) (?:what(?! to )|who|whoever)\b")
 """A clause with "what" or "who" in the place of a noun."""
 WORDS: Final = re.compile(
     r"\b(another one|somebody|whoever|told|anew|beside|goes? by|(?:is|are) to be"
