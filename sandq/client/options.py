@@ -47,14 +47,14 @@ class Options:
     # Who has something on its way to a node that says nothing for so long asks other nodes who leads by now, and sends
     # it there; and looks again that often.
     standstill_s: float = 2.0
-    look_again_s: float = 0.5
+    leader_check_s: float = 0.5
 
     # Reconnecting, and asking again: first, then doubled, each time a random part from the half to the whole.
     back_off_first_s: float = 0.05
     back_off_max_s: float = 0.5
     # Who refused a request may say when to ask again; it is asked so soon all the same, for it may think otherwise by
     # then: a rate was raised.
-    told_pause_max_s: float = 5.0
+    retry_after_max_s: float = 5.0
     # Whether it is asked again where a quota has no more. A gateway does not: it tells its callers when to.
     waits_for_quota: bool = True
 
@@ -88,9 +88,9 @@ class Options:
 
     def pause_s(self, attempt: int, error: SandqError) -> float:
         """The same after a certain error, and as long as who refused the request says, if it does, up to
-        `told_pause_max_s`."""
+        `retry_after_max_s`."""
         wait_ms = error.details.get("retry_after_ms")
-        told_s = min(wait_ms / 1000, self.told_pause_max_s) if type(wait_ms) is int else 0.0
+        told_s = min(wait_ms / 1000, self.retry_after_max_s) if type(wait_ms) is int else 0.0
         return max(self.back_off_s(attempt), told_s)
 
 

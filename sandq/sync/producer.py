@@ -132,9 +132,9 @@ class Receipts:
 
 
 class _Part(list[Value | Mapping[str, Any]]):
-    """Some of the messages of a `send_many`; `first_place` is that of the first of them, for errors."""
+    """Some of the messages of a `send_many`; `first_index` is that of the first of them, for errors."""
 
-    first_place = 0
+    first_index = 0
 
 
 @suggesting
@@ -191,7 +191,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         self._ahead += len(message[0] or b"") + _AHEAD_BYTES // _AHEAD_MESSAGES
         if self._ahead >= _AHEAD_BYTES:
             self._ahead = 0
-            portal.call(inner.wait_for_room)
+            portal.call(inner.wait_for_capacity)
         return receipt
 
     @takes_send_options
@@ -205,7 +205,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         rest = iter(messages)
         place = 0
         while part := _Part(islice(rest, _AHEAD_MESSAGES)):
-            part.first_place = place
+            part.first_index = place
             place += len(part)
             parts.append(self._portal.call(partial(self._inner.send_many, part, **options)))
         return Receipts(self._portal, parts)

@@ -264,7 +264,7 @@ class NodeCredit:
         beyond = min(self.held + self._credit - target, self._credit)
         if beyond <= 0:
             self.top_up()
-        elif takes_back and self.is_accepted and connection is not None and connection.takes_credit_back:
+        elif takes_back and self.is_accepted and connection is not None and connection.accepts_negative_credit:
             self._credit -= beyond
             self._taken_back += beyond
             connection.post(Credit(self._subscription_id, -beyond).frame())

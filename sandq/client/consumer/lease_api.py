@@ -158,13 +158,13 @@ class Leases:
             try:
                 if not is_told:
                     # What was known of leaders is why it failed.
-                    await self._cluster.asked(self.topic)
+                    await self._cluster.fetch_topic(self.topic)
                     is_told = True
                 found = await self._take_round(request, left_ms if left_ms > 0 else 0)
                 if found or left_ms <= 0:
                     return found
             except SandqError as error:
-                self._cluster.gone(self.topic, error)
+                self._cluster.forget_if_unknown(self.topic, error)
                 left_s = fails_at - anyio.current_time()
                 if not error.retriable or left_s <= 0:
                     raise
@@ -178,7 +178,7 @@ class Leases:
         try:
             wanted = chosen_of(await used_topic(self._cluster, self.topic), request.partitions)
         except UnknownPartition:
-            wanted = chosen_of(await self._cluster.asked(self.topic), request.partitions)  # it may be new
+            wanted = chosen_of(await self._cluster.fetch_topic(self.topic), request.partitions)  # it may be new
         leaders = list(dict.fromkeys(part.leader for part in wanted if part.leader is not None))
         unled = [part.partition for part in wanted if part.leader is None]
         if not leaders:
@@ -268,7 +268,7 @@ class Leases:
         """Ask one node, once."""
         connection = self._cluster.connection(node_id)
         if connection is None:
-            raise Unavailable(f"node {node_id} cannot be reached{self._cluster.why()}")
+            raise Unavailable(f"node {node_id} cannot be reached{self._cluster.error_summary()}")
         consumer_id = f"{self._client_name[:200]}-{secrets.token_hex(8)}"
         taking = _Taking(connection, self.topic, request._replace(consumer_id=consumer_id))
         return await taking.run()

@@ -310,7 +310,7 @@ class Subscription:
     def _topic_failed(self, topic: str, error: SandqError) -> None:
         """A topic cannot go on: nor can the iterator, unless the topic was one of a pattern, and is gone, or refuses
         what others take."""
-        self.cluster.gone(topic, error)
+        self.cluster.forget_if_unknown(topic, error)
         if not self._goes_on_without(topic, error):
             self._fail(error)
         elif (consumer := self._consumers.pop(topic, None)) is not None:
@@ -399,7 +399,7 @@ class Subscription:
 
     async def _join(self, name: str) -> None:
         try:
-            await self.cluster.asked(name)  # it may be known that there was none
+            await self.cluster.fetch_topic(name)  # it may be known that there was none
         except SandqError as error:
             log.info("subscription to %s: topic %s: %s", self.topic, name, error)
             return

@@ -90,7 +90,7 @@ class TopicConsumer:
             known = await (used_topic(self.cluster, self.topic) if makes else self.cluster.topic(self.topic))
             chosen_of(known, self.terms.partitions)
         except UnknownPartition:
-            chosen_of(await self.cluster.asked(self.topic), self.terms.partitions)  # it may be new
+            chosen_of(await self.cluster.fetch_topic(self.topic), self.terms.partitions)  # it may be new
 
     @property
     def is_ready(self) -> bool:

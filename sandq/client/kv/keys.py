@@ -105,7 +105,7 @@ class Keys:
             for place, item in enumerate(items.items() if isinstance(items, Mapping) else items):  # noqa: B007
                 key, value = _pair(item)
                 message = producer.checks.message(value, key=self._key(key))
-                await producer.wait_for_room()
+                await producer.wait_for_capacity()
                 batch, position, sealed = producer.add(*message)
                 receipts.add(batch, position)
                 if sealed:
@@ -303,7 +303,7 @@ class Keys:
 
         async def write(record: TopicRecord) -> str:
             producer = await self._producer_of(self.topic)
-            await producer.wait_for_room()
+            await producer.wait_for_capacity()
             message = data, key_bytes, packed, lot, time, partition, ttl_ms, unique, None, expected
             batch, position, _ = producer.add(*message)
             return await Receipt(batch, position)

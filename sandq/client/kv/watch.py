@@ -23,7 +23,7 @@ from sandq.client.messages.fetch import open_piece
 from sandq.client.options import again
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
-from sandq.client.transport.requests import call_leader_for_ever
+from sandq.client.transport.requests import call_leader_until_closed
 from sandq.model.errors import ClosedError, ProtocolError, SandqError, Unavailable, UnknownTopic
 from sandq.model.partitioning import KeyPartitions
 from sandq.model.piece import Piece
@@ -253,7 +253,9 @@ class Watch:
             while True:
                 while source.waiting >= ANSWERS_AHEAD:
                     await source.room.wait()
-                frame = await call_leader_for_ever(self._cluster, self._request(source), wait_s=self._wait_ms / 1000)
+                frame = await call_leader_until_closed(
+                    self._cluster, self._request(source), wait_s=self._wait_ms / 1000
+                )
                 self._check_number()
                 self._take_over(source, KvChanges.parse(frame))
         except SandqError as error:
@@ -307,7 +309,7 @@ class Watch:
         if unknown:
             self.check_open()
             where = f"partition {unknown[0]} of topic {self.topic!r}"
-            raise Unavailable(f'{where} did not say in {timeout_s:g} s where "now" is{self._cluster.why()}')
+            raise Unavailable(f'{where} did not say in {timeout_s:g} s where "now" is{self._cluster.error_summary()}')
 
     def _leave(self) -> None:
         self._is_open = False

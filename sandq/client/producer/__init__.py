@@ -1,6 +1,6 @@
-"""The producer: batches, and their way to the partitions' leaders.
+"""The producer: it collects messages into batches and sends them to the leaders of the partitions.
 
-What is exported is for programs that check messages as a producer does, or make batches of their own.
+The exported names are for programs that check messages as a producer does, or that build their own batches.
 """
 
 from __future__ import annotations

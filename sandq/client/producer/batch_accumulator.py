@@ -1,7 +1,8 @@
 """Accumulate messages into batches: choose a message's batch, open and fill it, and seal it once it is full or due.
 
-A batch is sealed when it is full, when its linger is over, and, without a linger, when the connection to its leader
-sends next. It then goes to `PartitionProducer`, which sends it. No task in here: the producer's calls `tick`.
+A batch is sealed when it is full or when its linger time is over. Without a linger time it is sealed when the
+connection
+to its leader sends next. `PartitionProducer` then sends it. This module has no task: the producer's task calls `tick`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sandq.client.options import Options
 from sandq.client.producer.batches import MESSAGE_OVERHEAD_BYTES, Batch
 from sandq.client.producer.partition_producer import PartitionProducer
 from sandq.client.producer.partitioner import Partitioner
-from sandq.client.producer.validation import Lot, Rank
+from sandq.client.producer.validation import Rank, Traits
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.on_behalf import OURSELVES, asker
 from sandq.model.errors import SandqError
@@ -25,7 +26,7 @@ _PRODUCER_ID_BITS = 63
 
 
 class BatchAccumulator:
-    """The open batches of a producer for all partitions of its topic, and what is not done of those that are sealed."""
+    """The open batches of a producer for all partitions of its topic, and counters of its unfinished batches."""
 
     def __init__(
         self,
@@ -36,8 +37,10 @@ class BatchAccumulator:
         wake: Callable[[], None],
         on_done: Callable[[Batch], None],
     ) -> None:
-        """`most_bytes`: of a batch, beside those of the options. `wake`: `tick` is to be called. `on_done(batch)`: it
-        has offsets or an error, and counts no more."""
+        """`most_bytes`: limit on the size of a batch, in addition to the option `batch_bytes`.
+
+        `wake` asks for a call of `tick`. `on_done(batch)` is called when a batch has offsets or an error.
+        """
         self._cluster = cluster
         self._options = options
         self._topic = topic
@@ -49,13 +52,13 @@ class BatchAccumulator:
         self._partition_producers: dict[int, PartitionProducer] = {}
         self._busy: dict[PartitionProducer, None] = {}
         self.buffered_bytes = 0
-        """Of all messages that have no outcome yet."""
+        """Total size of all messages that have no outcome yet, in bytes."""
         self.outstanding = 0
-        """Batches that are not done."""
+        """Number of batches that are not done."""
 
     @property
     def unconfirmed(self) -> int:
-        """Messages without an outcome."""
+        """Number of messages without an outcome."""
         return sum(partition_producer.unconfirmed for partition_producer in self._busy)
 
     def add(
@@ -63,7 +66,7 @@ class BatchAccumulator:
         value: bytes | None,
         key: bytes | None,
         headers: bytes | None,
-        lot: Lot,
+        traits: Traits,
         time: int,
         partition: int | None,
         ttl_ms: int | None,
@@ -71,24 +74,26 @@ class BatchAccumulator:
         rank: Rank | None = None,
         expected: bytes | None = None,
     ) -> tuple[Batch, int, bool]:
-        """Put a message (`validation.Ready`, and the version that is expected of its key) into its batch: the batch,
-        its position, and whether a batch was sealed."""
+        """Add a message to its batch; return the batch, the position in it, and whether a batch was sealed.
+
+        The arguments are the fields of `validation.Ready`. `expected` is the version that the message's key must have.
+        """
         partitioner = self.partitioner
         size = MESSAGE_OVERHEAD_BYTES
-        place = None
+        number = None
         if not key if partitioner.is_compacted else value is None:
             self._check_write(key, value)
         if rank is not None or partitioner.is_fair:
-            place = self._ranked_place(key, unique_key, lot, partition, rank)
+            number = self._ranked_partition(key, unique_key, traits, partition, rank)
             size += 0 if rank is None or rank[1] is None else len(rank[1])
         elif key is None and unique_key is None and partition is None:
-            place = partitioner.sticky.get(lot)
-        if place is None:
-            place = partitioner.place(key, unique_key, lot, partition)
-        partition_producer = self._partition_producers.get(place)
+            number = partitioner.sticky.get(traits)
+        if number is None:
+            number = partitioner.partition_of(key, unique_key, traits, partition)
+        partition_producer = self._partition_producers.get(number)
         if partition_producer is None:
-            partition_producer = self._partition_producers[place] = PartitionProducer(
-                self._cluster, self._options, self._topic, place, self._producer_id, self._on_batch_done, self._wake
+            partition_producer = self._partition_producers[number] = PartitionProducer(
+                self._cluster, self._options, self._topic, number, self._producer_id, self._on_batch_done, self._wake
             )
         if value is not None:
             size += len(value)
@@ -99,59 +104,61 @@ class BatchAccumulator:
         if unique_key is not None:
             size += len(unique_key)
         sealed = False
-        batch = partition_producer.open.get(lot)
+        batch = partition_producer.open.get(traits)
         if batch is not None and batch.size_bytes + size > self._batch_bytes:
-            self._seal(partition_producer, lot)
+            self._seal(partition_producer, traits)
             batch, sealed = None, True
         if batch is None:
-            batch = partition_producer.open[lot] = Batch(lot, place, anyio.current_time())
+            batch = partition_producer.open[traits] = Batch(traits, number, anyio.current_time())
             batch.asker = asker()
             self._busy[partition_producer] = None
             self.outstanding += 1
-            self._schedule(place)
+            self._schedule(number)
         elif batch.asker is not OURSELVES and batch.asker != asker():
-            batch.asker = OURSELVES  # it is of several
+            batch.asker = OURSELVES  # its messages have several callers
         position = len(batch.values)
         batch.values.append(value)
         batch.keys.append(key)
         batch.headers.append(headers)
-        if lot:
+        if traits:
             batch.add_more(time, ttl_ms, unique_key, rank, expected)
         batch.size_bytes += size
         self.buffered_bytes += size
         if position + 1 >= self._options.batch_messages:
-            self._seal(partition_producer, lot)
+            self._seal(partition_producer, traits)
             sealed = True
         return batch, position, sealed
 
     def seal_all(self) -> None:
-        """Seal all open batches, and send what may be sent."""
+        """Seal all open batches, and send as many as allowed."""
         for partition_producer in list(self._busy):
-            for lot in list(partition_producer.open):
-                self._seal(partition_producer, lot)
+            for traits in list(partition_producer.open):
+                self._seal(partition_producer, traits)
 
-    def look(self) -> None:
-        """Go by what is known of the topic now."""
+    def update_topic(self) -> None:
+        """Update the partitioner with the last known record of the topic."""
         record = self._cluster.record(self._topic)
         if record is not None:
             self.partitioner.update(record)
 
     def tick(self, now: float) -> float:
-        """Seal, send and expire what is due; when to look again."""
-        self.look()
+        """Seal, send and expire the batches that are due; return the time of the next call."""
+        self.update_topic()
         due_at = math.inf
         for partition_producer in list(self._busy):
-            for lot in [
-                lot for lot, batch in partition_producer.open.items() if batch.opened_at + self._options.linger_s <= now
+            for traits in [
+                traits
+                for traits, batch in partition_producer.open.items()
+                if batch.opened_at + self._options.linger_s <= now
             ]:
-                self._seal(partition_producer, lot)
+                self._seal(partition_producer, traits)
             partition_producer.expire(now)
             partition_producer.pump(now)
             due_at = min(due_at, partition_producer.next_time(now))
         return due_at
 
     def abandon(self, error: Callable[[Batch], SandqError]) -> None:
-        """Fail everything that is not done: the producer is left without waiting."""
+        """Fail all unfinished batches: the producer's block was left without waiting for them."""
         for partition_producer in list(self._busy):
             partition_producer.abandon(error)
 
@@ -160,31 +167,31 @@ class BatchAccumulator:
         return partition_producer is not None and partition_producer.stuck
 
     def _check_write(self, key: bytes | None, value: bytes | None) -> None:
-        self.look()  # the topic may have been made anew, as one of another kind
+        self.update_topic()  # the topic may have been recreated as another kind
         self.partitioner.check(key, value)
 
-    def _ranked_place(
-        self, key: bytes | None, unique_key: bytes | None, lot: Lot, partition: int | None, rank: Rank | None
+    def _ranked_partition(
+        self, key: bytes | None, unique_key: bytes | None, traits: Traits, partition: int | None, rank: Rank | None
     ) -> int:
-        """The partition of a message that has a rank, or goes to a fair topic."""
+        """Return the partition of a message that has a rank, or that goes to a fair topic."""
         if rank is not None and not self.partitioner.takes(rank):
-            self._cluster.refresh(self._topic)  # it may have been made anew, as one of another kind
+            self._cluster.refresh(self._topic)  # the topic may have been recreated as another kind
             self.partitioner.check_rank(rank)
         if self.partitioner.is_fair:
-            return self.partitioner.place_of_tenant(None if rank is None else rank[1], partition)
-        return self.partitioner.place(key, unique_key, lot, partition)
+            return self.partitioner.partition_of_tenant(None if rank is None else rank[1], partition)
+        return self.partitioner.partition_of(key, unique_key, traits, partition)
 
     def _schedule(self, partition: int) -> None:
-        """A batch was opened: see that it is sealed. Without a linger that is when the connection sends next."""
+        """Arrange for a new batch to be sealed. Without a linger time, the connection seals it before its next send."""
         connection = self._cluster.leader(self._topic, partition) if not self._options.linger_s else None
         if connection is None:
             self._wake()
         else:
             connection.flush_soon(self.seal_all)
 
-    def _seal(self, partition_producer: PartitionProducer, lot: Lot) -> None:
-        partition_producer.seal(lot)
-        self.partitioner.sealed(lot, partition_producer.partition)
+    def _seal(self, partition_producer: PartitionProducer, traits: Traits) -> None:
+        partition_producer.seal(traits)
+        self.partitioner.sealed(traits, partition_producer.partition)
         partition_producer.pump(anyio.current_time())
 
     def _on_batch_done(self, partition_producer: PartitionProducer, batch: Batch) -> None:

@@ -1,17 +1,17 @@
-"""Send numbered batches to one partition: in order, and again until each is confirmed or its time is over.
+"""Send numbered batches to one partition, in order, and retry each until it is confirmed or its time is over.
 
-    waiting --pump--> flying --answer--> done
+    waiting --pump--> flying --reply--> done
        ^                 |
-       +---- returned <--+   an error that may pass: once nothing flies, what came back goes first, in order
+       +---- returned <--+   a retriable error: once no batch is in flight, returned batches go first, in order
 
-At most `in_flight_batches` fly. While something has come back nothing new is sent, so batches of a partition reach the
-broker in the order of their numbers. A batch that is sent again has the epoch and number that it had the first time, by
-which the broker knows it: it is stored once. `NumberedBatch.unknown` says that an answer was lost, so that it may be
-stored.
+At most `in_flight_batches` batches are in flight. While there are returned batches, no new batch is sent. So the
+batches of a partition reach the broker in the order of their numbers. A retry has the epoch and number of the first
+attempt; the broker recognizes it by them and stores the batch once. `NumberedBatch.unknown` says that a reply was lost,
+so that the batch may be stored.
 
-Each user decides how batches are numbered, and what becomes of the others once one has failed: `PartitionProducer`
-goes on with them in a new epoch; the sink of Spark compares what an earlier attempt stored, and ends with the first
-error.
+Subclasses number the batches and handle the remaining batches after one has failed. `PartitionProducer`
+continues with them in a new epoch. The Spark sink compares them with the batches that an earlier attempt stored, and
+stops at the first error.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ log = logging.getLogger("sandq.client")
 
 NEVER: Final = -math.inf
 _QUIET: Final = (Overloaded, TimedOut, OutOfSequence)
-"""Errors that tell nothing about who leads."""
+"""Errors that do not indicate a change of the leader."""
 
 
 class NumberedBatch(ABC):
-    """A batch under its number, and what became of it: it is *done* once it has offsets or an error."""
+    """A batch with its number and its outcome. It is *done* once it has offsets or an error."""
 
     __slots__ = (
         "asker",
@@ -75,22 +75,22 @@ class NumberedBatch(ABC):
     )
 
     def __init__(self, opened_at: float, on_conflict: int) -> None:
-        """`opened_at`: when its time begins. `on_conflict`: what is done about unique keys that are taken."""
+        """`opened_at`: start of the batch's delivery time. `on_conflict`: what to do if a unique key is taken."""
         self.opened_at = opened_at
         self.on_conflict = on_conflict
-        self.asker = OURSELVES  # on whose behalf all of it is
-        self.data: bytes | None = None  # once encoded, until it is done
-        self.epoch = self.sequence = 0  # once numbered
-        self.sent_at = NEVER  # with these, for the first time
-        self.returned_with: SandqError | None = None  # the last error that it is sent again after
-        self.unknown = False  # whether it may have been stored although no answer came
+        self.asker = OURSELVES  # the caller of all its messages
+        self.data: bytes | None = None  # set once encoded; empty when done
+        self.epoch = self.sequence = 0  # 0 until numbered
+        self.sent_at = NEVER  # time of the first attempt with this number
+        self.returned_with: SandqError | None = None  # the error that caused the last retry
+        self.unknown = False  # true if it may have been stored although no reply came
         self.offsets: Offsets | None = None
         self.error: SandqError | None = None
         self.event: anyio.Event | None = None
 
     @abstractmethod
     def __len__(self) -> int:
-        """The messages in it."""
+        """Return the number of messages in it."""
 
     @property
     def done(self) -> bool:
@@ -98,23 +98,23 @@ class NumberedBatch(ABC):
 
     @property
     def refused(self) -> bool:
-        """Whether its last answer was that others before it are missing."""
+        """True if the broker's last reply was that earlier batches are missing."""
         return isinstance(self.returned_with, OutOfSequence)
 
     def order(self) -> tuple[int, int]:
-        """Its place among the sent ones of its partition."""
+        """Return the sort key of sent batches of a partition."""
         return self.epoch, self.sequence
 
     def wire_sequence(self) -> int:
-        """The sequence that it is sent with now (`model.sequence`)."""
+        """Return the sequence for the next attempt (`model.sequence`)."""
         return self.sequence | RESENT if self.unknown else self.sequence
 
     def may_pass(self, error: SandqError) -> bool:
-        """Whether it is sent again after this error; otherwise the error is its outcome."""
+        """Return whether the batch is retried after this error; otherwise the error is its outcome."""
         return error.retriable or isinstance(error, UnknownPartition)
 
     def finish(self, offsets: Offsets | None, error: SandqError | None) -> None:
-        """Set its offsets or its error, and wake whoever waits for it."""
+        """Set its offsets or its error, and wake the waiting tasks."""
         self.offsets, self.error = offsets, error
         if self.event is not None:
             self.event.set()
@@ -133,8 +133,8 @@ B = TypeVar("B", bound=NumberedBatch)
 class BatchSender(Generic[B]):
     """Sends the batches of one producer to one partition; see the module's docstring.
 
-    It has no task: somebody calls `expire` and `pump` after `on_change`, after a change of the cluster, and at
-    `next_time`. Numbered batches come in by `add`.
+    It has no task. The owner calls `expire` and `pump` after `on_change`, after a change of the cluster, and at
+    `next_time`. Batches are added by `add`.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class BatchSender(Generic[B]):
         on_change: Callable[[], None],
         clock: Callable[[], float] = anyio.current_time,
     ) -> None:
-        """`on_change` is called when `next_time` says something else, or there is something to pump."""
+        """`on_change` is called when `next_time` changed or when `pump` has something to do."""
         self.topic = topic
         self.partition = partition
         self.producer_id = producer_id
@@ -155,14 +155,15 @@ class BatchSender(Generic[B]):
         self.on_change = on_change
         self.clock = clock
         self.last_error: SandqError | None = None
-        self.waiting: deque[B] = deque()  # those with a number first: they were sent before
+        self.waiting: deque[B] = deque()  # numbered batches first: they were sent before
         self.returned: list[B] = []
-        self.flying: dict[B, tuple[Connection, int]] = {}  # in the order of their numbers; where, and request id
-        self._look_at = math.inf  # without an answer until then: whether somebody else leads by now
-        self._heard = False  # since it was looked last
+        self.flying: dict[B, tuple[Connection, int]] = {}
+        """Batches in flight, in the order of their numbers: the connection and the request id."""
+        self._leader_check_at = math.inf  # if no reply comes until then, check for a new leader
+        self._has_reply = False  # whether a reply came since the last check
         self.cluster = cluster
-        self._failures = 0  # in a row
-        self._topic_number = 0  # of the topic that had this partition
+        self._failures = 0  # consecutive failures
+        self._topic_number = 0  # number of the topic that last had this partition
         self._resume_at = NEVER
 
     def add(self, batch: B) -> None:
@@ -170,18 +171,18 @@ class BatchSender(Generic[B]):
         self.waiting.append(batch)
 
     def pump(self, now: float) -> None:
-        """Send what may be sent now."""
+        """Send the batches that may be sent now."""
         self._follow(now)
         if self.is_interrupted:
             if self.flying:
                 return
             self.expire(now)
-            self.line_up()
+            self.requeue()
         if not self.waiting or now < self._resume_at:
             return
         missing = self.cluster.missing(self.topic) or self._gone()
         if missing is not None:
-            self.cluster.refresh(self.topic)  # somebody may have made it since
+            self.cluster.refresh(self.topic)  # the topic may have been created since
             waiting, self.waiting = self.waiting, deque()
             for batch in waiting:
                 self.fail(batch, again(missing))
@@ -191,35 +192,35 @@ class BatchSender(Generic[B]):
             self.send(connection, self.waiting.popleft(), now)
 
     def _gone(self) -> UnknownPartition | None:
-        """The topic was made anew, with fewer partitions, and has not this one."""
+        """Return an error if the topic was recreated with fewer partitions and does not have this one."""
         record = self.cluster.record(self.topic)
         if record is None:
             return None
         if self.partition < len(record.partitions):
             self._topic_number = record.number
             return None
-        if not self._topic_number or record.number <= self._topic_number:  # who told of it may be behind
+        if not self._topic_number or record.number <= self._topic_number:  # a node that lags behind sent the record
             return None
-        return UnknownPartition(f"{self.where}: the topic was made anew, with {len(record.partitions)} partitions")
+        return UnknownPartition(f"{self.where}: the topic was recreated with {len(record.partitions)} partitions")
 
     def next_time(self, now: float) -> float:
-        """When something is due without any event: the end of a pause, a deadline."""
+        """Return the earliest time at which something is due without an event: a pause, a deadline, a leader check."""
         times = [self.deadline(batch) for batch in self._heads()]
         if self.flying:
-            times.append(self._look_at)
+            times.append(self._leader_check_at)
         if self.waiting and self._resume_at > now:
             times.append(self._resume_at)
         return min(times, default=math.inf)
 
     def expire(self, now: float) -> None:
-        """Fail what has been tried for too long."""
+        """Fail the batches whose delivery time is over."""
         while late := [batch for batch in self._heads() if self.deadline(batch) <= now]:
             for batch in late:
                 if not batch.done:
                     self.give_up(batch)
 
     def abandon(self, error: Callable[[B], SandqError]) -> None:
-        """Fail everything that is not done."""
+        """Fail all unfinished batches."""
         for connection, request_id in self.flying.values():
             connection.forget(request_id)
         for batch in self.flying:
@@ -232,41 +233,46 @@ class BatchSender(Generic[B]):
             if not batch.done:
                 self.fail(batch, error(batch))
 
-    # What a user may decide otherwise.
+    # Subclasses may override these.
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether nothing is sent before all that flies is answered and `line_up` was called."""
+        """True if nothing is sent until all batches in flight are answered and `requeue` was called."""
         return bool(self.returned)
 
-    def line_up(self) -> None:
-        """Put what came back first, in its order. Nothing flies."""
+    def requeue(self) -> None:
+        """Put the returned batches back into the queue, first and in order. No batch may be in flight."""
         self.waiting.extendleft(reversed(self.take_numbered()))
 
     def may_send(self, batch: B) -> bool:
-        """Whether what flies is of the same epoch, and of the last few numbers: so many answers the broker keeps."""
+        """Return whether a batch may join those in flight.
+
+        All must have the same epoch, and their numbers must lie within `in_flight_batches`: the broker remembers only
+        that many
+        replies per producer and partition.
+        """
         oldest = next(iter(self.flying), None)
         if oldest is None:
             return True
-        epoch, number = self.place_of(batch)
+        epoch, number = self.number_of(batch)
         return epoch == oldest.epoch and number - oldest.sequence < self.options.in_flight_batches
 
-    def place_of(self, batch: B) -> tuple[int, int]:
-        """The epoch and the number under which a batch is sent now."""
+    def number_of(self, batch: B) -> tuple[int, int]:
+        """Return the epoch and the number that a batch is sent with now."""
         return batch.order()
 
     def deadline(self, batch: B) -> float:
-        """When a batch's time is over."""
+        """Return the time at which a batch's delivery time is over."""
         return batch.opened_at + self.options.delivery_timeout_s
 
     def give_up(self, batch: B) -> None:
-        """Fail a batch whose time is over."""
+        """Fail a batch whose delivery time is over."""
         batch.unknown = batch.unknown or batch in self.flying
         self.remove(batch)
         self.fail(batch, self.expired(batch, self.options.delivery_timeout_s))
 
     def expired(self, batch: B, limit_s: float) -> SandqError:
-        """The error of a batch that was not confirmed in time."""
+        """Return the error of a batch that was not confirmed in time."""
         last = self.last_error
         if batch.unknown:
             text = f"not confirmed in {limit_s:g} s; the outcome is unknown: it may have been stored"
@@ -278,16 +284,16 @@ class BatchSender(Generic[B]):
         return again(last, f"{text} ({self.where}; last: {last.message})")
 
     def fail(self, batch: B, error: SandqError) -> None:
-        """End a batch that is in no place any more with an error."""
+        """Finish a batch, which was removed from all queues, with an error."""
         self.settle(batch, None, error)
 
     def settle(self, batch: B, offsets: Offsets | None, error: SandqError | None) -> None:
-        """End a batch that is in no place any more."""
+        """Finish a batch, which was removed from all queues."""
         batch.data = b""
         batch.finish(offsets, error)
         self.on_change()
 
-    # What a user builds on.
+    # Subclasses call these.
 
     @property
     def where(self) -> str:
@@ -309,22 +315,22 @@ class BatchSender(Generic[B]):
             batch.sent_at = now
         request_id = connection.request(request.frame, lambda reply: self._answered(batch, reply), batch.asker)
         if not self.flying:
-            self._look_at, self._heard = now + self.options.standstill_s, False
+            self._leader_check_at, self._has_reply = now + self.options.standstill_s, False
         self.flying[batch] = (connection, request_id)
 
     def take_numbered(self) -> list[B]:
-        """Take out what came back and what waits with a number, in order. Nothing flies."""
-        line, self.returned = self.returned, []
+        """Take out the returned batches and the waiting numbered ones, in order. No batch may be in flight."""
+        batches, self.returned = self.returned, []
         while self.waiting and self.waiting[0].sequence:
-            line.append(self.waiting.popleft())
-        return sorted(line, key=lambda batch: batch.order())
+            batches.append(self.waiting.popleft())
+        return sorted(batches, key=lambda batch: batch.order())
 
     def numbered(self) -> list[B]:
-        """Those with a number: a few."""
+        """Return all unfinished batches that have a number; there are only a few."""
         return [*self.flying, *self.returned, *takewhile(lambda batch: batch.sequence, self.waiting)]
 
     def remove(self, batch: B) -> None:
-        """Take a batch out of its place."""
+        """Remove a batch from its queue; drop the callback of its request if it is in flight."""
         if batch in self.flying:
             connection, request_id = self.flying.pop(batch)
             connection.forget(request_id)
@@ -333,32 +339,32 @@ class BatchSender(Generic[B]):
         elif batch in self.waiting:
             self.waiting.remove(batch)
 
-    # How.
+    # Private methods.
 
     def _heads(self) -> list[B]:
-        """Those whose time may be over next: what has a number, and the oldest that has none."""
+        """Return the batches whose deadline may come next: all numbered batches, and the oldest without a number."""
         unsent = next((batch for batch in self.waiting if not batch.sequence), None)
         return [batch for batch in (*self.numbered(), unsent) if batch is not None and not batch.done]
 
     def _follow(self, now: float) -> None:
-        """Send what a node says nothing about to who leads by now, under the same numbers."""
-        if not self.flying or now < self._look_at:
+        """If a node has been silent for too long, take its batches back, to send them to a new leader."""
+        if not self.flying or now < self._leader_check_at:
             return
-        if self._heard:
-            self._look_at, self._heard = now + self.options.standstill_s, False
+        if self._has_reply:
+            self._leader_check_at, self._has_reply = now + self.options.standstill_s, False
             return
-        self._look_at = now + self.options.look_again_s
+        self._leader_check_at = now + self.options.leader_check_s
         connection, _ = next(iter(self.flying.values()))
         if self.cluster.successor(self.topic, self.partition, connection.hello.node_id) is None:
             return
-        error = TimedOut(f"{connection.address} says nothing, and another node leads by now")
+        error = TimedOut(f"{connection.address} does not respond, and another node leads now")
         for batch in [batch for batch, (where, _) in self.flying.items() if where is connection]:
             self.remove(batch)
-            self._come_back(batch, error)
+            self._return_for_retry(batch, error)
 
     def _answered(self, batch: B, reply: Frame | SandqError) -> None:
         connection, request_id = self.flying.pop(batch)
-        self._heard = True
+        self._has_reply = True
         if not isinstance(reply, SandqError):
             try:
                 offsets = Offsets.parse(reply)
@@ -374,21 +380,24 @@ class BatchSender(Generic[B]):
                 log.debug("%s: %s is stored by entry %d", self.where, where, unpack(offsets.base).index)
             self.settle(batch, offsets, None)
         elif batch.may_pass(reply) and not self._is_final(batch, reply):
-            self._come_back(batch, reply)
+            self._return_for_retry(batch, reply)
         else:
-            # A log that failed in mid-write may hold the batch all the same.
+            # If a node's log failed during the write, the log may contain the batch all the same.
             batch.unknown = batch.unknown or isinstance(reply, StorageFailed)
-            self.cluster.gone(self.topic, reply)
+            self.cluster.forget_if_unknown(self.topic, reply)
             if BELONGS_TO in reply.details:
-                self.cluster.refresh(self.topic)  # it was made anew: what comes next goes where it belongs
+                self.cluster.refresh(self.topic)  # the topic was recreated: later messages go to the right partition
             self.fail(batch, again(reply))
 
     def _is_final(self, batch: B, error: SandqError) -> bool:
-        """Whether nobody waits for a quota; what may be stored already is asked for until that is known."""
+        """Return whether a quota error is final because this client does not wait for quotas.
+
+        A batch that may be stored already is retried all the same, until its outcome is known.
+        """
         return isinstance(error, QuotaExceeded) and not self.options.waits_for_quota and not batch.unknown
 
-    def _come_back(self, batch: B, error: SandqError) -> None:
-        log.debug("topic %s partition %d: %s; trying again", self.topic, self.partition, error)
+    def _return_for_retry(self, batch: B, error: SandqError) -> None:
+        log.debug("topic %s partition %d: %s; retrying", self.topic, self.partition, error)
         self.last_error = batch.returned_with = error
         batch.unknown = batch.unknown or isinstance(error, (TimedOut, ConnectionLost))
         if not self.returned:

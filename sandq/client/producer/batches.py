@@ -1,10 +1,13 @@
-"""What a producer collects: messages put into columns, batches, receipts. No network in here.
+"""The parts of a producer that need no network: batches as columns of messages, and receipts.
 
-A batch is *open* while messages are added, *sealed* once it is encoded, *done* once it has offsets or an
-error. The messages of a batch are of one lot (`validation.Lot`): those without a time (which the broker stores whole),
-at an instant and after a delay (times relative to the leader's clock) never share one, nor do those with different
-ways out of a conflict over their unique keys, nor writes to keys with and without a condition, nor messages with and
-without a rank.
+A batch is *open* while messages are added, *sealed* once it is encoded, and *done* once it has offsets or an error. All
+messages of a batch have the same traits (`validation.Traits`). These never share a batch:
+
+- messages without a time (stored as one batch row), at an instant, and after a delay (times relative to the leader's
+  clock);
+- messages with different values of `on_conflict`;
+- writes to keys with and without an expected version;
+- messages with and without a rank.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from sandq.client.options import again
 from sandq.client.producer.batch_sender import NumberedBatch
-from sandq.client.producer.validation import DELAY, EXPECTED_BIT, NOW, RANK_BIT, TIME_BITS, Lot, Rank, on_conflict_of
+from sandq.client.producer.validation import DELAY, EXPECTED_BIT, NOW, RANK_BIT, TIME_BITS, Rank, Traits, on_conflict_of
 from sandq.model import offsets as offset_model
 from sandq.model.batch import Column, encode
 from sandq.model.errors import DuplicateKey, SandqError, VersionChanged
@@ -22,32 +25,32 @@ from sandq.protocol.replies import IGNORED, STORED
 from sandq.protocol.requests import REJECT
 
 MESSAGE_OVERHEAD_BYTES = 32
-"""Counted for each message beside its bytes: its cells' offsets, its receipt."""
+"""Memory counted for each message in addition to its bytes: the offsets of its cells, its receipt."""
 CHANGED: Final = "changed"
-"""The conflict of a write whose key has another version than was expected."""
+"""The conflict reported for a write whose key does not have the expected version."""
 
 
 class Batch(NumberedBatch):
-    """Messages of one lot for one partition, and what became of them."""
+    """Messages with the same traits for one partition, and their outcome."""
 
     __slots__ = (
         "expected",
         "headers",
         "keys",
-        "lot",
         "partition",
         "raised",
         "ranks",
         "size_bytes",
         "times",
+        "traits",
         "ttls",
         "unique_keys",
         "values",
     )
 
-    def __init__(self, lot: Lot, partition: int, opened_at: float) -> None:
-        super().__init__(opened_at, on_conflict_of(lot))
-        self.lot = lot
+    def __init__(self, traits: Traits, partition: int, opened_at: float) -> None:
+        super().__init__(opened_at, on_conflict_of(traits))
+        self.traits = traits
         self.partition = partition
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] = []
@@ -58,18 +61,18 @@ class Batch(NumberedBatch):
         self.expected: list[bytes | None] = []
         self.ranks: list[Rank] = []
         self.size_bytes = 0
-        self.raised = 0  # receipts that raised their error already
+        self.raised = 0  # receipts that already raised their error
 
     def add_more(
         self, time: int, ttl_ms: int | None, unique_key: bytes | None, rank: Rank | None, expected: bytes | None
     ) -> None:
-        """What the last message has beside value, key and headers, as far as the lot has it."""
-        if self.lot & TIME_BITS:
+        """Add the fields of the last message other than value, key and headers, as far as the traits include them."""
+        if self.traits & TIME_BITS:
             self.times.append(time)
-        if self.lot > TIME_BITS:
+        if self.traits > TIME_BITS:
             self.ttls.append(ttl_ms)
             self.unique_keys.append(unique_key)
-        if self.lot & EXPECTED_BIT:
+        if self.traits & EXPECTED_BIT:
             self.expected.append(expected)
         if rank is not None:
             self.ranks.append(rank)
@@ -78,35 +81,35 @@ class Batch(NumberedBatch):
         return len(self.values)
 
     def seal(self) -> bytes:
-        """The encoded batch; nothing is added any more."""
+        """Encode the batch once, and return its bytes. No message may be added after that."""
         if self.data is None:
             columns: dict[int, Any] = {
                 Column.VALUE: self.values,
                 Column.KEY: self.keys,
                 Column.HEADERS: self.headers,
             }
-            if self.lot & TIME_BITS != NOW:
+            if self.traits & TIME_BITS != NOW:
                 columns[Column.DELIVER_MS] = self.times
-            if self.lot > TIME_BITS:
+            if self.traits > TIME_BITS:
                 columns[Column.TTL_MS] = self.ttls
                 columns[Column.UNIQUE_KEY] = self.unique_keys
-            if self.lot & EXPECTED_BIT:
+            if self.traits & EXPECTED_BIT:
                 columns[Column.EXPECTED_VERSION] = self.expected
-            if self.lot & RANK_BIT:
+            if self.traits & RANK_BIT:
                 columns[Column.PRIORITY], columns[Column.TENANT] = zip(*self.ranks, strict=True)
-            self.data = encode(columns, relative=self.lot & TIME_BITS == DELAY)
+            self.data = encode(columns, relative=self.traits & TIME_BITS == DELAY)
             self.keys = self.headers = []
         return self.data
 
     def offset(self, position: int) -> str:
-        """The text of a message's offset; raises its error."""
+        """Return the text of a message's offset, or raise its error."""
         error = self.error_of(position)
         if error is not None:
             raise error
         return self._offset_text(position)
 
     def offset_texts(self, first: int, count: int) -> list[str] | None:
-        """Those of several messages, once the batch is done; None unless all of it was stored."""
+        """Return the offsets of several messages, once the batch is done; None unless all of it was stored."""
         if self.offsets is None or self.offsets.conflicts:
             return None
         return [offset_model.to_text(offset) for offset in self._offsets(first, count)]
@@ -123,7 +126,7 @@ class Batch(NumberedBatch):
         return [column[at : at + size] for at in range(first * size, (first + count) * size, size)]
 
     def error_of(self, position: int) -> SandqError | None:
-        """Why a message was not stored, once the batch is done."""
+        """Return the reason why a message was not stored, once the batch is done; None if it was stored."""
         if self.error is not None:
             return again(self.error)
         if self.offsets is None or position not in self.offsets.conflicts:
@@ -137,7 +140,7 @@ class Batch(NumberedBatch):
         return DuplicateKey(text, id=id_text, state=state)
 
     def outcome(self, position: int) -> SendOutcome | None:
-        """What became of a message; None: that is not known, or it was not stored."""
+        """Return the outcome of a message; None if it is not known or the message was not stored."""
         if self.offsets is None or position in self.offsets.conflicts:
             return None
         if self.on_conflict == REJECT:
@@ -151,7 +154,7 @@ class Batch(NumberedBatch):
 
     @property
     def failures(self) -> int:
-        """Messages that were not stored, as far as no receipt has raised why."""
+        """Number of messages that were not stored and whose receipt has not raised the error."""
         if self.error is not None:
             return len(self) - self.raised
         return len(self.offsets.conflicts) - self.raised if self.offsets is not None else 0
@@ -164,11 +167,17 @@ class Batch(NumberedBatch):
 
 
 class SendOutcome(NamedTuple):
-    """What became of a message that was sent: `outcome` is "stored", "replaced" (it took the place of a pending message
-    of its unique key: `other` is the id of that one), or "ignored" (nothing was stored, for one has its unique key).
+    """The outcome of a message that was sent.
 
-    `state`: how the message was that has the unique key: of one that was ignored, and of one that was stored although
-    it was to replace, which it came too late for: that one is `acked`, `dead` or `delivered` (done with, and gone).
+    `outcome` is "stored", "replaced" (it replaced a pending message with its unique key; `other` is the id of that
+    message)
+    or "ignored" (nothing was stored because a message with the unique key exists; `other` is its id).
+
+    `state` is the state of the message that has the unique key. It is set if this message was ignored. It is also set
+    if
+    this message should have replaced the other one but came too late: `acked`, `dead` or `delivered` (finished, and
+    deleted
+    since). This message is stored then.
     """
 
     outcome: str
@@ -177,10 +186,11 @@ class SendOutcome(NamedTuple):
 
 
 class Receipt:
-    """What `send` returns: `await receipt` gives the message's offset (26 characters) or raises what went wrong.
+    """The result of `send`: `await receipt` returns the message's offset (26 characters) or raises the error.
 
-    DuplicateKey: a message has its unique key already; with `on_conflict="ignore"` the offset is that one's id instead.
-    `outcome` says whether another message was replaced.
+    DuplicateKey means that another message has the unique key. With `on_conflict="ignore"`, the offset is the id of
+    that
+    message instead. `outcome` says whether another message was replaced.
     """
 
     __slots__ = ("_batch", "_position", "_raised")
@@ -192,23 +202,25 @@ class Receipt:
 
     @property
     def done(self) -> bool:
-        """Whether awaiting it would not wait."""
+        """True if awaiting the receipt would not block."""
         return self._batch.done
 
     @property
     def partition(self) -> int:
-        """The partition that the message goes to."""
+        """Number of the partition that the message goes to."""
         return self._batch.partition
 
     @property
     def may_conflict(self) -> bool:
-        """Whether it has a unique key, and an `on_conflict` other than "reject"."""
+        """True if the message has a unique key and an `on_conflict` other than "reject"."""
         return self._batch.on_conflict != REJECT
 
     @property
     def outcome(self) -> SendOutcome | None:
-        """What became of the message, once it is awaited. None: that is not known yet, or it was not stored
-        (awaiting it raises why)."""
+        """The outcome of the message, once the receipt was awaited; None if it is not known yet or nothing was stored.
+
+        Awaiting the receipt raises the reason if the message was not stored.
+        """
         return self._batch.outcome(self._position)
 
     def __await__(self) -> Generator[Any, Any, str]:
@@ -227,7 +239,7 @@ class Receipt:
 
 
 class Receipts:
-    """What `send_many` returns: a sequence of receipts; `await receipts` gives the list of offsets, or raises."""
+    """The result of `send_many`: a sequence of receipts; `await receipts` returns the list of offsets, or raises."""
 
     __slots__ = ("_parts",)
 
@@ -235,7 +247,7 @@ class Receipts:
         self._parts: list[tuple[Batch, int, int]] = []  # batch, first position, count
 
     def add(self, batch: Batch, position: int) -> None:
-        """The next message is at this position."""
+        """Add the receipt of the next message."""
         if self._parts:
             last, first, count = self._parts[-1]
             if last is batch and first + count == position:
@@ -244,7 +256,7 @@ class Receipts:
         self._parts.append((batch, position, 1))
 
     def append(self, receipt: Receipt) -> None:
-        """The next message is that of a receipt."""
+        """Add a receipt that exists already, for the next message."""
         self.add(receipt._batch, receipt._position)
 
     def __len__(self) -> int:
@@ -268,7 +280,8 @@ class Receipts:
 
 
 def failure_of(topic: str, batches: Iterable[Batch]) -> SandqError | None:
-    """One error for the batches that failed, as far as no receipt has raised it: the first, and how many."""
+    """Return one error for all failed messages whose receipts raised none: the first error, with the number of
+    failures."""
     failed = [(error, batch) for batch in batches if batch.failures and (error := batch.first_error)]
     if not failed:
         return None

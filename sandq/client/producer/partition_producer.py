@@ -1,16 +1,18 @@
 """One producer's batches for one partition: open batches, numbers, deadlines. `BatchSender` sends them.
 
-A number that will never come leaves a gap, behind which the broker takes nothing: a new epoch begins, with number 1. It
-begins only when nothing of the old one flies, for its first batch fences what is left of that. What then becomes of the
-others that were sent behind the gap:
+If a numbered batch is given up, its number leaves a gap, and the broker rejects every batch behind the gap. So the
+producer begins a new epoch with number 1. It does so only when no batch of the old epoch is in flight, because the
+first batch of a new epoch fences the old one. The other batches that were sent behind the gap are handled as follows:
 
-* Every sending of the batch that is missing was refused: no batch behind it can have been stored. They are sent in the
-  new epoch, as if for the first time.
-* It may be stored, and its time is over: its caller is told so, but it keeps its place, and is sent again, as long as
-  there are others behind it. They are stored behind it or not at all; nobody could tell which otherwise.
+* If every attempt of the missing batch was rejected, no batch behind it can have been stored. They are sent in the new
+  epoch, as if for the first time.
+* If the missing batch may be stored and its time is over, its caller gets an error that says so. But the batch keeps
+  its position and is retried as long as there are batches behind it. These are stored behind it or not at all;
+  otherwise their outcome could not be determined.
 
-OUT_OF_SEQUENCE for the oldest of all means that the broker has forgotten the producer. If every sending of that batch
-was refused, so was all behind it: a new epoch. If not, nobody knows whether it is stored: it fails, and says so.
+OUT_OF_SEQUENCE for the oldest batch means that the broker has forgotten the producer. If every attempt of that batch
+was rejected, so was every batch behind it, and a new epoch begins. Otherwise it is unknown whether the batch is stored,
+and it fails with an error that says so.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import anyio
 from sandq.client.options import Options
 from sandq.client.producer.batch_sender import NEVER, BatchSender
 from sandq.client.producer.batches import Batch
-from sandq.client.producer.validation import Lot
+from sandq.client.producer.validation import Traits
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
 from sandq.model.errors import AlreadyStored, SandqError, TimedOut
@@ -30,7 +32,7 @@ from sandq.model.limits import FIXED
 from sandq.protocol.replies import Offsets
 
 RETRY_S = FIXED.producer_retry_ms / 1000
-"""A batch that may be stored is not sent again so long after it was first: the broker counts on it."""
+"""A batch that may be stored is not retried this long after its first attempt, in seconds; the broker relies on it."""
 
 
 class PartitionProducer(BatchSender[Batch]):
@@ -48,12 +50,13 @@ class PartitionProducer(BatchSender[Batch]):
         clock: Callable[[], float] = anyio.current_time,
     ) -> None:
         super().__init__(cluster, options, topic, partition, producer_id, on_change, clock)
-        self.open: dict[Lot, Batch] = {}
+        self.open: dict[Traits, Batch] = {}
         self._epoch = 1
         self._sequence = 0
-        self._on_done = on_done  # a batch has offsets or an error
-        self._given_up = False  # whether some are done, and may still be in their place
-        self._gap: tuple[int, int] | None = None  # what was sent behind this one of its epoch cannot be stored
+        self._on_done = on_done  # called when a batch has offsets or an error
+        self._given_up = False  # whether failed batches may still be queued, to fill their numbers
+        self._gap: tuple[int, int] | None = None
+        """Epoch and number that will never arrive. Batches behind it cannot be stored."""
 
     @property
     def idle(self) -> bool:
@@ -61,40 +64,40 @@ class PartitionProducer(BatchSender[Batch]):
 
     @property
     def stuck(self) -> bool:
-        """Whether something had to be tried again, or waits for a leader."""
+        """True if a batch had to be retried, or more batches wait than can be in flight."""
         return bool(self.returned) or len(self.waiting) > self.options.in_flight_batches
 
     @property
     def unconfirmed(self) -> int:
-        """Messages without an outcome."""
-        places = (self.flying, self.returned, self.waiting, self.open.values())
-        return sum(len(batch) for place in places for batch in place if not batch.done)
+        """Number of messages without an outcome."""
+        queues = (self.flying, self.returned, self.waiting, self.open.values())
+        return sum(len(batch) for queue in queues for batch in queue if not batch.done)
 
-    def seal(self, lot: Lot) -> None:
-        """Close the open batch of a lot: it is next to be sent."""
-        batch = self.open.pop(lot)
+    def seal(self, traits: Traits) -> None:
+        """Seal the open batch of these traits, and queue it."""
+        batch = self.open.pop(traits)
         batch.seal()
         self.add(batch)
 
     def next_time(self, now: float) -> float:
-        """When something is due without any event: a linger, a pause, a deadline."""
+        """Return the earliest time at which something is due without an event: a linger time, a pause, a deadline."""
         lingers = [batch.opened_at + self.options.linger_s for batch in self.open.values()]
         return min([super().next_time(now), *lingers])
 
     def expire(self, now: float) -> None:
-        """Fail what has been tried for too long."""
+        """Fail the batches whose delivery time is over."""
         super().expire(now)
         self._drop_given_up()
 
     def abandon(self, error: Callable[[Batch], SandqError]) -> None:
-        """Fail everything that is not done: the producer is left without waiting."""
+        """Fail all unfinished batches: the producer's block was left without waiting for them."""
         self.waiting.extend(self.open.values())
         self.open.clear()
         super().abandon(error)
 
-    # What is sent.
+    # Numbering and sending.
 
-    def place_of(self, batch: Batch) -> tuple[int, int]:
+    def number_of(self, batch: Batch) -> tuple[int, int]:
         return batch.order() if batch.sequence else (self._epoch, self._sequence + 1)
 
     def send(self, connection: Connection, batch: Batch, now: float) -> None:
@@ -107,21 +110,22 @@ class PartitionProducer(BatchSender[Batch]):
     def is_interrupted(self) -> bool:
         return bool(self.returned) or self._gap is not None
 
-    def line_up(self) -> None:
-        """Put what came back first, in its order; number anew what stands behind a gap. Nothing flies."""
-        line = self.take_numbered()
+    def requeue(self) -> None:
+        """Queue the returned batches first, in order; give batches behind a gap a new number. No batch may be in
+        flight."""
+        batches = self.take_numbered()
         forgotten = []
-        while line and line[0].refused and line[0].unknown and not self._is_behind_gap(line[0]):
-            forgotten.append(line.pop(0))
-        if line and line[0].refused:
-            self._gap = (line[0].epoch, line[0].sequence - 1)
-        for batch in line:
+        while batches and batches[0].refused and batches[0].unknown and not self._is_behind_gap(batches[0]):
+            forgotten.append(batches.pop(0))
+        if batches and batches[0].refused:
+            self._gap = (batches[0].epoch, batches[0].sequence - 1)
+        for batch in batches:
             if self._is_behind_gap(batch):
                 self._begin_epoch(after=batch.epoch)
                 batch.epoch = batch.sequence = 0
                 batch.unknown = False
         self._gap = None
-        self.waiting.extendleft(batch for batch in reversed(line) if batch.sequence or not batch.done)
+        self.waiting.extendleft(batch for batch in reversed(batches) if batch.sequence or not batch.done)
         for batch in forgotten:
             self.fail(batch, self._forgotten())
 
@@ -134,7 +138,7 @@ class PartitionProducer(BatchSender[Batch]):
             self._epoch += 1
             self._sequence = 0
 
-    # What ends.
+    # Finishing.
 
     def deadline(self, batch: Batch) -> float:
         due = super().deadline(batch)
@@ -153,7 +157,10 @@ class PartitionProducer(BatchSender[Batch]):
         self.fail(batch, error)
 
     def _drop_given_up(self) -> None:
-        """What was given up keeps its place while something is behind it, and while it may be sent again."""
+        """Remove failed batches that are not needed to fill their number, or that may not be retried any more.
+
+        A failed batch is needed as long as unfinished batches with later numbers exist.
+        """
         if not self._given_up:
             return
         self._given_up = is_needed = False
@@ -169,7 +176,7 @@ class PartitionProducer(BatchSender[Batch]):
 
     def fail(self, batch: Batch, error: SandqError) -> None:
         if batch.sequence and not isinstance(error, AlreadyStored):
-            # Its number will never arrive: the broker would wait for it.
+            # This number will never arrive, and the broker would wait for it.
             self._begin_epoch(after=batch.epoch)
             if not batch.unknown and self._gap is None:
                 self._gap = batch.order()
@@ -177,7 +184,7 @@ class PartitionProducer(BatchSender[Batch]):
 
     def settle(self, batch: Batch, offsets: Offsets | None, error: SandqError | None) -> None:
         batch.data = b""
-        if batch.done:  # it was given up, and has kept its place
+        if batch.done:  # it failed before, and kept its position
             self.on_change()
             return
         batch.finish(offsets, error)
@@ -185,7 +192,5 @@ class PartitionProducer(BatchSender[Batch]):
         self._on_done(self, batch)
 
     def _forgotten(self) -> SandqError:
-        said = self.last_error.message if self.last_error else ""
-        return TimedOut(
-            f"an answer was lost, and the outcome is unknown: it may have been stored ({self.where}; {said})"
-        )
+        last = self.last_error.message if self.last_error else ""
+        return TimedOut(f"a reply was lost, and the outcome is unknown: it may have been stored ({self.where}; {last})")

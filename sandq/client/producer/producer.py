@@ -1,4 +1,4 @@
-"""The producer that callers see: checks messages, has them put into batches, gives receipts, and waits for the rest."""
+"""The producer that callers use: it checks messages, adds them to batches, returns receipts, and waits for the rest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from sandq.model.times import Duration, Instant
 log = logging.getLogger("sandq.client")
 
 _ARGUMENTS = ("value", "json", *SendOptions.__annotations__)
-"""Of `send`: what a message given as a mapping may name."""
+"""Keys that a message given as a mapping may have: the arguments of `send`."""
 _CONTENT = ("value", "json")
 _NO_TIME: Final = {"deliver_at": None, "delay": None, "delay_ms": None}
 _TIMES: Final = _NO_TIME.keys()
@@ -45,20 +45,22 @@ _TIMES: Final = _NO_TIME.keys()
 
 @suggesting
 class Producer:
-    """Sends messages to one topic; made by `client.producer(topic)` and used as an async context manager.
+    """Sends messages to one topic. Created by `client.producer(topic)` and used as an async context manager.
 
-    Resource handling: leaving the block sends what is left and waits until all of it is stored or has
-    failed; what failed and was not raised through a receipt is raised then. When the block is left by
-    cancellation, what is not confirmed yet is given up with a warning: it may or may not be stored.
+    Leaving the block sends the remaining messages, waits until each is stored or has failed, and raises failures that
+    no
+    receipt has raised. If the block is left by cancellation, unconfirmed messages are abandoned with a warning: they
+    may or
+    may not be stored.
 
-    Error handling: `send` raises at once what is wrong with the message itself. What goes wrong later is raised by
-    its receipt: retriable errors only after `delivery_timeout`, and then the message says whether the outcome is
-    unknown. However often a message is sent again after lost answers, it is stored once.
+    `send` raises at once if the message itself is invalid. Later errors are raised by its receipt. Retriable errors are
+    raised only after `delivery_timeout`, and the text says whether the outcome is unknown. A message is stored once,
+    however often it is retried after lost replies.
 
-    Messages of one partition are stored in the order of their `send`, except that those without a time, those with an
-    instant and those with a delay travel in batches apart, and so do those with a ttl, those with a unique key (for
-    each `on_conflict`) and those with a priority or a tenant. In a compacted topic a message is a write to its key,
-    and one whose value is None deletes it.
+    Messages of one partition are stored in the order of their `send`, except that different kinds travel in separate
+    batches: without a time, with an instant, with a delay, with a ttl, with a unique key (for each `on_conflict`), and
+    with
+    a priority or a tenant. In a compacted topic a message is a write to its key; a value of None deletes the key.
     """
 
     def __init__(
@@ -77,14 +79,14 @@ class Producer:
         self._traced = creating(options.tracing, topic)
         self._checks = MessageValidation(cluster.limits, traced=self._traced)
         self._wake = Signal()
-        self._room = Signal()
+        self._capacity_freed = Signal()
         self._idle = Signal()
         self._accumulator = BatchAccumulator(
             cluster, options, topic, self._checks.batch_bytes // 2, self._wake.set, self._on_done
         )
         self._partitioner = self._accumulator.partitioner
         self.add = self._accumulator.add
-        """Put a message in without a check, an await or a receipt: see `BatchAccumulator.add`."""
+        """Add a checked message without waiting and without a receipt: see `BatchAccumulator.add`."""
         self._buffer_bytes = options.buffer_bytes
         self._keep_failures = keep_failures
         self._failed: list[Batch] = []
@@ -94,7 +96,7 @@ class Producer:
 
     @property
     def checks(self) -> MessageValidation:
-        """What messages are held to: the limits of the nodes, and of the topic as far as it is known."""
+        """The checks for messages: the limits of the nodes, and of the topic if it is known."""
         record = self._cluster.record(self.topic)
         if record is not None and record.settings is not self._checks.of_topic:
             self._checks = MessageValidation(self._cluster.limits, record.settings, self._traced)
@@ -102,11 +104,11 @@ class Producer:
 
     async def __aenter__(self) -> Producer:
         if self._entered:
-            raise ClosedError("a producer is entered once; make another one with client.producer(topic)")
+            raise ClosedError("a producer is entered once; make a new one with client.producer(topic)")
         self._entered = True
         self._cluster.check_open()
         self._partitioner.update(await used_topic(self._cluster, self.topic))
-        self._cluster.on_change[self._look] = None
+        self._cluster.on_change[self._on_cluster_change] = None
         self._tasks.start_soon(self._run)
         self._is_open = True
         return self
@@ -115,7 +117,7 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._is_open = False
-        self._room.set()
+        self._capacity_freed.set()
         try:
             if error is None or isinstance(error, Exception):
                 await self._drain()
@@ -145,44 +147,48 @@ class Producer:
         priority: int | None = None,
         tenant: str | None = None,
     ) -> Receipt:
-        """Put a message into the next batch; waits only while the buffer is full.
+        """Add a message to the next batch; waits only while the buffer is full.
 
         `json` is sent in place of a value, as its compact text, with the header `content-type: application/json` unless
-        the headers have a content type; consumers get it by `message.json()`. InvalidRequest for what is no JSON.
+        the
+        headers have a content type. Consumers read it with `message.json()`. Raises InvalidRequest if it is not valid
+        JSON.
 
         `sandq.SendOptions` describes the options.
         """
         if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
-            await self.wait_for_room()
+            await self.wait_for_capacity()
         message = self.checks.message(
             value, json, key, headers, deliver_at, delay, delay_ms, partition, ttl, unique_key, on_conflict, priority,
             tenant,
         )  # fmt: skip
         if message[-1] is not None:
-            await self._look_for_kind(message[-1])
+            await self._refresh_kind(message[-1])
         try:
             batch, position, sealed = self.add(*message)
         except UnknownPartition:
-            await self._look_for_more()
+            await self._refresh_partitions()
             batch, position, sealed = self.add(*message)
         if sealed:
-            await anyio.lowlevel.checkpoint()  # so that a loop of sends lets the batches leave
+            # Let the connection send the sealed batch, even if the caller sends in a loop.
+            await anyio.lowlevel.checkpoint()
         return Receipt(batch, position)
 
     async def send_ready(self, messages: Iterable[Ready]) -> Receipts:
         """Send messages that `checks.message` has returned; they are not checked again.
 
-        Raises UnknownPartition; those before are sent all the same."""
+        Raises UnknownPartition; the messages before the wrong one are sent all the same.
+        """
         receipts = Receipts()
         for message in messages:
             if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
-                await self.wait_for_room()
+                await self.wait_for_capacity()
             if message[-1] is not None:
-                await self._look_for_kind(message[-1])
+                await self._refresh_kind(message[-1])
             try:
                 batch, position, sealed = self.add(*message)
             except UnknownPartition:
-                await self._look_for_more()
+                await self._refresh_partitions()
                 batch, position, sealed = self.add(*message)
             receipts.add(batch, position)
             if sealed:
@@ -193,77 +199,78 @@ class Producer:
     async def send_many(
         self, messages: Iterable[Value | Mapping[str, Any]], **options: Unpack[SendOptions]
     ) -> Receipts:
-        """Send many: each is a value, or a mapping of `send`'s arguments ("value" or "json", "key", ...).
+        """Send many messages: each is a value, or a mapping of `send`'s arguments ("value" or "json", "key", ...).
 
-        The options given here hold for values and for what a mapping does not name. A mistake in one
-        raises at once, naming its place; those before it are sent all the same.
+        The options given here apply to values, and to arguments that a mapping leaves out. An invalid message raises at
+        once,
+        with its position in the text; the messages before it are sent all the same.
         """
         checks = self.checks
         key, partition, delay = options.get("key"), options.get("partition"), options.get("delay")
         if partition is not None and type(partition) is int and partition >= self._partitioner.partitions:
-            await self._look_for_more()
+            await self._refresh_partitions()
         if (delay_ms := options.get("delay_ms")) is not None:
             delay = delay_of(delay, delay_ms)
-        lot, time = checks.time(options.get("deliver_at"), delay)
+        traits, time = checks.time(options.get("deliver_at"), delay)
         key_bytes, packed = checks.key(key), checks.headers(options.get("headers"))
-        extras: tuple[int | None, bytes | None, Rank | None] | None = None  # of what is no mapping
+        extras: tuple[int | None, bytes | None, Rank | None] | None = None  # of messages that are not mappings
         receipts = Receipts()
-        place = 0
+        index = 0
         try:
-            for place, message in enumerate(messages, getattr(messages, "first_place", 0)):  # noqa: B007 - named below
+            for index, message in enumerate(messages, getattr(messages, "first_index", 0)):  # noqa: B007 - named below
                 if isinstance(message, Mapping):
                     receipt = await self._send_mapping(message, options)
                     receipts.append(receipt)
                     continue
                 if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
-                    await self.wait_for_room()
+                    await self.wait_for_capacity()
                 data = checks.value(message)
                 if extras is None:
                     on_conflict = options.get("on_conflict", "reject")
                     more, ttl_ms, unique = checks.extras(
                         options.get("ttl"), options.get("unique_key"), on_conflict, key_bytes
                     )
-                    lot |= more
+                    traits |= more
                     priority, tenant, rank = options.get("priority"), options.get("tenant"), None
                     if priority is not None or tenant is not None:
                         rank = rank_of(priority, tenant)
-                        lot |= RANK_BIT
-                        await self._look_for_kind(rank)
+                        traits |= RANK_BIT
+                        await self._refresh_kind(rank)
                     extras = ttl_ms, unique, rank
-                batch, position, sealed = self.add(data, key_bytes, packed, lot, time, partition, *extras)
+                batch, position, sealed = self.add(data, key_bytes, packed, traits, time, partition, *extras)
                 receipts.add(batch, position)
                 if sealed:
                     await anyio.lowlevel.checkpoint()
         except (InvalidRequest, UnknownPartition) as error:
-            raise again(error, f"message {place} of send_many: {error.message}") from None
+            raise again(error, f"message {index} of send_many: {error.message}") from None
         return receipts
 
     async def flush(self) -> None:
-        """Send what is buffered and wait until all of it is stored; raises what failed and was not raised yet."""
+        """Send the buffered messages and wait until all are stored. Raises failures that were not raised yet."""
         self.check_open()
         await self._drain()
         failure = self._failure()
         if failure is not None:
             raise failure
 
-    # Below: how.
+    # Private methods.
 
-    def _look(self) -> None:
-        """What is known of the cluster has changed: nobody is to send by what was before."""
-        self._accumulator.look()
+    def _on_cluster_change(self) -> None:
+        """Update the partitioner after a change of the known cluster, so that no message is sent by old metadata."""
+        self._accumulator.update_topic()
         self._wake.set()
 
-    async def _look_for_more(self) -> None:
-        """Partitions may have been added."""
+    async def _refresh_partitions(self) -> None:
+        """Ask for the topic again, since partitions may have been added."""
         known = self._cluster.record(self.topic)
         if known is None or len(known.partitions) <= self._partitioner.partitions:
             known = await fresh_topic(self._cluster, self.topic)
         self._partitioner.update(known)
 
-    async def _look_for_kind(self, rank: Rank) -> None:
-        """Ask for the topic where it does not take such a rank: it may have been made anew, as one of another kind."""
+    async def _refresh_kind(self, rank: Rank) -> None:
+        """Ask for the topic again if it rejects such a rank: it may have been recreated as another kind."""
         if not self._partitioner.takes(rank):
-            await self._look_for_more()
+            await self._refresh_partitions()
 
     async def _send_mapping(self, message: Mapping[str, Any], common: Mapping[str, Any]) -> Receipt:
         content = {name: message[name] for name in _CONTENT if name in message}
@@ -278,7 +285,7 @@ class Producer:
         return await self.send(**content, **{**common, **given})
 
     def check_open(self) -> None:
-        """ClosedError outside of its block."""
+        """Raise ClosedError outside of the producer's block."""
         if not self._is_open:
             raise ClosedError(
                 f"the producer of topic {self.topic!r} is closed"
@@ -286,18 +293,18 @@ class Producer:
                 else "a producer is used as `async with client.producer(topic) as producer:`"
             )
 
-    async def wait_for_room(self) -> None:
-        """Until the buffer takes more; ClosedError when the producer was left."""
+    async def wait_for_capacity(self) -> None:
+        """Wait until the buffer has free bytes. Raises ClosedError if the producer's block is left."""
         self.check_open()
         while self._accumulator.buffered_bytes >= self._buffer_bytes:
             self._accumulator.seal_all()
-            await self._room.wait()
+            await self._capacity_freed.wait()
             self.check_open()
 
     def _on_done(self, batch: Batch) -> None:
         if self._keep_failures and batch.failures:
             self._failed.append(batch)
-        self._room.set()
+        self._capacity_freed.set()
         if not self._accumulator.outstanding:
             self._idle.set()
 
@@ -316,13 +323,13 @@ class Producer:
         finally:
             if self._is_open:  # the client was closed first
                 self._is_open = False
-                self._room.set()
+                self._capacity_freed.set()
                 self._give_up()
 
     def _stop(self) -> None:
-        """End the task; give up what is not done (after cancellation)."""
+        """End the task; abandon unfinished messages, which exist only after cancellation."""
         self._scope.cancel()
-        self._cluster.on_change.pop(self._look, None)
+        self._cluster.on_change.pop(self._on_cluster_change, None)
         if self._accumulator.outstanding:
             self._give_up()
             self._failed.clear()
@@ -334,7 +341,7 @@ class Producer:
         self._accumulator.abandon(_given_up)
 
     def _failure(self) -> SandqError | None:
-        """One error for all that failed and was not raised yet."""
+        """Return one error for all failures that were not raised yet, or None."""
         failed, self._failed = self._failed, []
         return failure_of(self.topic, failed)
 

@@ -1,9 +1,9 @@
-"""The options of one message that is sent: the same for `produce`, `send` and `send_many`, async and blocking.
+"""The options of one message to send: the same for `produce`, `send` and `send_many`, async and blocking.
 
-`SendOptions` is their definition. Methods that pass the options on declare `**options: Unpack[SendOptions]` and are
-decorated with `takes_send_options`. `Producer.send`, async and blocking, and `MessageValidation.message` run once per
-message and spell the options out, because a dictionary per message costs 12 to 20 % more CPU. A test compares them with
-`SendOptions`.
+`SendOptions` defines them. Methods that pass the options on declare `**options: Unpack[SendOptions]` and are decorated
+with `takes_send_options`. `Producer.send`, async and blocking, and `MessageValidation.message` run once per message and
+list the options explicitly, because a dictionary per message costs 12 to 20 % more CPU. A test compares their
+signatures with `SendOptions`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SendOptions(TypedDict, total=False):
 
     - "reject" (the default): the receipt raises DuplicateKey.
     - "replace": cancel the other message. The receipt raises DuplicateKey if a group holds that message. If all groups
-      are done with it, store this message beside it.
+      are done with it, store this message in addition.
     - "replace_pending": cancel the other message. The receipt raises DuplicateKey if any group has leased that message.
     - "ignore": store nothing. The receipt gives the id of the message that has the key.
 

@@ -1,4 +1,4 @@
-"""What a message is held to before it goes into a batch: types, limits, times."""
+"""Check a message before it goes into a batch: types, limits, times."""
 
 from __future__ import annotations
 
@@ -21,22 +21,27 @@ from sandq.protocol.requests import IGNORE, REJECT, REPLACE, REPLACE_PENDING
 Value = bytes | bytearray | memoryview | str
 Headers = Mapping[str, HeaderValue]
 
-Lot = int
-"""Which messages may share a batch: those of one lot. Its low two bits say what the time is, see `NOW`; then three bits
-for the conflict (0: without a unique key, else 1 + what is done), one for a ttl, one for a version that is expected
-of the key, one for a rank, one for an instant that is so far ahead that the broker may refuse it, and one for a unique
-key beside another key: what the broker has to look at message by message
-does not slow down the rest, and nothing is refused together with what may be refused."""
+Traits = int
+"""Bit set of the traits of a message. Only messages with equal traits share a batch.
+
+Bits 0 and 1 are the kind of time, see `NOW`. Bits 2 to 4 are the conflict: 0 without a unique key, else 1 + the action.
+One bit each: a ttl (`TTL_BIT`), an expected version of the key (`EXPECTED_BIT`), a rank (`RANK_BIT`), an instant so far
+ahead that the broker may reject it (`FAR_BIT`), and a unique key in addition to a different key (`PAIR_BIT`).
+
+So messages that the broker has to check one by one do not slow down the others, and a rejected batch contains no
+messages that could not have caused the rejection.
+"""
 
 Rank = tuple[int | None, bytes | None]
-"""A message's priority and tenant, as far as it names them."""
+"""A message's priority and tenant; None if the message does not set it."""
 
-Ready = tuple[bytes | None, bytes | None, bytes | None, Lot, int, int | None, int | None, bytes | None, Rank | None]
-"""What goes into a batch: value (None: its key is to be deleted), key, packed headers, lot, time, partition asked for,
-ttl (ms), unique key, rank."""
+Ready = tuple[bytes | None, bytes | None, bytes | None, Traits, int, int | None, int | None, bytes | None, Rank | None]
+"""A checked message: value (None deletes the key), key, packed headers, traits, time, requested partition, ttl (ms),
+unique key, rank.
+"""
 
 NOW, AT, DELAY = 0, 1, 2
-"""Without a time, at an instant, after a delay."""
+"""Kinds of times: no time, an instant, a delay."""
 TIME_BITS = 3
 UNIQUE_SHIFT = 2
 UNIQUE_BITS = 7 << UNIQUE_SHIFT
@@ -49,34 +54,34 @@ PAIR_BIT = 512
 _ON_CONFLICT = {"reject": REJECT, "replace": REPLACE, "ignore": IGNORE, "replace_pending": REPLACE_PENDING}
 
 
-def on_conflict_of(lot: Lot) -> int:
-    """What a PRODUCE of this lot says about unique keys that are taken."""
-    return max((lot & UNIQUE_BITS) >> UNIQUE_SHIFT, 1) - 1
+def on_conflict_of(traits: Traits) -> int:
+    """Return the `on_conflict` of a PRODUCE whose messages have these traits."""
+    return max((traits & UNIQUE_BITS) >> UNIQUE_SHIFT, 1) - 1
 
 
-def as_bytes(what: str, value: object) -> bytes:
-    """Bytes of a value or key: bytes-like as they are, text as UTF-8."""
+def as_bytes(name: str, value: object) -> bytes:
+    """Return a value or key as bytes: bytes-like as it is, text as UTF-8. `name`: for errors."""
     if type(value) is bytes:
         return value
     if isinstance(value, str):
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{what}: the text cannot be encoded as UTF-8: {error.reason}") from None
+            raise InvalidRequest(f"{name}: the text cannot be encoded as UTF-8: {error.reason}") from None
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    raise InvalidRequest(f"{what}: bytes or str is expected, not {type(value).__name__}")
+    raise InvalidRequest(f"{name}: bytes or str is expected, not {type(value).__name__}")
 
 
-def too_large(what: str, limit: str, maximum: int, size: int) -> TooLarge:
-    """The error about something that exceeds a named limit."""
+def too_large(name: str, limit: str, maximum: int, size: int) -> TooLarge:
+    """Return the error for a field that exceeds a named limit."""
     return TooLarge(
-        f"{what} of {size} bytes: {maximum} is the limit ({limit})", limit=limit, maximum=maximum, size=size
+        f"{name} of {size} bytes: {maximum} is the limit ({limit})", limit=limit, maximum=maximum, size=size
     )
 
 
 def as_unique_key(key: Value) -> bytes:
-    """The bytes of a unique key; its limit is the same everywhere."""
+    """Return a unique key as bytes; its limit is the same on every node."""
     data = as_bytes("unique_key", key)
     if not data:
         raise InvalidRequest("unique_key: it must not be empty")
@@ -86,7 +91,7 @@ def as_unique_key(key: Value) -> bytes:
 
 
 class MessageValidation:
-    """The limits that messages are held to: the server's, or the defaults where it says nothing."""
+    """Checks messages against the limits that a node reports, with defaults for those that it does not report."""
 
     __slots__ = ("batch_bytes", "delay_ms", "headers_bytes", "key_bytes", "message_bytes", "of_topic", "traced")
 
@@ -96,8 +101,10 @@ class MessageValidation:
         of_topic: Mapping[str, Any] = NO_SETTINGS,
         traced: Callable[[Headers | None], Headers | None] | None = None,
     ) -> None:
-        """`of_topic`: the record of the topic's settings, which may have limits of its own. `traced`: gives messages
-        the headers of a trace."""
+        """`of_topic`: the record of the topic's settings, which may have its own limits.
+
+        `traced`: adds the headers of a trace to the headers of each message.
+        """
         self.traced = traced
         self.of_topic = of_topic
         node_bytes = limits.get("message_bytes", DEFAULT.message_bytes)
@@ -132,22 +139,24 @@ class MessageValidation:
             delay = delay_of(delay, delay_ms)
         if json is not MISSING or value is MISSING:
             value, headers = content_of(value, json, headers)
-        lot, at = self.time(deliver_at, delay) if deliver_at is not None or delay is not None else (NOW, 0)
+        traits, at = self.time(deliver_at, delay) if deliver_at is not None or delay is not None else (NOW, 0)
         data = self.value(value) if value is not None else None
         key_bytes = self.key(key) if key is not None else None
         packed = self.headers(headers) if headers or self.traced is not None else None
         ttl_ms = unique = rank = None
         if priority is not None or tenant is not None:
             rank = rank_of(priority, tenant)
-            lot |= RANK_BIT
+            traits |= RANK_BIT
         if ttl is not None or unique_key is not None or on_conflict != "reject":
             more, ttl_ms, unique = self.extras(ttl, unique_key, on_conflict, key_bytes)
-            lot |= more
-        return data, key_bytes, packed, lot, at, partition, ttl_ms, unique, rank
+            traits |= more
+        return data, key_bytes, packed, traits, at, partition, ttl_ms, unique, rank
 
-    def time(self, deliver_at: Instant | None, delay: Duration | None) -> tuple[Lot, int]:
-        """The lot's part, and an instant (epoch ms), a delay (ms), or 0. Whether an instant is too far ahead the broker
-        says, by its own clock."""
+    def time(self, deliver_at: Instant | None, delay: Duration | None) -> tuple[Traits, int]:
+        """Return the traits of a time, and the instant (epoch ms), the delay (ms), or 0.
+
+        A delay beyond the limit raises InvalidTime. Only the broker can decide that about an instant, by its own clock.
+        """
         if delay is not None:
             if deliver_at is not None:
                 raise InvalidRequest("deliver_at and delay: one of them, not both")
@@ -196,35 +205,36 @@ class MessageValidation:
         except TooLarge:
             if tied is headers:
                 raise
-            # What fits without the headers of a trace is sent without them.
+            # If the message fits only without the headers of the trace, send it without them.
             return headers_pack(headers, max_bytes=self.headers_bytes)
 
     def extras(
         self, ttl: Duration | None, unique_key: Value | None, on_conflict: str, key: bytes | None
     ) -> tuple[int, int | None, bytes | None]:
-        """The lot's part, the ttl (ms) and the unique key of a message that may have them. `key`: the message's."""
+        """Return the traits, the ttl (ms) and the unique key of a message that may have them. `key`: the message's
+        key."""
         conflict = _ON_CONFLICT.get(on_conflict) if isinstance(on_conflict, str) else None
         if conflict is None:
-            *words, last = [f'"{word}"' for word in _ON_CONFLICT]
-            raise InvalidRequest(f"on_conflict: {', '.join(words)} or {last} is expected, not {on_conflict!r}")
-        lot, ttl_ms, unique = 0, None, None
+            *names, last = [f'"{name}"' for name in _ON_CONFLICT]
+            raise InvalidRequest(f"on_conflict: {', '.join(names)} or {last} is expected, not {on_conflict!r}")
+        traits, ttl_ms, unique = 0, None, None
         if ttl is not None:
             ttl_ms = duration_ms(ttl)
-            lot |= TTL_BIT
+            traits |= TTL_BIT
             if not ttl_ms:
                 raise InvalidRequest("ttl: it must be longer than nothing")
         if unique_key is not None:
             unique = as_unique_key(unique_key)
-            lot |= (1 + conflict) << UNIQUE_SHIFT
+            traits |= (1 + conflict) << UNIQUE_SHIFT
             if key is not None and key != unique:
-                lot |= PAIR_BIT
+                traits |= PAIR_BIT
         elif conflict != REJECT:
             raise InvalidRequest("on_conflict: it needs a unique_key")
-        return lot, ttl_ms, unique
+        return traits, ttl_ms, unique
 
 
 def rank_of(priority: int | None, tenant: str | None) -> Rank:
-    """Check a priority and a tenant, one of which is given at least."""
+    """Check a priority and a tenant; at least one of them is given."""
     if priority is not None:
         if type(priority) is not int:
             raise InvalidRequest(f"priority: a whole number is expected, not {priority!r:.60}")
@@ -234,7 +244,7 @@ def rank_of(priority: int | None, tenant: str | None) -> Rank:
 
 
 def delay_of(delay: Duration | None, delay_ms: int) -> Duration:
-    """The delay of a message that has a `delay_ms`: whole milliseconds, in place of a `delay`."""
+    """Return the delay of a message given by `delay_ms` (whole milliseconds), which excludes a `delay`."""
     if delay is not None:
         raise InvalidRequest("delay and delay_ms: one of them, not both")
     if type(delay_ms) is not int or not 0 <= delay_ms <= TIME_MAX_MS:

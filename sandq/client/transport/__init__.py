@@ -1,6 +1,6 @@
-"""Connections to nodes, what is known of the cluster, and single requests.
+"""Connections to the nodes, the client's view of the cluster, and single requests.
 
-What is exported is for programs that send requests of their own, to the cluster that `sandq.client.cluster_of` gives.
+The exported names are for programs that send their own requests to the cluster that `sandq.client.cluster_of` returns.
 """
 
 from __future__ import annotations

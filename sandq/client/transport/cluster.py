@@ -1,12 +1,11 @@
-"""What a client knows of the cluster: nodes with a connection each, topics, who leads what; all kept true.
+"""Keep the client's view of the cluster up to date: one connection per node, the topics, and the partition leaders.
 
     servers --connect--> link (node id, addresses, connection) --METADATA--> topic: partitions, their leaders
 
-A link reconnects for ever, with a bounded back-off, until its node leaves the metadata or the client is
-closed. A topic is asked for again when somebody says so (`refresh`: not led here, unknown partition,
-connection lost), and now and then anyway. After every change of any of it the functions in `on_change` are
-called; they only wake somebody. A node is known by its id, not by an address: an address that worked is
-kept beside the advertised one.
+A link reconnects with a bounded back-off, until its node leaves the metadata or the client is closed. The client asks
+for a topic again after `refresh` (a node was not the leader, a partition was unknown, a connection was lost), and
+periodically. After each change, `Cluster` calls the functions in `on_change`; these only wake tasks. A node is
+identified by its id, not by an address. A link keeps each address that worked in addition to the advertised one.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from sandq.protocol.requests import Metadata
 
 log = logging.getLogger("sandq.client")
 
-_REFUSALS = 3  # of tokens that are made anew for each connection, before this is what others are told
-_ASK_AGAIN_S = 0.5  # at most: a new leader is there about a second after the old one went
-_ASK_TIMEOUT_S = 1.0  # at first, then doubled: who was asked may stand still, and another node know
+_REFUSALS = 3  # how often a token function may fail in a row before the refusal is reported to callers
+_ASK_AGAIN_S = 0.5  # maximum pause between two METADATA requests; a new leader usually exists within about a second
+_ASK_TIMEOUT_S = 1.0  # timeout of the first METADATA request; doubles, since a hung node may not answer but others will
 
 
 class Cluster:
-    """See the module's docstring. `start` is called once, in the client's task group."""
+    """The nodes, topics and leaders that a client knows. Call `start` once, in the client's task group."""
 
     def __init__(self, servers: Sequence[Address], client_name: str, options: Options) -> None:
         self.options = options
@@ -55,26 +54,31 @@ class Cluster:
         self._links: dict[str, Link] = {}
         self._topics: dict[str, Known] = {}
         self.forgotten = 0
-        """How many topics were created or deleted here."""
+        """Number of times that a topic was dropped from this view, for example because it was created or deleted
+        here."""
         self._asking: str | None = None
-        """The topic that is being asked for, unless it was created or deleted here meanwhile."""
-        self._wanted: dict[str, str | None] = {}  # topics to be asked for, in order, and whom to ask first
+        """Topic of the METADATA request in progress; None if that topic was created or deleted here meanwhile."""
+        self._wanted: dict[str, str | None] = {}  # topics to ask for, in order; value: the node to ask first
         self._serial = 0
         self._unanswered: SandqError | None = None
         self._refused: SandqError | None = None
-        """Why no node lets this client in; None: one did, the last time."""
-        self._refusals = 0
+        """The error with which the last node rejected this client; None if the last attempt succeeded."""
+        self._refusal_count = 0
         self._changed = Signal()
         self._refresh_now = Signal()
         self._closed = False
         self._tasks: anyio.abc.TaskGroup
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Connect to the first server that answers and belongs to a cluster, or to those that do not yet. One server:
-        its error as it is; several: what each said."""
+        """Connect to the first server that answers and belongs to a cluster.
+
+        If no server belongs to a cluster, connect to those that answer. If all servers fail, raise the only error as it
+        is, or
+        one error that lists the message of each server.
+        """
         self._tasks = tasks
         if self.options.starts_alone:
-            tasks.start_soon(self._meet)
+            tasks.start_soon(self._find_first_node)
             tasks.start_soon(self._refresh)
             return
         errors = []
@@ -88,78 +92,92 @@ class Cluster:
         if len(errors) == len(self._servers):
             if len(errors) == 1 or all(isinstance(error, Unauthenticated) for error in errors):
                 raise errors[0]
-            told = dict.fromkeys(error.message for error in errors)
-            raise ConnectionLost("no server can be reached: " + "; ".join(told))
+            messages = dict.fromkeys(error.message for error in errors)
+            raise ConnectionLost("no server can be reached: " + "; ".join(messages))
         tasks.start_soon(self._refresh)
 
     def close(self) -> None:
-        """Every wait in here ends with ClosedError."""
+        """Close the view: every wait in it ends with ClosedError."""
         self._closed = True
         self._notify()
 
     async def aclose(self) -> None:
-        """After the task group: close sockets whose task never began."""
+        """Close the sockets of connections whose task never began. Call after the task group has ended."""
         for link in self._links.values():
             if link.connection is not None:
                 link.connection.close()
                 await link.connection.run()
 
-    # What others use.
+    # Used by other modules.
 
     def record(self, topic: str) -> TopicRecord | None:
-        """What is known of a topic at present."""
+        """Return the last known record of a topic, or None."""
         known = self._topics.get(topic)
         return known.record if known else None
 
     def missing(self, topic: str) -> SandqError | None:
-        """Why a topic is known not to be there (deleted, never made), or nobody here may use it; None when it is there
-        or not known."""
+        """Return the error with which requests for this topic must fail now, or None.
+
+        The topic was deleted or never created, this client may not use it, or no node accepts this client. None if the
+        topic
+        exists or nothing is known about it.
+        """
         if self.refusal is not None:
             return self.refusal
         known = self._topics.get(topic)
         return known.error if known else None
 
     def leader_id(self, topic: str, partition: int) -> str | None:
-        """The node that leads a partition, as far as is known."""
+        """Return the id of the last known leader of a partition, or None."""
         record = self.record(topic)
         return record.partitions[partition].leader if record and partition < len(record.partitions) else None
 
     def leader(self, topic: str, partition: int) -> Connection | None:
-        """An open connection to the partition's leader; without one it is being worked on: `on_change` will tell."""
+        """Return an open connection to the partition's leader.
+
+        If there is none, return None and ask for the topic again; `on_change` reports the result.
+        """
         node_id = self.leader_id(topic, partition)
         found = self.connection(node_id) if node_id is not None else None
         if found is None:
-            # Also when one is known: whoever named it may not have noticed yet that it is gone.
+            # Ask even if a leader is known: the node that named it may not have noticed yet that it is gone.
             self.refresh(topic)
         return found
 
     def connection(self, node_id: str) -> Connection | None:
-        """An open connection to a node, if there is one now."""
+        """Return an open connection to a node, or None."""
         link = self._links.get(node_id)
         return link.open_connection if link else None
 
     def connections(self) -> list[Connection]:
-        """All that are open; those of nodes that belonged to no cluster when they were met come last."""
+        """Return all open connections; nodes that belonged to no cluster when they connected come last."""
         found = [link.connection for link in self._links.values() if link.connection and link.connection.is_open]
         return sorted(found, key=lambda one: not one.hello.cluster_uuid)
 
     def forget(self, topic: str) -> None:
-        """It was just created or deleted: what is known of it is old, and so are answers that are on their way."""
+        """Drop a topic from this view because it was just created or deleted here; replies in transit are ignored
+        too."""
         self.forgotten += 1
         if self._asking == topic:
             self._asking = None
         self._topics.pop(topic, None)
 
-    def gone(self, topic: str, error: SandqError) -> None:
-        """A node answers that there is no such topic: what is known of it is old, if somebody else deleted it. Whoever
-        uses it next asks, and has it made anew where it may be."""
+    def forget_if_unknown(self, topic: str, error: SandqError) -> None:
+        """Drop a topic from this view if `error` says that it does not exist.
+
+        The next user of the topic asks for it, and creates it again where that is allowed.
+        """
         if isinstance(error, UnknownTopic) and self.record(topic) is not None:
             self.forget(topic)
             self.refresh(topic)
 
     def learn(self, record: TopicRecord, asked: int) -> None:
-        """Keep what a node answered about a topic; `asked`: what `forgotten` was when it was asked. If a topic was
-        created or deleted here since, it may be about one that is gone."""
+        """Store a topic record that a node returned.
+
+        `asked`: the value of `forgotten` when the request was sent. If a topic was created or deleted here since then,
+        the
+        record may be about the old topic and is ignored.
+        """
         if asked != self.forgotten:
             return
         self._serial += 1
@@ -167,8 +185,12 @@ class Cluster:
         self._notify()
 
     def learn_all(self, records: Sequence[TopicRecord], asked: int) -> None:
-        """The same of all topics that there are: others may have deleted some, and made them anew. Of topics that
-        nobody has asked for here nothing is kept, nor what says no more than who leads."""
+        """Update the known topics from a listing of all topics; `asked` as in `learn`.
+
+        Topics missing from the listing are forgotten, since other clients may have deleted or recreated them. A topic
+        that is
+        not yet known here is not added. A record that differs only in its leaders is not stored.
+        """
         if asked != self.forgotten:
             return
         by_name = {record.name: record for record in records}
@@ -182,14 +204,16 @@ class Cluster:
         self._notify()
 
     def refresh(self, topic: str, node_id: str | None = None) -> None:
-        """Ask for a topic again soon: this node, if there is a connection to it; it knows what others may not yet."""
+        """Ask for a topic again soon. `node_id`: ask this node first if it is connected, since it may know more."""
         if topic not in self._wanted:
             self._wanted[topic] = node_id
             self._refresh_now.set()
 
     def successor(self, topic: str, partition: int, node_id: str) -> Connection | None:
-        """A connection to the node that leads a partition instead of one that says nothing; None: not that is known,
-        and another node is being asked."""
+        """Return a connection to the partition's new leader, if it is another node than the silent `node_id`.
+
+        If no other leader is known, return None and ask another node.
+        """
         leader = self.leader_id(topic, partition)
         found = self.connection(leader) if leader is not None and leader != node_id else None
         if found is None:
@@ -198,15 +222,16 @@ class Cluster:
         return found
 
     async def topic(self, name: str) -> TopicRecord:
-        """The topic's record, asked for when it is not known. UnknownTopic, or what kept the cluster from
-        answering.
+        """Return the topic's record; ask a node if it is not known.
+
+        Raises UnknownTopic, or the error that kept the cluster from answering.
         """
         if (record := self.record(name)) is not None:
             return record
-        return await self.asked(name)
+        return await self.fetch_topic(name)
 
-    async def asked(self, name: str) -> TopicRecord:
-        """The topic's record as a node tells it from now on; otherwise as `topic`."""
+    async def fetch_topic(self, name: str) -> TopicRecord:
+        """Return the topic's record from a reply that arrives after this call; otherwise like `topic`."""
         before = self._serial
         with anyio.move_on_after(self.options.timeout_s):
             while True:
@@ -215,43 +240,48 @@ class Cluster:
                 if known is not None and known.serial > before:
                     if known.record is not None:
                         return known.record
-                    # That there was none when somebody else asked says nothing: it may have been made since.
+                    # Ignore a "no such topic" that answers an older request: the topic may have been created since.
                     if known.asked > before and known.error is not None:
                         raise again(known.error)
                 self.refresh(name)
                 await self._changed.wait()
-        raise Unavailable(f"no node answered about topic {name!r} in {self.options.timeout_s:g} s{self.why()}")
+        raise Unavailable(
+            f"no node answered about topic {name!r} in {self.options.timeout_s:g} s{self.error_summary()}"
+        )
 
     def is_lost(self, node_id: str) -> bool:
-        """Whether a node cannot be reached: it was tried, and there is no connection."""
+        """Return whether a node is unreachable: the client tried, and there is no connection."""
         link = self._links.get(node_id)
         return link is None or (link.error is not None and link.open_connection is None)
 
     def knows(self, node_id: str) -> bool:
-        """Whether a node of this id has been heard of."""
+        """Return whether this client has a link to the node."""
         return node_id in self._links
 
-    async def change(self) -> None:
-        """Until anything of what is known here changes."""
+    async def wait_for_change(self) -> None:
+        """Wait until any part of this view changes."""
         await self._changed.wait()
 
     @property
     def refusal(self) -> SandqError | None:
-        """Why no node lets this client in; None: one does, or none was reached."""
+        """The error with which every node rejected this client; None if one accepted it or none was reachable."""
         return None if self._refused is None or self.connections() else self._refused
 
     def check_open(self) -> None:
-        """ClosedError once the client is closed; Unauthenticated when no node lets it in."""
+        """Raise ClosedError if the client is closed, or the refusal if no node accepts the client."""
         if self._closed:
             raise ClosedError("the client is closed")
         if (refusal := self.refusal) is not None:
             raise again(refusal)
 
     def _note_refusal(self, error: Unauthenticated) -> None:
-        """A node does not let this client in. Where the token is made anew for each connection, it may be a moment
-        late."""
-        self._refusals += 1
-        if callable(self.options.token) and self._refusals < _REFUSALS:
+        """Record that a node rejected this client.
+
+        If a function creates a token for each connection, its first few refusals are ignored: the token may be a moment
+        late.
+        """
+        self._refusal_count += 1
+        if callable(self.options.token) and self._refusal_count < _REFUSALS:
             return
         self._refused = error
         if self.options.starts_alone:
@@ -260,11 +290,11 @@ class Cluster:
 
     @property
     def refused(self) -> SandqError | None:
-        """Why no node lets this client in; None: one did, the last time."""
+        """The error with which the last node rejected this client; None if the last attempt succeeded."""
         return self._refused
 
-    def why(self) -> str:
-        """The last errors of the links, and what was answered instead of metadata, for a message."""
+    def error_summary(self) -> str:
+        """Return the last errors of the links and of the METADATA requests, as a suffix for an error message."""
         errors = [link.error.message for link in self._links.values() if link.error is not None]
         errors += [self._unanswered.message] if self._unanswered is not None else []
         return ": " + "; ".join(errors) if errors else ""
@@ -277,7 +307,7 @@ class Cluster:
     # Links.
 
     async def _try_server(self, server: Address) -> None:
-        """Connect to a configured address; whatever node is there gets (or has) a link."""
+        """Connect to a configured address; use the node there as a new link, or as another address of its link."""
         timeout_s = self.options.connect_timeout_s / len(self._servers)
         connection = await self._open(server, timeout_s)
         node_id = connection.hello.node_id
@@ -291,8 +321,8 @@ class Cluster:
             await connection.run()
         link.add(server)
 
-    async def _meet(self) -> None:
-        """Look for a first node until one answers."""
+    async def _find_first_node(self) -> None:
+        """Try the configured servers until one answers."""
         attempt = 0
         while True:
             await self._try_servers()
@@ -312,7 +342,7 @@ class Cluster:
         except Unauthenticated as error:
             self._note_refusal(error)
             raise
-        self._refused, self._refusals = None, 0
+        self._refused, self._refusal_count = None, 0
         uuid = connection.hello.cluster_uuid
         if self.cluster_uuid and uuid != self.cluster_uuid:
             connection.close()
@@ -326,12 +356,12 @@ class Cluster:
         return connection
 
     def introduce(self, node_id: str, address: Address) -> None:
-        """Another node says that this one is there."""
+        """Add a node that another node named, unless it is known."""
         if node_id not in self._links:
-            self._want(node_id, address)
+            self._add_address(node_id, address)
 
-    def _want(self, node_id: str, address: Address) -> None:
-        """Have a link to a node that is said to be at this address."""
+    def _add_address(self, node_id: str, address: Address) -> None:
+        """Add an address to the link of a node; create the link if there is none."""
         link = self._links.get(node_id)
         if link is None:
             link = self._links[node_id] = Link(node_id)
@@ -339,7 +369,7 @@ class Cluster:
         link.add(address)
 
     async def _keep(self, link: Link) -> None:
-        """Hold a connection to one node, until its scope is cancelled."""
+        """Keep a link connected until its scope is cancelled."""
         attempt = 0
         with link.scope:
             while True:
@@ -359,13 +389,15 @@ class Cluster:
                         self.refresh(topic)
                     self._notify()
                 if anyio.current_time() - started_at > self.options.back_off_max_s:
-                    attempt = 0  # it lived: a node that takes connections and drops them is not asked without pause
+                    # Reset the back-off only after a connection that lasted. A node may accept connections and drop
+                    # them at once.
+                    attempt = 0
                 is_refused = self.refusal is not None
                 await anyio.sleep(self.options.refused_pause_s if is_refused else self.options.back_off_s(attempt))
                 attempt += 1
 
     async def _reach(self, link: Link) -> Connection | None:
-        """Try each address of a node once, the one that worked last first."""
+        """Try each address of a node once, beginning with the address that worked last."""
         for address in list(link.addresses):
             try:
                 connection = await self._open(address, self.options.connect_timeout_s)
@@ -380,14 +412,15 @@ class Cluster:
             link.error = Unavailable(f"{connection.address} is node {there}, not {link.node_id}")
             connection.close()
             await connection.run()
-            self._want(there, address)
+            self._add_address(there, address)
         self._notify()
         return None
 
     # Metadata.
 
     async def _refresh(self) -> None:
-        """Ask for wanted topics, one METADATA each, so that an unknown one spoils no other's answer."""
+        """Send one METADATA request per wanted topic, so that an unknown topic does not affect the reply about
+        others."""
         attempt = 0
         while True:
             if not self._wanted:
@@ -409,17 +442,16 @@ class Cluster:
                 if not await self._ask(first or connections[attempt % len(connections)], topic, timeout_s):
                     self._wanted[topic] = None
             self._notify()
-            # A pause also after an answer: somebody may ask in a loop until a leader is found.
+            # Pause after a reply too: a caller may ask in a loop until there is a leader.
             await anyio.sleep(min(self.options.back_off_s(attempt), _ASK_AGAIN_S))
             attempt += 1
 
     async def _try_servers(self) -> None:
-        """No connection at all, or to nodes without a cluster only: others may be there, so try the addresses that the
-        client was given."""
+        """Try the configured servers that no link covers, when no connected node belongs to a cluster."""
         known = {address for link in self._links.values() for address in link.addresses}
         for server in self._servers:
             if server in known:
-                continue  # its link is trying it
+                continue  # its link is already connecting
             try:
                 await self._try_server(server)
                 return
@@ -427,7 +459,7 @@ class Cluster:
                 log.debug("%s", error)
 
     async def _ask(self, connection: Connection, topic: str, timeout_s: float) -> bool:
-        """Whether there was an answer about the topic."""
+        """Ask a node about a topic; return whether its reply was about the topic and still current."""
         self._serial += 1
         asked = self._serial
         self._asking = topic
@@ -436,19 +468,20 @@ class Cluster:
             reply = MetadataReply.parse(frame)
             found = [record for record in reply.topics if record.name == topic]
             if not found:
-                raise NotFound(f"the answer about topic {topic!r} does not tell of it")
+                raise NotFound(f"the reply does not contain topic {topic!r}")
         except (NotFound, InvalidRequest, Forbidden) as error:
-            return self._know(topic, None, error, asked)
+            return self._store_answer(topic, None, error, asked)
         except SandqError as error:
             log.debug("metadata of topic %s: %s", topic, error)
             self._unanswered = error
             return False
         self._unanswered = None
         self._update_nodes(reply)
-        return self._know(topic, found[0], None, asked)
+        return self._store_answer(topic, found[0], None, asked)
 
-    def _know(self, topic: str, record: TopicRecord | None, error: SandqError | None, asked: int) -> bool:
-        """Keep an answer about a topic, unless it was asked for before the topic was created or deleted here."""
+    def _store_answer(self, topic: str, record: TopicRecord | None, error: SandqError | None, asked: int) -> bool:
+        """Store a reply about a topic, unless the topic was created or deleted here after the request; return
+        whether."""
         if self._asking != topic:
             return False
         self._serial += 1
@@ -457,7 +490,7 @@ class Cluster:
 
     def _update_nodes(self, reply: MetadataReply) -> None:
         for node in reply.nodes:
-            self._want(node.node_id, (node.host, node.port))
+            self._add_address(node.node_id, (node.host, node.port))
         named = {node.node_id for node in reply.nodes}
         for link in list(self._links.values()):
             if link.node_id not in named and link.connection is None:
@@ -466,6 +499,8 @@ class Cluster:
 
 
 def _is_newer(record: TopicRecord, known: TopicRecord) -> bool:
-    """Whether it is of a topic that was made later, or of the same one, which has more partitions by now. (Who answered
-    may be behind.)"""
+    """Return whether `record` describes a newer topic of that name, or the same topic with more partitions.
+
+    The node that sent it may lag behind.
+    """
     return (record.number, len(record.partitions)) > (known.number, len(known.partitions))

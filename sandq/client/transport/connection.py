@@ -1,13 +1,10 @@
-"""One TCP connection to one node: request ids, replies, pushes, and everything that is queued sent in one go.
+"""One TCP connection to one node: request ids, replies, pushed deliveries, and combined writes.
 
-Resource handling: `open` connects and says HELLO; `run` reads, writes and keeps alive until the connection
-is lost or closed, and closes the socket. When it returns, every request that had no answer has been told
-ConnectionLost.
+`Connection.open` connects and sends HELLO. `run` reads, writes and sends keepalives until the connection is lost or
+closed; then it closes the socket. When `run` returns, every unanswered request has failed with ConnectionLost.
 
-Error handling: nothing but SandqError comes out of here; a connection that broke is ConnectionLost, whatever the
-socket said.
-
-Replies are handed to callbacks, in the order in which they came: no task per request.
+Only SandqError is raised: any error of the socket becomes ConnectionLost. Replies are passed to callbacks in the order
+of their arrival, without a task per request.
 """
 
 from __future__ import annotations
@@ -41,16 +38,16 @@ log = logging.getLogger("sandq.client")
 RECEIVE_BYTES = 64 * 1024
 SEND_BYTES = 1024 * 1024
 _FIRST_REQUEST_ID = 1
-_DRIFT_MS_PER_S = 1.0  # what two clocks may drift apart, generously
+_DRIFT_MS_PER_S = 1.0  # generous bound on the drift between two clocks
 
 Build = Callable[[int], bytes]
-"""Makes a request's frame, given its request id."""
+"""Encodes a request's frame, given its request id."""
 OnReply = Callable[[Frame | SandqError], None]
-"""Takes the reply's frame, or the error that it was. What it raises closes the connection."""
+"""Called with the reply's frame or with an error. An exception that it raises closes the connection."""
 
 
 class Listener(Protocol):
-    """Takes what a node pushes for one subscription."""
+    """Receives the frames that a node pushes for one subscription."""
 
     def on_deliver(self, frame: Frame) -> None: ...
 
@@ -58,7 +55,7 @@ class Listener(Protocol):
 
 
 class Connection:
-    """See the module's docstring; made by `open`."""
+    """A connection to one node; created by `open`. See the module's docstring."""
 
     def __init__(self, stream: anyio.abc.ByteStream, address: str, options: Options) -> None:
         self.address = address
@@ -67,7 +64,7 @@ class Connection:
         self.error: SandqError | None = None
         self.lost = Signal()
         self.certificate_ends_s: float | None = None
-        """When the certificate of the node ends, in epoch seconds; None: there is no TLS."""
+        """Expiry of the node's certificate, in epoch seconds; None without TLS."""
         self._options = options
         self._stream = stream
         self._reader = FrameReader(control_bytes=DEFAULT.frame_bytes)
@@ -79,17 +76,22 @@ class Connection:
         self._wake_writer = Signal()
         self._drained = Signal()
         self._writing = False
-        self._received = 0  # counts what arrives: how keepalive sees life
+        self._received = 0  # number of reads that returned data; tells keepalive that the node is alive
         self._clock = _Clock()
         self._is_proved = False
-        """The node believes on whose behalf we ask."""
+        """True if the node accepts this client's statements about the caller that it acts for."""
         self._asker = OURSELVES
-        """On whose behalf, as it was told last."""
+        """The caller that was last sent to the node with an ON_BEHALF frame."""
         self._scope: anyio.CancelScope | None = None
 
     @classmethod
     async def open(cls, host: str, port: int, *, client_name: str, timeout_s: float, options: Options) -> Connection:
-        """Connect and say HELLO. ConnectionLost when that fails or takes longer; WrongVersion and its like pass."""
+        """Connect and send HELLO.
+
+        Raises ConnectionLost if that fails or takes longer than `timeout_s`; errors of HELLO (such as WrongVersion) as
+        they
+        are.
+        """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         stream: anyio.abc.ByteStream | None = None
         try:
@@ -127,12 +129,12 @@ class Connection:
             remote = self._stream.extra(anyio.abc.SocketAttribute.remote_address, None)
             check_clear(token, remote, self._options, is_encrypted=isinstance(self._stream, TLSStream))
             options["token"] = token
-        self.hello = hello = HelloReply.parse(await self._ask_first(Hello(PROTOCOL_VERSION, client_name, options)))
+        self.hello = hello = HelloReply.parse(await self._ask_before_run(Hello(PROTOCOL_VERSION, client_name, options)))
         self._clock.note(hello.now_ms, sent_at)
         if secret is not None and hello.challenge is not None:
             proof = prove_gateway(secret, nonce, hello.challenge, hello.node_id, hello.cluster_uuid)
             try:
-                await self._ask_first(Prove(proof))
+                await self._ask_before_run(Prove(proof))
                 self._is_proved = True
             except Forbidden as refusal:
                 log.warning("%s does not take this client for a gateway: %s", self.address, refusal.message)
@@ -140,8 +142,9 @@ class Connection:
         if type(frame_bytes) is int and DEFAULT.frame_bytes < frame_bytes < 2**32 and not self._reader.buffered_bytes:
             self._reader = FrameReader(frame_bytes, frame_bytes)  # the operator allows larger ones
 
-    async def _ask_first(self, request: Hello | Prove) -> Frame:
-        """Ask before anybody else does. Raises what it is answered with."""
+    async def _ask_before_run(self, request: Hello | Prove) -> Frame:
+        """Send a request before the reader task runs, and return its reply. Raises the error that the node replies
+        with."""
         request_id = self.new_id()
         await self._stream.send(request.frame(request_id))
         frames: list[Frame] = []
@@ -153,64 +156,67 @@ class Connection:
             raise ProtocolError(f"{self.address} does not answer {request.type.name} as a sandq node does")
         return frames[0]
 
-    # What others use.
+    # Used by other modules.
 
     @property
     def is_open(self) -> bool:
-        """Whether requests may be queued."""
+        """True while requests may be queued."""
         return self.error is None
 
     def new_id(self) -> int:
-        """An id that no request and no subscription of this connection has."""
+        """Return an id that no other request or subscription of this connection has."""
         self._next_id += 1
         return self._next_id - 1
 
     def local_time(self, server_ms: float) -> float:
-        """When it is `server_ms` on the node, on anyio's clock."""
+        """Return the time on anyio's clock at which the node's clock shows `server_ms`."""
         return (server_ms - self._clock.offset_ms) / 1000
 
     @property
-    def takes_credit_back(self) -> bool:
-        """Whether the node takes CREDIT that is less than nothing."""
+    def accepts_negative_credit(self) -> bool:
+        """True if the node accepts negative CREDIT."""
         return bool(self.hello.limits.get("credit_least", 0) < 0)
 
     def node_ms(self) -> int:
-        """What time it is on the node, in epoch milliseconds."""
+        """Return the current time of the node's clock, in epoch milliseconds."""
         return round(anyio.current_time() * 1000 + self._clock.offset_ms)
 
     def post(self, frame: bytes) -> None:
         """Queue a frame that has no reply."""
         if self.error is None:
-            self._tell_asker(OURSELVES)
+            self._queue_on_behalf(OURSELVES)
             self._out.append(frame)
             self._wake_writer.set()
 
     def request(self, build: Build, on_reply: OnReply, asker: OnBehalf = OURSELVES) -> int:
-        """Queue a request, on behalf of somebody; `on_reply` is called exactly once, later, unless `forget` comes
-        first."""
+        """Queue a request on behalf of `asker`, and return its id.
+
+        `on_reply` is called exactly once, later, unless `forget` is called first. Raises the connection's error if it
+        is lost.
+        """
         if self.error is not None:
             raise again(self.error)
-        self._tell_asker(asker)
+        self._queue_on_behalf(asker)
         request_id = self.new_id()
         self._out.append(build(request_id))
         self._pending[request_id] = on_reply
         self._wake_writer.set()
         return request_id
 
-    def _tell_asker(self, asker: OnBehalf) -> None:
-        """Say on whose behalf the next frame is, unless the node knows, or would not believe it."""
+    def _queue_on_behalf(self, asker: OnBehalf) -> None:
+        """Queue a frame that names the caller of the next frame, if it changed and the node accepts such frames."""
         if asker is not self._asker and self._is_proved and asker != self._asker:
             self._asker = asker
             self._out.append(asker.frame())
 
     def forget(self, request_id: int) -> None:
-        """Nobody waits for this reply any more."""
+        """Drop the callback of a request: its reply is ignored."""
         self._pending.pop(request_id, None)
 
     def flush_soon(self, flusher: Callable[[], None], *, last: bool = False) -> None:
-        """Before the next send, call `flusher` (once, however often it was named) to queue: so acks coalesce.
+        """Call `flusher` once before the next send, however often it is registered, so that it can queue frames.
 
-        Those named with `last` come after all others.
+        Acks coalesce this way. Flushers registered with `last` run after all others.
         """
         if self.error is None:
             (self._last_flushers if last else self._flushers)[flusher] = None
@@ -225,9 +231,14 @@ class Connection:
         is_moved: Callable[[], bool] = lambda: False,
         asker: OnBehalf = OURSELVES,
     ) -> Frame:
-        """Send a request and wait for its reply. TimedOut: the outcome is unknown. `is_moved()` is asked when there is
-        none for `standstill_s` beyond the `wait_s` that the request asks to wait, and again and again: whether somebody
-        else is to be asked instead (TimedOut, too)."""
+        """Send a request and return its reply.
+
+        `wait_s` is how long the request asks the node to wait. If there is no reply for `standstill_s` beyond that,
+        `is_moved`
+        is called, and again at each `leader_check_s`. It returns whether another node should be asked instead.
+
+        Raises TimedOut after `timeout_s` or if `is_moved` returns true; the outcome is unknown then.
+        """
         box: list[Frame | SandqError] = []
         done = anyio.Event()
 
@@ -241,7 +252,7 @@ class Connection:
             while not box and waited_s < timeout_s:
                 with anyio.move_on_after(min(pause_s, timeout_s - waited_s)):
                     await done.wait()
-                waited_s, pause_s = waited_s + pause_s, self._options.look_again_s
+                waited_s, pause_s = waited_s + pause_s, self._options.leader_check_s
                 if not box and waited_s < timeout_s and is_moved():
                     timeout_s = waited_s
         finally:
@@ -253,14 +264,14 @@ class Connection:
         return box[0]
 
     def close(self, error: SandqError | None = None) -> None:
-        """Give the connection up; `run` returns."""
+        """Close the connection; `run` returns soon after."""
         if self.error is None:
             self.error = error or ClosedError(f"the connection to {self.address} was closed")
         if self._scope is not None:
             self._scope.cancel()
 
     async def drain(self) -> None:
-        """Until everything queued has been handed to the socket, or the connection is lost."""
+        """Wait until all queued frames were passed to the socket, or the connection is lost."""
         while self.error is None and (self._queued or self._writing):
             self._wake_writer.set()
             await self._drained.wait()
@@ -272,7 +283,7 @@ class Connection:
     # The tasks.
 
     async def run(self) -> None:
-        """Serve the connection; returns when it is lost or closed. Only a bug raises."""
+        """Serve the connection until it is lost or closed. Raises only if there is a bug."""
         try:
             async with anyio.create_task_group() as tasks:
                 self._scope = tasks.cancel_scope
@@ -286,9 +297,9 @@ class Connection:
                 self.error = ClosedError(f"the connection to {self.address} was closed")
             with anyio.CancelScope(shield=True):
                 await anyio.aclose_forcefully(self._stream)
-            self._tell_all(self.error)
+            self._fail_all(self.error)
 
-    def _tell_all(self, error: SandqError) -> None:
+    def _fail_all(self, error: SandqError) -> None:
         self._out.clear()
         self._flushers.clear()
         self._last_flushers.clear()
@@ -344,7 +355,7 @@ class Connection:
                 if not self._queued:
                     self._drained.set()
                     await self._wake_writer.wait()
-                    # One more turn of the loop: what others do in it still goes out with this send.
+                    # Let the other ready tasks run first, so that the frames that they queue are part of this send.
                     await anyio.lowlevel.checkpoint()
                 while self._flushers or self._last_flushers:
                     if self._flushers:
@@ -361,16 +372,16 @@ class Connection:
             self.close(ConnectionLost(f"the connection to {self.address} broke: {_why(problem)}"))
 
     def _pieces(self) -> list[bytes]:
-        """What is queued, joined to sends of about 1 MiB (a larger frame by itself)."""
+        """Return the queued frames, joined into sends of about 1 MiB; a larger frame is sent alone."""
         frames, self._out = self._out, []
         if len(frames) == 1:
             return frames
         pieces: list[bytes] = []
         start, size = 0, 0
-        for place, frame in enumerate(frames):
+        for index, frame in enumerate(frames):
             if size and size + len(frame) > SEND_BYTES:
-                pieces.append(b"".join(frames[start:place]))
-                start, size = place, 0
+                pieces.append(b"".join(frames[start:index]))
+                start, size = index, 0
             size += len(frame)
         if frames:
             pieces.append(b"".join(frames[start:]))
@@ -386,7 +397,7 @@ class Connection:
                     silent_s = self._options.keepalive_timeout_s
                     self.close(ConnectionLost(f"{self.address} has been silent for {silent_s:g} s"))
             except SandqError:
-                pass  # an answer all the same; a lost connection is noticed by the reader
+                pass  # an error reply also shows that the node is alive; the reader notices a lost connection
             else:
                 if len(frame) > 2 and type(frame[2]) is int:
                     self._clock.note(frame[2], sent_at)
@@ -394,7 +405,10 @@ class Connection:
 
 
 class _Clock:
-    """A node's clock against ours: the best of the samples, each as good as its round trip was short."""
+    """Estimate a node's clock relative to ours from its replies; the sample with the shortest round trip wins.
+
+    The uncertainty of a sample grows with its age, because clocks drift. So a later sample replaces it eventually.
+    """
 
     def __init__(self) -> None:
         self.offset_ms = 0.0  # the node's epoch milliseconds minus ours
@@ -402,7 +416,7 @@ class _Clock:
         self._sampled_at = 0.0
 
     def note(self, node_ms: int, sent_at: float) -> None:
-        """The node answered `node_ms` to what was sent at `sent_at`."""
+        """Add a sample: the node's clock showed `node_ms` in its reply to a request sent at `sent_at`."""
         now = anyio.current_time()
         error_ms = (now - sent_at) * 500
         if error_ms <= self._error_ms + (now - self._sampled_at) * _DRIFT_MS_PER_S:
@@ -415,7 +429,7 @@ async def _connected(host: str, port: int, tls: ClientTls | None) -> anyio.abc.B
     if tls is None:
         return stream
     try:
-        # Frames say themselves where they end: nobody waits for the words that end TLS.
+        # Frames carry their own length, so a TLS closing handshake is not needed to detect truncation.
         return await TLSStream.wrap(
             stream, hostname=tls.name_of(host), ssl_context=tls.context(), standard_compatible=False
         )
@@ -433,7 +447,7 @@ def _ends_s(stream: anyio.abc.ByteStream) -> float | None:
 
 
 def _why(problem: BaseException) -> str:
-    """What went wrong, in words; the system's reason stands in the cause of anyio's errors."""
+    """Return the reason for a failure, for an error message; anyio's errors have the system's error as their cause."""
     if isinstance(problem, ssl.SSLError):
         return refusal_of(problem)
     if isinstance(problem, anyio.EndOfStream):
@@ -442,6 +456,6 @@ def _why(problem: BaseException) -> str:
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
-        return os.strerror(cause.errno)  # asyncio and trio put other words around it
-    # Of a name that is not found the number is below zero, and says nothing.
+        return os.strerror(cause.errno)  # asyncio and trio add different text to it
+    # If a host name cannot be resolved, `errno` is negative and `strerror` has the reason.
     return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__

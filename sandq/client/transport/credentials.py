@@ -1,4 +1,4 @@
-"""What a client shows to say who it is: a token, of its arguments or of its environment."""
+"""The client's token: from its arguments or from its environment."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ FILE_BYTES: Final = 16 << 10
 
 
 def token_or_environment(token: Token | None) -> Token | None:
-    """Return what was given or, without that, what the environment says: `SANDQ_TOKEN`, or the file that
-    `SANDQ_TOKEN_FILE` names, which is read for each connection. Raises InvalidRequest."""
+    """Return `token`, or the token that the environment configures.
+
+    `SANDQ_TOKEN` is the token itself. `SANDQ_TOKEN_FILE` names a file that is read for each connection. Raises
+    InvalidRequest.
+    """
     if token is not None:
         if not callable(token):
             check_token(token)
@@ -33,7 +36,10 @@ def token_or_environment(token: Token | None) -> Token | None:
 
 
 def in_file(path: Path) -> Token:
-    """Return what reads a token from a file, for each connection anew: so it may be replaced while the client runs."""
+    """Return a function that reads a token from a file.
+
+    It is called for each connection, so that the file may be replaced while the client runs.
+    """
 
     async def read() -> str:
         try:
@@ -48,16 +54,19 @@ def in_file(path: Path) -> Token:
 
 
 def check_token(token: object) -> str:
-    """Return a token. Raises InvalidRequest, which never shows it."""
+    """Return `token` if it is valid. Raises InvalidRequest, whose text never contains the token."""
     if not isinstance(token, str):
-        raise InvalidRequest(f"token: text is expected, or a function that gives it, not {type(token).__name__}")
+        raise InvalidRequest(f"token: text is expected, or a function that returns it, not {type(token).__name__}")
     if not 0 < len(token) <= TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidRequest(f"token: 1 to {TOKEN_CHARS} visible ASCII characters are expected")
     return token
 
 
 async def token_of(token: Token | None) -> str | None:
-    """Return the token for one connection. Raises InvalidRequest, and what gives it raises."""
+    """Return the token for one connection; call the function if `token` is one.
+
+    Raises InvalidRequest, and errors of that function.
+    """
     if token is None or isinstance(token, str):
         return token
     found: Any = token()
@@ -67,8 +76,10 @@ async def token_of(token: Token | None) -> str | None:
 
 
 def check_clear(token: str, remote: Any, options: Options, *, is_encrypted: bool = False) -> None:
-    """Raise InvalidRequest rather than show a token to everybody on the way to another machine. `remote`: the other
-    side's address, as the socket has it."""
+    """Raise InvalidRequest if the token would be sent unencrypted to another machine.
+
+    `remote`: the peer's address as the socket reports it.
+    """
     if is_encrypted or options.insecure:
         return
     host = remote[0] if isinstance(remote, tuple) and remote else ""

@@ -1,8 +1,8 @@
-"""Say for whom a client asks: a gateway has many callers, and nodes count what each of them takes.
+"""State the caller that a request is made for: a gateway serves many callers, and nodes apply quotas to each of them.
 
-Nodes believe it of a client that has proved itself (`Options.gateway_secret`), and are told by no other. It is said of
-requests that are awaited one by one, and of batches whose messages are all of one caller; the others are the gateway's
-own.
+A node accepts this only from a client that has proved that it is a gateway (`Options.gateway_secret`); the client
+sends it to no other node. It applies to single requests, and to batches whose messages all have the same caller.
+Everything else counts as the gateway's own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ _asker: Final = ContextVar("asker", default=OURSELVES)
 
 @contextmanager
 def on_behalf_of(address: str, principal: str | None = None, grants: Sequence[str] | None = None) -> Iterator[None]:
-    """Ask on behalf of a caller inside the block. `address`: of its machine, an IPv6 address in brackets; `principal`:
-    who it is, once that is known; `grants`: what it may consume, where that is not by all groups of a topic (the nodes
-    look whose leases it settles). Raises InvalidRequest for what no node would take: it would end the connection, for
-    all who are asked for."""
-    for what, text, most in (("address", address, ADDRESS_CHARS), ("principal", principal, PRINCIPAL_CHARS)):
+    """Make the requests inside this block on behalf of a caller.
+
+    `address`: the address of the caller's machine, an IPv6 address in brackets. `principal`: the caller's identity,
+    once it
+    is known. `grants`: what the caller may consume if that is less than all groups of a topic; the nodes then check
+    whose
+    leases the caller settles.
+
+    Raises InvalidRequest for values that a node would reject: the node would close the connection, which all callers
+    share.
+    """
+    for field, text, most in (("address", address, ADDRESS_CHARS), ("principal", principal, PRINCIPAL_CHARS)):
         if text is not None and not 0 < len(text) <= most:
-            raise InvalidRequest(f"on_behalf_of: {what} has 1 to {most} characters, not {len(text)}")
+            raise InvalidRequest(f"on_behalf_of: {field} has 1 to {most} characters, not {len(text)}")
     token = _asker.set(OnBehalf(principal, address, None if grants is None else tuple(grants)))
     try:
         yield
@@ -36,5 +43,5 @@ def on_behalf_of(address: str, principal: str | None = None, grants: Sequence[st
 
 
 def asker() -> OnBehalf:
-    """On whose behalf this task asks."""
+    """Return the caller that this task acts for."""
     return _asker.get()

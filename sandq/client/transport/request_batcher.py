@@ -1,7 +1,7 @@
-"""Send what many callers ask for one by one (a cancel, a move, the value of a key) in shared frames.
+"""Combine single requests of many callers (a cancel, a move, the value of a key) into shared frames.
 
-A caller leaves its item; one turn of the event loop later all items of the same kind and partition are sent, at most
-1,000 together. An item whose caller was cancelled before that is not sent.
+A caller adds its item. After the other ready tasks have run once, all items of the same kind and partition are sent
+together, up to 1,000 per frame. An item whose caller was cancelled before that is not sent.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ I = TypeVar("I")  # noqa: E741 - of items
 R = TypeVar("R")
 
 Ask = Callable[[Cluster, str, int, list[I]], Awaitable[Sequence[R]]]
-"""Requests items of a partition of a topic, and returns the outcome of each, in their order."""
+"""Sends items for one partition of a topic, and returns the outcome of each, in their order."""
 
 ITEMS_BYTES: Final = 4 << 20
-"""Of items that go in one frame; a larger one goes alone."""
-_NOBODYS: Final[Any] = object()
+"""Maximum total size of the items in one frame, in bytes; a larger item is sent alone."""
+_ABANDONED: Final[Any] = object()
 
 
 class Counter(NamedTuple, Generic[I, R]):
-    """What items have to share to go in one frame: the request and the partition."""
+    """The request and the partition that items of one frame share."""
 
     ask: Ask[I, R]
     topic: str
@@ -39,7 +39,7 @@ class Counter(NamedTuple, Generic[I, R]):
 
 
 class _Load(Generic[I, R]):
-    """Items that go together, and their outcomes, by position."""
+    """Items that are sent together, and their outcomes by position."""
 
     __slots__ = ("done", "error", "found", "is_sent", "items", "size")
 
@@ -63,46 +63,48 @@ class RequestBatcher:
         self._cluster = cluster
         self._tasks = tasks
         self._loads: dict[tuple[Counter[Any, Any], OnBehalf], _Load[Any, Any]] = {}
-        """Those that take more, each on behalf of one."""
+        """Batches that accept more items, one for each caller that requests are made for."""
 
     async def run(self, counter: Counter[I, R], item: I, size: int = 0) -> R:
-        """Request one item, and return its outcome. `size`: its bytes, if they may be many: items of more than
-        `ITEMS_BYTES` do not go together."""
+        """Request one item, and return its outcome.
+
+        `size`: the item's size in bytes, if it may be large: one frame holds items of up to `ITEMS_BYTES` together.
+        """
         self._cluster.check_open()
         at = counter, asker()
         load: _Load[I, R] | None = self._loads.get(at)
         if load is None or len(load.items) >= PAGE_MAX or (load.size + size > ITEMS_BYTES and load.items):
             load = self._loads[at] = _Load()
             self._tasks.start_soon(self._carry, at, load)
-        place = len(load.items)
+        position = len(load.items)
         load.items.append(item)
         load.size += size
         try:
             await load.done.wait()
         finally:
             if not load.is_sent:
-                load.items[place] = _NOBODYS
+                load.items[position] = _ABANDONED
         if load.error is not None:
             raise again(load.error)
-        return load.found[place]
+        return load.found[position]
 
     async def _carry(self, at: tuple[Counter[I, R], OnBehalf], load: _Load[I, R]) -> None:
-        counter, _ = at  # the task has come to be on behalf of the same
+        counter, _ = at  # this task inherited the caller of the first item
         try:
             try:
-                await anyio.lowlevel.checkpoint()  # those who are about to ask in this turn of the loop come along
+                await anyio.lowlevel.checkpoint()  # let the tasks that are ready now add their items
             finally:
                 load.is_sent = True
                 if self._loads.get(at) is load:
                     del self._loads[at]
-            places = [place for place, item in enumerate(load.items) if item is not _NOBODYS]
-            items = [load.items[place] for place in places]
+            positions = [position for position, item in enumerate(load.items) if item is not _ABANDONED]
+            items = [load.items[position] for position in positions]
             found = await counter.ask(self._cluster, counter.topic, counter.partition, items) if items else ()
         except SandqError as error:
             load.fail(error)
         except BaseException:
-            load.fail(ClosedError("the client was closed before the answer came; it may have been done"))
+            load.fail(ClosedError("the client was closed before the reply came; the request may have been carried out"))
             raise
         else:
-            load.found = found if len(items) == len(load.items) else dict(zip(places, found, strict=True))
+            load.found = found if len(items) == len(load.items) else dict(zip(positions, found, strict=True))
             load.done.set()

@@ -1,8 +1,8 @@
-"""Single requests: whom to ask, and when to ask again.
+"""Send single requests: choose the node to ask, and decide whether to retry.
 
-A request is tried again while its error is retriable and there is time (`timeout_s`); one that is not idempotent only
-when it is certain that nothing was done. What fails for good is raised at once, as it is. A node is picked for each
-attempt: a certain one, the leader of a partition, or for a stale read any that holds the partition.
+A request is retried while its error is retriable and its time (`timeout_s`) is not over. A request that is not
+idempotent is retried only if the error proves that nothing was done. Other errors are raised at once, unchanged. Each
+attempt picks a node: a given node, the leader of a partition, or, for a stale read, any replica of it.
 """
 
 from __future__ import annotations
@@ -44,64 +44,67 @@ V = TypeVar("V")
 _NOTHING_DONE = (NotLeader, Overloaded, Unavailable)
 _STALE = (NotLeader, ConnectionLost, Unavailable, UnknownTopic, UnknownPartition)
 _LAST_SHARE = 0.02
-"""Of the time that a request has: with less than that left it is not sent again. Hardly answered in time, it would hide
-the answer that there was behind one that was not waited for."""
-_AT_ONCE = 16
-"""Requests of one `each` that are under way together."""
+"""Minimum remaining time for a retry, as a share of the request's time.
 
+A retry with less time would probably time out, and that TimedOut would hide the error of the previous attempt.
+"""
+_AT_ONCE = 16
+"""Maximum number of requests that one `each` runs at the same time."""
 
 _REPLICA_SHARE = 0.2
-"""Who holds a partition and hangs costs a stale read so much of its time, not all: there are others to ask."""
+"""Share of a stale read's time that one replica may take; after that, the next replica is asked."""
 
 
 class _Route(Protocol):
-    """Where a request goes."""
+    """Chooses the node for each attempt of a request."""
 
     share: float
-    """Of the time for an answer, what the node that was picked last may take."""
+    """Share of the request's time that the last picked node may take to reply."""
 
     def pick(self, attempt: int) -> Connection | None: ...
 
     def failed(self, error: SandqError) -> bool:
-        """What was picked last failed; whether another one can be asked without a pause."""
+        """Handle the error of the last picked node; return whether to ask the next node without a pause."""
 
     def is_moved(self, connection: Connection) -> bool:
-        """It says nothing: whether another node is known to be the right one by now."""
+        """Return whether another node is known to be the right one by now, although `connection` has not replied."""
 
 
 async def call(
     cluster: Cluster, request: Request | TopicRequest, *, node_id: str | None = None, idempotent: bool = True
 ) -> Frame:
-    """Ask a node, or any."""
+    """Send a request to one node, or to any node if `node_id` is None."""
     return await _call(cluster, _Node(cluster, node_id), request.frame, idempotent)
 
 
 async def call_leader(cluster: Cluster, request: PartitionRequest, *, idempotent: bool = True) -> Frame:
-    """Ask the node that leads the request's partition, wherever it moves meanwhile."""
+    """Send a request to the leader of its partition, even if leadership moves meanwhile."""
     return await _call(cluster, _Leader(cluster, request.topic, request.partition), request.frame, idempotent)
 
 
-async def call_leader_for_ever(cluster: Cluster, request: PartitionRequest, *, wait_s: float) -> Frame:
-    """The same, tried again for as long as the client is open, unless the error is one that stays. `wait_s`: for so
-    long the request asks to wait."""
+async def call_leader_until_closed(cluster: Cluster, request: PartitionRequest, *, wait_s: float) -> Frame:
+    """Like `call_leader`, but retry until the client is closed or the error is not retriable.
+
+    `wait_s`: how long the request asks the node to wait, in seconds.
+    """
     leader = _Leader(cluster, request.topic, request.partition)
     return await _call(cluster, leader, request.frame, True, patience_s=math.inf, wait_s=wait_s)
 
 
 async def call_replica(cluster: Cluster, request: PartitionRequest) -> Frame:
-    """Ask any node that holds the request's partition: one after the other until one answers, the leader at last."""
+    """Send a request to the replicas of its partition, one after the other until one replies; the leader is last."""
     return await _call(cluster, _Replica(cluster, request.topic, request.partition), request.frame, True)
 
 
 async def settle(cluster: Cluster, topic: str, request: Ack | AckThen | Nack | Extend, *, idempotent: bool) -> Frame:
-    """Ask the node that leads the partition of leases; the request names their group by its number alone."""
+    """Send a request about leases to the leader of their partition. The request names the group only by its number."""
     return await _call(cluster, _Leader(cluster, topic, request.partition), request.frame, idempotent)
 
 
 async def ask_topic(cluster: Cluster, name: str) -> TopicRecord:
-    """A topic as a node knows it now."""
+    """Return the record of a topic from a node's reply to METADATA."""
     reply = MetadataReply.parse(await call(cluster, Metadata([name])))
-    for node in reply.nodes:  # its leaders may be asked next, by a client that has met only one of them
+    for node in reply.nodes:  # a client that knows one node may have to ask these leaders next
         cluster.introduce(node.node_id, (node.host, node.port))
     for record in reply.topics:
         if record.name == name:
@@ -110,7 +113,7 @@ async def ask_topic(cluster: Cluster, name: str) -> TopicRecord:
 
 
 async def fresh_topic(cluster: Cluster, name: str) -> TopicRecord:
-    """The same, for what is about all of its partitions: it may have more than this client has known."""
+    """Return a topic's record from a new reply, and store it: partitions may have been added since the last one."""
     asked = cluster.forgotten
     record = await ask_topic(cluster, name)
     cluster.learn(record, asked)
@@ -118,9 +121,11 @@ async def fresh_topic(cluster: Cluster, name: str) -> TopicRecord:
 
 
 async def used_topic(cluster: Cluster, name: str) -> TopicRecord:
-    """A topic's record, for who produces to it or takes messages of it: it is made first where there is none and the
-    nodes make such topics (`auto_create_topics`). Raises UnknownTopic, TooLarge, or what kept the cluster from
-    answering."""
+    """Return the record of a topic for a producer or a consumer.
+
+    If the topic does not exist and the nodes create such topics (`auto_create_topics`), it is created first. Raises
+    UnknownTopic, TooLarge, or the error that kept the cluster from answering.
+    """
     try:
         return await cluster.topic(name)
     except UnknownTopic as error:
@@ -131,10 +136,10 @@ async def used_topic(cluster: Cluster, name: str) -> TopicRecord:
     except InvalidRequest as error:
         if error.message != unknown_request(TopicEnsure.type):
             raise
-        # It was upgraded since, or another node leads by now.
+        # The node that reported `creatable` was upgraded, or the current leader is an older version.
         raise Unavailable(
-            f"topic {name!r} is not there, and the node that makes such topics at present is of a version that "
-            "cannot: ask again, or create it",
+            f"topic {name!r} does not exist, and the node that creates topics now runs a version that cannot create "
+            "them on demand: try again, or create the topic",
             topic=name,
         ) from None
     cluster.forget(name)
@@ -150,29 +155,29 @@ def _topic_map(frame: Frame) -> dict[str, object]:
 
 
 async def each(work: Callable[[K], Awaitable[V]], items: Iterable[K]) -> list[V]:
-    """`work` done for every item, several at a time; the first error ends the rest and is raised as it is."""
+    """Return the results of `work` for all items; several run at a time. The first error cancels the rest."""
     found: dict[int, V] = {}
     errors: list[SandqError] = []
     limiter = anyio.CapacityLimiter(_AT_ONCE)
 
-    async def one(place: int, item: K) -> None:
+    async def one(index: int, item: K) -> None:
         async with limiter:
             try:
-                found[place] = await work(item)
+                found[index] = await work(item)
             except SandqError as error:
                 errors.append(error)
                 tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
-        for place, item in enumerate(items):
-            tasks.start_soon(one, place, item)
+        for index, item in enumerate(items):
+            tasks.start_soon(one, index, item)
     if errors:
         raise errors[0]
-    return [found[place] for place in sorted(found)]
+    return [found[index] for index in sorted(found)]
 
 
 class _Node:
-    """One node, or whichever is connected; a node that names another is believed."""
+    """A given node, or any connected node; follows the hint of a node that names the leader."""
 
     share = 1.0
 
@@ -184,7 +189,7 @@ class _Node:
     def pick(self, attempt: int) -> Connection | None:
         found = self._cluster.connections()
         if self._hint is not None and self._cluster.is_lost(self._hint):
-            self._hint = None  # who named it will hear that it is gone, and name another one
+            self._hint = None  # the node that gave the hint will notice, too, and give a new one
         wanted = self._hint or self._node_id
         if wanted is not None:
             found = [one for one in found if one.hello.node_id == wanted]
@@ -199,7 +204,7 @@ class _Node:
 
 
 class _Leader:
-    """The leader of a partition: the one that was hinted at last, once, else what metadata says."""
+    """The leader of a partition: the node of the last hint, once, and otherwise the leader in the metadata."""
 
     share = 1.0
 
@@ -230,7 +235,7 @@ class _Leader:
 
 
 class _Replica:
-    """A node that holds a partition and was not asked yet, picked at random; without any, the leader."""
+    """A random replica of a partition that was not asked yet; the leader if all were asked."""
 
     def __init__(self, cluster: Cluster, topic: str, partition: int) -> None:
         self._cluster = cluster
@@ -269,7 +274,7 @@ class _Replica:
 
 
 def _hint(cluster: Cluster, error: SandqError) -> str | None:
-    """The node that one which does not lead names, if it can be reached: it tells the address, too."""
+    """Return the leader that a NotLeader error names, if it can be reached; the error contains its address."""
     if not isinstance(error, NotLeader):
         return None
     node_id, host, port = (error.details.get(name) for name in ("node_id", "host", "port"))
@@ -320,7 +325,7 @@ async def _call(
         attempt += 1
     if last is not None:
         raise again(last)
-    raise Unavailable(f"no node could be reached in {timeout_s:g} s{cluster.why()}")
+    raise Unavailable(f"no node could be reached in {timeout_s:g} s{cluster.error_summary()}")
 
 
 def _never() -> bool:
@@ -334,5 +339,5 @@ async def _wait_for(cluster: Cluster, route: _Route, attempt: int, timeout_s: fl
             connection = route.pick(attempt)
             if connection is not None:
                 return connection
-            await cluster.change()
+            await cluster.wait_for_change()
     return None

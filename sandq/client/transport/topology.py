@@ -1,4 +1,4 @@
-"""What is known of one topic and of one node; `cluster` keeps it true."""
+"""The last known state of one topic and of one node; `cluster` keeps both up to date."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ Address = tuple[str, int]
 
 
 class Known(NamedTuple):
-    """The last answer about a topic: its record, or why there is none; `serial` and `asked` are the numbers of
-    the answer and of its question, which are counted together."""
+    """The last reply about a topic: its record, or the error that was returned instead.
+
+    `serial` and `asked` number the reply and its request, with one common counter.
+    """
 
     record: TopicRecord | None
     error: SandqError | None
@@ -24,7 +26,7 @@ class Known(NamedTuple):
 
 
 class Link:
-    """One node: where it is, and the connection to it while there is one."""
+    """A node's addresses, and the connection to it if there is one."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
@@ -34,7 +36,7 @@ class Link:
         self.scope = anyio.CancelScope()
 
     def add(self, address: Address) -> None:
-        """Know one more way to reach it; the newest comes last."""
+        """Add an address of the node; the newest comes last."""
         if address not in self.addresses:
             self.addresses.append(address)
 

@@ -79,7 +79,7 @@ class OneNode:
         self.topic: TopicRecord | None = None
         self._nodes = 1
 
-    def gone(self, topic: str, error: SandqError) -> None:
+    def forget_if_unknown(self, topic: str, error: SandqError) -> None:
         pass
 
     def missing(self, topic: str) -> None:

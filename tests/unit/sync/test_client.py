@@ -36,7 +36,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 TWINS: list[tuple[type, type, set[str]]] = [
     (sandq.Client, sandq.sync.Client, set()),
-    (sandq.Producer, sandq.sync.Producer, {"add", "check_open", "checks", "send_ready", "wait_for_room"}),
+    (sandq.Producer, sandq.sync.Producer, {"add", "check_open", "checks", "send_ready", "wait_for_capacity"}),
     (
         sandq.Subscription,
         sandq.sync.Subscription,

@@ -65,7 +65,7 @@ def test_a_topic_that_was_made_anew_with_fewer_partitions_takes_nothing_here(bed
     bed.node.topic = topic._replace(number=8, partitions=[])
     two = bed.send()
     assert isinstance(two.error, UnknownPartition) and two.error.message == (
-        "topic 't', partition 0: the topic was made anew, with 0 partitions"
+        "topic 't', partition 0: the topic was recreated with 0 partitions"
     )
 
 

@@ -33,10 +33,10 @@ def cells(server: FakeServer) -> dict[bytes | None, tuple[int, Any, Any]]:
 
 def test_a_message_without_a_rank_has_nothing_of_it() -> None:
     checks = MessageValidation({})
-    *_, lot, _, _, _, _, rank = checks.message(b"v")
-    assert (lot & RANK_BIT, rank) == (0, None)
-    *_, lot, _, _, _, _, rank = checks.message(b"v", priority=0)
-    assert (lot & RANK_BIT, rank) == (RANK_BIT, (0, None))
+    *_, traits, _, _, _, _, rank = checks.message(b"v")
+    assert (traits & RANK_BIT, rank) == (0, None)
+    *_, traits, _, _, _, _, rank = checks.message(b"v", priority=0)
+    assert (traits & RANK_BIT, rank) == (RANK_BIT, (0, None))
 
 
 def test_ranked_messages_never_share_a_batch_with_others(with_client: Any) -> None:

@@ -237,7 +237,7 @@ def test_what_a_silent_node_has_goes_to_who_leads_by_now(run: Any, kind: Type) -
                 server.add_topic("t", 1, leaders=["n1"])
                 await server.start(tasks)
             one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
-            options = Options(**{**QUICK, "standstill_s": 0.05, "look_again_s": 0.01})
+            options = Options(**{**QUICK, "standstill_s": 0.05, "leader_check_s": 0.01})
             async with connect_with(options, (one.address,), "test") as client:
                 await client.produce("t", b"before")
                 await until_holds(lambda: two.connections)
@@ -265,7 +265,7 @@ def test_a_silent_node_that_leads_still_is_waited_for(run: Any) -> None:
                 server.add_topic("t", 1, leaders=["n1"])
                 await server.start(tasks)
             one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
-            options = Options(**{**QUICK, "standstill_s": 0.05, "look_again_s": 0.01, "timeout_s": 0.5})
+            options = Options(**{**QUICK, "standstill_s": 0.05, "leader_check_s": 0.01, "timeout_s": 0.5})
             async with connect_with(options, (one.address,), "test") as client:
                 await client.produce("t", b"before")
                 one.script[Type.GET] += [SILENCE] * 10
