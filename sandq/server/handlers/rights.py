@@ -197,26 +197,26 @@ def _restore_open() -> Rule:
         if type(target) is str:
             access.check(PRODUCE, target[: FIXED.name_chars + 1])
 
-    return Rule(f"{plain.words}; `produce` on a `dead_letter_topic` that is named", check)
+    return Rule(f"{plain.words}; `produce` on a named `dead_letter_topic`", check)
 
 
-_SETTINGS_WORDS: Final = "`manage` on the topic; `produce` on a `dead_letter_topic` that is named"
+_SETTINGS_WORDS: Final = "`manage` on the topic; `produce` on a named `dead_letter_topic`"
 RULES: Final[Mapping[int, Rule]] = {
-    _T.HELLO: _anybody("nothing"),
-    _T.PROVE: _anybody("nothing; it is a gateway's"),
+    _T.HELLO: _anybody("none"),
+    _T.PROVE: _anybody("none; gateways send it"),
     _T.ON_BEHALF: _anybody("to be a gateway"),
     _T.AUDIT_NOTE: _anybody("to be a gateway"),
-    _T.PING: _anybody("nothing"),
-    _T.METADATA: Rule("some right on each topic that is named; of all, those are told", _topics),
-    _T.TOPIC_NAMES: _anybody("nothing; topics on which there is some right are told"),
-    _T.CLUSTER_INFO: _anybody("nothing; topics on which there is some right are told"),
-    _T.SLO: _anybody("nothing; topics on which there is some right are told"),
-    _T.OVERVIEW: _anybody("nothing; topics on which there is `read` are told"),
-    _T.CLUSTER_CLOCK: Rule("nothing to look; `cluster` to accept", _clock),
-    _T.UNSUBSCRIBE: _anybody("nothing; it is of this connection's own"),
-    _T.CREDIT: _anybody("nothing; it is of this connection's own"),
-    _T.SCHEDULE_PREVIEW: _anybody("nothing"),
-    _T.IDENTIFY: Rule("nothing for oneself; else `security`, or to be a gateway", _identify),
+    _T.PING: _anybody("none"),
+    _T.METADATA: Rule("some right on each named topic; without names, it lists the topics with some right", _topics),
+    _T.TOPIC_NAMES: _anybody("none; they show topics with some right"),
+    _T.CLUSTER_INFO: _anybody("none; they show topics with some right"),
+    _T.SLO: _anybody("none; they show topics with some right"),
+    _T.OVERVIEW: _anybody("none; they show topics with `read`"),
+    _T.CLUSTER_CLOCK: Rule("none to read; `cluster` to accept", _clock),
+    _T.UNSUBSCRIBE: _anybody("none; they concern only this connection"),
+    _T.CREDIT: _anybody("none; they concern only this connection"),
+    _T.SCHEDULE_PREVIEW: _anybody("none"),
+    _T.IDENTIFY: Rule("none for oneself; else `security`, or to be a gateway", _identify),
     _T.PRODUCE: _of_topic(_T.PRODUCE, PRODUCE),
     **{kind: _of_topic(kind, CONSUME, group="group") for kind in (_T.SUBSCRIBE, _T.LEASE)},
     **{
@@ -265,7 +265,7 @@ RULES: Final[Mapping[int, Rule]] = {
             *(_T.ROLE_PUT, _T.ROLE_DELETE, _T.ROLE_LIST, _T.AUDIT_LIST, _T.BACKUP_ACCESS),
         )
     },
-    _T.BACKUP_TOPICS: Rule("`cluster`; topics on which there is some right are told", _whole(CLUSTER).check),
+    _T.BACKUP_TOPICS: Rule("`cluster`; it shows topics with some right", _whole(CLUSTER).check),
     **{kind: _and_cluster(kind, READ) for kind in (_T.BACKUP_BEGIN, _T.BACKUP_READ, _T.BACKUP_END, _T.BACKUP_LOG)},
     _T.RESTORE_TOPIC: _and_cluster(_T.RESTORE_TOPIC, MANAGE, PRODUCE, topic="name"),
     **{kind: _and_cluster(kind, MANAGE, PRODUCE) for kind in (_T.RESTORE_BEGIN, _T.RESTORE_ROWS, _T.RESTORE_END)},
