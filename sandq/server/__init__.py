@@ -1,1 +1,1 @@
-"""What listens: the binary protocol for clients (floor F5)."""
+"""The server for clients: the binary protocol, HTTP, metrics and the audit log."""

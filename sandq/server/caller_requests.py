@@ -1,8 +1,8 @@
-"""The requests that a connection brings for one caller: what they take, and how many are worked on.
+"""The requests of one caller on one connection: their memory, and how many are worked on at a time.
 
-A client asks for itself, and has one of these. A gateway asks on behalf of many, and each has one: with an account, a
-number and a line of its own, as if it had come by a connection of its own. Only what all of them send and take goes by
-one socket, and so it does not help to leave one of them unread: who asks for too much is refused.
+A client sends requests for itself, and has one `CallerRequests`. A gateway sends them for many callers, and each of
+these has its own limits and its own queue, as if it had its own connection. But all of them share one socket, so it
+would not help to stop reading one of them. Instead, requests of a caller that has too many are refused.
 """
 
 from __future__ import annotations
@@ -24,27 +24,32 @@ from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import Frame, LargeFrame, Type
 
 GRANTED_BYTES: Final = 4096
-"""Of requests that are not answered, and of a frame that is half sent, what everybody may have, whatever others
-have."""
+"""Bytes of unanswered requests and of an incomplete frame that every caller may have, even if memory is used up."""
 CONNECTION_REQUESTS_SHARE: Final = 1 / 4
-"""What a caller on a connection may have of all requests that are not answered."""
+"""Part of the memory for requests that one caller on one connection may use."""
 AT_ONCE: Final = 32
-"""Requests of a caller that are worked on at once, but for those that wait for something to happen: what it asks
-beyond comes after them, or all of it would have a part of every round of the loop. Once `requests_per_connection` are
-to be worked on, a connection is not read, and who asks by that of a gateway is refused."""
+"""Number of requests of a caller that are worked on at a time, without those that wait for an event.
+
+Further requests are queued. Without that limit, each would get a share of every round of the event loop. With
+`requests_per_connection` requests in progress, a client's connection is not read, and requests of a gateway's caller
+are refused."""
 BEGUN_WORK: Final = 16
-"""Of a request that a task of its own works on."""
+"""Units of work to start a request in a task."""
 WAITING_BYTES: Final = 4096
-"""What a request that waits for something to happen takes, about, beside what it names."""
+"""Approximate memory of a request that waits for an event, in bytes, without the memory that its handler adds."""
 
 
 class CallerRequests:
-    """Those of one caller on one connection."""
+    """The unanswered requests of one caller on one connection."""
 
     def __init__(
         self, caller: Caller, memory: MemoryBudget, limits: Limits, log: Any, *, has_connection: bool = True
     ) -> None:
-        """`log`: tells whose they are. `has_connection`: it asks for itself; otherwise others ask by the same one."""
+        """Create the account of one caller.
+
+        `log`: a logger that is bound to the caller. `has_connection`: the caller has the connection for itself; False:
+        it is
+        one of a gateway's callers."""
         self.caller = caller
         self._has_connection = has_connection
         self.log = log
@@ -55,55 +60,55 @@ class CallerRequests:
         most_bytes = int(CONNECTION_REQUESTS_SHARE * memory.requests.share_bytes)
         self._most_bytes = min(limits.in_flight_bytes_per_connection, most_bytes)
         self._unanswered_bytes = 0
-        """Of requests, with what they take beside ..."""
+        """Bytes of all unanswered requests, including estimated overhead."""
         self._charged_bytes = 0
-        """... and what of that is counted for all clients: what goes beyond `GRANTED_BYTES`."""
+        """The part of these bytes above `GRANTED_BYTES`. Only this part is charged to the memory budget."""
         self._answered = trio.Event()
         self._working = 0
-        """Requests that are worked on, or are to be, ..."""
+        """Number of requests that are being worked on or queued, without those that wait for an event."""
         self._worked = trio.Event()
-        """... fewer than before."""
+        """Set when that number decreases."""
         self._at_once = 0
-        """Requests that are worked on, but for those that wait for something to happen, ..."""
+        """Number of tasks that work on requests, without those of requests that wait for an event."""
         self._later: deque[tuple[int, Callable[[], Awaitable[None]]]] = deque()
-        """... and those that come after them: how many are done together, and what does them."""
+        """Queue of further work: the number of requests that are done together, and the function that does them."""
         self.listening = 0
-        """Requests that wait for something to happen."""
+        """Number of requests that wait for an event."""
 
-    # -- what they take --------------------------------------------------------------------------------------------
+    # -- memory ----------------------------------------------------------------------------------------------------
 
     def count(self, size: int) -> None:
-        """So many bytes of requests came, or (less than 0) are answered."""
+        """Count bytes of requests that came; a negative size: of requests that were answered."""
         self._unanswered_bytes += size
         charge = max(0, self._unanswered_bytes - GRANTED_BYTES) - self._charged_bytes
         if charge > 0:
             self._charged_bytes += charge
             self.incoming.take(charge)
-        elif charge and (charge <= -GRANTED_BYTES or charge == -self._charged_bytes):  # not for each small one
+        elif charge and (charge <= -GRANTED_BYTES or charge == -self._charged_bytes):  # batch small releases
             self._charged_bytes += charge
             self.incoming.give_back(-charge)
         if size < 0 and not self._answered.is_set():
             self._answered.set()
 
     def hand_over(self, size: int, to: CallerRequests) -> None:
-        """A request that was counted here is another caller's. Raises Overloaded when that one's are too many."""
+        """Move a request to the account of another caller. Raise Overloaded if that caller has too many."""
         are_too_many = to.are_too_many
         self.count(-size)
         to.count(size)
         if are_too_many:
             raise Overloaded(
-                f"the requests of {to.caller.address} take all that they may (limits.memory_bytes); "
+                f"the requests of {to.caller.address} use all the memory that they may (limits.memory_bytes); "
                 "ask again in a moment"
             )
 
     @property
     def are_too_many(self) -> bool:
-        """So much is not answered yet that nothing more should be taken in."""
+        """Whether the unanswered requests use too much memory: no more should be read."""
         unanswered_bytes = self._unanswered_bytes
         return unanswered_bytes > self._most_bytes or (unanswered_bytes > GRANTED_BYTES and self.incoming.is_full)
 
     async def until_answered(self) -> None:
-        """Wait until more may be taken in."""
+        """Wait until more requests may be read."""
         while self.are_too_many:
             self._answered = trio.Event()
             async with trio.open_nursery() as nursery:
@@ -113,10 +118,10 @@ class CallerRequests:
 
     @contextmanager
     def waits(self, size: int) -> Iterator[None]:
-        """Count a request that waits for something to happen, and what it takes beyond `WAITING_BYTES`. Raises
+        """Count a request that waits for an event, and the memory that it needs beyond `WAITING_BYTES`. Raise
         Overloaded."""
         if self._waiting.is_full:
-            raise Overloaded("too many wait for messages or changes here; ask again in a moment")
+            raise Overloaded("too many requests wait for messages or changes here; ask again in a moment")
         size += WAITING_BYTES
         self._waiting.take(size)
         try:
@@ -125,32 +130,36 @@ class CallerRequests:
             self._waiting.give_back(size)
 
     def clear(self) -> None:
-        """The connection is gone, and nobody waits for their answers."""
+        """Release all memory: the connection has ended, so no replies are needed."""
         self.incoming.give_back(self._charged_bytes)
         self._charged_bytes = self._unanswered_bytes = 0
 
-    # -- what is worked on -----------------------------------------------------------------------------------------
+    # -- work ------------------------------------------------------------------------------------------------------
 
     @property
     def is_busy(self) -> bool:
-        """As many are to be worked on as may."""
+        """Whether as many requests are in progress as the limit allows."""
         return self._working >= self._limit
 
     def begin(self, count: int) -> None:
-        """So many are to be worked on. Raises Overloaded where it does not help to leave the connection unread."""
+        """Count requests as in progress.
+
+        Raise Overloaded if the limit is reached and the caller shares the connection: it cannot be stopped
+        otherwise."""
         if self._working + count > self._limit and not self._has_connection:
             raise Overloaded(f"{self._working} requests of {self.caller.address} are being worked on; ask again later")
         self._working += count
 
     def listen(self) -> None:
-        """One more waits for something to happen, until `listening` is one less. Raises Overloaded when as many wait as
-        may."""
+        """Count a request that waits for an event; the caller of this method decrements `listening` when it ends.
+
+        Raise Overloaded if the limit is reached."""
         if self.listening >= self._limit:
-            raise Overloaded(f"{self.listening} requests of this connection wait; wait for their answers")
+            raise Overloaded(f"{self.listening} requests of this connection wait for events; wait for replies first")
         self.listening += 1
 
     def do(self, requests: int, work: Callable[[], Awaitable[None]], nursery: trio.Nursery) -> None:
-        """Do what so many ask for now, or after what is done at once already."""
+        """Do work for a number of requests now, or queue it if enough is being done."""
         if self._at_once < AT_ONCE:
             self._at_once += 1
             nursery.start_soon(self._one_after_the_other, requests, work)
@@ -171,36 +180,37 @@ class CallerRequests:
         self._at_once -= 1
 
     async def until_worked(self) -> None:
-        """Wait until more may be worked on."""
+        """Wait until more requests may be in progress."""
         while self.is_busy:
             self._worked = trio.Event()
             await self._worked.wait()
 
 
 asking: Final[ContextVar[CallerRequests]] = ContextVar("asking")
-"""Whose requests a task works on: set where they are read, and handed on to the tasks that are begun for them."""
+"""The caller's requests that the current task works on. The reader task sets it, and tasks it starts inherit it."""
 
 
 async def _first(nursery: trio.Nursery, wait: Callable[[], Awaitable[None]]) -> None:
-    """Wait for one of several things."""
+    """Wait for one of several things, and cancel the others."""
     await wait()
     nursery.cancel_scope.cancel()
 
 
 RECEIVE_BYTES = 65_536
-"""Of one receive: more at once would keep other connections waiting."""
+"""Maximum bytes of one receive. More would delay other connections."""
 REQUEST_BYTES = 512
-"""What a request that is worked on takes, about, beside the bytes of its frame ..."""
+"""Approximate memory of a request in progress, in bytes, in addition to that of its frame."""
 PARSED_COPIES = 8
-"""... which take so many times as much as what they say, but for batches: an item of a few bytes is an object."""
+"""Ratio of the memory of a decoded frame to its bytes, except for PRODUCE: each small item becomes an object."""
 _PRODUCE: Final = int(Type.PRODUCE)
 
 
 def sizes(frames: Sequence[Frame | LargeFrame], came_bytes: int) -> tuple[int, int, int]:
-    """What each PRODUCE and each other request takes of those that one receive completed, about, and all of them.
+    """Estimate the memory of each PRODUCE, of each other request, and of all requests that one receive completed.
 
-    Each is taken to have as many bytes as the others: to measure them would cost small ones more than it is worth. But
-    for a first one none has more than one receive.
+    All frames are assumed to have the average size: measuring each would cost more than it is worth for small ones.
+    Only
+    the first of them can be larger than one receive.
     """
     if not frames:
         return 0, 0, 0

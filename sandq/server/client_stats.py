@@ -1,4 +1,4 @@
-"""What the client port counts: connections, requests by type and result, how long they took."""
+"""Counters of the client port: connections, requests by type and result, and their durations."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from sandq.protocol.frames import Type
 from sandq.server.caller_requests import CallerRequests
 
 LOGGED_PER_S = 10
-"""Warnings about what clients did or met, over all connections; a hostile one cannot fill the disk with them."""
+"""Warnings per second about all connections: a hostile client cannot fill the disk with log lines."""
 OTHER = "other"
 OURS = frozenset({SandqError.code, StorageFailed.code, Corruption.code, TimedOut.code})
-"""Errors that are no doing of the client."""
+"""Codes of errors that are the node's fault, not the client's."""
 _NO_REPLY = frozenset({Type.CREDIT, Type.ON_BEHALF})
 _NAMES = {kind.value: kind.name.lower() for kind in Type if kind not in (Type.REPLY, Type.DELIVER, Type.ERROR)}
 
 
 class Mark(NamedTuple):
-    """A request that is not answered yet. Requests that came together share one."""
+    """A request that is not answered yet. Requests that came together share one mark."""
 
     durations: Histogram
-    """Where its duration goes."""
+    """Histogram that its duration is added to."""
     request: str
-    """The name of its type."""
+    """Name of its type."""
     came_s: float
-    """When it came, by `time.perf_counter`."""
+    """When it was received, by `time.perf_counter`."""
     size: int
-    """The bytes that it takes."""
+    """Bytes of memory that it holds, estimated."""
     counted: CallerRequests
-    """Where its bytes count."""
+    """The account that its bytes are counted in."""
     asks: CallerRequests
-    """Those of the caller who asks."""
+    """The requests of the caller who sent it."""
 
 
-class Seldom:
-    """Lets `per_s` through in each second, and says of the next one how many were held back."""
+class LogLimiter:
+    """A rate limiter for log lines: admits `per_s` in each second, and counts the others."""
 
     def __init__(self, per_s: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_s
@@ -49,7 +49,7 @@ class Seldom:
         self._held = 0
 
     def held_back(self) -> int | None:
-        """None: hold this one back, too. Else how many were since the last."""
+        """Return how many lines were held back since the last admitted one; None if this one is held back, too."""
         second = int(self._now_s())
         if second != self._second:
             self._second, self._let = second, 0
@@ -62,11 +62,11 @@ class Seldom:
 
 
 class OpenConnection(Protocol):
-    """What metrics read of a connection."""
+    """The attributes of a connection that metrics read."""
 
     @property
     def requests(self) -> int:
-        """Requests under way."""
+        """Number of requests that are not answered yet."""
 
     @property
     def waiting_bytes(self) -> int:
@@ -74,24 +74,24 @@ class OpenConnection(Protocol):
 
 
 class ClientStats:
-    """Of one node; the event loop writes."""
+    """The counters of one node. Only the event loop writes them."""
 
     def __init__(self) -> None:
         self.accepted = 0
         self.refused = 0
         self.errors: Counter[str] = Counter()
-        """Of connections that were closed because of what was said on them, or by an error of ours: by code."""
+        """Connections that were closed because of a protocol error or an error of this node, by error code."""
         self.received_bytes = 0
         self.sent_bytes = 0
         self.open: set[OpenConnection] = set()
         self.durations: dict[str, Histogram] = {}
-        """By type of request: of all that were answered."""
+        """Durations of all requests that were answered, by request type."""
         self.failures: Counter[tuple[str, str]] = Counter()
-        """By type and error code."""
-        self.warnings = Seldom(LOGGED_PER_S)
+        """Number of error replies, by request type and error code."""
+        self.warnings = LogLimiter(LOGGED_PER_S)
 
     def mark(self, kind: int, at: float, size: int, counted: CallerRequests, asks: CallerRequests) -> Mark | None:
-        """For a request that came now; None: it gets no answer."""
+        """Return the mark of a request that came at `at`; None if requests of its type get no reply."""
         if kind in _NO_REPLY:
             return None
         name = _NAMES.get(kind, OTHER)

@@ -1,6 +1,7 @@
-"""One client connection: what comes on it is read and handled in turns, within limits; a clear end.
+"""One client connection: receives, parses and dispatches its frames in time slices, within limits.
 
-What goes out is in `Output`, what is not answered yet in `OpenRequests`.
+`Output` holds the frames to send, and `OpenRequests` the requests that are not answered yet. The `Session` knows what
+the frames mean.
 """
 
 from __future__ import annotations
@@ -38,27 +39,30 @@ from sandq.server.wire import Transform, TransformedWire
 
 log = structlog.get_logger("sandq.server")
 
-RECEIVE_FEW_BYTES = 4096
-"""While many frames are half received."""
+CROWDED_RECEIVE_BYTES = 4096
+"""Bytes per receive while clients wait for memory for large frames."""
 HELLO_S = 10.0
 HELLO_BYTES = 8192
-"""The first frame, in bytes."""
+"""Maximum size of the first frame, and of each frame before the client is let in, in bytes."""
 FRAME_S = 10.0
 FRAME_BYTES_PER_S = 512 << 10
-"""A frame has so long to come whole, and a second more for so many bytes of it; what waits for its turn here is not
-counted."""
-SAID_BITS = 4
-"""A frame is a unit of work, and one more for each 16 bytes of it, which most often are an item; but for batches."""
+"""An incomplete frame must be complete after `FRAME_S`, plus a second for each `FRAME_BYTES_PER_S` of its size.
+
+Time in which this node does not read the connection does not count."""
+FRAME_WORK_BITS = 4
+"""A frame costs a unit of work, plus one for each 16 bytes, which is about the size of an item; except PRODUCE."""
 RECEIVE_BITS: Final = 12
-"""A unit of work for each 4,096 bytes that are received, beside the frames in them."""
+"""Received bytes cost a unit of work for each 4,096 of them, in addition to their frames."""
 _PRODUCE = int(Type.PRODUCE)
 
 Gate = Callable[[], Awaitable[None]]
-"""Awaited before what came is looked at."""
+"""Awaited after each receive, before the bytes are parsed."""
 
 
 class Connection:
-    """Reads what a client says. Most receives are one call into the system: trio's streams cost ten times that."""
+    """Reads the frames of a client and passes them to the session.
+
+    Most receives are a single system call: trio's streams cost ten times as much."""
 
     def __init__(
         self,
@@ -75,16 +79,21 @@ class Connection:
         transform: Transform | None = None,
         certificate_name: str | None = None,
     ) -> None:
-        """`request_timeout_s`: for a request that takes a while, beyond what it asks to wait. `memory`: of the node.
-        `transform`: what is made of all bytes; None: nothing. `certificate_name`: of the client's certificate."""
+        """Create the connection; `run` serves it.
+
+        `request_timeout_s`: limit of a request that takes a while, in addition to the time that it asks to wait.
+        `memory`: the
+        budget of the node. `transform`: encodes and decodes all bytes (TLS); None: the wire is plain.
+        `certificate_name`: the
+        name in the client's certificate."""
         self.certificate_name = certificate_name
-        """Who the client is by its certificate; None: it has shown none, or it names nobody."""
+        """Name of the client in its certificate; None if it has shown none, or one without a name."""
         self.is_encrypted = transform is not None
-        """Whether what is said cannot be read on its way."""
+        """Whether the bytes are encrypted on the wire."""
         self.login: Login | None = None
-        """What lets it in, if it has shown something that says who it is."""
+        """The login that admitted the client; None if it has shown no credentials."""
         self.turn = Turn()
-        """What is done for the requests of this connection as they come."""
+        """Time slice of the reader task: handling the requests as they arrive spends its work."""
         self._stream = stream
         self._fd = stream.socket.fileno()
         self._gate = gate
@@ -107,22 +116,22 @@ class Connection:
             log=own.log,
         )
         self._requests = OpenRequests(own, self.output, memory, limits, self._stats, self.turn, request_timeout_s)
-        # The methods for answers. Handlers know nothing of the parts of a connection.
+        # Handlers send replies through these methods, and know nothing of the parts of a connection.
         self.send = self.output.send
         self.reply, self.reply_each = self._requests.reply, self._requests.reply_each
         self.send_error, self.refuse = self._requests.send_error, self._requests.refuse
         self.start, self.start_many = self._requests.start, self._requests.start_many
         self.ask_for, self.waits = self._requests.ask_for, self._requests.waits
         self._reserved_bytes = 0
-        """For the frame of which a part has come."""
-        self._is_half = False
-        """Whether a part of a frame has come, whose rest must come in time."""
-        self._due_s = math.inf
-        """When the rest must have come."""
-        self._deadline_s = math.inf
-        """The deadline of reading: to look at that, and to change it, is not cheap."""
-        self._was_told = False
-        """Why it is not read any more."""
+        """Bytes of request memory that are reserved for the incomplete frame."""
+        self._has_partial_frame = False
+        """Whether a frame is received in part; its rest must come before `_frame_deadline_s`."""
+        self._frame_deadline_s = math.inf
+        """Deadline for the rest of the incomplete frame, by trio's clock; infinite if there is none."""
+        self._read_deadline_s = math.inf
+        """Deadline that the cancel scope of the reader has now. Cached: reading and setting it is not cheap."""
+        self._is_end_sent = False
+        """Whether `end` has sent the client the reason why nothing more is read."""
         self._nursery: trio.Nursery
         self._session: Session
 
@@ -133,44 +142,44 @@ class Connection:
 
     @property
     def congested(self) -> bool:
-        """Whether so much waits to be sent that nothing more should be made for this client."""
+        """Whether too many bytes wait to be sent: nothing more should be read or made for this client."""
         return self.output.congested
 
     @property
     def waiting_bytes(self) -> int:
-        """Of frames that are queued or being sent."""
+        """Bytes of frames that are queued or being sent."""
         return self.output.waiting_bytes
 
     @property
     def requests(self) -> int:
-        """How many are not answered yet."""
+        """Number of requests that are not answered yet."""
         return len(self._requests.marks)
 
     @property
     def is_gateway(self) -> bool:
-        """Whether the client has proved to be a gateway. Once it runs."""
+        """Whether the client has proved to be a gateway. Valid once the connection runs."""
         return self._session.is_gateway
 
     @property
     def address(self) -> str:
-        """Where it comes from."""
+        """Address of the client."""
         return self._requests.own.caller.address
 
     @property
     def caller(self) -> Caller:
-        """Who asks for what this task works on."""
+        """Caller for whom the current task works."""
         return self._requests.current.caller
 
     def hold_request(self, size: int) -> None:
-        """Count bytes of a request beyond its frame; below 0 if it is answered."""
+        """Count `size` bytes that a request holds in addition to its frame. A negative size releases them."""
         self._requests.own.count(size)
 
     def observe(self, audit: RequestAudit, add_hint: Callable[[SandqError], None]) -> None:
-        """Tell `audit` what becomes of requests; `add_hint` adds to an error what its receiver may want to know."""
+        """Report the outcome of requests to `audit`, and let `add_hint` add details for the client to each error."""
         self._requests.audit, self._requests.add_hint = audit, add_hint
 
     def log_in(self, caller: Caller, login: Login | None) -> None:
-        """It is known by now who asks by this connection itself. For who reads it."""
+        """Set the authenticated caller of the connection itself. Call from the reader task only."""
         self.login, own = login, self._requests.own
         own.caller, own.log = caller, own.log.bind(principal=caller.principal)
         structlog.contextvars.bind_contextvars(principal=caller.principal)
@@ -187,12 +196,13 @@ class Connection:
                 with self._reading:
                     await self._read()
                 if self.open:
-                    if self._reading.cancelled_caught and self._session.greeted and not self._was_told:
-                        error = Unavailable("a frame has not come whole in time; connect and send it again")
+                    if self._reading.cancelled_caught and self._session.greeted and not self._is_end_sent:
+                        error = Unavailable("a frame was not received completely in time; connect and send it again")
                         self.send_error(0, error)
                     await self.output.end()
                 else:
-                    # Nothing more is said. What was begun may take a while to end, and is to keep no socket meanwhile.
+                    # Nothing more can be sent. Requests that have begun may take a while to end; close the socket
+                    # before.
                     await trio.aclose_forcefully(self._stream)
                 self.output.is_open = False
                 await self._requests.end_listening()
@@ -212,13 +222,13 @@ class Connection:
             self._nursery.cancel_scope.cancel()
 
     def end(self, error: SandqError) -> None:
-        """Tell the client why, and read nothing more of it."""
+        """Send the client the error that ends the connection, and stop reading."""
         self.send_error(0, error)
-        self._was_told = True
+        self._is_end_sent = True
         self._reading.cancel()
 
     def end_at_once(self, error: SandqError) -> None:
-        """Tell the client why as far as its socket takes it now, and close that."""
+        """Send an error as far as the socket accepts it now, and end the connection."""
         self.send_error(0, error)
         self.output.flush()
         self.output.cut_off()
@@ -232,14 +242,15 @@ class Connection:
         while True:
             try:
                 if not more:
-                    self._set_deadline(self._due_s)
+                    self._set_deadline(self._frame_deadline_s)
                     await trio.lowlevel.wait_readable(self._fd)
                     self.turn.begin()
                 elif self.turn.left <= 0:
-                    # There is more, most often, and it waits for its turn here: that is not the client's time.
-                    with self._not_counted():
+                    # Most often there is more to read, and it waits for this task: that time does not count for the
+                    # client.
+                    with self._frame_deadline_paused():
                         await self.turn.end()
-                size = RECEIVE_FEW_BYTES if incoming.is_waited_for else RECEIVE_BYTES
+                size = CROWDED_RECEIVE_BYTES if incoming.is_waited_for else RECEIVE_BYTES
                 data = b"" if wire.is_behind else os.read(self._fd, size)
             except BlockingIOError:
                 more = False
@@ -260,14 +271,14 @@ class Connection:
                 self.turn.left -= wire.work
                 output.send_due()
             if self._gate is not None:
-                with self._not_counted():
+                with self._frame_deadline_paused():
                     await self._gate()
             came_at, came_bytes = time.perf_counter(), reader.buffered_bytes + len(plain)
             try:
                 most = max(self.turn.left, 1)
                 frames = reader.feed(plain, most)
-                if self._is_half and frames:
-                    self._came_whole()
+                if self._has_partial_frame and frames:
+                    self._end_partial_frame()
                 while True:
                     await self._handle(frames, came_at, came_bytes - reader.buffered_bytes)
                     if len(frames) < most:
@@ -280,36 +291,40 @@ class Connection:
                 self._wrong_port(error)
                 return
             except SandqError as error:
-                # What a client said on its connection concerns that connection only; what came before it stands.
+                # A protocol error ends this connection only. Requests that came before it still take effect.
                 self._session.handled()
                 self.send_error(0, error)
                 return
             if output.congested:
                 await self._until_sent()
             if self._requests.own.are_too_many:
-                # Not read: the client that asks for more than is answered waits for its answers.
-                with self._not_counted():
+                # Back-pressure: a client that has too many unanswered requests is not read until some are answered.
+                with self._frame_deadline_paused():
                     await self._requests.own.until_answered()
             if reader.buffered_bytes:
                 if reader.wanted_bytes > HELLO_BYTES and not self._session.greeted:
-                    self.send_error(0, ProtocolError(f"a frame of more than {HELLO_BYTES} bytes before it is let in"))
+                    self.send_error(0, ProtocolError(f"a frame of more than {HELLO_BYTES} bytes before HELLO"))
                     return
-                await self._expect(reader)
+                await self._begin_partial_frame(reader)
 
     async def _handle(self, frames: list[Frame | LargeFrame], came_at: float, came_bytes: int) -> None:
-        """Handle what has come, in turns: nobody waits longer for as much as one connection can ask at once. What goes
-        together goes together nevertheless, once all of it is handled."""
+        """Handle the frames of one receive in time slices, so that one connection cannot hold up the others.
+
+        The session gathers requests that can be done together. It gets to know with `handled` that no more follow for
+        now."""
         session, stats, turn, output = self._session, self._stats, self.turn, self.output
         requests = self._requests
         own, marks = requests.own, requests.marks
         counted, most_bytes = own, output.most_bytes
-        kind, mark, size, unasked_bytes = -1, None, 0, 0
+        kind, mark, size, no_reply_bytes = -1, None, 0, 0
         produce_bytes, other_bytes, all_bytes = sizes(frames, came_bytes)
         own.count(all_bytes)
-        other_work = 1 + (came_bytes // max(len(frames), 1) >> SAID_BITS)
+        other_work = 1 + (came_bytes // max(len(frames), 1) >> FRAME_WORK_BITS)
         at, count = 0, len(frames)
         while at < count:
-            # A PRODUCE is not worked on here, and is answered here when it is refused, which is much work.
+            # Handling a PRODUCE only gathers it, so back-pressure is not checked for each. If PRODUCE requests are
+            # refused,
+            # their error replies cost much work, which ends the time slice, and the checks below follow.
             if turn.left <= 0 or (kind != _PRODUCE and (output.waiting_bytes > most_bytes or own.is_busy)):
                 if output.waiting_bytes > most_bytes:
                     session.handled()
@@ -332,13 +347,13 @@ class Connection:
                 kind = frame[0]
                 size = produce_bytes if kind == _PRODUCE else other_bytes
                 asks = requests.current
-                # Batches count for the gateway, which makes them of messages of many callers.
+                # A PRODUCE counts for the gateway itself: it merges messages of many callers into one batch.
                 counted = own if kind == _PRODUCE else asks
                 mark = stats.mark(kind, came_at, size, counted, asks)
             if mark is None:
-                unasked_bytes += size
+                no_reply_bytes += size
             elif frame[1] in marks:
-                unasked_bytes += size
+                no_reply_bytes += size
                 self.send(encode_error(frame[1], Conflict(f"request {frame[1]} is not answered yet")))
                 continue
             else:
@@ -353,12 +368,12 @@ class Connection:
                 raise
             except SandqError as error:
                 requests.refuse(frame[1], error)
-        if unasked_bytes:
-            own.count(-unasked_bytes)
+        if no_reply_bytes:
+            own.count(-no_reply_bytes)
 
     async def _decode(self, large: LargeFrame) -> Frame:
-        """Decode a large frame in turns."""
-        self._session.handled()  # what came before it need not wait
+        """Decode a large frame in time slices."""
+        self._session.handled()  # the frames before it need not wait for that
         steps = large.decode()
         while True:
             try:
@@ -369,46 +384,47 @@ class Connection:
             await self.turn.spend(work)
 
     async def _until_sent(self) -> None:
-        """Not read, not answered: the client that does not read its answers waits for itself."""
-        with self._not_counted():
+        """Wait until the client has read enough of its replies. Until then nothing is read, and nothing more is
+        answered."""
+        with self._frame_deadline_paused():
             await self.output.until_sent()
 
     async def _until_worked(self) -> None:
-        """Not read: the client that asks for more than is worked on waits for its answers."""
-        with self._not_counted():
+        """Wait until fewer requests are being worked on. Until then nothing is read."""
+        with self._frame_deadline_paused():
             await self._requests.own.until_worked()
 
     @contextmanager
-    def _not_counted(self) -> Iterator[None]:
-        """What half a frame waits for here is not taken off the time that its rest has to come."""
+    def _frame_deadline_paused(self) -> Iterator[None]:
+        """Extend the deadline of an incomplete frame by the time that this node spends in the block."""
         self._set_deadline(math.inf)
         began_s = trio.current_time()
         try:
             yield
         finally:
-            self._due_s += trio.current_time() - began_s
+            self._frame_deadline_s += trio.current_time() - began_s
 
     def _set_deadline(self, at_s: float) -> None:
-        """End reading then. It is set while the client is waited for: most frames are there."""
-        if at_s != self._deadline_s:
-            self._deadline_s = self._reading.deadline = at_s
+        """Set when reading ends. Called before a wait for the client, not for each frame: most are there already."""
+        if at_s != self._read_deadline_s:
+            self._read_deadline_s = self._reading.deadline = at_s
 
-    async def _expect(self, reader: FrameReader) -> None:
-        """A part of a frame has come: there must be room for all of it, and its rest must come in time."""
+    async def _begin_partial_frame(self, reader: FrameReader) -> None:
+        """Reserve memory for the incomplete frame, if it is large, and set the deadline for its rest."""
         wanted = reader.wanted_bytes
         is_large = wanted > GRANTED_BYTES and not self._reserved_bytes
         if is_large:
             self._set_deadline(math.inf)
             await self._requests.own.incoming.reserve(wanted)
             self._reserved_bytes = wanted
-        if is_large or not self._is_half:
-            self._is_half = True
-            self._due_s = trio.current_time() + FRAME_S + wanted / FRAME_BYTES_PER_S
+        if is_large or not self._has_partial_frame:
+            self._has_partial_frame = True
+            self._frame_deadline_s = trio.current_time() + FRAME_S + wanted / FRAME_BYTES_PER_S
 
-    def _came_whole(self) -> None:
-        """What half a frame needed is free again."""
-        self._is_half = False
-        self._due_s = math.inf
+    def _end_partial_frame(self) -> None:
+        """Release the memory and the deadline of a frame that is complete now."""
+        self._has_partial_frame = False
+        self._frame_deadline_s = math.inf
         self._set_deadline(math.inf)
         if self._reserved_bytes:
             self._requests.own.incoming.give_back(self._reserved_bytes)
@@ -431,7 +447,7 @@ class Connection:
 
 
 class Session(Protocol):
-    """What the frames of a connection mean."""
+    """The meaning of the frames of a connection."""
 
     greeted: bool
 
@@ -441,25 +457,27 @@ class Session(Protocol):
         ...
 
     def handle(self, frame: Frame) -> Awaitable[None] | None:
-        """Start what a frame asks for. What takes long is returned, and awaited before the next frame is looked at.
-        Raises SandqError: the request failed (ProtocolError: the connection)."""
+        """Start a request. If an awaitable is returned, await it before the next frame is handled.
+
+        Raise SandqError if the request failed, ProtocolError if that must end the connection."""
         ...
 
     def gather(
         self, frames: Sequence[Frame | LargeFrame], first: int, most: int, requests: dict[int, Mark], mark: Mark
     ) -> int:
-        """Take in so many from the `first` on, as long as they go together with the PRODUCE before them, and note them
-        among the requests that are not answered yet: how many."""
+        """Gather PRODUCE requests that are like the one before them, from `frames[first]` on, at most `most`.
+
+        Note each of them in `requests`, with `mark`. Return their number."""
         ...
 
     def handled(self) -> None:
-        """Everything that came in one turn was handled."""
+        """Note that all frames of a receive were handled: start what was gathered."""
         ...
 
     def drained(self) -> None:
-        """The connection takes frames again after it was congested."""
+        """Note that the connection accepts frames again after it was congested."""
         ...
 
     async def closed(self) -> None:
-        """The connection has gone."""
+        """Note that the connection has ended."""
         ...

@@ -1,4 +1,4 @@
-"""How far ahead requests send messages: for who may not send them as far as others."""
+"""Compute how far ahead requests schedule messages, to enforce the quota `max_delay_ms`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sandq.model.times import format_duration
 from sandq.protocol.frames import Frame, Type
 
 DELAYING: Final = frozenset({Type.MOVE, Type.ACK_THEN, Type.SCHEDULE_PUT, Type.JOB_START})
-"""Requests that say when messages are due, beside PRODUCE."""
+"""Requests other than PRODUCE that set the delivery times of messages."""
 
 
 def check_delay(principal: str, quota: Quota, delay_ms: int) -> None:
-    """Raise QuotaExceeded for what is due further ahead than somebody may send messages."""
+    """Raise QuotaExceeded if a delay is longer than the quota allows."""
     most = quota.max_delay_ms
     if most is None or delay_ms <= most:
         return
@@ -27,7 +27,7 @@ def check_delay(principal: str, quota: Quota, delay_ms: int) -> None:
         maximum=most,
         principal=principal,
     )
-    refusal.retriable = False  # it does not help to wait
+    refusal.retriable = False  # the same request fails again
     raise refusal
 
 
@@ -44,7 +44,7 @@ AT_ONCE: Final = Ahead(0, None)
 
 
 def ahead_of_batch(raw: bytes, now_ms: int) -> Ahead:
-    """Return how far ahead a batch sends messages. Bytes that are no batch send none: they are refused elsewhere."""
+    """Return how far ahead a batch sends messages. Invalid bytes count as 0: another check rejects them."""
     if plain_single(raw) is not None:
         return AT_ONCE
     try:
@@ -62,8 +62,9 @@ def ahead_of_batch(raw: bytes, now_ms: int) -> Ahead:
 
 
 def delay_of_request(frame: Frame, now_ms: int) -> int:
-    """Return how far ahead a request of `DELAYING` sends messages, in ms. It may be of any form yet: what is wrong with
-    it is told elsewhere."""
+    """Return how far ahead a request of `DELAYING` sends messages, in ms.
+
+    The frame is not validated yet. Malformed fields are ignored here: the parser of the request rejects them."""
     return max(_delays(frame, now_ms), default=0)
 
 
@@ -75,18 +76,18 @@ def _delays(frame: Frame, now_ms: int) -> Iterator[int]:
             if type(arguments.get(name)) is int:
                 yield arguments[name] - origin_ms
         return
-    place = {Type.MOVE: 2, Type.SCHEDULE_PUT: 2, Type.ACK_THEN: 4}[Type(frame[0])]
-    for row in fields[place] if len(fields) > place and type(fields[place]) is list else ():
+    position = {Type.MOVE: 2, Type.SCHEDULE_PUT: 2, Type.ACK_THEN: 4}[Type(frame[0])]
+    for row in fields[position] if len(fields) > position and type(fields[position]) is list else ():
         if type(row) is not list or len(row) < 3:
             continue
         if frame[0] == Type.SCHEDULE_PUT:
-            yield _first_of(row[2], now_ms)
+            yield _first_delay(row[2], now_ms)
         elif type(row[1]) is int:
             yield row[1] - (0 if row[2] is True else now_ms)
 
 
-def _first_of(settings: Any, now_ms: int) -> int:
-    """How far ahead a schedule begins, by its start, or by its interval."""
-    told = settings if type(settings) is dict else {}
-    start_ms, every_ms = told.get("start_ms"), told.get("every_ms")
+def _first_delay(settings: Any, now_ms: int) -> int:
+    """Return the time until a schedule first fires, in ms, as far as its start or its interval says it."""
+    fields = settings if type(settings) is dict else {}
+    start_ms, every_ms = fields.get("start_ms"), fields.get("every_ms")
     return start_ms - now_ms if type(start_ms) is int else every_ms if type(every_ms) is int else 0

@@ -1,10 +1,12 @@
-"""Let a connection in: find out who it is, by what HELLO shows and by a gateway's proof, and what it is held to.
+"""Authenticate a connection by the credentials in HELLO or by a gateway's proof, and restrict it to its rights.
 
-off      everybody may do everything; a principal is noted where something that says who it is was shown
-accept   who shows something is held to it; others are anonymous, and may do everything
-require  who shows nothing is not let in; a gateway must prove itself before it says anything else
+The modes of authentication are:
 
-`Logins` looks at all connections that are in whenever identities, roles or the secret of gateways change.
+off      clients may do everything; a principal is recorded if the client shows credentials
+accept   clients with credentials are restricted to their rights; others are anonymous and may do everything
+require  clients without credentials are rejected; a gateway must prove itself before it sends other requests
+
+`Logins` checks all admitted connections again when identities, roles or the gateway secret change.
 """
 
 from __future__ import annotations
@@ -35,16 +37,18 @@ from sandq.server.gateway_proof import OPTION, GatewayKeys, GatewayProof
 from sandq.server.quota_meters import QuotaMeters
 
 TOKEN_OPTION: Final = "token"
-"""Of HELLO."""
+"""Key of HELLO's options: the token."""
 _FOUNDERS: Final = Access(ANONYMOUS, [Grant(Right.CLUSTER)])
-"""What who is on the machine of a node may do while that belongs to no cluster, and so knows nobody."""
+"""Rights of clients on the node's machine while the node belongs to no cluster, and knows no identities."""
 _NOBODY: Final = Access(ANONYMOUS, [])
 FOUNDED_MS: Final = 200
-"""Who founds a cluster has so long to be answered, again and again, before it is to say who it is."""
+"""After it founded a cluster, an anonymous client has this long to receive replies before it must log in, in ms.
+
+The time begins again with each check while the connection has unanswered requests."""
 
 
 class Entrance:
-    """Of one connection."""
+    """The authentication state of one connection."""
 
     def __init__(
         self,
@@ -68,19 +72,19 @@ class Entrance:
         self._quotas = quotas
         self._gateway_keys = gateway_keys
         self._is_founder = False
-        """It was let in because there was no cluster yet."""
+        """Whether the client was admitted because there was no cluster yet."""
         self._counts_for: str | None = None
-        """The principal whose quota of connections it is one of."""
+        """The principal in whose quota of connections this connection counts; None if it counts in none."""
         self.must_prove = False
-        """It may only prove to be a gateway."""
+        """Whether the only request it may send is a proof that it is a gateway."""
         self.is_in = False
         self.access: Access | None = None
-        """What is asked by this connection is held to; None: to nothing."""
+        """The rights that restrict the connection; None: it may do everything."""
 
-    # -- coming in ------------------------------------------------------------------------------------------------
+    # -- admission ------------------------------------------------------------------------------------------------
 
     async def hello(self, request: Hello) -> None:
-        """Find out who says HELLO. Raises Unauthenticated, Unavailable: the connection is to end."""
+        """Authenticate the client of a HELLO. Raise Unauthenticated or Unavailable if the connection must end."""
         token = request.options.get(TOKEN_OPTION)
         if token is not None and (type(token) is not str or not 0 < len(token) <= TOKEN_CHARS):
             raise InvalidRequest(f"HELLO field 3 (options): {TOKEN_OPTION} must be text of 1..{TOKEN_CHARS} characters")
@@ -91,23 +95,23 @@ class Entrance:
         certificate, mode = self._connection.certificate_name, self._authenticator.mode
         shows = token is not None or certificate is not None
         if self._cluster.waiting() is not None and mode != OFF and (is_required or shows):
-            self._let_founder_in()
+            self._admit_founder()
             return
         login = await self._authenticator.identify(token, certificate)
         if login is None and is_required:
             raise Unauthenticated(
-                "this cluster lets nobody in who does not say who it is: give a token (connect(token=...), "
+                "this cluster requires authentication: give a token (connect(token=...), "
                 "SANDQ_TOKEN, sandctl --token-file), or a client certificate that it knows"
             )
         if login is not None:
             self._use(login)
         self.is_in = True
 
-    def _let_founder_in(self) -> None:
+    def _admit_founder(self) -> None:
         caller = self._connection.caller
         if not is_loopback(host_of(caller)):
             reason = self._cluster.waiting()
-            raise Unavailable(f"this node belongs to no cluster yet, and cannot say who is who: {reason}")
+            raise Unavailable(f"this node belongs to no cluster yet, and cannot authenticate clients: {reason}")
         self._is_founder = self.is_in = True
         self.access = _FOUNDERS
         self._logins.add(self)
@@ -124,8 +128,9 @@ class Entrance:
         self._connection.log_in(replace(caller, principal=login.principal, access=access), login)
 
     def prove(self, request: Prove) -> None:
-        """Take a gateway's proof: then it is as the node itself. Raises Forbidden, ProtocolError; Unauthenticated
-        where it is let in by that alone."""
+        """Check a gateway's proof, and give the gateway the rights of the node itself.
+
+        Raise Forbidden or ProtocolError; Unauthenticated if the connection has no other credentials."""
         try:
             self._proof.check(request.proof)
         except Forbidden as error:
@@ -138,26 +143,26 @@ class Entrance:
         connection.log_in(Caller(NODE.principal, connection.address), None)
 
     async def refused(self, error: SandqError) -> None:
-        """End the connection of who was not let in: soon, unless many came from there."""
+        """End the connection of a client that was not admitted; after a pause if its source fails often."""
         if isinstance(error, Unauthenticated):
             await trio.sleep(self._failed.pause_s(source_of_caller(self._connection.caller)))
         self._connection.end(error)
-        # What came behind it is not looked at.
+        # Let the reader task be cancelled, so that it handles no frame that was sent after HELLO.
         await trio.lowlevel.checkpoint()
 
-    # -- while it is in -------------------------------------------------------------------------------------------
+    # -- after admission ------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """End the connection if what lets it in, or what it may do, has changed."""
+    def check(self) -> None:
+        """End the connection if its credentials or rights have changed, or are no longer valid."""
         connection, login = self._connection, self._connection.login
         if self._is_founder and self._cluster.waiting() is None:
-            self.access = _NOBODY  # whatever it asks for from now on
-            if connection.requests:  # that founded the cluster, maybe
+            self.access = _NOBODY  # for further requests
+            if connection.requests:  # one of them may be the request that founded the cluster
                 self._wake_at(self._now_ms() + FOUNDED_MS)
             else:
                 self._end(Unavailable("this node belongs to a cluster now: connect again"))
         if self._proof.is_given and not self._proof.is_by(self._gateway_keys.current):
-            self._end(Unavailable("the secret that this gateway has proved itself by counts no more: connect again"))
+            self._end(Unavailable("the secret with which this gateway proved itself is no longer valid: connect again"))
         if login is None:
             return
         try:
@@ -170,7 +175,7 @@ class Entrance:
         elif now != login:
             connection.login = now
             if self._counts_for is None and now.quota is not NO_QUOTA:
-                self._quotas.connect(now.principal, NO_QUOTA)  # it is there already
+                self._quotas.connect(now.principal, NO_QUOTA)  # without a check: it is already connected
                 self._counts_for = now.principal
             self._wake_at(now.expires_ms)
 
@@ -181,10 +186,10 @@ class Entrance:
     def _wake_at(self, at_ms: int | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if at_ms is None else self._logins.at(at_ms, self.look)
+        self._timer = None if at_ms is None else self._logins.at(at_ms, self.check)
 
     def gone(self) -> None:
-        """The connection has gone, or is about to."""
+        """Release what the connection holds: it has ended, or is about to."""
         counted, self._counts_for = self._counts_for, None
         if counted is not None:
             self._quotas.disconnect(counted)
@@ -193,10 +198,10 @@ class Entrance:
 
 
 class Logins:
-    """Those of one node."""
+    """All admitted connections of one node."""
 
     def __init__(self, authenticator: Authenticator, at: Callable[[int, Callable[[], None]], Timer]) -> None:
-        """`at(at_ms, call)`: call when it is that late."""
+        """`at(at_ms, call)`: call the function at this time."""
         self.authenticator = authenticator
         self.at = at
         self._there: dict[Entrance, None] = {}
@@ -204,20 +209,20 @@ class Logins:
         self._have_secrets_changed = False
 
     def add(self, one: Entrance) -> None:
-        """It was let in."""
+        """Add a connection that was admitted."""
         self._there[one] = None
 
     def discard(self, one: Entrance) -> None:
-        """It has gone."""
+        """Remove a connection that has ended."""
         self._there.pop(one, None)
 
     def secrets_changed(self) -> None:
-        """Gateways prove themselves by others from now on."""
+        """Check all gateways again: their secrets have changed."""
         self._have_secrets_changed = True
         self._changed.set()
 
     async def run(self, metadata: RaftGroup) -> None:
-        """Look whenever identities or roles change. This node must take part in its cluster."""
+        """Check the connections whenever identities, roles or secrets change. The node must belong to a cluster."""
         metadata.listen(on_status=self._changed.set)
         seen = None
         while True:
@@ -227,7 +232,7 @@ class Logins:
                 turn = Turn()
                 for one in list(self._there):
                     if one in self._there:
-                        one.look()
+                        one.check()
                     await turn.spend(1)
                 seen = view
             else:
@@ -235,7 +240,7 @@ class Logins:
 
 
 def _differ(view: MetadataView | None, seen: MetadataView | None) -> bool:
-    """Whether others are let in by what metadata says now, or may do something else."""
+    """Return whether identities or roles have changed between two views of the metadata."""
     if view is None:
         return False
     return seen is None or view.identities != seen.identities or view.roles != seen.roles

@@ -1,4 +1,4 @@
-"""Slow down who shows wrong tokens: by where it comes from."""
+"""Slow down sources that send wrong credentials again and again."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from typing import Final
 import trio
 
 FAILED_LOGINS_PER_S: Final = 1.0
-"""Of one source, that are answered without a pause ..."""
+"""Failed logins per second and source that are answered without a pause, once the burst is used up."""
 FAILED_LOGINS_BURST: Final = 20.0
-"""... after so many that are."""
+"""Failed logins of a source that are answered without a pause at first."""
 PAUSE_S: Final = 5.0
-"""The longest that the answer to one waits."""
+"""Longest pause before the reply to a failed login, in seconds."""
 SOURCES: Final = 4096
-"""That are kept: of more, the one that failed longest ago is forgotten."""
+"""Number of sources that are remembered. With more, the source that failed longest ago is forgotten."""
 
 
 class FailedLogins:
-    """Those of one node."""
+    """The failed logins of one node, by source."""
 
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
         """`clock`: monotonic, in seconds."""
         self._clock = clock
         self._sources: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By source: how many may fail at once, and when that was looked at."""
+        """By source: failed logins that may still come without a pause, and the time of that number, in seconds.
+
+        A negative number is the debt of a source. Ordered by the last failure, oldest first."""
         self.count = 0
 
     def pause_s(self, source: str) -> float:
-        """Note that one failed; how long its answer is to wait, in seconds."""
+        """Count a failed login, and return how long to delay its reply, in seconds."""
         self.count += 1
         now_s = self._clock()
         left, since_s = self._sources.pop(source, (FAILED_LOGINS_BURST, now_s))

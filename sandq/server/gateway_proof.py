@@ -1,4 +1,4 @@
-"""Believe a gateway that proves itself: from then on it says for whom it asks (docs/protocol.md, HELLO)."""
+"""Verify that a client is a gateway, which may then name the caller of each request (docs/protocol.md, HELLO)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from sandq.protocol.proofs import NONCE_BYTES, derive, is_gateway_proof
 
 SETTING: Final = "http.gateway_secret_file"
 OPTION: Final = "gateway"
-"""Of HELLO: the gateway's nonce."""
+"""Key of HELLO's options: the gateway's nonce."""
 
 
 class GatewayKeys:
-    """What proves to a node that a client is a gateway, as it is now: what `http.gateway_secret_file` holds, what is
-    made of the cluster's secrets (for the HTTP processes of the other nodes), and without both of these something
-    random, that nobody else knows."""
+    """The keys with which a gateway can prove itself to a node now.
+
+    They are the secrets of `http.gateway_secret_file`, and keys derived from the cluster's secrets (for the HTTP
+    processes
+    of the other nodes). If there are neither, the only key is random, and known to this process alone."""
 
     def __init__(self, own: Secrets | None, cluster: Secrets | None) -> None:
         self._own = own
@@ -28,14 +30,14 @@ class GatewayKeys:
 
     @property
     def current(self) -> tuple[bytes, ...]:
-        """Each of them is taken, and the first is for the node's own."""
+        """All keys that are accepted. The first is the one that the node's own HTTP process uses."""
         own = self._own.current if self._own is not None else ()
         cluster = self._cluster.current if self._cluster is not None else ()
         return (*own, *(derive(secret, b"gateway") for secret in cluster)) or self._random
 
     @property
     def first(self) -> bytes:
-        """What the node's own HTTP proves itself with."""
+        """The key with which the node's own HTTP process proves itself."""
         return self.current[0]
 
     def __repr__(self) -> str:
@@ -43,7 +45,7 @@ class GatewayKeys:
 
 
 class GatewayProof:
-    """What one connection has to prove, and whether it has."""
+    """The proof that one connection has to give, and whether it has."""
 
     def __init__(
         self,
@@ -51,25 +53,26 @@ class GatewayProof:
         node_id: str,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """`keys`: any of them proves it."""
+        """`keys`: a proof with any of them is accepted."""
         self._keys = keys
         self._node_id = node_id
         self._random_bytes = random_bytes
         self._said = b"", b"", ""
-        """The nonce, the challenge and the cluster's UUID, as this connection's HELLO and its reply had them."""
+        """Nonce, challenge and cluster UUID of this connection's HELLO and its reply; empty when no proof is
+        expected."""
         self._proved_by: list[bytes] = []
 
     @property
     def is_given(self) -> bool:
-        """Whether it has proved it."""
+        """Whether the connection has proved to be a gateway."""
         return bool(self._proved_by)
 
     def is_by(self, keys: Sequence[bytes]) -> bool:
-        """Whether what was proved is still proved by one of these keys."""
+        """Return whether one of these keys is a key that the proof was made with."""
         return any([hmac.compare_digest(key, own) for key in keys for own in self._proved_by])
 
     def challenge(self, options: Mapping[str, Any], cluster_uuid: str) -> tuple[bytes, ...]:
-        """What HELLO's reply ends with: nothing, unless its options ask for it. Raises InvalidRequest."""
+        """Return the last fields of HELLO's reply: the challenge, or none if no gateway asks. Raise InvalidRequest."""
         nonce = options.get(OPTION)
         if nonce is None:
             return ()
@@ -80,24 +83,25 @@ class GatewayProof:
         return (challenge,)
 
     def check(self, proof: bytes) -> None:
-        """Take a proof, once. Raises Forbidden: it is none; ProtocolError: none is expected."""
+        """Check a proof; each challenge is used once. Raise Forbidden if it is wrong, ProtocolError if none is
+        expected."""
         (nonce, challenge, cluster_uuid), self._said = self._said, (b"", b"", "")
         if not challenge:
-            raise ProtocolError(f"PROVE comes once, behind a HELLO with the option {OPTION!r}")
+            raise ProtocolError(f"unexpected PROVE: it is sent once, after a HELLO with the option {OPTION!r}")
         said = nonce, challenge, self._node_id, cluster_uuid
-        # All are tried, so that nobody learns how many there are.
+        # Try all keys, so that the duration does not reveal which of them matches.
         fitting = [key for key in self._keys if is_gateway_proof(proof, key, *said)]
         if not fitting:
             raise Forbidden(
-                f"this is no proof of a gateway of node {self._node_id}: give both the same {SETTING}; "
-                "until then its requests count as its own"
+                f"the proof does not match a gateway secret of node {self._node_id}: set the same {SETTING} on both; "
+                "until then the requests count as the gateway's own"
             )
         self._proved_by = fitting
 
     def require(self) -> None:
-        """Raise ProtocolError unless it was proved."""
+        """Raise ProtocolError unless the connection has proved to be a gateway."""
         if not self.is_given:
             raise ProtocolError(
-                "ON_BEHALF: who asks on behalf of others must prove first that it is a gateway (PROVE), with the "
-                f"secret of {SETTING}; a client asks for itself and leaves the frame out"
+                "ON_BEHALF: only a gateway may send it, after it has proved itself (PROVE) with the secret of "
+                f"{SETTING}; a client that asks for itself leaves it out"
             )

@@ -1,4 +1,4 @@
-"""What a server says of itself."""
+"""Collect what a server reports about itself, its cluster and its nodes (CLUSTER_INFO, METADATA, readiness)."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ from sandq.server.topic_records import TopicRecords
 
 
 class PlacedReplicas:
-    """How many replicas each node is to hold, counted once for each state of the metadata."""
+    """Counts the replicas that each node is assigned, once for each version of the metadata."""
 
     def __init__(self) -> None:
         self.by_node: Mapping[str, int] = {}
-        """Those that are, or may still be, on each."""
+        """Replicas assigned to each node, including former ones that may still exist there."""
         self.moving = 0
-        """Partitions that are on their way between nodes."""
+        """Number of partitions that are being moved between nodes."""
         self._view: MetadataView | None = None
-        """That they are of."""
+        """The version of the metadata that the counts belong to."""
 
     async def count(self, view: MetadataView, turn: Turn) -> None:
-        """Count them, in turns, unless it was done for this very state."""
+        """Count the replicas, in time slices, unless the counts belong to this version already."""
         if view is self._view:
             return
         held: Counter[str] = Counter()
@@ -69,14 +69,16 @@ class PlacedReplicas:
 
 
 NAMED: Final = "named"
-"""What is told of members that are in the configuration, and of which nothing is heard."""
+"""State of members that are named in the configuration, when there is no gossip about them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
+    """Settings, state and parts of this server, for the handlers of requests."""
+
     version: str
     zone_data: str
-    """By which schedules are planned here."""
+    """Version of the time zone data that this node uses to plan schedules."""
     node_id: str
     cluster_name: str
     store_uuid: str
@@ -87,7 +89,8 @@ class ServerInfo:
     cluster: Cluster
     membership: Membership
     hears_of_members: bool
-    """The node learns by gossip what becomes of members; else they are configured, and taken for alive."""
+    """Whether the node learns the state of members by gossip. Otherwise they are configured, and assumed to be
+    alive."""
     health: NodeHealth
     scrubber: Scrubber
     digests: ReplicaDigests
@@ -104,25 +107,25 @@ class ServerInfo:
     entry_skips: EntrySkips
     gateway_keys: GatewayKeys
     exposed: Sequence[str] = ()
-    """What of this node is open to others than its machine, without TLS or authentication."""
+    """Services of this node that other machines can reach without TLS or authentication."""
     placed: PlacedReplicas = field(default_factory=PlacedReplicas)
     usage: OwnerUsage | None = None
-    """What topics of owners hold that may not hold as much as they like."""
+    """Storage used by topics, for owners with storage limits; None: there are no such limits here."""
     audit: AuditLog | None = None
-    """None: nothing is noted."""
+    """The audit log; None if it is off."""
     slo: LatenessSlo | None = None
-    """None: nothing is counted for it."""
+    """The objective for late deliveries; None if none is configured."""
     quotas: QuotaMeters = field(default_factory=QuotaMeters)
     request_rates: RequestRates = field(default_factory=RequestRates)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)
 
     @property
     def authenticator(self) -> Authenticator:
-        """Says who is who."""
+        """The authenticator of the node's clients."""
         return self.logins.authenticator
 
     def nodes(self) -> list[list[Any]]:
-        """[node id, host, port] of each, as METADATA carries it."""
+        """Return [node id, host, port] of each node, as METADATA carries it."""
         others = []
         for node in self.broker.metadata.nodes.values():
             if node.node_id != self.node_id and "client" in node.addresses:
@@ -132,14 +135,14 @@ class ServerInfo:
 
     @property
     def cluster_uuid(self) -> str:
-        """Empty: this node does not take part in one yet."""
+        """UUID of the cluster; empty if this node does not belong to one yet."""
         if self.cluster.waiting() is not None:
             return ""
-        # After a restart the metadata may say so only once there is a leader again.
+        # After a restart, the metadata may not have it before a leader is elected.
         return self.broker.metadata.cluster_uuid or self.cluster.uuid or ""
 
     def add_hint(self, error: SandqError) -> None:
-        """Who names another node says where it is."""
+        """Add the address of the node that an error names, if this node knows it."""
         named = error.details.get("node_id")
         if isinstance(error, NotLeader) and named is not None:
             for node_id, host, port in self.nodes():
@@ -147,8 +150,9 @@ class ServerInfo:
                     error.details.update(host=host, port=port)
 
     async def describe(self, turn: Turn, access: Access | None = None) -> dict[str, Any]:
-        """What CLUSTER_INFO tells; made in turns. `access`: of who asks; topics on which it has no right are not
-        told."""
+        """Return the reply to CLUSTER_INFO, made in time slices. `access`: of the caller; topics on which it has no
+        right are
+        left out."""
         broker = self.broker
         if self.cluster.waiting() is None:
             await self.placed.count(broker.metadata, turn)
@@ -185,13 +189,13 @@ class ServerInfo:
         }
 
     def _next_level(self) -> int | None:
-        """A higher feature level that all registered nodes know."""
+        """Return the highest feature level that all registered nodes support, if it is above the current one."""
         metadata = self.broker.metadata
         reachable = min([node.levels.highest for node in metadata.nodes.values()], default=metadata.feature_level)
         return reachable if reachable > metadata.feature_level else None
 
     async def _floors_ahead(self, turn: Turn) -> int:
-        """Partitions led here whose time is ahead of this node's clock, as a wrong clock leaves it."""
+        """Count the partitions led here whose time is ahead of this node's clock, for example after a wrong clock."""
         latest_ms = self.broker.clock.now_ms() + FLOOR_AHEAD_MS
         ahead = 0
         for topic in self.broker.topics():
@@ -201,12 +205,12 @@ class ServerInfo:
         return ahead
 
     def _memory(self) -> list[dict[str, Any]]:
-        """What each account of the memory budget holds, and how much it may."""
+        """Return the bytes held and the limit of each account of the memory budget."""
         accounts = self.memory.accounts.items()
         return [{"account": name, "bytes": held.bytes, "limit": int(held.share_bytes)} for name, held in accounts]
 
     def _different(self, access: Access | None) -> list[dict[str, Any]]:
-        """Partitions led here whose replicas are not the same, with the nodes whose replicas are not as they should."""
+        """Return the partitions led here whose replicas differ, with the nodes that hold the divergent replicas."""
         places = self.broker.metadata.partition_of_group
         found = [(places[group], nodes) for group, nodes in self.digests.different.items() if group in places]
         return [
@@ -229,16 +233,17 @@ class ServerInfo:
         return found
 
     def _other_zone_data(self, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Nodes by whose zone data a schedule may fire at other times than by this node's."""
+        """Return the nodes with other time zone data, where schedules might fire at other times than here."""
         return [node["node"] for node in nodes if node.get("zone_data") not in (None, self.zone_data)]
 
     def _nodes_and_others(self, registered: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The registered ones, with what is believed of them; and members that are not: nodes that are still outside,
-        or machines of the same Serf cluster."""
+        """Return the registered nodes with their gossip state, and all other members.
+
+        Other members are nodes that have not joined the cluster, or other machines of the same Serf cluster."""
         up = self.broker.links.versions()
         believed: dict[str, dict[str, Any]] = {}
         others = []
-        # A machine of the same Serf cluster may bear the name that a node has for its id.
+        # Another machine of the same Serf cluster may have a name that equals a node id: put nodes first.
         for member in sorted(self.membership.members().values(), key=lambda member: tags.NODE not in member.tags):
             node_id = member.tags.get(tags.NODE, member.name)
             row: dict[str, Any] = {
@@ -276,7 +281,7 @@ class ServerInfo:
 
 
 class NodeState:
-    """How this node is."""
+    """The health and readiness of this node, for health checks."""
 
     def __init__(
         self,
@@ -291,20 +296,20 @@ class NodeState:
         self._cluster = cluster
 
     def failure(self) -> str | None:
-        """Why it cannot store anything any more."""
+        """Return why the node cannot store anything any more; None if it can."""
         failed = self._broker.node_log.failed
         return failed.message if failed is not None else None
 
     def stalled(self) -> str | None:
-        """What stands still here, and may go on by itself."""
+        """Return what is stalled and may recover by itself; None if nothing is."""
         return self._health.stalled
 
     def silent(self) -> str | None:
-        """It is this process, which is being asked."""
+        """Return None: this process answers the question itself."""
         return None
 
     def ready(self) -> str | None:
-        """Why it is not ready to work; None when it is."""
+        """Return why the node is not ready; None if it is."""
         if (failure := self.failure()) is not None:
             return failure
         if (stalled := self.stalled()) is not None:
@@ -316,5 +321,5 @@ class NodeState:
         return f"{idle} of {len(groups)} partitions have no leader yet" if idle else None
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
-        """What Prometheus reads, and its content type."""
+        """Return the metrics in a format of Prometheus, and its content type."""
         return await self._metrics.render(accept)

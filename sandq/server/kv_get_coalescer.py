@@ -1,4 +1,4 @@
-"""KV_GET requests that come in one receive for one partition: one question to it, answered one by one."""
+"""Merge KV_GET requests that one receive brings for one partition into one query, and answer each request."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from sandq.protocol.requests_keys import KvGet
 from sandq.server.connection import Connection
 
 TOGETHER: Final = 256
-"""Requests of one question: what it holds up is not much."""
+"""Maximum number of requests per query, so that a query does not hold up others for long."""
 
 
 class KvGetCoalescer:
-    """Those of one connection."""
+    """Merges the KV_GET requests of one connection."""
 
     def __init__(self, connection: Connection, kv_requests: KvRequests) -> None:
         self._connection = connection
-        self._kv_queries = kv_requests
+        self._kv_requests = kv_requests
         self._gathered: dict[tuple[Any, ...], list[tuple[int, KvGet]]] = {}
-        """By topic, partition, stale."""
+        """Request id and request, by topic, partition and `stale`."""
 
     def add(self, frame: Frame) -> None:
-        """Take a request in. Raises InvalidRequest."""
-        asked = KvGet.parse(frame)
-        self._kv_queries.check_places(asked, asked.keys)  # here: it is refused alone, and not all that go with it
-        together = self._gathered.setdefault(asked[:3], [])
-        together.append((frame[1], asked))
+        """Gather a request. Raise InvalidRequest."""
+        request = KvGet.parse(frame)
+        self._kv_requests.check_places(request, request.keys)  # checked now, so that only this request is refused
+        together = self._gathered.setdefault(request[:3], [])
+        together.append((frame[1], request))
         if len(together) == TOGETHER:
             self.flush()
 
     def flush(self) -> None:
-        """Everything that one receive brought was taken in."""
+        """Start the queries: everything that one receive brought was gathered."""
         if not self._gathered:
             return
         gathered, self._gathered = self._gathered, {}
@@ -42,15 +42,15 @@ class KvGetCoalescer:
             ids = [request_id for request_id, _ in together]
             try:
                 self._connection.start_many(ids, partial(self._answer, together))
-            except Overloaded as refusal:  # of these alone, not of who else asks by this connection
+            except Overloaded as refusal:  # only the requests of this caller are refused
                 for request_id in ids:
                     self._connection.refuse(request_id, refusal)
 
     async def _answer(self, requests: list[tuple[int, KvGet]]) -> bytes:
-        """The answers of the last of them; those before are answered as they are found."""
+        """Return the replies of the last requests. The others are sent as soon as their values are read."""
         while True:
             asked = [request for _, request in requests]
-            values, stale_ms = await self._kv_queries.get(asked, self._connection.caller)
+            values, stale_ms = await self._kv_requests.get(asked, self._connection.caller)
             answered, requests = requests[: len(values)], requests[len(values) :]
             ids = [request_id for request_id, _ in answered]
             frames = encode_replies([(number, stale_ms, of) for number, of in zip(ids, values, strict=True)])

@@ -1,4 +1,4 @@
-"""Writes lines to standard error or output in a thread of its own, so that neither can hold up or end a node."""
+"""Write log lines in a separate thread, so that a slow or broken standard output cannot block or end a node."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import threading
 from collections import deque
 
 QUEUED_BYTES = 4 << 20
-"""Most bytes of lines that wait for a reader, or for a disk; what is over it is dropped."""
+"""Maximum bytes of lines that wait to be written. Further lines are dropped."""
 FINISH_S = 2.0
-"""How long a process that ends waits for what it has yet to write, in seconds."""
+"""Maximum time to wait for pending lines when the process ends, in seconds."""
 
 
 class LineWriter:
-    """A file, as far as loggers need one: `write` never waits and never raises."""
+    """A file for loggers: `write` never blocks and never raises."""
 
     def __init__(self, descriptor: int | None, limit: int = QUEUED_BYTES) -> None:
-        """`descriptor`: None when whoever started the process closed it; everything is dropped then."""
+        """`descriptor`: the file to write to; None if the parent process closed it: all lines are dropped then."""
         self.dropped = 0
-        """Lines that were not written, or not wholly: they failed, or too many waited already."""
+        """Number of lines that were not written, or only in part, because of an error or a full queue."""
         self._descriptor = descriptor
         self._limit = limit
         self._changed = threading.Condition()
@@ -27,13 +27,13 @@ class LineWriter:
         self._queued = 0
         """Bytes of `_lines`, and of the line that is being written."""
         self._torn = False
-        """What was written last ends within a line."""
+        """Whether the last write ended in the middle of a line."""
         if descriptor is not None:
-            # A daemon: a write that never ends must not keep the process from ending.
+            # A daemon thread: a write that blocks forever must not keep the process from ending.
             threading.Thread(target=self._run, args=(descriptor,), name=f"lines-{descriptor}", daemon=True).start()
 
     def write(self, text: str) -> int:
-        """Queue whole lines, or drop and count them; returns the characters of `text`."""
+        """Queue whole lines, or drop and count them. Return the number of characters of `text`."""
         data = text.encode("utf-8", "backslashreplace")
         with self._changed:
             if self._descriptor is None or self._queued + len(data) > self._limit:
@@ -45,10 +45,10 @@ class LineWriter:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: loggers call it after every line."""
+        """Do nothing. Loggers call this after every line."""
 
     def finish(self, seconds: float) -> bool:
-        """Wait until everything is written or dropped, at most so long; returns whether it is."""
+        """Wait until all lines are written or dropped, for at most `seconds`. Return whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queued, seconds)
 
@@ -71,10 +71,10 @@ class LineWriter:
                     rest = rest[os.write(descriptor, rest) :]
                     self._torn = True
                 except BlockingIOError:
-                    # Whoever shares it with this process made it non-blocking.
-                    room = select.poll()
-                    room.register(descriptor, select.POLLOUT)
-                    room.poll()
+                    # Another process that shares the file has made it non-blocking. Wait until it is writable.
+                    writable = select.poll()
+                    writable.register(descriptor, select.POLLOUT)
+                    writable.poll()
         except OSError:
             return False
         self._torn = False

@@ -1,11 +1,11 @@
-"""Logs: a line an event, JSON or text, to stderr.
+"""Set up logging: one line per event, JSON or text, to standard error.
 
-Every line has `timestamp`, `level`, `event` and `node`; of a connection also `connection` (a number, in the order in
-which they came) and `peer`; of HTTP's process `process`; of a request `request_id` (binary protocol: as the client
-numbered it; HTTP: X-Request-Id), `request` (its type) and `topic`, where they are known. What libraries log goes the
-same way.
+Every line has `timestamp`, `level`, `event` and `node`. Lines about a connection have `connection` (its sequence
+number) and `peer`, and lines of the HTTP process `process`. Lines about a request have `request_id` (the client's
+number in the binary protocol, X-Request-Id in HTTP), `request` (its type) and `topic`, as far as they are known. The
+logs of libraries are formatted in the same way.
 
-Logging never ends or blocks a node: a line that cannot be written, or for which nobody makes room, is dropped and
+Logging never ends or blocks a node. A line that cannot be written, because of an error or a full queue, is dropped and
 counted (`line_writer.py`).
 """
 
@@ -24,23 +24,27 @@ from sandq.protocol.requests_debug import LEVELS as LEVELS
 from sandq.server.line_writer import FINISH_S, LineWriter
 
 RECENT_LINES = 500
+"""Number of recent lines that are kept in memory for debug dumps."""
 RECENT_LINE_CHARS = 2000
-"""Of the last lines, which are kept to be told of."""
+"""Characters that are kept of each of them."""
 _writers: list[LineWriter] = []
-"""Of this process, since it began."""
+"""All line writers that this process has created."""
 _set_up = ["auto", "info"]
-"""Format and level, as they were asked for."""
+"""Format and level that `set_up` was called with."""
 _now = ["info"]
-"""The level by which it is logged now."""
+"""The current level."""
 _before: list[tuple[str, Any, int]] = []
-"""While it is another than the configured one: that, and what goes with it."""
+"""If the level was changed: the configured level and its settings, to restore them. Otherwise empty."""
 _recent: deque[str] = deque(maxlen=RECENT_LINES)
 
 
 def set_up(log_format: str, level: str, node: str) -> Any:
-    """Set logging up for the whole process: once, before the event loop runs. `log_format`: auto (text on a terminal),
-    json, text. Returns a file for what people read on standard output (`write`); None when they do not: the log is
-    JSON, and no terminal is there."""
+    """Set up logging for the whole process: call it once, before the event loop runs.
+
+    `log_format`: auto (text on a terminal, otherwise json), json or text. Return a file for messages to people on
+    standard
+    output, which has `write`. Return None if the log is JSON and standard output is no terminal: then no people read
+    it."""
     _set_up[:] = log_format, level
     _now[:] = [level]
     verbose.switch(level == "debug")
@@ -64,32 +68,32 @@ def set_up(log_format: str, level: str, node: str) -> Any:
     handler = logging.StreamHandler(log_file)
     formatter = structlog.stdlib.ProcessorFormatter
     handler.setFormatter(formatter(processors=[formatter.remove_processors_meta, renderer], foreign_pre_chain=common))
-    # What cannot be formatted must not be told on a standard error that may be full.
+    # By default, `logging` would print formatting errors to standard error, which may block.
     logging.raiseExceptions = False
-    # Debug lines of libraries are about themselves.
+    # Debug lines of libraries do not help: they are about the libraries themselves.
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
     structlog.contextvars.bind_contextvars(node=node)
     return _file(sys.stdout) if for_people else None
 
 
 def as_set_up() -> tuple[str, str]:
-    """The format and the level that `set_up` was called with: for processes that log beside this one."""
+    """Return the format and the level that `set_up` was called with, for child processes that log in the same way."""
     log_format, level = _set_up
     return log_format, level
 
 
 def level() -> str:
-    """By which it is logged now."""
+    """Return the current level."""
     return _now[0]
 
 
 def configured_level() -> str:
-    """By which it is logged unless somebody has said otherwise."""
+    """Return the level that `set_up` was called with."""
     return _before[0][0] if _before else _now[0]
 
 
 def set_level(level: str) -> None:
-    """Log from this level on from now on, until `reset_level`; not what was bound to a logger before it."""
+    """Change the level until `reset_level` is called. Loggers that were bound before keep their level."""
     if level == configured_level():
         reset_level()
         return
@@ -100,7 +104,7 @@ def set_level(level: str) -> None:
 
 
 def reset_level() -> None:
-    """Log as it was set up."""
+    """Restore the configured level."""
     if _before:
         _use(*_before.pop())
 
@@ -113,24 +117,24 @@ def _use(level: str, wrapper: Any, of_libraries: int) -> None:
 
 
 def recent() -> list[str]:
-    """The last lines that were logged, the oldest first."""
+    """Return the last lines that were logged, oldest first."""
     return list(_recent)
 
 
 def lines_dropped() -> int:
-    """How many lines this process could not write to standard error and output."""
+    """Return how many lines this process could not write to standard error and output."""
     return sum([writer.dropped for writer in _writers])
 
 
 def finish() -> None:
-    """Wait, for a moment at most, until what was logged is written: the process ends."""
+    """Wait for pending lines to be written, for at most `FINISH_S`. Call it when the process ends."""
     deadline = time.monotonic() + FINISH_S
     for writer in _writers:
         writer.finish(max(deadline - time.monotonic(), 0))
 
 
 class _Remembered:
-    """A file whose last lines are kept."""
+    """A file that keeps its last lines in memory."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -149,10 +153,10 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _file(stream: TextIO | None) -> Any:
-    """A file whose `write` neither waits nor fails."""
+    """Return a file whose `write` neither blocks nor raises."""
     try:
         descriptor = None if stream is None else stream.fileno()
     except OSError:
-        return stream  # memory
+        return stream  # a stream in memory, as in tests
     _writers.append(LineWriter(descriptor))
     return _writers[-1]

@@ -1,4 +1,4 @@
-"""The requests of one connection that are not answered yet: for whom they are, what does them, and their answers."""
+"""The unanswered requests of one connection: their callers, the tasks that work on them, and their replies."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from sandq.server.client_stats import OURS, ClientStats, Mark
 from sandq.server.output import Answer, Output
 
 REFUSAL_WORK = 16
-"""Of an answer that says why not."""
+"""Units of work of an error reply."""
 CALLERS: Final = 4096
-"""On whose behalf a gateway may have requests under way at a time; those of more are its own."""
+"""Callers for whom a gateway may have requests in progress at a time. Requests of further ones count as its own."""
 
 
 class OpenRequests:
-    """Those of one connection. Nothing awaits per request."""
+    """The unanswered requests of one connection. No task waits per request."""
 
     def __init__(
         self,
@@ -44,17 +44,20 @@ class OpenRequests:
         turn: Turn,
         timeout_s: float,
     ) -> None:
-        """`own`: what the client asks for itself. `turn`: of the connection. `timeout_s`: for a request that takes a
-        while, beyond what it asks to wait."""
+        """Create the table of one connection.
+
+        `own`: requests that the client sends for itself. `turn`: the time slice of the connection. `timeout_s`: limit
+        of a
+        request that takes a while, in addition to the time that it asks to wait."""
         self.marks: dict[int, Mark] = {}
-        """By request id."""
+        """The mark of each unanswered request, by request id."""
         self.own = own
         self.nursery: trio.Nursery
-        """Where requests run that take a while; set once the connection runs."""
+        """Runs the tasks of requests that take a while. Set once the connection runs."""
         self.add_hint: Callable[[SandqError], None] = lambda error: None
-        """Adds to an error what its receiver may want to know; set by the session."""
+        """Adds details for the client to an error. Set by the session."""
         self.audit = RequestAudit(None)
-        """Told what becomes of requests; set by the session."""
+        """Records the outcome of requests. Set by the session."""
         self._output = output
         self._memory = memory
         self._limits = limits
@@ -62,12 +65,12 @@ class OpenRequests:
         self._turn = turn
         self._timeout_s = timeout_s
         self._callers: WeakValueDictionary[Caller, CallerRequests] = WeakValueDictionary()
-        """Those on whose behalf a gateway has requests under way, and the last one."""
+        """The requests of each caller for whom a gateway has requests in progress, and of the last such caller."""
         self._listening: dict[trio.CancelScope, None] = {}
-        """Of requests that wait for something to happen."""
+        """Cancel scopes of requests that wait for an event."""
 
     def reply(self, request_id: int, frame: Answer) -> None:
-        """Answer a request."""
+        """Send the reply of a request."""
         mark = self.marks.pop(request_id, None)
         if self.audit.acts:
             self.audit.answered(request_id)
@@ -75,11 +78,11 @@ class OpenRequests:
             mark.durations.observe(time.perf_counter() - mark.came_s)
             mark.counted.count(-mark.size)
         if verbose.is_on():
-            tell_answered(self.own, [request_id], [mark])
+            log_answered(self.own, [request_id], [mark])
         self._output.send(frame)
 
     def reply_each(self, request_ids: Sequence[int], frames: Answer) -> None:
-        """Answer several requests."""
+        """Send the replies of several requests."""
         now_s, own, answered_bytes = time.perf_counter(), self.own, 0
         pop = self.marks.pop
         if self.audit.acts:
@@ -87,9 +90,9 @@ class OpenRequests:
                 self.audit.answered(request_id)
         marks = [pop(request_id, None) for request_id in request_ids]
         if verbose.is_on():
-            tell_answered(self.own, request_ids, marks)
+            log_answered(self.own, request_ids, marks)
         mark = marks[0] if marks else None
-        if mark is not None and marks.count(mark) == len(marks):  # they came together
+        if mark is not None and marks.count(mark) == len(marks):  # the common case: all came together
             mark.durations.observe(now_s - mark.came_s, len(marks))
             mark.counted.count(-mark.size * len(marks))
             self._output.send(frames)
@@ -105,7 +108,7 @@ class OpenRequests:
         self._output.send(frames)
 
     def send_error(self, request_id: int, error: SandqError) -> None:
-        """Answer a request that failed; 0: tell what ends the connection."""
+        """Send the error of a failed request. Request id 0: the error that ends the connection."""
         mark = self.marks.pop(request_id, None)
         if mark is not None:
             mark.durations.observe(time.perf_counter() - mark.came_s)
@@ -114,53 +117,53 @@ class OpenRequests:
         elif not request_id:
             self._stats.errors[error.code] += 1
         self._turn.left -= REFUSAL_WORK
-        self._tell(request_id, mark, error)
+        self._log_failure(request_id, mark, error)
         asks = self.own if mark is None else mark.asks
         self.audit.failed(request_id, "connection" if mark is None else mark.request, asks.caller, error)
         self.add_hint(error)
         self._output.send(encode_error(request_id, error))
         let_go(error)
 
-    def _tell(self, request_id: int, mark: Mark | None, error: SandqError) -> None:
-        """To the log: what is our fault to everybody, the rest to who looks for it."""
-        told = {
+    def _log_failure(self, request_id: int, mark: Mark | None, error: SandqError) -> None:
+        """Log a failure: faults of this node as rate-limited warnings, mistakes of clients at debug level."""
+        values = {
             "request_id": request_id or None,
             "request": mark.request if mark is not None else None,
             "topic": error.details.get("topic"),
             "code": error.code,
             "error": error.message,
         }
-        fields = {name: value for name, value in told.items() if value is not None}
-        about = (self.own if mark is None else mark.asks).log
+        fields = {name: value for name, value in values.items() if value is not None}
+        request_log = (self.own if mark is None else mark.asks).log
         if error.code not in OURS:
-            about.debug("a request was refused", **fields)
+            request_log.debug("a request was refused", **fields)
         elif (held_back := self._stats.warnings.held_back()) is not None:
-            about.warning("a request failed", **fields, not_logged_before=held_back)
+            request_log.warning("a request failed", **fields, not_logged_before=held_back)
 
     @property
     def current(self) -> CallerRequests:
-        """The requests of the caller for whom this task works."""
+        """The requests of the caller for whom the current task works."""
         asks, own = asking.get(self.own), self.own
-        # A task that was begun for another connection may do something for this one.
+        # A task of another connection may send something on this one. Its context variable belongs to that connection.
         return asks if asks is own or self._callers.get(asks.caller) is asks else own
 
     @property
     def caller(self) -> Caller:
-        """Who asks for what this task works on."""
+        """Caller for whom the current task works."""
         return self.current.caller
 
     def ask_for(self, caller: Caller | None) -> None:
-        """What follows is asked on behalf of a caller; None: for this connection itself. For who reads it."""
+        """Set the caller of the requests that follow; None: the connection itself. Call from the reader task only."""
         own = self.own
         asks = own if caller is None else self._callers.get(caller)
         if caller is not None and asks is None and (len(self._callers) < CALLERS or caller.access is not None):
-            about = own.log.bind(principal=caller.principal, peer=caller.address, gateway=own.caller.address)
-            asks = CallerRequests(caller, self._memory, self._limits, about, has_connection=False)
+            request_log = own.log.bind(principal=caller.principal, peer=caller.address, gateway=own.caller.address)
+            asks = CallerRequests(caller, self._memory, self._limits, request_log, has_connection=False)
             self._callers[caller] = asks
         elif caller is not None and asks is not None:
-            asks.caller = caller  # it may do something else by now
+            asks.caller = caller  # its rights may have changed
         asking.set(asks or own)
-        # Of what is logged by the tasks that are begun for it.
+        # Bound for the tasks that are started for this caller, too.
         structlog.contextvars.bind_contextvars(principal=self.caller.principal, peer=self.caller.address)
         if asks is None or asks is own:
             structlog.contextvars.unbind_contextvars("gateway")
@@ -168,13 +171,14 @@ class OpenRequests:
             structlog.contextvars.bind_contextvars(gateway=own.caller.address)
 
     def waits(self, size: int) -> AbstractContextManager[None]:
-        """Count a request that waits for something to happen, and what it takes beyond `WAITING_BYTES`. Raises
+        """Count a request that waits for an event, and the memory that it needs beyond `WAITING_BYTES`. Raise
         Overloaded."""
         return self.current.waits(size)
 
     def start(self, request_id: int, work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0) -> None:
-        """Run a request that takes a while; what it returns is the reply. `wait_s`: for so long it asks to wait. Raises
-        Overloaded when as many wait as may, or as `start_many` does."""
+        """Run a request that takes a while; `work` returns the reply. `wait_s`: how long the request asks to wait.
+
+        Raise Overloaded if too many requests wait, or as `start_many` does."""
         if not wait_s:
             self.start_many([request_id], work)
             return
@@ -184,8 +188,9 @@ class OpenRequests:
         self.nursery.start_soon(self._listen, scope, asks, self._begun(asks, [request_id], work, wait_s))
 
     def start_many(self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]]) -> None:
-        """Run requests that are done together; what it returns are their replies, one behind the other. Raises
-        Overloaded when a gateway's caller has as many under way as may be."""
+        """Run requests that are done together; `work` returns their replies, one after the other.
+
+        Raise Overloaded if the caller of a gateway has too many requests in progress."""
         asks = self.current
         asks.begin(len(request_ids))
         asks.do(len(request_ids), self._begun(asks, request_ids, work), self.nursery)
@@ -197,7 +202,7 @@ class OpenRequests:
         work: Callable[[], Awaitable[Answer]],
         wait_s: float = 0.0,
     ) -> Callable[[], Awaitable[None]]:
-        """What answers requests within the time that they have from now on."""
+        """Return a function that does the work and answers the requests. Their timeout begins now."""
         self._turn.left -= BEGUN_WORK
         timeout_s = self._timeout_s + wait_s
         return partial(self._work, asks, request_ids, work, timeout_s, trio.current_time() + timeout_s)
@@ -211,7 +216,7 @@ class OpenRequests:
                 asks.listening -= 1
 
     async def end_listening(self) -> None:
-        """End what waits for something to happen, in turns: all at once would be a long one."""
+        """Cancel the requests that wait for an event, in time slices, because there may be many."""
         turn = Turn()
         for scope in list(self._listening):
             scope.cancel()
@@ -226,7 +231,7 @@ class OpenRequests:
         deadline_s: float,
     ) -> None:
         if not self._output.is_open:
-            return  # it was to come after others, and nobody waits for it any more
+            return  # the connection has ended while the request was queued
         failure: SandqError = TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown")
         with trio.move_on_at(deadline_s) as within:
             try:
@@ -242,27 +247,27 @@ class OpenRequests:
             self.send_error(request_id, failure)
 
     def refuse(self, request_id: int, refusal: SandqError) -> None:
-        """Answer a request that failed, once it is certain how."""
+        """Answer a failed request; if the error is `Unsure`, once the outcome is certain."""
 
         async def work() -> bytes:
             raise refusal
 
         if isinstance(refusal, Unsure):
-            with suppress(Overloaded):  # then it is answered as it is: to be asked again
+            with suppress(Overloaded):  # then the uncertain error is sent, which asks the client to retry
                 self.start(request_id, work)
                 return
         self.send_error(request_id, refusal)
 
     def clear(self) -> None:
-        """The connection has ended: nobody waits for the answers."""
+        """Release everything: the connection has ended, so no replies are needed."""
         self.audit.end()
         for asks in (self.own, *self._callers.values()):
             asks.clear()
         self.marks.clear()
 
 
-def tell_answered(own: CallerRequests, request_ids: Sequence[int], marks: Sequence[Mark | None]) -> None:
-    """Log requests that were answered; `marks`, of each, says which kind it was."""
+def log_answered(own: CallerRequests, request_ids: Sequence[int], marks: Sequence[Mark | None]) -> None:
+    """Log at debug level that requests were answered. `marks`: the mark of each."""
     for request_id, mark in zip(request_ids, marks, strict=True):
         if mark is not None:
             own.log.debug("a request is answered", request=mark.request, request_id=request_id)

@@ -1,7 +1,7 @@
-"""What waits to be sent to one client, and the task that sends what has gathered for all of them.
+"""The frames that wait to be sent to one client (`Output`), and the task that sends them for all clients (`Sender`).
 
-Frames gather until the sender's turn, and go out as one. Most sends are one call into the system: trio's streams, which
-cost ten times that, are there for what the socket does not take at once.
+Frames gather until the sender runs, and leave together. Most sends are a single system call: trio's streams, which cost
+ten times as much, send only the bytes that the socket does not accept at once.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ from sandq.server.wire import PlainWire, Transform, TransformedWire, Wire
 
 SEND_BYTES = 262_144
 FLUSH_BYTES: Final = 1 << 20
-"""What is tried to be sent at once; the rest follows in pieces of `SEND_BYTES`."""
+"""Bytes that are sent with one system call, if the socket accepts them. The rest follows in pieces of `SEND_BYTES`."""
 SEND_STALL_S = 30.0
-"""A client that does not take a piece of `SEND_BYTES` for so long is cut off ..."""
+"""A client that does not accept a piece of `SEND_BYTES` within this time is disconnected, in seconds."""
 CROWDED_STALL_S = 2.0
-"""... and for so long, while others get no answers because there is too much that is not taken."""
+"""The same limit while other clients get no replies because too many bytes wait to be sent, in seconds."""
 ANSWERS_GRANTED_BYTES = 16 << 10
-"""Of answers that every connection may have waiting, whatever others have."""
+"""Bytes of unsent replies that every connection may have, even if the memory for replies is used up."""
 UNSENT_BYTES: Final = 1 << 20
-"""While more bytes of answers than that wait for a client to take them it is not read, and nothing is read for it: the
-system has as much again and more on its way, so that who takes them is not kept waiting ..."""
+"""Limit of a connection's unsent bytes: beyond it, its requests are not read, and no data is read for them.
+
+The operating system buffers at least as much in addition, so a client that reads steadily does not have to wait."""
 CONNECTION_SHARE = 1 / 8
-"""... and no more than so much of all answers."""
+"""Part of the memory for replies that one connection may use."""
 UNIT_BITS = 10
-"""An answer is a unit of work for each 1,024 bytes, beside what it cost to make: a turn gives 1 MiB, and the last."""
+"""A reply costs a unit of work per 1,024 bytes, in addition to the work of making it: about 1 MiB per time slice."""
 LAST_WORDS_S = 1.0
 
 Answer = bytes | list[bytes]
-"""A frame, or the parts of one in their order."""
+"""A frame, or its parts in order."""
 
 
 class Sender:
-    """Those that were added since its last turn get to send: what is answered in the same moment goes out together."""
+    """Sends for all clients: each `Output` that was added since it last ran. Replies made in the same moment go
+    together."""
 
     def __init__(self) -> None:
         self._due: list[Output] = []
@@ -58,7 +60,8 @@ class Sender:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Inside nobody gets to send, at its end all that were added do: not a turn of the loop later."""
+        """Hold back all sending within the block, and send at its end, without waiting for the next round of the
+        loop."""
         self._is_gathering = True
         try:
             yield
@@ -79,7 +82,7 @@ class Sender:
 
 
 class Output:
-    """The frames that wait to be sent to one client. It is the `Room` for answers that are read for the client."""
+    """The frames that wait to be sent to one client. Implements `Room`, the memory for replies that are being read."""
 
     def __init__(
         self,
@@ -95,19 +98,22 @@ class Output:
         reading: trio.CancelScope,
         log: structlog.typing.FilteringBoundLogger,
     ) -> None:
-        """`source`: whose share of the memory for answers it takes. `turn`: of the connection. `transform`: what
-        is made of all bytes; None: nothing. `reading`: cancelled when the client takes nothing, or has gone."""
+        """Create the output of one connection.
+
+        `source`: the source whose share of the memory for replies it uses. `turn`: the time slice of the connection.
+        `transform`: encodes all bytes; None: the wire is plain. `reading`: cancelled when the client is
+        disconnected."""
         self.is_open = True
-        """Whether frames are still taken."""
+        """Whether frames are still accepted."""
         self.on_drained: Callable[[], None] = lambda: None
-        """Called when frames are taken again after the client was congested."""
+        """Called when frames are accepted again after the client was congested."""
         self._stream = stream
         self._fd = stream.socket.fileno()
         self._sender = sender
         self._answers = memory.answers.of(source)
         most = limits.in_flight_bytes_per_connection
         self.most_bytes = min(most, UNSENT_BYTES, int(CONNECTION_SHARE * memory.answers.share_bytes))
-        """While more bytes wait to be sent, the client is not read."""
+        """Limit of unsent bytes above which the client is not read."""
         self._stats = stats
         self._turn = turn
         self._reading = reading
@@ -115,26 +121,26 @@ class Output:
         self._out = SendQueue()
         self.wire: Wire = PlainWire(self._out) if transform is None else TransformedWire(self._out, transform)
         self._read_bytes = 0
-        """Of answers that the apply thread has read, ever."""
+        """Total bytes of replies that the apply thread has read. Only that thread writes it."""
         self._let_go_bytes = 0
-        """Of answers that were read and are frames by now, or are not needed."""
+        """Total bytes of read replies that were made into frames, or dropped. Only the loop writes it."""
         self._was_congested = False
         self._is_writing = False
         self._wake = trio.Event()
         self._sent = trio.Event()
-        self._room_line = trio.Lock()
-        """Of those who wait for room, the first has it."""
+        self._reading_lock = trio.Lock()
+        """Queue of the tasks that wait for free bytes: the first of them gets them."""
         self._is_ending = False
         self._written = trio.Event()
 
     @property
     def waiting_bytes(self) -> int:
-        """Of frames that are queued or being sent."""
+        """Bytes of frames that are queued or being sent."""
         return self._out.bytes
 
     @property
     def congested(self) -> bool:
-        """So much waits to be sent that nothing more should be made for this client."""
+        """Whether too many bytes wait to be sent: nothing more should be read or made for this client."""
         waiting_bytes = self._out.bytes
         is_little = waiting_bytes <= self.most_bytes and (
             waiting_bytes <= ANSWERS_GRANTED_BYTES or not self._answers.is_full
@@ -144,18 +150,20 @@ class Output:
         self._was_congested = True
         return True
 
-    # -- room for answers that are read (`LinearizableReads`) --------------------------------------------------
+    # -- memory for replies that are being read (`LinearizableReads`) -------------------------------------------
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be read for this client. For any thread."""
+        """Whether more may be read for this client. May be called from any thread."""
         waiting_bytes = self._out.bytes + self._read_bytes - self._let_go_bytes
         return waiting_bytes <= self.most_bytes and not self._answers.is_full
 
     async def until_room(self) -> None:
-        """Wait until more may be read for this client. One goes on after the other: the next answer may take all of it,
-        and hundreds would be woken for nothing with every piece that is sent."""
-        async with self._room_line:
+        """Wait until more may be read for this client.
+
+        One task goes on at a time: its reply may use all free bytes, so waking hundreds for each piece would be in
+        vain."""
+        async with self._reading_lock:
             while not self.has_room:
                 if self._answers.is_full:
                     await self._answers.until_room()
@@ -163,33 +171,33 @@ class Output:
                     await self._sent.wait()
 
     def hold(self, size: int) -> None:
-        """So much was read for this client. On the apply thread."""
+        """Count bytes that were read for this client on the apply thread."""
         self._read_bytes += size
         self._answers.hold(size)
 
     def take(self, size: int) -> None:
-        """So much was read for this client. On the loop."""
+        """Count bytes that were read for this client on the loop."""
         self._let_go_bytes -= size
         self._answers.take(size)
 
     def let_go(self, size: int) -> None:
-        """What was read becomes a frame, or is not needed."""
+        """Release bytes that were read: they become a frame, which counts itself, or are dropped."""
         self._let_go_bytes += size
         self._answers.give_back(size)
         self._notify_sent()
 
     def _notify_sent(self) -> None:
-        """Wake who waits for bytes to go."""
+        """Wake the tasks that wait for bytes to be sent."""
         sent, self._sent = self._sent, trio.Event()
         sent.set()
 
     async def until_sent(self) -> None:
-        """Wait until the client is not congested any more."""
+        """Wait until the client is not congested."""
         while self.congested:
             await self._sent.wait()
 
     def send(self, frame: Answer) -> None:
-        """Queue a frame. Once the connection is closed, frames go nowhere."""
+        """Queue a frame; drop it if the connection is closed."""
         if self.is_open:
             out = self._out
             if not out and not self._is_writing:
@@ -205,14 +213,14 @@ class Output:
             self._turn.left -= size >> UNIT_BITS
 
     def _sent_out(self, sent: int) -> None:
-        """So many bytes have left this node."""
+        """Count bytes that have left this node, and release their memory."""
         self._stats.sent_bytes += sent
         held_no_more = self._out.drop(self.wire.left(sent))
         if held_no_more:
             self._answers.give_back(held_no_more)
 
     def flush(self) -> None:
-        """Send what has gathered, as far as the socket takes it now; `write` sends the rest, and meets the errors."""
+        """Send what the socket accepts now. `write` sends the rest, and handles errors."""
         wire = self.wire
         if self._is_writing or not self.is_open or not wire.is_due():
             return
@@ -221,7 +229,7 @@ class Output:
                 buffers = wire.head(FLUSH_BYTES)
                 sent = os.write(self._fd, buffers[0]) if len(buffers) == 1 else os.writev(self._fd, buffers)
             except Exception:
-                # It is met again where it ends this connection, and no other.
+                # `write` meets the same error, and ends this connection only. Here it would end the sender of all.
                 self._wake.set()
                 return
             self._sent_out(sent)
@@ -229,12 +237,13 @@ class Output:
             self._wake.set()
 
     def send_due(self) -> None:
-        """Have words of the wire's own sent at the sender's turn, or frames that may be sent at last."""
+        """Schedule a send if the wire has bytes to send: TLS records of its own, or frames that had to wait for
+        these."""
         if not self._is_writing and self.wire.is_due():
             self._sender.add(self)
 
     async def write(self) -> bool:
-        """Send what does not go at once, until the end. Return whether last words went out, if there were any."""
+        """Send what `flush` could not, until the connection ends. Return False if the final bytes could not be sent."""
         while True:
             self._is_writing = True
             while self.wire.is_due():
@@ -253,33 +262,34 @@ class Output:
             await self._wake.wait()
 
     async def end(self) -> None:
-        """Let what is queued still go out, for a moment: an error that says why the connection ends, most often."""
+        """Give queued frames `LAST_WORDS_S` to be sent: most often an error that says why the connection ends."""
         self._is_ending = True
         self._wake.set()
         with trio.move_on_after(LAST_WORDS_S):
             await self._written.wait()
 
     def cut_off(self) -> None:
-        """The client takes nothing, or has gone."""
+        """Stop sending and reading: the client accepts nothing, or has gone."""
         self.is_open = False
         self._written.set()
         self._reading.cancel()
 
     def clear(self) -> None:
-        """Drop what is queued: the connection has ended."""
+        """Drop the queued frames: the connection has ended."""
         self.is_open = False
         self._answers.give_back(self._out.clear())
         self._notify_sent()
 
     def _end_congestion(self) -> None:
-        """Tell the session, and who waits, that frames are taken again, if they were not."""
+        """If the client is not congested any more, notify the session and the waiting tasks."""
         if self._was_congested and not self.congested:
             self._was_congested = False
             self._notify_sent()
             self.on_drained()
 
     async def _send_piece(self) -> bool:
-        """Send a piece: a client that is slow takes one after the other, a client that takes nothing is cut off."""
+        """Send one piece, and return whether that succeeded. A client that accepts nothing for too long is
+        disconnected."""
         left = SEND_BYTES
         with trio.move_on_after(CROWDED_STALL_S if self._answers.is_waited_for else SEND_STALL_S) as scope:
             while left and self.wire.is_due():

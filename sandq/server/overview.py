@@ -1,7 +1,7 @@
-"""What a node tells of the topics that it leads: what they hold, and what became of their messages lately.
+"""Collect statistics of the topics that this node leads: their contents, and recent rates and history.
 
-It is made of what partitions publish and what is counted anyway: no message is looked at. Every few seconds the counts
-are compared with those of before; the differences are what rates, and the history of the last hour, are made of.
+They are computed from the statuses that partitions publish and from existing counters: no message is read. Every few
+seconds the counters are compared with the previous ones. The differences give the rates, and the history of one hour.
 """
 
 from __future__ import annotations
@@ -27,23 +27,27 @@ from sandq.push.pusher import Pusher
 from sandq.server.metrics.metrics import Metrics
 from sandq.server.metrics.topics import GroupNumbers, PartitionSeen, TopicNumbers
 
-LOOK_S: Final = 5.0
-RATE_LOOKS: Final = 2
-"""Rates are of so many looks: of the last ten seconds."""
-MINUTE_LOOKS: Final = 12
+SAMPLE_S: Final = 5.0
+"""Interval between two samples, in seconds."""
+RATE_SAMPLES: Final = 2
+"""Number of samples that rates cover: the last ten seconds."""
+MINUTE_SAMPLES: Final = 12
 SLOT_S: Final = 30
+"""Length of a slot of the history, in seconds."""
 SLOTS: Final = 120
-"""Of the history: an hour."""
+"""Number of slots in the history: one hour."""
 PAGE_TOPICS: Final = 200
 PAGE_GROUPS: Final = 2000
-GROUPS_TOLD: Final = 50
-"""Of a topic: those that are furthest behind."""
+GROUPS_SHOWN: Final = 50
+"""Groups that are reported for a topic: those with the largest backlog."""
 _PARTITIONS_OF_WORK: Final = 4
-"""Looked at with one unit of work."""
+"""Partitions that can be visited with one unit of work."""
 
 
 class Done(NamedTuple):
-    """What became of messages in some time."""
+    """Counts of events in an interval: messages stored, deliveries sent, acked and dead messages, and lateness.
+
+    `lateness`: number of deliveries in each bucket of `LATENESS`."""
 
     stored: int
     sent: int
@@ -56,23 +60,23 @@ _IDLE: Final = Done(0, 0, 0, 0, (0,) * (len(LATENESS) + 1))
 
 
 class TopicTrack:
-    """What became of one topic's messages lately."""
+    """Recent samples and the history of one topic."""
 
     def __init__(self) -> None:
         self._counted: dict[int, Counted] = {}
-        """By Raft group, as it was at the last look."""
+        """Counters of each Raft group at the last sample."""
         self._stats: TopicStats | None = None
-        """The counts that were compared last: a topic that is opened anew begins others."""
+        """The topic's counters of the last sample. A topic that is reopened has new ones, which begin at zero."""
         self._sent = 0
         self._lateness: Sequence[int] = ()
-        self.recent: deque[Done] = deque(maxlen=MINUTE_LOOKS)
+        self.recent: deque[Done] = deque(maxlen=MINUTE_SAMPLES)
         self._slot_ms = 0
         self._slot = _IDLE
         self._slots: deque[tuple[int, bytes]] = deque(maxlen=SLOTS)
-        """Start, and the row in MessagePack: small, and sent as it is."""
+        """Start and row of each slot, as MessagePack: compact, and sent as it is."""
 
-    def look(self, topic: OpenTopic, now_ms: int) -> None:
-        """Compare what is counted with what was. What was done before a partition came to be led here does not
+    def sample(self, topic: OpenTopic, now_ms: int) -> None:
+        """Compare the topic's counters with the last sample. Events from before a partition was led here do not
         count."""
         stored = acked = died = 0
         seen = {}
@@ -106,25 +110,25 @@ class TopicTrack:
                 self._slots.append((self._slot_ms, _packed(self._slot_ms, self._slot)))
             self._slot_ms, self._slot = slot_ms, _IDLE
         if done is not _IDLE:
-            self._slot = done if self._slot is _IDLE else _plus(self._slot, done)
+            self._slot = done if self._slot is _IDLE else _sum(self._slot, done)
 
-    def within(self, looks: int) -> Done:
-        """What was done within so many of the last looks."""
+    def within(self, samples: int) -> Done:
+        """Return the sum of the last `samples` samples."""
         total = _IDLE
-        for done in list(self.recent)[-looks:]:
+        for done in list(self.recent)[-samples:]:
             if done is not _IDLE:
-                total = done if total is _IDLE else _plus(total, done)
+                total = done if total is _IDLE else _sum(total, done)
         return total
 
     def history(self, now_ms: int) -> list[bytes]:
-        """Rows of the last hour, of slots in which something happened, in MessagePack."""
+        """Return the rows of the last hour, in MessagePack. Slots without events are left out."""
         since_ms = now_ms - SLOT_S * SLOTS * 1000
         rows = [row for start_ms, row in self._slots if start_ms >= since_ms]
         return rows if self._slot is _IDLE else [*rows, _packed(self._slot_ms, self._slot)]
 
 
 class _Summed(NamedTuple):
-    """What partitions were seen to hold, and what they come to."""
+    """The statuses of a topic's partitions, and the sums computed from them."""
 
     partitions: Sequence[PartitionSeen]
     numbers: TopicNumbers
@@ -133,7 +137,7 @@ class _Summed(NamedTuple):
 
 
 class Overview:
-    """Of one node."""
+    """Statistics of the topics of one node."""
 
     def __init__(
         self,
@@ -146,16 +150,16 @@ class Overview:
         self._pusher = pusher
         self._tracks: dict[int, TopicTrack] = {}
         self._summed: dict[int, _Summed] = {}
-        self._looks = 0
+        self._samples = 0
 
     async def run(self) -> None:
-        """Look every few seconds, until it is cancelled."""
+        """Take samples until cancelled."""
         while True:
-            await self.look()
-            await trio.sleep(LOOK_S)
+            await self.sample()
+            await trio.sleep(SAMPLE_S)
 
-    async def look(self) -> None:
-        """Count what was done since the last look, in turns. Of more topics than metrics label no history is kept."""
+    async def sample(self) -> None:
+        """Sample all topics, in time slices. At most `metric_topics` topics have rates and a history."""
         turn, tracks, most = Turn(), {}, self._broker.limits.metric_topics
         for topic in self._broker.topics():
             number = topic.record.number
@@ -164,20 +168,20 @@ class Overview:
                 if len(self._tracks) >= most:
                     continue
                 track = self._tracks[number] = TopicTrack()
-            track.look(topic, self._broker.clock.now_ms())
+            track.sample(topic, self._broker.clock.now_ms())
             tracks[number] = track
             await turn.spend(1 + len(topic.partitions) // _PARTITIONS_OF_WORK)
         self._tracks = tracks
         self._summed = {number: found for number, found in self._summed.items() if number in tracks}
-        self._looks += 1
+        self._samples += 1
 
     @property
     def over_ms(self) -> int:
-        """What rates are over, in ms."""
-        return int(LOOK_S * 1000) * max(min(self._looks - 1, RATE_LOOKS), 1)
+        """Duration that rates cover, in ms."""
+        return int(SAMPLE_S * 1000) * max(min(self._samples - 1, RATE_SAMPLES), 1)
 
     async def page(self, after: str | None, access: Access | None) -> tuple[list[Any], str | None, int, int, Any]:
-        """What OVERVIEW answers. `access`: of who asks; topics that it may not read are not told."""
+        """Return a reply to OVERVIEW. `access`: of the caller; topics that it may not read are left out."""
         names = sorted(name for name in self._broker.catalog.topics if after is None or name > after)
         rows: list[TopicRow] = []
         groups, turn, following = 0, Turn(), None
@@ -196,7 +200,7 @@ class Overview:
         return rows, following, self._broker.clock.now_ms(), self.over_ms, LATENESS
 
     def history(self, topic: str) -> tuple[PackedArray, bytes, bytes]:
-        """What TOPIC_HISTORY answers, in MessagePack. Raises UnknownTopic."""
+        """Return the reply to TOPIC_HISTORY, in MessagePack. Raise UnknownTopic."""
         number = self._broker.catalog.topic(topic).record.number
         track = self._tracks.get(number)
         rows = [] if track is None else track.history(self._broker.clock.now_ms())
@@ -205,8 +209,8 @@ class Overview:
     def _row(self, topic: OpenTopic) -> TopicRow:
         record, summed = topic.record, self._sums(topic)
         numbers, track = summed.numbers, self._tracks.get(topic.record.number)
-        lately = _IDLE if track is None else track.within(RATE_LOOKS)
-        lateness = _IDLE.lateness if track is None else track.within(MINUTE_LOOKS).lateness
+        lately = _IDLE if track is None else track.within(RATE_SAMPLES)
+        lateness = _IDLE.lateness if track is None else track.within(MINUTE_SAMPLES).lateness
         return TopicRow(
             record.name,
             record.kind,
@@ -246,7 +250,7 @@ class Overview:
         now_ms = self._broker.clock.now_ms()
         rows = [_group(name, found, reasons.get(name), now_ms) for name, found in groups.items()]
         rows.sort(key=lambda row: (-(row.ready + row.leased + row.waiting), row.reason is None, row.name))
-        summed = _Summed(seen.partitions, numbers, len(rows), rows[:GROUPS_TOLD])
+        summed = _Summed(seen.partitions, numbers, len(rows), rows[:GROUPS_SHOWN])
         if number in self._tracks:
             self._summed[number] = summed
         return summed
@@ -265,7 +269,8 @@ def _with_push(group: GroupRow, here: PushState | None) -> GroupRow:
 
 
 def _is_same(before: Sequence[PartitionSeen], now: Sequence[PartitionSeen]) -> bool:
-    """Whether nothing was published since. By identity: statuses are large, and what is new is another object."""
+    """Return whether nothing was published since. Compares identities: statuses are large, and each new one is a new
+    object."""
     return len(before) == len(now) and all(
         one.status is other.status and one.came_due == other.came_due and one.consumers == other.consumers
         for one, other in zip(before, now, strict=True)
@@ -296,7 +301,7 @@ def _died(counted: Counted) -> int:
     return counted.dead_nacked + counted.dead_lease_expired + counted.dead_expired + counted.dead_rejected
 
 
-def _plus(one: Done, other: Done) -> Done:
+def _sum(one: Done, other: Done) -> Done:
     lateness = tuple([a + b for a, b in zip(one.lateness, other.lateness, strict=True)])
     return Done(
         one.stored + other.stored, one.sent + other.sent, one.acked + other.acked, one.died + other.died, lateness
@@ -304,7 +309,7 @@ def _plus(one: Done, other: Done) -> Done:
 
 
 def _sparse(counts: Sequence[int]) -> list[int]:
-    """Number of a bucket and its count, one behind the other."""
+    """Return pairs of bucket number and count, flattened, without the empty buckets."""
     return [one for number, count in enumerate(counts) if count for one in (number, count)]
 
 

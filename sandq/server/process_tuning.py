@@ -1,12 +1,12 @@
-"""What a process that serves asks of Python, of the C library and of the system: collector, heap, open files.
+"""Tune a server process: Python's garbage collector, the heap of the C library, and the limit of open files.
 
-Heap: after a burst the C library keeps some tens of MB in pieces that are free, between others that are not: pieces
-this small it gives back by itself only at the end of the heap. `malloc_trim` gives back every page that is free, and
-takes some 5 ms for 50 MB, in which other threads may have to wait for memory: so only when there is something to give
-back, most likely.
+Heap: after a burst, the C library keeps some tens of MB of free memory in small pieces between used ones. By itself,
+it returns such pieces to the system only at the end of the heap. `malloc_trim` returns every free page, but takes
+some 5 ms for 50 MB, and other threads that need memory may have to wait. So it is called only when it is likely to
+return something.
 
-Open files: sockets and files come out of one number. `limits_within_files` bounds what connections may take of it, so
-that the log can always be written.
+Open files: sockets and files share one limit. `limits_within_files` bounds the number of connections, so that the log
+can always be written.
 """
 
 from __future__ import annotations
@@ -27,36 +27,42 @@ import structlog
 from sandq.model.limits import Limits
 
 YOUNG_OBJECTS: Final = 5_000
-"""More objects made than freed, before the youngest are looked at, which takes some ms if all of them are in use: of
-requests that wait they are. An answer of 1,000 messages is some thousands: by Python's own bound of 700 the collector
-goes through all objects there are every few answers, and stops the process for a tenth of a second and more."""
+"""Net number of new objects after which the youngest generation is collected.
+
+A collection takes some ms if all the objects are in use, as those of waiting requests are. A reply of 1,000 messages
+consists of some thousands of objects. With Python's default of 700, every few replies would cause a collection of all
+objects, which stops the process for a tenth of a second and more."""
 YOUNG_ROUNDS: Final = 5
-"""Of the youngest, before those that outlived one are looked at with them ..."""
+"""Number of collections of the youngest generation for each collection of the middle one."""
 ROUNDS: Final = 500
-"""... and of those, before all are: for a tenth of a second where there are many."""
+"""Number of collections of the middle generation for each full one, which may take a tenth of a second."""
 
 
 def collect_rarely() -> None:
-    """Have the collector leave alone what there is now, the modules above all, and look less often at what comes.
-    Nothing of a request is in a cycle but by the way of an error, so little waits for it."""
+    """Exclude existing objects, most of all modules, from garbage collection, and collect new ones less often.
+
+    Only errors put objects of a request into reference cycles, so little memory waits for the collector."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_ROUNDS, ROUNDS)
 
 
-LOOK_S: Final = 1.0
+CHECK_S: Final = 1.0
+"""Interval between two checks of the heap, in seconds."""
 MOVED_BYTES: Final = 16 << 20
-"""A process that is by so much larger or smaller than the last time has left it is worth some tries: ..."""
+"""Change of the process's size since the last trim, in bytes, that makes a new trim worthwhile."""
 TRIES: Final = 3
-"""... what a burst has used is not free at once when it ends."""
+"""Number of trims after such a change: memory of a burst is not all free as soon as the burst ends."""
 STILL_BYTES: Final = 1 << 20
-"""While a process grows by so much from one look to the next, what is free will be used again at once."""
+"""Growth between two checks, in bytes, at which the heap is not trimmed: free memory will be used again at once."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STATM: Final = "/proc/self/statm"
 
 
 class Heap:
-    """Of this process. `resident()`: its bytes in memory; `trim()`: gives back what is free."""
+    """The heap of this process.
+
+    `resident()`: return its bytes in memory. `trim()`: return its free memory to the system."""
 
     def __init__(self, resident: Callable[[], int], trim: Callable[[], object]) -> None:
         self._resident = resident
@@ -64,8 +70,8 @@ class Heap:
         self._left_bytes = self._seen_bytes = resident()
         self._tries = 0
 
-    def look(self) -> None:
-        """Give back what is free, if the process has grown or shrunk, and does not grow now."""
+    def check(self) -> None:
+        """Trim the heap if the process has grown or shrunk much, and does not grow now."""
         resident = self._resident()
         grows = resident >= self._seen_bytes + STILL_BYTES
         self._seen_bytes = resident
@@ -78,7 +84,9 @@ class Heap:
 
 
 class Resident:
-    """What this process has in memory. Reads a file that stays open: there may be no room for another one."""
+    """Reads the resident memory of this process, in bytes.
+
+    It keeps the file open: later, the process may have reached its limit of open files."""
 
     def __init__(self) -> None:
         self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
@@ -88,42 +96,43 @@ class Resident:
 
 
 def trimming() -> Callable[[], object] | None:
-    """What gives back free memory; None where the C library has nothing of the kind, or nobody tells what is used."""
+    """Return a function that trims the heap; None if the C library or the system does not support that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return None if trim is None or not os.path.exists(_STATM) else lambda: trim(0)
 
 
 def give_back_heap() -> None:
-    """Look from now on every `LOOK_S`, in a thread of its own that ends with the process."""
+    """Start a daemon thread that checks the heap every `CHECK_S`."""
     trim = trimming()
     if trim is not None:
-        threading.Thread(target=_look, args=(Heap(Resident(), trim),), name="sandq-heap", daemon=True).start()
+        threading.Thread(target=_check_often, args=(Heap(Resident(), trim),), name="sandq-heap", daemon=True).start()
 
 
-def _look(heap: Heap) -> None:
+def _check_often(heap: Heap) -> None:
     while True:
-        time.sleep(LOOK_S)
-        heap.look()
+        time.sleep(CHECK_S)
+        heap.check()
 
 
 log = structlog.get_logger("sandq.server")
 
 RESERVED = 192
-"""Files that are for no such connections: the log, the lock, listeners, other nodes, spare places ..."""
+"""Files reserved for other purposes than client and HTTP connections: log, lock, listeners, peers, spare slots."""
 STORE_PART = 5
-"""... and a fifth of all, which LevelDB may hold open."""
+"""One in this many files is reserved for LevelDB."""
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as it may allow itself."""
+    """Raise the limit of open files of this process to its hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def limits_within_files(limits: Limits) -> Limits:
-    """The limits, with fewer connections where the process may not open so many files: three quarters of what there is
-    are for clients, one for HTTP."""
+    """Return the limits, with fewer connections if the process may not open enough files.
+
+    If both limits must shrink, three quarters of the available files are for clients, and one quarter for HTTP."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return limits

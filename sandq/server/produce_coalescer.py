@@ -1,7 +1,7 @@
-"""Store small batches that come in one receive for one partition as one batch, and answer them one by one.
+"""Merge small PRODUCE batches that one receive brings for one partition into one batch, and answer each request.
 
-Most of what a message costs its batch costs: a command in the log, a row, an answer through all threads. What one
-receive brought is all there at once, so that gathering it delays nobody.
+Most of the cost of a message is the cost of its batch: a log entry, a row, and a reply that passes all threads. All
+requests of one receive are there at the same time, so merging them delays none.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from sandq.server.delays import AT_ONCE, ahead_of_batch
 from sandq.server.request_checks import RequestChecks
 
 SMALL_BYTES = 4096
-"""A larger batch gains nothing from company."""
+"""Largest batch that is merged, in bytes. A larger one would gain nothing."""
 TOGETHER: Final = 512
-"""Requests that are handed on as one: where that is refused they are looked at, and answered, one by one in one go."""
+"""Maximum number of requests that are merged. If the merged batch is refused, they are handled one by one at once."""
 ALONE_WORK: Final = 16
-"""Of a batch that does not go with others, beside its bytes."""
+"""Units of work of a batch that is not merged, in addition to its bytes."""
 COLUMNS_WORK: Final = 12
-"""Of one that does, and has more than values: its cells are read one by one."""
+"""Units of work of a merged batch that has columns other than the value: its cells are read one by one."""
 _COLUMNS_AT = HEADER_BYTES
-"""Where the low byte of the number of columns stands."""
+"""Position of the low byte of the number of columns."""
 _VALUE_AT = len(encode({Column.VALUE: [b""]}))
-"""In a batch of one value and nothing else."""
+"""Position of the value in a batch of one value and nothing else."""
 _CODEC_AND_FLAGS = slice(9, 12)
 _ALIKE = (b"\0\0\0", b"\0\1\0")
-"""Of batches that are not compressed, and known."""
+"""Codec and flags of batches that can be merged: not compressed, and without unknown flags."""
 
 _TYPES = [int, int, str, int, int, int, int, int, bytes]
-"""Of the fields of a PRODUCE request."""
+"""Types of the fields of a PRODUCE frame."""
 
 _REQUEST_ID, _TOPIC, _PARTITION, _PRODUCER_ID, _BATCH = 1, 2, 3, 4, 8
-"""Positions of fields in the frame of a PRODUCE request. It is not made an object: that costs as much as all else."""
+"""Positions of fields in a PRODUCE frame. No object is made of it: that would double the cost of a small message."""
 _BEFORE_BATCH = slice(_TOPIC, _BATCH)
 
 _PRODUCE: Final = int(Type.PRODUCE)
@@ -58,16 +58,16 @@ M = TypeVar("M")
 
 @dataclass(slots=True)
 class _Gathered:
-    """Requests that differ in their messages alone."""
+    """Requests that can be merged: they differ only in their messages."""
 
     alike: tuple[list[Any], bytes]
-    """The fields before the batch, and what kind of batch."""
+    """The fields before the batch, and the batch's codec and flags. They are equal for all of these requests."""
     ids: list[int]
     batches: list[bytes]
 
 
 class ProduceCoalescer:
-    """The PRODUCE requests of one receive, by partition; those of a partition take effect in their order."""
+    """Merges the PRODUCE requests of one receive by partition. Requests for a partition take effect in order."""
 
     def __init__(self, broker: Broker, connection: Connection, checks: RequestChecks) -> None:
         self._broker = broker
@@ -76,17 +76,17 @@ class ProduceCoalescer:
         self._gathered: dict[tuple[str, int], _Gathered] = {}
 
     def add(self, frame: Frame) -> Awaitable[None] | None:
-        """Take a PRODUCE request in, behind those that came before; what is returned is to be awaited before the next
-        one. Raises InvalidRequest."""
+        """Gather or produce a PRODUCE request. Await the result, if any, before the next request. Raise
+        InvalidRequest."""
         if not _is_small(frame):
             self.flush()
-            asked = Produce.parse(frame)
+            request = Produce.parse(frame)
             done = self._done([frame[_REQUEST_ID]], [0])
-            if is_much(asked.batch):
-                return self._produce_large(asked, done)
-            work = ALONE_WORK + (stored_bytes_of(asked.batch) >> 12) + _messages_work(asked.batch)
+            if is_much(request.batch):
+                return self._produce_large(request, done)
+            work = ALONE_WORK + (stored_bytes_of(request.batch) >> 12) + _messages_work(request.batch)
             self._connection.turn.left -= work
-            self._produce(asked, 1, done)
+            self._produce(request, 1, done)
             return None
         partition, batch = (frame[_TOPIC], frame[_PARTITION]), frame[_BATCH]
         if len(batch) > _VALUE_AT and batch[_COLUMNS_AT] != 1:
@@ -101,15 +101,17 @@ class ProduceCoalescer:
             return None
         if gathered is not None:
             self.flush()
-        Produce.parse(frame)  # checks the fields, once for all that are alike
+        Produce.parse(frame)  # validates the fields, once for all requests that have the same
         self._gathered[partition] = _Gathered(alike, [frame[_REQUEST_ID]], [batch])
         return None
 
     def gather(
         self, frames: Sequence[Frame | LargeFrame], first: int, most: int, requests: dict[int, M], mark: M
     ) -> int:
-        """Take in so many requests from the `first` on, as long as they are just like some that have gathered, and note
-        them among those that are not answered yet: how many. Of many small ones this is most of what they cost."""
+        """Gather at most `most` requests from `frames[first]` on, as long as they can be merged with gathered ones.
+
+        Note each of them in `requests`, with `mark`. Return their number. This loop is most of the cost of many small
+        requests, so it does only what they need."""
         alike, gathered = None, None
         stop = max(first, min(first + most, len(frames)))
         for at in range(first, stop):
@@ -120,7 +122,7 @@ class ProduceCoalescer:
             if len(batch) > SMALL_BYTES or request_id in requests:
                 break
             if len(batch) > _VALUE_AT and batch[_COLUMNS_AT] != 1:
-                break  # that is more work
+                break  # its work is counted in `add`
             this = (frame[_BEFORE_BATCH], batch[_CODEC_AND_FLAGS])
             if this != alike:
                 gathered = self._gathered.get((frame[_TOPIC], frame[_PARTITION]))
@@ -129,7 +131,7 @@ class ProduceCoalescer:
                 alike = this
             assert gathered is not None
             if len(gathered.ids) >= TOGETHER - 1:
-                break  # the last of them
+                break  # the last request of a merge goes through `add`, which flushes
             gathered.ids.append(request_id)
             gathered.batches.append(batch)
             requests[request_id] = mark
@@ -138,7 +140,7 @@ class ProduceCoalescer:
         return at - first
 
     def flush(self) -> None:
-        """Hand on what has gathered."""
+        """Produce what was gathered."""
         if self._gathered:
             gathered, self._gathered = self._gathered, {}
             for of_partition in gathered.values():
@@ -152,7 +154,7 @@ class ProduceCoalescer:
                 self._produce(Produce._make([*fields, merged]), len(ids), self._done(ids, counts))
                 return
             except SandqError:
-                pass  # whose fault it is they learn one by one
+                pass  # produced one by one below, so that each request gets its own error
         for request_id, batch in zip(ids, gathered.batches, strict=True):
             try:
                 self._produce(Produce._make([*fields, batch]), 1, self._done([request_id], [0]))
@@ -162,9 +164,9 @@ class ProduceCoalescer:
     # -- to the broker --------------------------------------------------------------------------------------------
 
     def _produce(self, request: Produce, requests: int, done: Done) -> None:
-        """Store the batch of `requests` requests. Raise the error that refuses it."""
-        if requests > 1 and not self._checks.has_room(requests):
-            raise QuotaExceeded("not all of them at once")  # so they come one by one
+        """Produce the batch of `requests` requests. Raise the error that refuses it."""
+        if requests > 1 and not self._checks.admits(requests):
+            raise QuotaExceeded("not all of them at once")  # the caller then produces them one by one
         self._checks.check_rate(request.topic, requests)
         self._checks.count_produce(request, requests)
         caller = self._connection.caller
@@ -175,12 +177,12 @@ class ProduceCoalescer:
             self._broker.produce(request, caller, answer, requests=requests)
 
     async def _produce_large(self, request: Produce, done: Done) -> None:
-        """Store a batch that takes long to check. Raise the error that refuses it."""
+        """Produce a batch that takes long to validate. Raise the error that refuses it."""
         self._checks.check_rate(request.topic)
-        check_ratio(request.batch)  # before anything decompresses it, and before quotas count what it claims
+        check_ratio(request.batch)  # before it is decompressed, and before quotas count the size that it claims
         ahead = AT_ONCE
-        if self._checks.looks_ahead(request.topic):
-            # It takes long, and others are not to wait for that.
+        if self._checks.needs_delay(request.topic):
+            # Reading the delivery times takes long: a thread does it, so that the loop goes on.
             ahead = await trio.to_thread.run_sync(ahead_of_batch, request.batch, self._broker.clock.now_ms())
         self._checks.count_produce(request, 1, ahead)
         with self._held(request, done) as answer:
@@ -189,7 +191,7 @@ class ProduceCoalescer:
 
     @contextmanager
     def _held(self, request: Produce, done: Done) -> Iterator[Done]:
-        """Count the bytes that a compressed batch has beyond its frame, until it is refused or answered."""
+        """Count the bytes that a compressed batch has in addition to its frame, until it is refused or answered."""
         more = stored_bytes_of(request.batch) - len(request.batch)
         if not more:
             yield done
@@ -207,14 +209,14 @@ class ProduceCoalescer:
             raise
 
     def _done(self, ids: list[int], counts: list[int]) -> Done:
-        """What answers these requests, each with its part (so many messages) of what became of the whole."""
+        """Return the callback that answers these requests. `counts`: number of messages of each in the merged batch."""
 
         def done(result: Any) -> None:
             if isinstance(result, SandqError):
                 for request_id in ids:
                     self._connection.refuse(request_id, result)
             elif len(ids) == 1:
-                self._connection.reply_each(ids, encode_reply(ids[0], *_told(result)))
+                self._connection.reply_each(ids, encode_reply(ids[0], *_reply_fields(result)))
             else:
                 self._connection.reply_each(ids, encode_replies(_parts(result, ids, counts)))
 
@@ -222,18 +224,17 @@ class ProduceCoalescer:
 
 
 def _is_compressed(raw: bytes) -> bool:
-    """Return whether a batch has more bytes than its frame says, as far as its header is there."""
+    """Return whether a batch has more bytes than its frame shows, judging by its header."""
     return raw[9:10] > b"\0"
 
 
 def _messages_work(raw: bytes) -> int:
-    """Return the work of the messages of a batch, beside its bytes."""
+    """Return the work of the messages of a batch, in addition to its bytes."""
     return count_of(raw) >> 6 if len(raw) >= HEADER_BYTES else 0
 
 
 def _is_small(frame: Frame) -> bool:
-    """Whether a request may go with others: it has the right fields, a small batch that is not compressed, and no
-    sequence number."""
+    """Return whether a request may be merged: valid field types, a small uncompressed batch, and no sequence number."""
     return (
         [*map(type, frame)] == _TYPES
         and not frame[_PRODUCER_ID]
@@ -243,8 +244,9 @@ def _is_small(frame: Frame) -> bool:
 
 
 def _merged(raws: Sequence[bytes]) -> tuple[bytes, list[int]]:
-    """One batch of all of them, and how many messages are from each. InvalidRequest when one is damaged, or a column
-    would be lost."""
+    """Return one batch of all messages, and the number of messages of each.
+
+    Raise InvalidRequest if a batch is damaged, or if a column would be lost."""
     sizes = [plain_single(raw) for raw in raws]
     if None not in sizes:
         values = [raw[_VALUE_AT : _VALUE_AT + size] for raw, size in zip(raws, sizes, strict=True) if size is not None]
@@ -255,45 +257,45 @@ def _merged(raws: Sequence[bytes]) -> tuple[bytes, list[int]]:
 
 
 def _column(batches: Sequence[Batch], column: int) -> list[Any]:
-    """Its cells in all batches. A batch without it has nulls there, which say the same."""
+    """Return the cells of a column in all batches. Batches without the column have nulls there, which mean the same."""
     if column not in TYPE_OF:
         raise InvalidRequest(f"batch: column {column} is not known here")
     read = Batch.int_column if TYPE_OF[column] == TYPE_INT64 else Batch.bytes_column
     cells = [*chain.from_iterable([read(batch, column) or [None] * batch.count for batch in batches])]
     if column != Column.VALUE and cells.count(None) == len(cells):
-        raise InvalidRequest(f"batch: {column} holds nothing, and would be left out: it may be what is refused")
+        raise InvalidRequest(f"batch: {column} has only nulls, and would be left out although it may be invalid")
     return cells
 
 
-def _told(result: tuple[bytes, int] | Stored) -> tuple[Any, ...]:
-    """What the answer says of a batch that was stored."""
+def _reply_fields(result: tuple[bytes, int] | Stored) -> tuple[Any, ...]:
+    """Return the fields of the reply for a stored batch."""
     if not isinstance(result, Stored):
         return result, None
-    told = result.offsets, result.refused or None
-    return told if result.outcomes is None else (*told, result.outcomes)
+    fields = result.offsets, result.refused or None
+    return fields if result.outcomes is None else (*fields, result.outcomes)
 
 
 def _parts(result: tuple[bytes, int] | Stored, ids: Sequence[int], counts: Sequence[int]) -> list[tuple[Any, ...]]:
-    """And of each part of it, the request's, as if that had been a batch."""
+    """Return the reply fields of each merged request: its part of the result, as if it had been a batch of its own."""
     parts = zip(ids, accumulate(counts, initial=0), counts, strict=False)
     if not isinstance(result, Stored):
         bases = offsets.run(result[0], result[1])
         return [(request_id, (bases[start], count), None) for request_id, start, count in parts]
     size = offsets.OFFSET_BYTES
-    refused, outcomes = dict(result.refused), {at: told for at, *told in result.outcomes or ()}
+    refused, outcomes = dict(result.refused), {at: fields for at, *fields in result.outcomes or ()}
     return [
         (
             request_id,
             result.offsets[start * size : (start + count) * size],
             ([(at, refused[start + at]) for at in range(count) if start + at in refused] or None) if refused else None,
-            *_told_part(result, outcomes, start, count),
+            *_outcome_fields(result, outcomes, start, count),
         )
         for request_id, start, count in parts
     ]
 
 
-def _told_part(result: Stored, outcomes: Mapping[int, Sequence[Any]], start: int, count: int) -> tuple[Any, ...]:
-    """What is told of unique keys that were taken, of so many messages; nothing, where that is not told."""
+def _outcome_fields(result: Stored, outcomes: Mapping[int, Sequence[Any]], start: int, count: int) -> tuple[Any, ...]:
+    """Return the outcomes of the unique keys of `count` messages, as reply fields; nothing if the batch has none."""
     if result.outcomes is None:
         return ()
     return ([(at, *outcomes[start + at]) for at in range(count) if start + at in outcomes],)

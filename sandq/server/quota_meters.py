@@ -1,9 +1,9 @@
-"""Hold identities to what they may ask of this process in a second, and to how many connections they may have.
+"""Enforce the quotas of identities in this process: requests and bytes per second, and open connections.
 
-Each identity has two token buckets, of requests and of bytes of requests, which hold what one second gives. A bucket is
-one number: the instant at which it will be full. What settles messages is counted, and never refused: who may not ack
-would get the same messages again. It empties the buckets, and no more: who settles all the time what is pushed to it
-may ask for something else soon after. A request that is refused is not counted.
+Each identity has two token buckets, for requests and for bytes, which hold the amount of one second. A bucket is one
+number: the instant at which it will be full. Requests that settle messages are counted, but never refused: a consumer
+that could not ack would get the same messages again. They empty the buckets at most, so that a consumer that settles
+all the time can still send other requests soon after. A refused request is not counted.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ NEVER_REFUSED: Final = frozenset(
         *(Type.CREDIT, Type.PING, Type.ON_BEHALF, Type.PROVE, Type.IDENTIFY),
     }
 )
-"""Requests that settle, or keep the connection; of these PING, CREDIT and ON_BEHALF are not counted, either."""
+"""Requests that settle messages or keep the connection alive; they may exceed the quota."""
 NOT_COUNTED: Final = frozenset({Type.PING, Type.CREDIT, Type.ON_BEHALF, Type.PROVE})
 CONNECT_AGAIN_MS: Final = 1000
 _LEAST_S: Final = 1e-9
 
 
 class Meter:
-    """What one identity has taken here."""
+    """Usage and open connections of one identity in this process."""
 
     __slots__ = ("bytes", "bytes_full_at", "connections", "rates", "refused", "requests", "requests_full_at", "taken")
 
@@ -41,20 +41,21 @@ class Meter:
         self.requests = self.bytes = self.refused = self.connections = 0
         self.requests_full_at = self.bytes_full_at = 0.0
         self.rates: tuple[int | None, int | None] = (None, None)
-        """That the buckets are of: under others they begin full."""
+        """Rates for which the buckets were filled. When the quota changes, they begin full."""
         self.taken = (0, 0, 0)
-        """Requests, bytes and refusals that `take_counts` returned."""
+        """Totals of requests, bytes and refusals at the last `take_counts`."""
 
 
 class QuotaMeters:
-    """Those of one process: of identities that have a quota, of which there are at most as many as identities."""
+    """The meters of one process: one for each identity that has a quota."""
 
     def __init__(self, clock: Callable[[], float] = trio.current_time, most: int = FIXED.identities) -> None:
-        """`clock`: monotonic, in seconds. `most`: of more identities, those that owe nothing are forgotten."""
+        """`clock`: monotonic, in seconds. `most`: with this many meters, those with full buckets are dropped for new
+        ones."""
         self._clock = clock
         self._most = most
         self.meters: dict[str, Meter] = {}
-        """By principal."""
+        """The meter of each principal."""
 
     def take(
         self,
@@ -66,10 +67,12 @@ class QuotaMeters:
         is_free: bool = False,
         carries: bool = True,
     ) -> None:
-        """Count requests of so many bytes together. Raises QuotaExceeded when there is no room for one more: nothing is
-        counted then. Several that came together are let through together, and those that follow wait the longer.
-        `is_free`: they are never refused, and take no more than there is; but
-        for the bytes of one that `carries` messages, which are waited for like those of others."""
+        """Count `requests` requests that came together, of `size` bytes in all. Raise QuotaExceeded, and count nothing,
+        if
+        the quota does not admit one more now.
+
+        If one is admitted, all of them are: requests that follow wait longer. `is_free`: never refuse, and take at most
+        what the bucket holds. `carries`: the bytes are charged in full all the same, because they carry messages."""
         per_s, bytes_per_s = quota.requests_per_s, quota.bytes_per_s
         meter = self._meter(principal)
         if per_s is None and bytes_per_s is None:
@@ -81,7 +84,7 @@ class QuotaMeters:
             meter.rates = per_s, bytes_per_s
             meter.requests_full_at = meter.bytes_full_at = now
         if not is_free:
-            # A bucket of a second must have room for one request, or for some byte.
+            # A bucket holds one second of its rate. It admits a request if it holds one, and bytes if it holds any.
             if per_s is not None:
                 wait_s = math.inf if not per_s else meter.requests_full_at - now - 1 + 1 / per_s
                 self._check(meter, principal, "requests_per_s", per_s, wait_s)
@@ -95,8 +98,8 @@ class QuotaMeters:
         meter.requests += requests
         meter.bytes += size
 
-    def has_room(self, principal: str, quota: Quota, requests: int) -> bool:
-        """Whether each of so many requests would be let through now, as far as their number is concerned."""
+    def admits(self, principal: str, quota: Quota, requests: int) -> bool:
+        """Return whether the quota admits this number of requests now. Bytes are not checked."""
         per_s = quota.requests_per_s
         if per_s is None:
             return True
@@ -105,7 +108,7 @@ class QuotaMeters:
         return bool(per_s) and max(full_at, now) - now - 1 + requests / per_s <= _LEAST_S
 
     def owe(self, principal: str, quota: Quota, size: int) -> None:
-        """Count bytes of a request that was let through, and turned out to have so many more: they are waited for."""
+        """Charge bytes of an admitted request that turned out to be larger: later requests wait for them."""
         meter, bytes_per_s = self._meter(principal), quota.bytes_per_s
         meter.bytes += size
         if bytes_per_s and meter.rates == (quota.requests_per_s, bytes_per_s):
@@ -115,12 +118,12 @@ class QuotaMeters:
         if wait_s <= _LEAST_S:
             return
         meter.refused += 1
-        told: dict[str, object] = {"quota": name, "maximum": most, "principal": principal}
-        again = "it may ask nothing here"
+        details: dict[str, object] = {"quota": name, "maximum": most, "principal": principal}
+        again = "it may send none here"
         if wait_s < math.inf:
-            told["retry_after_ms"] = math.ceil(wait_s * 1000)
-            again = f"ask again in {told['retry_after_ms']} ms"
-        raise QuotaExceeded(f"{principal} has asked for all that its quota allows, {most:,} ({name}): {again}", **told)
+            details["retry_after_ms"] = math.ceil(wait_s * 1000)
+            again = f"ask again in {details['retry_after_ms']} ms"
+        raise QuotaExceeded(f"{principal} has used all that its quota allows, {most:,} ({name}): {again}", **details)
 
     def connect(self, principal: str, quota: Quota) -> None:
         """Count one more connection, until `disconnect`. Raises QuotaExceeded."""
@@ -129,7 +132,7 @@ class QuotaMeters:
             meter.refused += 1
             raise QuotaExceeded(
                 f"{principal} has {meter.connections} connections here, and its quota is {most} (connections): close "
-                "one, or have the quota raised",
+                "one, or ask an operator to raise the quota",
                 quota="connections",
                 maximum=most,
                 principal=principal,
@@ -138,7 +141,7 @@ class QuotaMeters:
         meter.connections += 1
 
     def disconnect(self, principal: str) -> None:
-        """One is gone."""
+        """Count one connection less."""
         self.meters[principal].connections -= 1
 
     @contextmanager
@@ -151,7 +154,7 @@ class QuotaMeters:
             self.disconnect(principal)
 
     def take_counts(self) -> list[list[str | int]]:
-        """Return what was counted since the last call, as JSON: `[principal, requests, bytes, refused]` of each."""
+        """Return the counts since the last call, as JSON: `[principal, requests, bytes, refused]` for each identity."""
         counts: list[list[str | int]] = []
         for principal, meter in self.meters.items():
             now, taken = (meter.requests, meter.bytes, meter.refused), meter.taken
@@ -161,9 +164,9 @@ class QuotaMeters:
         return counts
 
     def add_counts(self, counts: Iterable[Sequence[Any]]) -> None:
-        """Add what `take_counts` of another process returned: it is counted here, and takes nothing from the buckets.
+        """Add counts that `take_counts` of another process returned. They do not affect the buckets.
 
-        Raises ValueError or TypeError if it is something else.
+        Raise ValueError or TypeError if they are malformed.
         """
         for principal, requests, size, refused in counts:
             meter = self._meter(principal)
@@ -181,7 +184,7 @@ class QuotaMeters:
         return meter
 
     def _forget(self) -> None:
-        """Forget those that owe nothing and have no connection: of identities that are gone, most often."""
+        """Drop the meters that have full buckets and no connection: most often their identities are gone."""
         now = self._clock()
         self.meters = {
             name: meter
@@ -191,6 +194,7 @@ class QuotaMeters:
 
 
 def _taken(full_at: float, now: float, seconds: float, is_free: bool) -> float:
-    """When a bucket is full of which that was taken. `is_free`: no more than was in it."""
+    """Return when a bucket will be full after `seconds` worth of it are taken. `is_free`: take no more than it
+    holds."""
     later = max(full_at, now) + seconds
     return max(full_at, min(later, now + 1)) if is_free else later

@@ -1,4 +1,4 @@
-"""Check the requests of a connection against request rates, quotas and what owners of topics may hold."""
+"""Check the requests of a connection against request rates, quotas, and the storage limits of topic owners."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class RequestChecks:
         return NO_QUOTA if login is None else login.quota
 
     def check_rate(self, topic: object, requests: int = 1) -> None:
-        """Raise Throttled if the client asks more of a topic than it may."""
+        """Raise Throttled if the client exceeds the request rate of a topic."""
         opened = self._broker.catalog.topics.get(topic) if type(topic) is str else None
         access = self._entrance.access
         if opened is not None and access is not None and not access.sees(opened.record.name):
-            return  # it is refused, and so takes nothing of others and learns nothing
+            return  # the request is refused later: it must neither use up the rate nor reveal the topic
         if opened is not None and not self._proof.is_given:
             caller = self._connection.caller
             self._info.request_rates.take(opened.record.name, opened.record.settings, caller, requests)
@@ -60,7 +60,7 @@ class RequestChecks:
         self._info.quotas.take(principal, quota, 1, size, is_free=is_free, carries=carries)
 
     def check_delay_of_caller(self, frame: Frame) -> None:
-        """Check how far ahead a gateway sends for its caller. Raise QuotaExceeded."""
+        """Check how far ahead a gateway schedules messages for its caller. Raise QuotaExceeded."""
         principal = self._connection.caller.principal
         record = self._broker.metadata.identities.get(principal)
         if record is not None and "max_delay_ms" in record.quota:
@@ -68,23 +68,25 @@ class RequestChecks:
             check_delay(principal, quota, delay_of_request(frame, self._broker.clock.now_ms()))
 
     def check_stored(self, topic: str, size: int | None, pending: Callable[[], int | None]) -> None:
-        """Raise QuotaExceeded if the owner of a topic would have more than it may: see `OwnerUsage.check`."""
+        """Raise QuotaExceeded if the request would exceed the limits of the topic's owner: see `OwnerUsage.check`."""
         usage = self._info.usage
         if usage is not None and usage.bounds_any and (owner := self._owner(topic)) is not None:
             usage.check(owner, size, pending)
 
-    def has_room(self, requests: int) -> bool:
+    def admits(self, requests: int) -> bool:
         """Return whether the quota of the caller admits this number of requests now."""
         quota = self.quota
-        return quota is NO_QUOTA or self._info.quotas.has_room(self._connection.caller.principal, quota, requests)
+        return quota is NO_QUOTA or self._info.quotas.admits(self._connection.caller.principal, quota, requests)
 
-    def looks_ahead(self, topic: str) -> bool:
-        """Return whether it matters how far ahead a batch for a topic sends."""
+    def needs_delay(self, topic: str) -> bool:
+        """Return whether any check of a batch for this topic depends on its delivery times."""
         return self.quota.max_delay_ms is not None or self._owner(topic) is not None
 
     def count_produce(self, request: Produce, requests: int, known: Ahead | None = None) -> None:
-        """Count the batch of `requests` PRODUCE requests. Raise QuotaExceeded if the quota of the caller, or of the
-        owner of the topic, is used up. `known`: how far ahead the batch sends; None: compute it if it matters."""
+        """Count the batch of `requests` PRODUCE requests.
+
+        Raise QuotaExceeded if the quota of the caller, or of the topic's owner, is used up. `known`: how far ahead the
+        batch sends messages; None: compute it if a check needs it."""
         quota, raw, usage = self.quota, request.batch, self._info.usage
         if quota is NO_QUOTA and (usage is None or not usage.bounds_any):
             return
@@ -110,4 +112,4 @@ def _size_of(frame: Frame) -> int:
     try:
         return len(msgpack.packb(frame))
     except ValueError:
-        return 0  # nested deeper than anything that is taken: who reads it says so
+        return 0  # nested too deeply to be valid: the parser of the request rejects it

@@ -1,11 +1,11 @@
-"""Requests a second that each client may send about a topic (`max_request_rate`), as this process counts them.
+"""Enforce the request rate per client of a topic (`max_request_rate`), as counted by this process.
 
-A client is the machine that requests come from (an IPv6 network counts as one), and who asks there: its connections are
-counted together, so that nobody gets more by connecting again. What is counted produces, reads or takes messages; what
-settles them, and what runs the cluster, never waits for a rate.
+A client is a principal at a source address (an IPv6 network counts as one address). All its connections count
+together, so that reconnecting gains nothing. Requests that produce, read or lease messages are counted. Requests that
+settle messages or manage the cluster are never throttled.
 
-Each client has a token bucket, written as one number: the instant at which it will be full. Under another rate it has
-another one: what was asked at a slow rate does not have it wait once that was raised.
+Each client has a token bucket, stored as one number: the instant at which it will be full. A changed rate begins with
+a new bucket: debts from a slow rate do not delay a client once the rate was raised.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sandq.model.topic_limits import MAX_REQUEST_BURST, MAX_REQUEST_RATE_US
 from sandq.protocol.frames import Type
 
 CLIENTS: Final = 10_000
-"""Clients, of all topics, that have a bucket of their own; further ones share one of each topic."""
-LOOK_S: Final = 1.0
-"""It is looked so often, at most, whose buckets are full: these say no more than none does."""
+"""Maximum number of buckets. Further clients share one bucket per topic."""
+SWEEP_S: Final = 1.0
+"""Minimum interval between two searches for full buckets, in seconds. A full bucket equals no bucket."""
 RATED: Final = frozenset(
     {
         *(Type.PRODUCE, Type.LEASE, Type.FETCH, Type.MEASURE, Type.GET, Type.LIST, Type.WHY, Type.MOVE, Type.CANCEL),
@@ -34,30 +34,32 @@ RATED: Final = frozenset(
         *(Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE, Type.SCHEDULE_GET, Type.SCHEDULE_LIST),
     }
 )
-"""Requests that are counted. Their topic is their first field."""
+"""Types of requests that are counted. Their first field is the topic."""
 
 _Key = tuple[str, int, str, str]
-"""Topic, rate, source, principal; of those that share one, the topic and its rate alone."""
+"""Topic, interval in µs, source, principal. The last two are empty for the shared bucket of a topic."""
 
 
 class RequestRates:
-    """What every client has asked lately of topics that have a rate."""
+    """The token buckets of the clients of topics that have a request rate."""
 
     def __init__(self, clock: Callable[[], float] = trio.current_time, clients: int = CLIENTS) -> None:
         """`clock`: monotonic, in seconds."""
         self._clock = clock
         self._clients = clients
         self._full_at: dict[_Key, float] = {}
-        self._looked_at = -math.inf
+        self._swept_at = -math.inf
 
     def __len__(self) -> int:
-        """How many buckets are kept."""
+        """Return the number of buckets."""
         return len(self._full_at)
 
     def take(self, topic: str, settings: Mapping[str, Any], caller: Caller, requests: int = 1) -> None:
-        """Count requests of a client about a topic with these settings. Raises Throttled when its rate does not allow
-        one now: nothing is counted then. Several that came together are let through together, and those that follow
-        wait the longer."""
+        """Count `requests` requests of a client about a topic that came together.
+
+        Raise Throttled, and count nothing, if the rate does not admit one now. If one is admitted, all of them are:
+        requests
+        that follow wait longer."""
         interval_us = settings.get(MAX_REQUEST_RATE_US)
         if interval_us is None:
             return
@@ -70,7 +72,7 @@ class RequestRates:
         if wait_s > 1e-9:
             wait_ms = math.ceil(wait_s * 1000)
             raise Throttled(
-                f"topic {topic!r} takes {rate_text(interval_us)} requests of a client, {burst} at once "
+                f"topic {topic!r} accepts {rate_text(interval_us)} requests per client, {burst} at once "
                 f"(max_request_rate): ask again in {wait_ms} ms",
                 topic=topic,
                 limit="max_request_rate",
@@ -82,8 +84,8 @@ class RequestRates:
         key = topic, interval_us, source_of_caller(caller), caller.principal
         if key in self._full_at or len(self._full_at) < self._clients:
             return key
-        if now >= self._looked_at + LOOK_S:
-            self._looked_at = now
+        if now >= self._swept_at + SWEEP_S:
+            self._swept_at = now
             self._full_at = {key: full_at for key, full_at in self._full_at.items() if full_at > now}
             if len(self._full_at) < self._clients:
                 return key

@@ -1,4 +1,4 @@
-"""What is queued for one client: frames, and parts of large ones, in the order in which they are sent."""
+"""The queue of bytes to send to one client: frames, and parts of large frames, in order."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Final
 
 Buffer = bytes | memoryview
 JOINED_BUFFERS: Final = 16
-"""More than so many that are sent together are copied into one: each costs a call more than its bytes are worth."""
+"""Buffers above this number that are sent together are joined: copying costs less than many small buffers."""
 
 
 class SendQueue:
-    """Nothing that is large is copied on its way to the socket, and each buffer is let go when it has left."""
+    """A queue that never copies large buffers, and releases each buffer when all its bytes were sent."""
 
     def __init__(self) -> None:
         self._buffers: deque[Buffer] = deque()
         self._first_bytes = 0
-        """Of the first buffer, whatever of it was sent."""
+        """Full size of the first buffer, even if a part of it was sent."""
         self.bytes = 0
-        """What is held: of a buffer that was sent in part, all."""
+        """Bytes held in memory. A buffer that was sent in part counts in full."""
 
     def __bool__(self) -> bool:
         return bool(self._buffers)
@@ -32,7 +32,7 @@ class SendQueue:
             self.bytes += len(part)
 
     def head(self, most: int) -> Sequence[Buffer]:
-        """What is sent next, at most so many bytes: buffers for one gather write."""
+        """Return the buffers to send next, at most `most` bytes, for one gather write."""
         buffers = self._buffers
         if self.bytes <= most:
             gathered: list[Buffer] = [*buffers]
@@ -47,7 +47,7 @@ class SendQueue:
         return gathered if len(gathered) <= JOINED_BUFFERS else [b"".join(gathered)]
 
     def drop(self, sent: int) -> int:
-        """So many bytes have left; how many are held no more."""
+        """Remove bytes that were sent. Return how many bytes of memory that releases."""
         buffers, held = self._buffers, self.bytes
         while sent:
             first = buffers[0]
@@ -61,7 +61,7 @@ class SendQueue:
         return held - self.bytes
 
     def clear(self) -> int:
-        """Nothing more is sent; how many bytes are held no more."""
+        """Remove everything. Return how many bytes of memory that releases."""
         held = self.bytes
         self._buffers.clear()
         self.bytes = self._first_bytes = 0

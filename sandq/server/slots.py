@@ -1,7 +1,7 @@
-"""Places for what may be many at once: so many in all, and three quarters of them for one source.
+"""Slots that limit how many of something may be open at once; one source may take three quarters of them.
 
-So one client alone never takes what others need. A source is an address, of IPv6 a network (`sandq/model/sources.py`).
-Who is behind a proxy has the proxy's.
+So a single client never takes all. A source is an IPv4 address or an IPv6 network (`sandq/model/sources.py`). Clients
+behind a proxy share the proxy's address.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ C = TypeVar("C", bound=Hashable)
 
 
 class Slots:
-    """`limit`: in all."""
+    """A limited number of slots, counted by source. `limit`: the number of all slots."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.share = limit - limit // 4
-        """Of one source."""
+        """Slots that one source may take."""
         self.used = 0
         self._by_source: Counter[str] = Counter()
 
     def has_share(self, source: str) -> bool:
-        """Whether a source has not all that one source may have."""
+        """Return whether a source has fewer slots than one source may have."""
         return self._by_source[source] < self.share
 
     def take(self, source: str) -> bool:
-        """Take a place, if there is one."""
+        """Take a slot if one is free for this source. Return whether that succeeded."""
         if self.used >= self.limit or not self.has_share(source):
             return False
         self.add(source)
         return True
 
     def add(self, source: str) -> None:
-        """Take a place in any case."""
+        """Take a slot, even if none is free."""
         self.used += 1
         self._by_source[source] += 1
 
     def give(self, source: str) -> None:
-        """Give a place back that was taken."""
+        """Release a slot that was taken."""
         self.used -= 1
         self._by_source[source] -= 1
         if not self._by_source[source]:
@@ -48,19 +48,20 @@ class Slots:
 
 
 class OpenConnections(Generic[C]):
-    """The connections of a server, with a place for each.
+    """The open connections of a server; each has a slot.
 
-    When there is no place left, the connection goes that has been without a request for longest. When all have
-    requests, a few more are taken, of spare places.
+    If no slot is free, a new connection takes that of the connection that has been idle for longest. If no connection
+    is
+    idle, the new one takes one of a few spare slots.
     """
 
     def __init__(self, limit: int, spare: int) -> None:
         self._slots = Slots(limit)
         self._spare = Slots(spare)
         self._open: dict[C, tuple[Slots, str]] = {}
-        """With the place and the source of each."""
+        """The slots that each connection has one of, and its source."""
         self._idle: OrderedDict[C, None] = OrderedDict()
-        """Those that have no request; first who has had none for longest."""
+        """Connections without an open request; the one that has been idle for longest comes first."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -69,8 +70,10 @@ class OpenConnections(Generic[C]):
         return iter(self._open)
 
     def add(self, connection: C, source: str) -> tuple[bool, C | None]:
-        """Find a place for a connection, that has no request yet: whether there is one, and which other one has lost
-        its place for that, and is to be ended."""
+        """Find a slot for a new connection, which is idle at first.
+
+        Return whether it got one, and the idle connection that lost its slot for it, if any: the caller must end
+        that."""
         for slots in (self._slots, self._spare):
             given_up = None
             if not slots.take(source):
@@ -84,24 +87,26 @@ class OpenConnections(Generic[C]):
         return False, None
 
     def is_spare(self, connection: C) -> bool:
-        """Whether it is one too many, for which little is done."""
+        """Return whether a connection has a spare slot: the server is full, and serves it minimally."""
         return self._open[connection][0] is self._spare
 
     def set_idle(self, connection: C, is_idle: bool) -> None:
-        """A request of it begins, or all of its answer is out."""
+        """Note that a request of the connection begins, or that its whole response was sent."""
         self._idle.pop(connection, None)
         if is_idle and connection in self._open:
             self._idle[connection] = None
 
     def remove(self, connection: C) -> None:
-        """It has ended; nothing if it has no place any more."""
+        """Release the slot of a connection that has ended. Do nothing if it has none any more."""
         self._idle.pop(connection, None)
         if (slot := self._open.pop(connection, None)) is not None:
             slot[0].give(slot[1])
 
     def _give_up_idle(self, slots: Slots, source: str) -> C | None:
-        """The one that has been without a request for longest, if there is one; of a source that has its share one
-        of its own."""
+        """Take the slot of the connection that has been idle for longest, and return that connection; None if there is
+        none.
+
+        A source that has used up its share can only displace its own connections."""
         own = not slots.has_share(source)
         for connection in self._idle:
             where, of = self._open[connection]

@@ -1,4 +1,4 @@
-"""Answer for a node that belongs to no cluster yet: say who it is and what it waits for, and let it found one."""
+"""Limit the requests that a node answers while it belongs to no cluster: those that describe it or found a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandq.protocol.frames import Type
 H = TypeVar("H")
 
 ANSWERED: Final = frozenset(
-    # Credit gets no answer anyway, and there are no subscriptions that it could be for.
+    # CREDIT gets no reply, and no subscription can exist yet.
     {
         Type.HELLO,
         Type.PROVE,
@@ -29,7 +29,7 @@ ANSWERED: Final = frozenset(
 
 
 class StartupGate(Generic[H]):
-    """Which requests of a connection are answered. It costs nothing once all are: then `handlers` are all."""
+    """Selects the handlers of a connection. Once the node belongs to a cluster, `handlers` is complete, at no cost."""
 
     def __init__(self, handlers: Mapping[int, H], cluster: Cluster) -> None:
         self._all = handlers
@@ -38,9 +38,10 @@ class StartupGate(Generic[H]):
         if cluster.waiting() is not None:
             self.handlers = {kind: handler for kind, handler in handlers.items() if kind in ANSWERED}
 
-    def look_again(self, kind: int) -> H | None:
-        """The handler of a request that is not among `handlers`; None when there are no such requests. Raises
-        Unavailable."""
+    def find_handler(self, kind: int) -> H | None:
+        """Return the handler of a request type that is not in `handlers`; None if the type is unknown.
+
+        Raise Unavailable while the node belongs to no cluster. Otherwise admit all requests from now on."""
         if kind not in self._all:
             return None
         reason = self._cluster.waiting()

@@ -1,4 +1,4 @@
-"""The subscriptions and single leases of one connection."""
+"""Subscriptions and LEASE requests of one connection."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ from sandq.protocol.replies import encode_deliver
 from sandq.protocol.requests import Credit, Lease, Subscribe, Unsubscribe
 from sandq.server.connection import Connection
 
-TAKEN_KEPT = 1000
+LEASES_KEPT = 1000
+"""Answered LEASE requests that are remembered, so that a cancellation that crosses the reply can release them."""
 PARTITIONS_OF_WORK: Final = 4
-"""Of a topic, that cost as much to go through as a small frame."""
+"""Partitions of a topic that can be visited with one unit of work."""
 LISTENING_BYTES = 256
-"""What a LEASE request that waits takes for each partition, about."""
+"""Approximate memory of a waiting LEASE request for each partition, in bytes."""
 
 
 def _deliver(connection: Connection, number: int, delivery: Delivery, *, reports: bool = False) -> None:
-    """Push a lease to a subscription or a LEASE request. `reports`: whether the consumer reports what it begins.
+    """Push a lease to a subscription or a LEASE request.
 
-    A consumer that does not may hold a lease that was granted to one that did, by the same consumer id."""
+    `reports`: whether the consumer reports which messages it begins to handle. A consumer that does not may get a lease
+    that was granted to one with the same consumer id that did."""
     for frame in encode_deliver(number, delivery, reports=reports):
         connection.send(frame)
 
 
 class _ConnectionReceiver:
-    """Where the messages of a subscription go: `leader.subscription.DeliveryReceiver`."""
+    """Receives the messages of a subscription and sends them to the client. Implements `DeliveryReceiver`."""
 
     def __init__(
         self, connection: Connection, subscriptions: dict[int, tuple[str, Subscription]], request: Subscribe
     ) -> None:
-        """`subscriptions`: of the connection, by id."""
+        """`subscriptions`: all subscriptions of the connection, by id."""
         self._connection = connection
         self._subscriptions = subscriptions
         self._id = request.subscription_id
@@ -47,7 +49,7 @@ class _ConnectionReceiver:
 
     @property
     def congested(self) -> bool:
-        """Whether the connection takes nothing now."""
+        """Whether the connection accepts no more frames now."""
         return self._connection.congested
 
     def push(self, delivery: Delivery) -> None:
@@ -55,31 +57,33 @@ class _ConnectionReceiver:
         _deliver(self._connection, self._id, delivery, reports=self._reports)
 
     def ended(self, error: SandqError) -> None:
-        """Tell the client that its subscription has ended."""
+        """Report to the client that its subscription has ended."""
         self._subscriptions.pop(self._id, None)
         self._connection.send_error(self._id, error)
 
 
 class Subscriptions:
-    """Answers SUBSCRIBE, UNSUBSCRIBE and LEASE, takes CREDIT, and pushes what was leased."""
+    """Handles SUBSCRIBE, UNSUBSCRIBE, LEASE and CREDIT, and pushes leased messages."""
 
     def __init__(self, broker: Broker, connection: Connection) -> None:
         self._broker = broker
         self._connection = connection
         self._subscriptions: dict[int, tuple[str, Subscription]] = {}
         self._opening: dict[int, trio.Event] = {}
-        self._takes: dict[int, trio.CancelScope] = {}
-        """LEASE requests under way, by id ..."""
-        self._taken: dict[int, tuple[Lease, set[int]]] = {}
-        """... and the last ones that were answered: who was cancelled meanwhile gives back what it never saw."""
+        self._leasing: dict[int, trio.CancelScope] = {}
+        """LEASE requests in progress, by request id."""
+        self._answered_leases: dict[int, tuple[Lease, set[int]]] = {}
+        """The last answered LEASE requests, and the partitions of their leases, by request id.
+
+        If a client cancels one before it has seen the reply, its leases are returned."""
 
     def notify_room(self) -> None:
-        """The connection takes frames again after it was congested."""
+        """Resume deliveries: the connection accepts frames again after it was congested."""
         for _, subscription in self._subscriptions.values():
             subscription.notify_room()
 
     async def close(self) -> None:
-        """The connection is gone: leases run on."""
+        """Detach the subscriptions of a closed connection. Leases run until they expire."""
         subscriptions = list(self._subscriptions.values())
         self._subscriptions.clear()
         for _, subscription in subscriptions:
@@ -91,7 +95,7 @@ class Subscriptions:
 
     def subscribe(self, request_id: int, request: Subscribe) -> None:
         if request.subscription_id in self._subscriptions or request.subscription_id in self._opening:
-            raise Conflict(f"subscription {request.subscription_id} is there already on this connection")
+            raise Conflict(f"subscription {request.subscription_id} exists already on this connection")
         check_name("group", request.group)
         limits = self._broker.limits
         if not 0 < len(request.consumer_id) <= limits.consumer_id_chars:
@@ -99,14 +103,14 @@ class Subscriptions:
         most = limits.subscriptions_per_connection
         if len(self._subscriptions) + len(self._opening) >= most:
             raise TooLarge(
-                f"this connection has {most} subscriptions (limits.subscriptions_per_connection); take another one",
+                f"this connection has {most} subscriptions (limits.subscriptions_per_connection): open a further one",
                 limit="subscriptions_per_connection",
                 maximum=most,
             )
         if request.credit > limits.credit_max:
             raise InvalidRequest(f"a credit of {request.credit}; at most {limits.credit_max} is given")
         self._count_work(request.topic)
-        # Before anything is awaited: the id is taken, and who leaves meanwhile waits for the end of this.
+        # Reserve the id before anything is awaited. An UNSUBSCRIBE that comes meanwhile waits for the event.
         opened = self._opening[request.subscription_id] = trio.Event()
 
         async def work() -> bytes:
@@ -129,8 +133,8 @@ class Subscriptions:
         return encode_reply(request_id, partitions)
 
     def lease(self, request_id: int, request: Lease) -> None:
-        if request_id in self._takes:
-            raise Conflict(f"request {request_id} is under way already on this connection")
+        if request_id in self._leasing:
+            raise Conflict(f"request {request_id} is in progress already on this connection")
         self._count_work(request.topic)
 
         async def work() -> bytes:
@@ -141,40 +145,40 @@ class Subscriptions:
                         request, self._connection.caller, lambda: self._connection.congested
                     )
             finally:
-                del self._takes[request_id]
+                del self._leasing[request_id]
             if taken and not request.ack:
-                self._taken[request_id] = request, {delivery.partition for delivery in taken}
-                if len(self._taken) > TAKEN_KEPT:
-                    del self._taken[next(iter(self._taken))]
+                self._answered_leases[request_id] = request, {delivery.partition for delivery in taken}
+                if len(self._answered_leases) > LEASES_KEPT:
+                    del self._answered_leases[next(iter(self._answered_leases))]
             for delivery in taken:
                 _deliver(self._connection, request_id, delivery)
             return encode_reply(request_id, sum(delivery.count for delivery in taken))
 
-        scope = self._takes[request_id] = trio.CancelScope()
+        scope = self._leasing[request_id] = trio.CancelScope()
         try:
             self._connection.start(request_id, work, request.wait_ms / 1000)
         except SandqError:
-            del self._takes[request_id]
+            del self._leasing[request_id]
             raise
 
     def _count_work(self, topic: str) -> None:
-        """Of going through all partitions of a topic, as SUBSCRIBE and LEASE do. Raises UnknownTopic."""
+        """Count the work of visiting all partitions of a topic, as SUBSCRIBE and LEASE do. Raise UnknownTopic."""
         self._connection.turn.left -= len(self._broker.catalog.topic(topic).record.partitions) // PARTITIONS_OF_WORK
 
     def _waits(self, request: Lease) -> AbstractContextManager[None]:
-        """Count a request that may wait: it listens to every partition. Raises UnknownTopic, Overloaded."""
+        """Count the memory of a LEASE request that may wait on every partition. Raise UnknownTopic or Overloaded."""
         if not request.wait_ms:
             return nullcontext()
         partitions = self._broker.catalog.topic(request.topic).record.partitions
         return self._connection.waits(LISTENING_BYTES * len(partitions))
 
     def unsubscribe(self, request_id: int, request: Unsubscribe) -> None:
-        take = self._takes.get(request.subscription_id)
+        take = self._leasing.get(request.subscription_id)
         if take is not None:
             take.cancel()
             self._connection.reply(request_id, encode_reply(request_id))
             return
-        leased = self._taken.pop(request.subscription_id, None)
+        leased = self._answered_leases.pop(request.subscription_id, None)
         if leased is not None:
             self._broker.give_back(*leased)
             self._connection.reply(request_id, encode_reply(request_id))
@@ -195,7 +199,7 @@ class Subscriptions:
 
     def add_credit(self, request: Credit) -> None:
         found = self._subscriptions.get(request.subscription_id)
-        if found is not None:  # credit that crosses the end of its subscription is for nobody
+        if found is not None:  # otherwise the credit crossed the end of its subscription
             self._broker.add_credit(found[1], request.more)
 
     def _subscription(self, subscription_id: int) -> tuple[str, Subscription]:

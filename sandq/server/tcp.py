@@ -1,4 +1,4 @@
-"""Listens for clients."""
+"""Accept connections on the client port, within limits, with or without TLS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sandq.tls.port import PLAIN, TlsPort
 from sandq.tls.session import TlsSession
 
 SPARE_SLOTS: Final = 64
-"""Beyond the limit, for clients on the node's own machine: its HTTP process, other gateways there, sandctl."""
+"""Slots beyond the limit for clients on the node's own machine: its HTTP process, other gateways, sandctl."""
 _REMEDY: Final = "close some, or raise limits.connections of the node; it is worth another try in a moment"
 
 _TLS_REMEDY: Final = (
@@ -37,18 +37,17 @@ _TLS_REMEDY: Final = (
     "where the machine trusts it)"
 )
 FRAME_HEAD: Final = b"\0"
-"""With that begins every frame of less than 16 MiB, and nothing that people speak."""
-LAST_WORDS_S: Final = 1.0
+"""First byte of every frame of less than 16 MiB. No HTTP request or TLS handshake begins with it."""
+FAREWELL_S: Final = 1.0
 
 log = structlog.get_logger("sandq.server")
 
 
 class ClientServer:
-    """Accepts connections up to the limit, three quarters of them from one address at most; one beyond that is told so
-    and closed.
+    """Accepts connections up to the limit, at most three quarters of them from one address; others get an error.
 
-    Whoever comes from this machine finds a place nevertheless. Of those that have a spare one, and are no gateways, the
-    oldest loses it to the next: so nobody keeps out the HTTP of this node for longer than it takes to prove itself.
+    Clients on this machine can use spare slots in addition. If those are used up, a new connection displaces the oldest
+    one that is not a gateway. So local clients cannot lock out the node's HTTP process, which proves itself at once.
     """
 
     def __init__(
@@ -65,7 +64,8 @@ class ClientServer:
         tls: TlsPort | None = None,
         client_name: str = SUBJECT,
     ) -> None:
-        """`tls`: None: it speaks none. `client_name`: what of a client's certificate is its name."""
+        """`tls`: None if the port does not use TLS. `client_name`: the field of a client certificate that holds its
+        name."""
         self._tls = tls
         self._client_name = client_name
         self._memory = memory if memory is not None else MemoryBudget(limits.memory_bytes)
@@ -78,9 +78,9 @@ class ClientServer:
         self._sender = sender if sender is not None else Sender()
         self._slots = Slots(limits.connections)
         self._spare: dict[Connection, None] = {}
-        """Who has a spare place, the oldest first."""
+        """Connections in spare slots, oldest first."""
         self._greeting: dict[trio.SocketStream, None] = {}
-        """Who would have one, and shakes hands before, the oldest first: no more than there are such places."""
+        """Streams that are in a TLS handshake before they can use a spare slot, oldest first; at most `SPARE_SLOTS`."""
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
         async with trio.open_nursery() as nursery:
@@ -96,7 +96,7 @@ class ClientServer:
             await self._refuse(stream, source, None)
             return
         stats.accepted += 1
-        # Of the task of this connection, and of those it begins.
+        # Bound for the task of this connection and all tasks that it starts.
         structlog.contextvars.bind_contextvars(
             connection=stats.accepted, principal=caller.principal, peer=caller.address
         )
@@ -105,7 +105,7 @@ class ClientServer:
         except SandqError as error:
             stats.errors[error.code] += 1
             log.debug("a client was not let in", code=error.code, error=error.message)
-            await self._turn_away(stream, error)
+            await self._explain_tls(stream, error)
         except Exception:
             stats.errors[SandqError.code] += 1
             if (held_back := stats.warnings.held_back()) is not None:
@@ -123,7 +123,7 @@ class ClientServer:
         self, stream: trio.SocketStream, caller: Caller, session: TlsSession | None, has_slot: bool
     ) -> None:
         stats = self._stats
-        if not has_slot and not self._has_spare_place():  # others may have come during the handshake
+        if not has_slot and not self._has_spare_slot():  # other connections may have come during the handshake
             await self._refuse(stream, source_of_caller(caller), session)
             return
         connection = Connection(
@@ -146,7 +146,7 @@ class ClientServer:
         try:
             await connection.run(self._make_session)
         except Exception:
-            # A fault of ours in one connection must not take the others with it; the log has it whole.
+            # A bug that shows in one connection must not end the others. The log gets the traceback.
             stats.errors[SandqError.code] += 1
             if (held_back := stats.warnings.held_back()) is not None:
                 log.exception("a connection ended with an unexpected error", not_logged_before=held_back)
@@ -154,19 +154,19 @@ class ClientServer:
             stats.open.discard(connection)
             self._spare.pop(connection, None)
 
-    async def _turn_away(self, stream: trio.SocketStream, error: SandqError) -> None:
-        """Tell who speaks plain what to do: who fails at TLS was told by TLS."""
+    async def _explain_tls(self, stream: trio.SocketStream, error: SandqError) -> None:
+        """Explain to a client without TLS that the port requires it, and close. Failed handshakes got a TLS alert."""
         try:
             if isinstance(error, WrongPort):
                 with (
-                    trio.move_on_after(LAST_WORDS_S),
+                    trio.move_on_after(FAREWELL_S),
                     suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError),
                 ):
                     head = await stream.socket.recv(1, socket.MSG_PEEK)
                     await stream.send_all(self._requires_tls(head))
                     await stream.send_eof()
                     while await stream.receive_some(4096):
-                        pass  # what is left unread would take the answer away from the client
+                        pass  # closing a socket with unread data would discard the reply
         finally:
             await trio.aclose_forcefully(stream)
 
@@ -180,7 +180,7 @@ class ClientServer:
         return f"{head_lines}Connection: close\r\n\r\n{text}".encode()
 
     async def _refuse(self, stream: trio.SocketStream, source: str, session: TlsSession | None) -> None:
-        """It has no place: it is told what it takes at once."""
+        """Close a connection that gets no slot, after an attempt to send the error."""
         self._stats.refused += 1
         words = encode_error(0, Overloaded(f"{self._why_none(source)}: {_REMEDY}"))
         with suppress(OSError):
@@ -188,10 +188,12 @@ class ClientServer:
         await trio.aclose_forcefully(stream)
 
     def _may_greet(self, stream: trio.SocketStream) -> bool:
-        """Whether there is a spare place; where hands are shaken first, that is asked behind it, and the oldest of too
-        many who do is closed."""
+        """Return whether a stream may go on without a regular slot.
+
+        Without TLS, a spare slot must be available now. With TLS, that is checked after the handshake; if too many
+        streams are in handshakes, the oldest is closed."""
         if self._tls is None:
-            return self._has_spare_place()
+            return self._has_spare_slot()
         if len(self._greeting) >= SPARE_SLOTS:
             oldest = next(iter(self._greeting))
             del self._greeting[oldest]
@@ -199,20 +201,20 @@ class ClientServer:
         self._greeting[stream] = None
         return True
 
-    def _has_spare_place(self) -> bool:
-        """Whether there is a spare place, if need be that of another connection, which is ended."""
+    def _has_spare_slot(self) -> bool:
+        """Return whether a spare slot is available. If none is, end the oldest spare connection that is no gateway."""
         if len(self._spare) < SPARE_SLOTS:
             return True
         oldest = next((connection for connection in self._spare if not connection.is_gateway), None)
         if oldest is None:
             return False
         del self._spare[oldest]
-        # At once: more than so many are not to have a socket here, however fast they come.
-        oldest.end_at_once(Overloaded(f"a later connection from this machine has the place of this one: {_REMEDY}"))
+        # End it at once: there must never be more than `SPARE_SLOTS` sockets here, however fast clients connect.
+        oldest.end_at_once(Overloaded(f"a later connection from this machine has the slot of this one: {_REMEDY}"))
         return True
 
     def _why_none(self, source: str) -> str:
-        """Why there is no place for a connection from a source."""
+        """Explain why there is no slot for a connection from a source."""
         slots = self._slots
         if slots.has_share(source):
             return f"this node has {slots.limit} connections, which is its limit (limits.connections)"
@@ -231,7 +233,8 @@ def _peer(stream: trio.SocketStream) -> str:
 
 
 def _is_of_this_machine(stream: trio.SocketStream) -> bool:
-    """Whether a client is on the machine of this node: it has a loopback address, or the one that it has reached."""
+    """Return whether a client is on this machine: its address is a loopback address, or the one that it connected
+    to."""
     try:
         there, here = stream.socket.getpeername()[0], stream.socket.getsockname()[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""Topics as answers tell of them: each is encoded once, until metadata or the leader of some partition changes."""
+"""Encode the topics for replies. Each is encoded once, until the metadata or the leader of a partition changes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from sandq.metadata.records import Topic
 from sandq.model.names import AUTO_CREATED
 
 KEPT_BYTES: Final = 8 << 20
-"""Of encoded topics: about what as many as a cluster may have come to. Those made first go first."""
+"""Maximum bytes of encoded topics that are cached: enough for about as many topics as a cluster may have.
+
+The oldest entries are dropped first."""
 PARTITION_WORK: Final = 1
 
 
 class _Kept(NamedTuple):
     record: Topic
     version: int
-    """Of the routes, when it was begun."""
+    """Version of the routes when the encoding began."""
     encoded: bytes
 
 
 class TopicRecords:
-    """Of one node."""
+    """The cache of one node."""
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
@@ -32,7 +34,7 @@ class TopicRecords:
         self._kept_bytes = 0
 
     async def encoded(self, record: Topic, turn: Turn) -> bytes:
-        """The map that tells of a topic, in MessagePack; made in turns."""
+        """Return the map that describes a topic, in MessagePack, made in time slices."""
         kept = self._kept.get(record.name)
         if kept is not None and kept.record is record and kept.version == self._routes.version:
             return kept.encoded
@@ -59,7 +61,7 @@ class TopicRecords:
             await turn.spend(PARTITION_WORK)
         member("initial_partitions", record.initial_partitions)
         member("replicas", record.replicas)
-        # What was made of itself is no setting: who copies a topic by what is told of it could not say so.
+        # AUTO_CREATED is internal: a client that copies a topic with these settings could not send it.
         member("settings", {name: value for name, value in record.settings.items() if name != AUTO_CREATED})
         if record.owner is not None:
             member("owner", record.owner)

@@ -1,11 +1,12 @@
-"""What a connection's bytes are on the wire: themselves, or what a transform makes of them. No I/O.
+"""Convert between the plain bytes of a connection and the bytes on its wire, without I/O.
 
-    frames --> SendQueue --head(most)--> buffers --> socket        left(n): so many bytes of these have left
+    frames --> SendQueue --head(most)--> buffers --> socket        left(n): n bytes of the buffers were sent
     frames <-- FrameReader <--received(data)-- socket
 
-The read and the send loop of a connection know nothing else of it. A transform (TLS, by `ssl.SSLObject` over memory)
-may cut bytes as it likes, hold some back until it has all of a record, and have words of its own: frames do not care,
-for they are cut again. The send queue holds plain bytes, and counts them until all of what became of them has left.
+The read loop and the send loop of a connection know nothing else of the wire. A transform (TLS, by `ssl.SSLObject` in
+memory) may split the bytes as it likes, hold some back until a record is complete, and send records of its own. The
+frame reader does not depend on how bytes are split. The send queue holds plain bytes, and counts them until all bytes
+that encode them were sent.
 """
 
 from __future__ import annotations
@@ -17,80 +18,81 @@ from sandq.server.send_queue import Buffer, SendQueue
 
 
 class Transform(Protocol):
-    """What the bytes of one connection become on the wire, and back. What it raises is a SandqError, and ends the
-    connection."""
+    """Encodes and decodes the bytes of one connection. It raises only SandqError, which ends the connection."""
 
     @property
     def is_open(self) -> bool:
-        """Whether plain bytes may be sent: both sides have said what they say first."""
+        """Whether plain bytes may be sent: the handshake is complete."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the other side has said that nothing more comes."""
+        """Whether the peer has ended its side of the stream."""
 
     @property
     def records(self) -> int:
-        """How many parts were decoded, ever: each costs something, whatever it carries."""
+        """Total number of records that were decoded. Each costs some work, whatever its size."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether more has come than was decoded, because that was much: others are to have their turn."""
+        """Whether received bytes are left to decode. `decode` limits the work of one call, so that others can run."""
 
     def decode(self, data: bytes) -> bytes:
-        """The plain bytes that what came completes; often none. While it is behind, nothing need come for more."""
+        """Return the plain bytes that `data` completes, often none. While `is_behind`, call it again without data."""
 
     def encode(self, plain: Sequence[Buffer]) -> bytes:
-        """What is to be sent: words of its own, and behind them what becomes of these bytes. Without bytes its own
-        words alone, often none. Never raises: `decode` tells what is wrong with the other side."""
+        """Return the bytes to send: records of the transform's own, followed by the encoded plain bytes.
+
+        Without plain bytes, these are only its own records, often none. It never raises: `decode` reports what is
+        wrong."""
 
     def end(self) -> None:
-        """Nothing is sent any more, but for words that say so."""
+        """Send nothing any more, except the records that end the stream."""
 
 
 RECORD_BITS: Final = 1
-"""Two records are a unit of work."""
+"""A unit of work for each two decoded records."""
 
 
 class PlainWire:
-    """Nothing is made of the bytes."""
+    """A wire without a transform."""
 
     is_behind: Final = False
     work: Final = 0
 
     def __init__(self, queue: SendQueue) -> None:
         self.head = queue.head
-        """What is sent next, at most so many bytes: buffers for one gather write."""
+        """Return the buffers to send next, at most this many bytes, for one gather write."""
         self.is_due = queue.__bool__
-        """Whether there is something to send, and it may be sent now."""
+        """Return whether there are bytes that may be sent now."""
 
     def left(self, sent: int) -> int:
-        """So many bytes have left; how many plain ones have."""
+        """Note that bytes were sent. Return how many plain bytes that completes."""
         return sent
 
     def received(self, data: bytes) -> bytes | None:
-        """The plain bytes that came with these; None: nothing more comes."""
+        """Return the plain bytes of received data; None if the stream has ended."""
         return data or None
 
     def end(self) -> None:
-        """Nothing more will be sent."""
+        """Send nothing any more."""
 
 
 class TransformedWire:
-    """A transform makes of the bytes what is sent. As `PlainWire`."""
+    """A wire with a transform. The methods are those of `PlainWire`."""
 
     def __init__(self, queue: SendQueue, transform: Transform) -> None:
         self._queue = queue
         self._transform = transform
         self._encoded = memoryview(b"")
-        """What has not left of what was encoded last ..."""
+        """Encoded bytes that are not sent yet."""
         self._plain = 0
-        """... and how many plain bytes it is made of, that are still in the queue."""
+        """Number of plain bytes that `_encoded` was made of. They are still in the queue."""
         self.work = 0
-        """Units of it that `received` took last, beside those of its bytes."""
+        """Units of work of the last `received`, in addition to that of its bytes."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is more to be had from `received` without any more bytes, if only that it was all."""
+        """Whether `received` has more to return without new data, even if only the end of the stream."""
         return self._transform.is_behind or self._transform.has_ended
 
     def is_due(self) -> bool:

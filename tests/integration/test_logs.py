@@ -16,7 +16,7 @@ from sandq.model.errors import StorageFailed
 from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.server import logs
-from sandq.server.client_stats import LOGGED_PER_S, Seldom
+from sandq.server.client_stats import LOGGED_PER_S, LogLimiter
 from tests.support.nodes.raw_client import RawClient
 from tests.support.waiting import until_answer
 
@@ -88,7 +88,7 @@ async def test_connections_come_and_go(lines: Lines, node: Serving) -> None:
 
 def test_seldom_lets_some_through_and_says_how_many_it_held_back() -> None:
     now = 100.0
-    seldom = Seldom(2, lambda: now)
+    seldom = LogLimiter(2, lambda: now)
     assert [seldom.held_back() for _ in range(5)] == [0, 0, None, None, None]
     now = 101.5
     assert [seldom.held_back() for _ in range(3)] == [3, 0, None]

@@ -91,7 +91,7 @@ async def test_the_nodes_own_machine_finds_a_place_when_all_are_taken(connect: F
     here = [await connect(HERE) for _ in range(SPARE)]
     later = await connect(HERE)
     told = (await refusal(here[0]))[3]
-    assert "a later connection from this machine has the place of this one: close some" in told
+    assert "a later connection from this machine has the slot of this one: close some" in told
     for client in (*here[1:], later):
         assert (await client.call(Type.PING))[0] == 0, "the oldest alone goes"
     await refusal(await connect(MODEST, hello=False))

@@ -83,7 +83,7 @@ async def test_a_client_gives_up_in_the_end(node: Serving) -> None:
         await client.admin.create_topic("t", **SLOW)  # type: ignore[arg-type]
         for _ in range(2):
             await client.produce("t", b"x")
-        with pytest.raises(Throttled, match=r"not stored in 1 s .* takes 1/h requests of a client"):
+        with pytest.raises(Throttled, match=r"not stored in 1 s .* accepts 1/h requests per client"):
             await client.produce("t", b"x")
         with pytest.raises(Throttled):
             await client.messages("t").get(unique_key="k")

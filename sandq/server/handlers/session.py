@@ -81,7 +81,7 @@ class ClientSession:
             return self._greet(frame)
         handler = self._startup_gate.handlers.get(kind)
         if handler is None:
-            handler = self._startup_gate.look_again(kind)
+            handler = self._startup_gate.find_handler(kind)
         if handler is None:
             if kind in RESERVED:
                 raise InvalidRequest(f"requests of type {kind} are not implemented by this version")

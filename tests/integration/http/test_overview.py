@@ -23,7 +23,7 @@ PAGE = {"accept": "text/html,application/xhtml+xml"}
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes count, and gateways look, more often than they do."""
-    monkeypatch.setattr(node_overview, "LOOK_S", LOOK_S)
+    monkeypatch.setattr(node_overview, "SAMPLE_S", LOOK_S)
     monkeypatch.setattr(looks, "LOOK_S", LOOK_S)
 
 

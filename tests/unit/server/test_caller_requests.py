@@ -134,7 +134,7 @@ async def test_who_asks_for_too_much_is_refused_and_others_are_not(memory: Memor
         for number in range(1, 4 * most // (PARSED_COPIES * SIZE)):
             await at.ask(ADA, number)
         refusal = await at.answer()
-        assert refusal[2] == "OVERLOADED" and f"the requests of {ADA} take all that they may" in refusal[3]
+        assert refusal[2] == "OVERLOADED" and f"the requests of {ADA} use all the memory that they may" in refusal[3]
         assert most - GRANTED_BYTES < memory.requests.of(ADA).bytes < 2 * most
         await at.ask(BOB, 1000)
         await until_holds(lambda: (1000, BOB) in at.session.asked)
@@ -225,7 +225,7 @@ def test_who_has_no_connection_of_its_own_is_refused_when_too_much_is_to_be_work
     for asks in (alone, beside):
         asks.listen()
         asks.listen()
-        with pytest.raises(Overloaded, match="2 requests of this connection wait"):
+        with pytest.raises(Overloaded, match="2 requests of this connection wait for events"):
             asks.listen()
 
 

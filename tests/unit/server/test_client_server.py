@@ -105,7 +105,7 @@ async def test_who_has_shaken_hands_for_nothing_is_told_why(
 ) -> None:
     limits, stats = Limits(connections=1), ClientStats()
     monkeypatch.setattr(tcp, "SPARE_SLOTS", SPARE)
-    monkeypatch.setattr(ClientServer, "_has_spare_place", lambda self: False)  # gateways have them all
+    monkeypatch.setattr(ClientServer, "_has_spare_slot", lambda self: False)  # gateways have them all
     port_tls = TlsPort(REQUIRE, lambda: contexts()[0], Handshakes())
     async with served(limits, stats, port_tls) as port, await trio.open_tcp_stream(HERE, port):
         await wait_all_tasks_blocked()

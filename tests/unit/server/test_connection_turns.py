@@ -20,7 +20,7 @@ from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import FrameReader, Type, encode_reply
 from sandq.server import connection as connection_module
 from sandq.server.caller_requests import AT_ONCE, BEGUN_WORK
-from sandq.server.connection import FRAME_S, RECEIVE_BYTES, RECEIVE_FEW_BYTES, SAID_BITS, Connection
+from sandq.server.connection import CROWDED_RECEIVE_BYTES, FRAME_S, FRAME_WORK_BITS, RECEIVE_BYTES, Connection
 from sandq.server.open_requests import REFUSAL_WORK
 from sandq.server.output import FLUSH_BYTES, UNIT_BITS, UNSENT_BYTES
 from tests.support.nodes.one_connection import NothingTogether, one_connection
@@ -260,7 +260,7 @@ async def test_what_waits_for_its_turn_here_is_not_taken_off_the_time_of_a_frame
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """A frame of which all is there, and of which the node takes a little in each of its slow turns."""
-    size = 64 * RECEIVE_FEW_BYTES
+    size = 64 * CROWDED_RECEIVE_BYTES
     monkeypatch.setattr(connection_module, "FRAME_BYTES_PER_S", 1 << 40)
     memory = MemoryBudget(DEFAULT.memory_bytes)
     got = trio.Event()
@@ -300,7 +300,7 @@ async def test_what_the_client_does_not_send_is(
 
 async def test_a_frame_that_says_much_is_much_work(steps: Steps) -> None:
     at, done, many = [], trio.Event(), 20
-    size = SHARED_WORK << SAID_BITS
+    size = SHARED_WORK << FRAME_WORK_BITS
 
     def handle(connection: Connection, frame: Any) -> None:
         at.append(steps.number)

@@ -45,11 +45,11 @@ async def test_who_founds_a_cluster_may_do_nothing_more_once_it_is_there() -> No
     await entrance.hello(Hello(2, "raw", {}))
     assert entrance.access is not None and entrance.access.allows(Right.CLUSTER)
     waiting[0] = None
-    entrance.look()
+    entrance.check()
     assert wakes == [1000 + FOUNDED_MS] and not connection.ended, "what it has asked for is still answered"
     assert not entrance.access.allows(Right.CLUSTER), (
         "but whoever keeps a request under way is no administrator by that"
     )
     connection.requests = 0
-    entrance.look()
+    entrance.check()
     assert [error.code for error in connection.ended] == ["UNAVAILABLE"]

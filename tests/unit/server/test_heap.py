@@ -34,10 +34,10 @@ def test_it_gives_back_when_the_process_has_grown() -> None:
     heap = heap_of(process)
     process.free = MOVED_BYTES - 1
     for _ in range(5):
-        heap.look()
+        heap.check()
     assert process.trims == 0, "it is not worth it"
     process.free += 1
-    heap.look()
+    heap.check()
     assert (process.trims, process.free) == (1, 0)
 
 
@@ -47,12 +47,12 @@ def test_a_burst_is_given_back_once_it_is_over() -> None:
     heap = heap_of(process)
     for _ in range(5):
         process.used += 10 * MOVED_BYTES
-        heap.look()
+        heap.check()
     assert process.trims == 0
     for _ in range(TRIES):
         left = (process.used - 100 * MB) // 2
         process.used, process.free = process.used - left, left
-        heap.look()
+        heap.check()
         assert process.free == 0
     assert process.trims == TRIES
 
@@ -62,7 +62,7 @@ def test_what_is_in_use_is_not_tried_again_and_again() -> None:
     heap = heap_of(process)
     process.used += 10 * MOVED_BYTES
     for _ in range(20):
-        heap.look()
+        heap.check()
     assert process.trims == TRIES
 
 
@@ -83,8 +83,8 @@ last = libc.malloc(16_000)
 for piece in pieces:
     libc.free(ctypes.c_void_p(piece))
 kept = resident() - before
-heap.look()
-heap.look()
+heap.check()
+heap.check()
 print(kept, resident() - before)
 """
 

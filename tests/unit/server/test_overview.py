@@ -9,7 +9,7 @@ import msgpack
 
 from sandq.broker.stats.histogram import LATENESS, Histogram
 from sandq.partition.records.metrics import Counted
-from sandq.server.overview import MINUTE_LOOKS, RATE_LOOKS, SLOT_S, SLOTS, TopicTrack
+from sandq.server.overview import MINUTE_SAMPLES, RATE_SAMPLES, SLOT_S, SLOTS, TopicTrack
 
 SLOT_MS = SLOT_S * 1000
 
@@ -33,8 +33,8 @@ class Topic:
 
 
 def looked(track: TopicTrack, topic: Any, now_ms: int = 0) -> Any:
-    track.look(topic, now_ms)
-    return track.within(RATE_LOOKS)
+    track.sample(topic, now_ms)
+    return track.within(RATE_SAMPLES)
 
 
 def test_what_was_done_between_looks_is_counted() -> None:
@@ -49,7 +49,7 @@ def test_what_was_done_between_looks_is_counted() -> None:
     assert sum(done.lateness) == 5
     assert looked(track, topic)[:4] == (5, 5, 1, 2)
     assert looked(track, topic)[:4] == (0, 0, 0, 0)
-    assert track.within(MINUTE_LOOKS).sent == 5
+    assert track.within(MINUTE_SAMPLES).sent == 5
 
 
 def test_a_partition_that_comes_to_be_led_here_or_is_loaded_anew_adds_nothing_of_before() -> None:

@@ -46,12 +46,12 @@ class Connection:
 class Checks:
     """Admits everything."""
 
-    def has_room(self, requests: int) -> bool:
+    def admits(self, requests: int) -> bool:
         return True
 
     def check_rate(self, topic: str, requests: int = 1) -> None: ...
 
-    def looks_ahead(self, topic: str) -> bool:
+    def needs_delay(self, topic: str) -> bool:
         return False
 
     def count_produce(self, request: Produce, requests: int, known: Any = None) -> None: ...

@@ -124,13 +124,13 @@ def test_messages_that_an_ack_sends_are_waited_for(meters: QuotaMeters, hand: Ha
 
 def test_there_is_room_for_as_many_as_are_let_through(meters: QuotaMeters, hand: Hand) -> None:
     quota = Quota(requests_per_s=5)
-    assert meters.has_room("token:a", quota, 5) and not meters.has_room("token:a", quota, 6)
+    assert meters.admits("token:a", quota, 5) and not meters.admits("token:a", quota, 6)
     meters.take("token:a", quota, 3, 0)
-    assert meters.has_room("token:a", quota, 2) and not meters.has_room("token:a", quota, 3)
+    assert meters.admits("token:a", quota, 2) and not meters.admits("token:a", quota, 3)
     hand.now_s += 1
-    assert meters.has_room("token:a", quota, 5)
-    assert meters.has_room("token:a", NO_QUOTA, 10_000)
-    assert not meters.has_room("token:b", Quota(requests_per_s=0), 1)
+    assert meters.admits("token:a", quota, 5)
+    assert meters.admits("token:a", NO_QUOTA, 10_000)
+    assert not meters.admits("token:b", Quota(requests_per_s=0), 1)
 
 
 def test_what_turned_out_to_be_larger_is_waited_for(meters: QuotaMeters, hand: Hand) -> None:

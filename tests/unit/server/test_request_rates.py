@@ -33,7 +33,7 @@ def refused(rates: RequestRates, caller: Caller = ADA, topic: str = "t", setting
         rates.take(topic, settings, caller)
     except Throttled as error:
         wait_ms = error.details["retry_after_ms"]
-        assert isinstance(wait_ms, int) and "10/s requests of a client, 3 at once" in error.message
+        assert isinstance(wait_ms, int) and "10/s requests per client, 3 at once" in error.message
         return wait_ms
     return 0
 
