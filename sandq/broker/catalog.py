@@ -213,7 +213,7 @@ class Catalog:
             on_ready=partial(self._on_ready, name, leader),
             on_route=lambda here: self._routes.led(host.number, host.group.term, here),
         )
-        leader.raft_group.look()
+        leader.raft_group.notify_changed()
 
     def closed(self, leader: PartitionLeader) -> None:
         """A replica runs here no more."""

@@ -95,7 +95,7 @@ async def replicating(context: Context, storage: Storage) -> AsyncIterator[Repli
         with sender.gathering():
             node_log.published(published)
 
-    hooks.wake, hooks.room = wakeup.set, links.room
+    hooks.wake, hooks.accepts = wakeup.set, links.room
     hooks.on_leads, hooks.reason_to_wait = clocks.leads, clocks.reason_to_wait
     node_log = _open_log(context, storage, hooks, publish=partial(inbox.put, publish))
     storage.save_identity()
@@ -106,7 +106,7 @@ async def replicating(context: Context, storage: Storage) -> AsyncIterator[Repli
         partial(send_messages, links.send),
         checkpoint_bytes=config.storage.checkpoint_bytes,
         checkpoint_interval_s=config.storage.checkpoint_interval_ms / 1000,
-        on_pass=context.stats.pass_records.observe,
+        on_batch=context.stats.pass_records.observe,
     )
     clean, grace_s = False, config.shutdown_grace_ms / 1000
     try:

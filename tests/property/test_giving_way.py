@@ -123,12 +123,12 @@ def test_what_comes_of_entries_does_not_depend_on_who_gave_way(seed: int) -> Non
     def beside() -> Any:
         nested[0] += 1
         come(rng.randrange(3))
-        return lanes.beside(lambda: rng.random() < 0.5)
+        return lanes.others(lambda: rng.random() < 0.5)
 
-    together.applier.beside = beside
+    together.applier.other_tasks = beside
     while waiting or lanes:
         come(rng.randrange(1, 6))
-        together.applier.run(lanes.turn(lambda: rng.random() < 0.8))
+        together.applier.run(lanes.slice(lambda: rng.random() < 0.8))
     assert nested[0] > ENTRIES
     assert together.results == alone.results
     assert together.statuses == alone.statuses

@@ -190,7 +190,7 @@ class Reconciler:
         firing = ScheduleFiring(host, self._runner, self._clock, self._timers, self._nursery, self._planning)
 
         def look(status: Status) -> None:
-            compaction.look(status)
+            compaction.on_status(status)
             firing.look(status)
 
         return PartitionLeader(

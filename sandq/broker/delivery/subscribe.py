@@ -139,7 +139,7 @@ def held_by(
     for leader in leaders:
         replica = leader.raft_group.replica
         assert isinstance(replica, PartitionReplica)
-        if replica.is_half_way:
+        if replica.is_mid_entry:
             later.append(leader)
             continue
         tokens = known.get((leader.raft_group.number, leader.partition), set())
@@ -168,7 +168,7 @@ def reclaimable(leaders: Sequence[PartitionLeader], request: Subscribe, epoch: i
     for leader in leaders:
         replica = leader.raft_group.replica
         assert isinstance(replica, PartitionReplica)
-        if replica.is_half_way or replica.holds_otherwise(request.group, request.consumer_id, epoch):
+        if replica.is_mid_entry or replica.holds_otherwise(request.group, request.consumer_id, epoch):
             found.append(leader)
     return found
 

@@ -163,23 +163,23 @@ class NodeHealth:
     def note_space(self, free_bytes: int) -> None:
         """So much of the disk is free: take new messages, or not."""
         backlog = self._node_log.backlog
-        if free_bytes < self._reserve_bytes and backlog.no_room is None:
-            backlog.no_room = (
+        if free_bytes < self._reserve_bytes and backlog.disk_full is None:
+            backlog.disk_full = (
                 f"the disk of this node is nearly full: {free_bytes >> 20} MiB are free, and below "
                 f"{self._reserve_bytes >> 20} MiB (storage.reserve_bytes) nothing new is stored"
             )
-            log.error("no new messages are taken until there is room", reason=backlog.no_room)
-        elif free_bytes >= self._reserve_bytes * ROOM_AGAIN and backlog.no_room is not None:
-            backlog.no_room = None
+            log.error("no new messages are taken until there is room", reason=backlog.disk_full)
+        elif free_bytes >= self._reserve_bytes * ROOM_AGAIN and backlog.disk_full is not None:
+            backlog.disk_full = None
             log.info("there is room again", free_bytes=free_bytes)
         failed = self._node_log.failed
-        if failed is not None and is_full(failed) and backlog.no_room is None:
+        if failed is not None and is_full(failed) and backlog.disk_full is None:
             self.restart.set()
 
     @property
     def no_room(self) -> str | None:
         """Why nothing new is stored here, acks and what makes room are."""
-        return self._node_log.backlog.no_room
+        return self._node_log.backlog.disk_full
 
     def look(self) -> None:
         """Look once, and tell those who wait here and the other nodes what is new."""
@@ -194,7 +194,7 @@ class NodeHealth:
         if self._stalled is not None and blocked:
             self._node_log.stall(self._stalled)
             if any(one.label == "state" for one in stalled):
-                self._runner.give_up_questions(self._stalled)
+                self._runner.give_up_queries(self._stalled)
         else:
             self._node_log.resume()
         self._tell()

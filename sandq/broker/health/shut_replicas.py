@@ -189,7 +189,7 @@ class ShutReplicas:
         of several entries was at fault."""
         node_log, runner, failure = self._node_log, self._runner, host.shut
         try:
-            await runner.between_passes(partial(node_log.suspend_shut, host))
+            await runner.between_batches(partial(node_log.suspend_shut, host))
         except SandqError as error:
             log.info("a shut replica is not opened again", group=host.number, reason=error.message)
             return
@@ -200,7 +200,7 @@ class ShutReplicas:
                 state[0].careful_until = failure.index
         except SandqError as error:
             log.error("a shut replica cannot be opened again", group=host.number, error=error.message)
-        await runner.between_passes(partial(node_log.reopen, host, *state))
+        await runner.between_batches(partial(node_log.reopen, host, *state))
         log.warning("a shut replica is loaded again from its rows", group=host.number)
 
 

@@ -123,7 +123,7 @@ class KvWatches:
         elif len(watchers) >= WATCHERS_MOST:
             raise Overloaded(f"{len(watchers)} wait for changes of the same partition; ask again in a moment")
         else:
-            host.look()  # wakes who looks for them
+            host.notify_changed()  # wakes who looks for them
         watchers[watcher] = None
 
     async def _serve(self, host: RaftGroup, watchers: dict[_Watcher, None]) -> None:

@@ -1,8 +1,8 @@
-"""Applies committed entries, publishes what came of them, and hands over the rows: those of many small runs together.
+"""Apply committed entries, publish the results, and hand over changed rows in large batches.
 
-Sync and single-threaded by itself: the node runs it on the apply thread, a simulation steps it. An entry that takes
-long gives way now and then, and what other groups have to do is done meanwhile, within it: one entry of many messages
-does not make who has a single one wait for all of them.
+The applier is synchronous and single-threaded: the node runs it on the apply thread, and a simulation steps it. A long
+entry yields from time to time, and other groups' tasks run within it. So an entry with many messages does not delay a
+group that has a single one.
 """
 
 from __future__ import annotations
@@ -22,33 +22,40 @@ from sandq.storage.stores import Change, Stores, StoresSnapshot
 
 WRITE_ENTRIES: Final = 64
 WRITE_BYTES: Final = 64 << 10
-"""Of commands ..."""
+"""Bytes of commands after which rows are written; `WRITE_ENTRIES` is the number of entries.
+
+When one of the limits `WRITE_*` is reached, the rows are handed over at once, otherwise after a short pause (`rest`). A
+write costs about as much as applying a small entry."""
 WRITE_ROWS: Final = 1000
-"""... what they changed in one replica ..."""
+"""Number of changed rows of one replica after which rows are written."""
 WRITE_ROW_BYTES: Final = 1 << 20
-"""... and bytes of it, in all of them: a step of a job is a small command, and may copy large messages. With so much of
-any of these rows are written at once; with less once nothing has come for a moment (`rest`), as a write costs about as
-much as to apply a small entry."""
+"""Bytes of changed rows of all replicas after which rows are written.
+
+A step of a job is a small command that may copy large messages."""
 
 SLICE_S: Final = 0.002
-"""So long, at least, an entry is applied until it gives way. What is applied does not depend on it."""
-HALF_BYTES: Final = 4 << 20
-"""So many bytes of entries, and what one brings beyond, give way at once: half done, one of 1 MB takes 50 MB."""
+"""Seconds that an entry is applied before it yields. The results do not depend on it."""
+UNFINISHED_BYTES: Final = 4 << 20
+"""Total bytes of unfinished entries above which no entry yields. A half-applied entry of 1 MB occupies 50 MB."""
 SHARE: Final = 4
-"""Others have had at most so many times of what the entry had that gives way to them: else who always has a large one
-to be applied would let it never come to its end. But for what they had last, which may have taken long by itself."""
+"""Limit on the time of other groups, as a multiple of the time that the yielding entry had.
+
+Without it, a steady load of large entries in other groups would keep this one from ever finishing. The last task of the
+others may exceed it."""
 HERE_ENTRIES: Final = 8
 HERE_BYTES: Final = 16 << 10
-"""So many entries, and bytes of them, are applied at once by who must not wait: it takes about a millisecond."""
+"""Maximum bytes of commands, with `HERE_ENTRIES` entries, applied by a thread that must not wait: about 1 ms."""
 DEPTH: Final = 32
-"""So many entries give way to one another at most: the last one goes on to its end."""
-HALF_ANSWERS: Final = 4
-"""So many questions give way at once: what is read for an answer, up to 16 MiB, is in no account until it is whole."""
+"""Maximum number of nested yields. The innermost entry runs to its end."""
+PREEMPTED_MOST: Final = 4
+"""Maximum number of queries that may be preempted at the same time.
+
+A partial answer, up to 16 MiB, is not charged to the memory budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply entry `index` of a group."""
+    """A task: apply entry `index` of a group."""
 
     group: int
     replica: Replica
@@ -61,17 +68,19 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Call something on the thread that owns the state; `answered(value)` runs on the loop."""
+    """A task: call a function on the apply thread. `answered(value)` runs on the loop."""
 
     call: Callable[[], Any]
     answered: Callable[[Any], None]
     group: int | None = None
-    """It comes behind what was submitted for that group; None: behind everything, the rows of which are handed over."""
+    """The call follows everything submitted for that group.
+
+    None: it follows everything submitted so far, and the rows of all that are handed over first."""
 
 
 @dataclass(frozen=True, slots=True)
 class DigestView:
-    """What a replica had stored as of an entry that asks for a digest of it. Who gets it closes `rows`."""
+    """The rows of a replica as of an entry that asks for a digest. The receiver closes `rows`."""
 
     group: int
     index: int
@@ -82,34 +91,34 @@ class DigestView:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a run tells the loop: results by (group, index), then a status for each group that changed."""
+    """The outcome of a run, for the loop: results by (group, index), and a status for each changed group."""
 
     results: list[tuple[int, int, list[Any]]]
     statuses: dict[int, Any]
     answers: list[tuple[Callable[[Any], None], Any]]
     applied_bytes: int = 0
-    """Of the entries that were applied."""
+    """Bytes of the entries that were handled, including those discarded because their replica is shut."""
     views: Sequence[DigestView] = ()
     shut: Sequence[tuple[int, Replica]] = ()
-    """Groups whose replicas here were shut in this run."""
+    """Groups whose replicas on this node were shut in this run."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """What is done in one go, and what came of it."""
+    """The tasks that are run together, and their outcome."""
 
     began_s: float
     is_here: bool = False
-    """By who must not wait: no rows are written, and no entry gives way."""
-    beside_s: float = 0.0
-    """Of it, what others took that an entry gave way to."""
+    """True on a thread that must not wait: no rows are written, and no entry yields."""
+    yielded_s: float = 0.0
+    """Seconds of the run that went to tasks of other groups while an entry yielded."""
     group: int | None = None
-    """Of which an entry is being applied."""
+    """Group of the entry that is being applied."""
     entries: int = 0
     changed: dict[int, Replica] = field(default_factory=dict)
-    """By group."""
-    untold: dict[int, Replica] = field(default_factory=dict)
-    """Those of which the loop has yet to be told, and the rest of what it is told."""
+    """Replicas changed in this run, by group."""
+    unpublished: dict[int, Replica] = field(default_factory=dict)
+    """Changed replicas whose status is not published yet, by group."""
     results: list[tuple[int, int, list[Any]]] = field(default_factory=list)
     answers: list[tuple[Ask, Any]] = field(default_factory=list)
     views: list[DigestView] = field(default_factory=list)
@@ -124,46 +133,50 @@ class Applier:
         on_applied: Callable[[int, float], None] = lambda entries, apply_s: None,
         after_entry: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_applied` is told of each run: entries, and the seconds it took to apply them. `after_entry`: called after
-        each of them, unless another one gives way to it, or nobody must wait."""
+        """Create the applier.
+
+        `on_applied(entries, apply_s)` is called after each run. `after_entry` is called after each entry, unless that
+        is applied within another entry or on a thread that must not wait."""
         self._stores = stores
         self._publish = publish
         self.steps = 0
-        """Rises with everything that is done: who looks from outside sees that it goes on."""
+        """Rises with each step, so that a watchdog sees progress."""
         self._unwritten: dict[int, Replica] = {}
-        """By group: what was applied since its rows were written last, ..."""
+        """Replicas with changes that were not written since the last write, by group."""
         self._entries = self._bytes = 0
-        """... how many entries, and bytes of them."""
+        """Number of entries applied since the last write, and their bytes."""
         self._on_applied = on_applied
         self._after_entry = after_entry
-        self.beside: Callable[[], Iterable[Apply | Ask]] = tuple
-        """What other groups have to do than those of which an entry is being applied; set by who runs it."""
+        self.other_tasks: Callable[[], Iterable[Apply | Ask]] = tuple
+        """Return the tasks of groups other than those whose entries are being applied. Set by the owner."""
         self._runs: list[_Run] = []
-        """The one that is being done last; those before it have given way."""
-        self._half_bytes = 0
-        """Of the entries that are being applied."""
-        self._half_answers = 0
-        """Questions that are being answered."""
+        """The runs in progress, innermost last. The others have yielded."""
+        self._unfinished_bytes = 0
+        """Bytes of the entries that are being applied."""
+        self._open_answers = 0
+        """Number of queries that are being answered."""
         self._until_s = 0.0
-        """How long what is being done goes on at least; inf: it does not give way."""
+        """Time until which the current task does not yield; inf if it does not yield at all."""
         self._shut: list[tuple[int, Replica]] = []
-        """Replicas that were shut and of which the loop has yet to be told, by group."""
+        """Replicas that were shut, with their groups, and that the loop does not know of yet."""
 
     @property
     def is_applying(self) -> bool:
-        """Whether an entry is being applied at this moment. For any thread."""
+        """Return whether an entry is being applied now. For any thread."""
         runs = self._runs
         return bool(runs) and runs[-1].group is not None
 
     def run(self, tasks: Iterable[Apply | Ask]) -> None:
-        """Apply in order, hand rows over if there is much, and publish."""
+        """Run the tasks in order, hand over rows if there are many, and publish the outcome."""
         self._run(tasks, _Run(began_s=time.perf_counter()))
 
     def run_here(self, tasks: Sequence[Apply | Ask]) -> int:
-        """The same for who must not wait: of the first, as long as they are few, small and need no disk. How many."""
+        """Run the first tasks on a thread that must not wait, as long as they are few, small and need no disk.
+
+        Return their number."""
         run = _Run(began_s=time.perf_counter(), is_here=True)
         quick = takewhile(partial(self._is_quick, run), tasks)
-        if self._is_much(self._unwritten.values()) or (first := next(quick, None)) is None:
+        if self._must_write(self._unwritten.values()) or (first := next(quick, None)) is None:
             return 0
         self._run(chain([first], quick), run)
         return run.entries
@@ -176,7 +189,7 @@ class Applier:
         try:
             return task.replica.needs_no_disk(task.command)
         except Exception:
-            return False  # the apply thread meets the same error, and shuts the replica
+            return False  # the apply thread meets the same error and shuts the replica
 
     def _run(self, tasks: Iterable[Apply | Ask], run: _Run) -> None:
         self._runs.append(run)
@@ -185,35 +198,35 @@ class Applier:
             if isinstance(task, Apply):
                 self._apply(task, run)
             else:
-                # A question of a partition may give way as its entries do.
-                gives_way = task.group is not None and self._half_answers < HALF_ANSWERS
+                # A query of a partition may yield like an entry.
+                gives_way = task.group is not None and self._open_answers < PREEMPTED_MOST
                 self._until_s = time.perf_counter() + SLICE_S if gives_way else math.inf
                 if task.group is None:
                     self.write()
-                self._half_answers += 1
-                answer = task.call()  # what was answered before it is told meanwhile
-                self._half_answers -= 1
+                self._open_answers += 1
+                answer = task.call()  # earlier answers may be published meanwhile
+                self._open_answers -= 1
                 run.answers.append((task, answer))
-        if not run.is_here and self._is_much(run.changed.values()):
-            self.write()  # before it is told: what is proposed next goes by what waits to be written
-        self._tell(run)
+        if not run.is_here and self._must_write(run.changed.values()):
+            self.write()  # before publishing: the unwritten rows decide what may be proposed next
+        self._report(run)
         self._runs.pop()
-        self._on_applied(run.entries, time.perf_counter() - run.began_s - run.beside_s)
+        self._on_applied(run.entries, time.perf_counter() - run.began_s - run.yielded_s)
         self.steps += 1
         if self._runs:
-            self._runs[-1].beside_s += time.perf_counter() - run.began_s
+            self._runs[-1].yielded_s += time.perf_counter() - run.began_s
 
     def _apply(self, task: Apply, run: _Run) -> None:
         self._until_s = math.inf if run.is_here else time.perf_counter() + SLICE_S
         size = len(task.command)
         run.entries += 1
-        run.size += size  # also what is discarded: the loop counts what is handed over until it is told
+        run.size += size  # discarded entries, too: the loop counts the bytes it handed over until they are published
         if task.replica.failure is not None:
             return
         run.group = task.group
-        # While it gives way others may write what is unwritten: no rows of half an entry.
+        # Other runs may write the unwritten replicas while this entry yields: keep the half-applied one out of them.
         self._unwritten.pop(task.group, None)
-        self._half_bytes += size
+        self._unfinished_bytes += size
         try:
             outcome = task.replica.apply(task.index, task.command, task.wanted, task.skip)
         except (Exception, EndlessEntry) as error:
@@ -221,9 +234,9 @@ class Applier:
             return
         finally:
             run.group = None
-            self._half_bytes -= size
-        # A question among the tasks may write what is unwritten, and still the loop must learn what changed.
-        run.changed[task.group] = run.untold[task.group] = self._unwritten[task.group] = task.replica
+            self._unfinished_bytes -= size
+        # A query among the tasks may write the replica; the loop must still learn that it changed.
+        run.changed[task.group] = run.unpublished[task.group] = self._unwritten[task.group] = task.replica
         self._entries += 1
         self._bytes += size
         if task.replica.careful_until and not self._is_whole(task):
@@ -236,7 +249,7 @@ class Applier:
             self._after_entry()
 
     def _is_whole(self, task: Apply) -> bool:
-        """Sum up and write the state behind this very entry. False: that has shut the replica."""
+        """Sum up and write the state after this entry. Return False if that has shut the replica."""
         replica = task.replica
         try:
             replica.status()
@@ -251,64 +264,69 @@ class Applier:
     def _shut_replica(
         self, group: int, replica: Replica, step: Step, error: BaseException, *, index: int | None = None
     ) -> None:
-        """Shut one replica at its rows, and let all others go on. Raises what is not about this replica."""
+        """Shut one replica, going back to its rows; the others continue.
+
+        Raise errors that do not concern this replica."""
         if isinstance(error, STOPS_NODE):
             raise error
         replica.shut(step, error, index=index)
         self._unwritten.pop(group, None)
         if replica.unwritten:
-            self._unwritten[group] = replica  # it has gone back to the state before the entry, and keeps that
+            self._unwritten[group] = replica  # it went back to the state before the entry, which must be written
         for run in self._runs:
             run.changed.pop(group, None)
-            run.untold.pop(group, None)
+            run.unpublished.pop(group, None)
         self._shut.append((group, replica))
 
     def give_way(self) -> None:
-        """Do what other groups have to do, if the entry that is being applied, or the question of a group, has taken
-        long since it last did this: it calls this where all may change but for its own group."""
-        self.steps += 1  # one entry may take longer than a stall, and goes on all the same
+        """Run tasks of other groups if the current entry or query has used up its time slice.
+
+        Called by the state machine where everything but its own group may change."""
+        self.steps += 1  # one entry may take longer than the stall timeout, and it is making progress
         began_s = time.perf_counter()
-        if began_s < self._until_s or len(self._runs) > DEPTH or self._half_bytes > HALF_BYTES:
+        if began_s < self._until_s or len(self._runs) > DEPTH or self._unfinished_bytes > UNFINISHED_BYTES:
             return
-        others = iter(self.beside())
+        others = iter(self.other_tasks())
         if (first := next(others, None)) is not None:
-            self._tell(self._runs[-1])
+            self._report(self._runs[-1])
             self.run(chain([first], others))
         ended_s = time.perf_counter()
         self._until_s = ended_s + max(SLICE_S, (ended_s - began_s) / SHARE)
 
-    def _tell(self, run: _Run) -> None:
-        """Tell the loop what came of a run so far. What an entry has changed by half is told when it is done, and what
-        came of those of its group before it with that: no answer comes before the results that it rests on."""
-        half = run.group if run.group in run.untold else None
+    def _report(self, run: _Run) -> None:
+        """Publish the outcome of a run so far.
+
+        The changes of an unfinished entry are published once it is done, and with them the earlier results of its
+        group. So no answer is published before the results that it depends on."""
+        half = run.group if run.group in run.unpublished else None
         later = () if half is None else (half, None)
         statuses = {}
-        for group, replica in list(run.untold.items()):
+        for group, replica in list(run.unpublished.items()):
             if group != half:
                 try:
                     statuses[group] = replica.status()
                 except Exception as error:
                     self._shut_replica(group, replica, Step.STATUS, error)
-                    # An operator may skip the last of these entries: none of them may be acknowledged.
+                    # An operator may skip the last of these entries, so none of them may be acknowledged.
                     run.results = [result for result in run.results if result[0] != group]
         results = [result for result in run.results if result[0] != half]
         answers = [(ask.answered, value) for ask, value in run.answers if half is None or ask.group not in later]
         shut, self._shut = self._shut, []
         self._publish(Published(results, statuses, answers, run.size, run.views, shut))
-        run.untold = {group: replica for group, replica in run.untold.items() if group == half}
+        run.unpublished = {group: replica for group, replica in run.unpublished.items() if group == half}
         run.results = [result for result in run.results if result[0] == half]
         run.answers = [(ask, value) for ask, value in run.answers if half is not None and ask.group in later]
         run.size, run.views = 0, []
 
     def rest(self) -> None:
-        """Nothing has come for a moment: write what is left."""
+        """Write the remaining rows, because no task has come for a moment."""
         self.write()
         if self._shut:
             shut, self._shut = self._shut, []
             self._publish(Published([], {}, [], shut=shut))
 
-    def _is_much(self, changed: Iterable[Replica]) -> bool:
-        """Whether rows are to be written before anything else is applied."""
+    def _must_write(self, changed: Iterable[Replica]) -> bool:
+        """Return whether the rows must be written before anything else is applied."""
         if self._entries >= WRITE_ENTRIES or self._bytes >= WRITE_BYTES:
             return True
         if any(replica.unwritten >= WRITE_ROWS for replica in changed):
@@ -316,7 +334,7 @@ class Applier:
         return sum([replica.unwritten_bytes for replica in self._unwritten.values()]) >= WRITE_ROW_BYTES
 
     def _views(self, task: Apply) -> list[DigestView]:
-        """Its rows as of this very entry, for each digest that it asks for."""
+        """Return a view of the replica's rows as of this entry, for each digest that it asks for."""
         replica = task.replica
         numbers = list(replica.digests_asked)
         replica.digests_asked.clear()
@@ -326,7 +344,7 @@ class Applier:
         return [DigestView(task.group, task.index, n, replica.store, self._stores.snapshot()) for n in numbers]
 
     def write(self) -> None:
-        """Hand over every change of the entries applied so far, with their applied indices, to be written together."""
+        """Hand over the changes of all entries applied so far, with their applied indices, to be written together."""
         changes: list[Change] = []
         unwritten, self._unwritten = self._unwritten, {}
         for group, replica in unwritten.items():

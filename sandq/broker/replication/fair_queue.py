@@ -1,7 +1,7 @@
-"""What waits for one group, in lines: of each line in its order, and of all lines as if each had its own pace.
+"""Queue the requests of one group fairly over several flows, and in order within each flow.
 
-By self-clocked fair queueing (S. J. Golestani, INFOCOM 1994): an item has the mark at which its line would be done with
-it if all lines that wait went on side by side, and the lowest mark is next.
+Self-clocked fair queueing (S. J. Golestani, INFOCOM 1994). Each item gets a mark: the virtual time at which its flow
+would finish it if all waiting flows were served at the same rate. The item with the lowest mark is next.
 """
 
 from __future__ import annotations
@@ -13,30 +13,33 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 BEHIND: Final = object()
-"""In place of a line: behind everything that waits by then. What comes after it need not wait for it."""
+"""Used in place of a flow: the item follows everything that waits now. Later items need not wait for it."""
 
 
 class FairQueue(Generic[T]):
-    """A line that has very much waiting keeps others waiting for as much of it as they have themselves, and for one
-    item more. What has no line comes behind everything that waits, and before everything that comes after it: so what
-    comes after it waits for all of that as well."""
+    """A queue of flows; the parameter `line` names the flow.
+
+    A flow with a long queue delays another flow by as much work as that one has itself, plus one item. An item without
+    a flow follows everything that waits and precedes everything that is added later. So later items wait for all of
+    that, too.
+    """
 
     def __init__(self) -> None:
         self._items: list[tuple[int, int, Hashable, T]] = []
-        """A heap of (mark, number, line, item)."""
+        """A heap of (mark, number, flow, item)."""
         self._marks: dict[Hashable, int] = {}
-        """Of the last item that waits in a line."""
+        """Mark of the last waiting item of each flow."""
         self._taken = 0
-        """The mark of what was taken last, or is to be taken before everything that comes."""
+        """Virtual time: the mark of the last item taken. An item without a flow raises it to the highest mark."""
         self._highest = 0
         self.added = 0
-        """How many items were ever added."""
+        """Number of items that were ever added."""
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, item: T, work: int, line: Hashable | None = None) -> None:
-        """Put it behind what waits in its line. `work`: what it costs, above zero, in any unit."""
+        """Add an item to the end of its flow. `work`: its cost, above 0, in any unit."""
         self.added += 1
         if line is None:
             self._taken = mark = self._highest
@@ -48,11 +51,11 @@ class FairQueue(Generic[T]):
         heappush(self._items, (mark, self.added, line, item))
 
     def first(self) -> T:
-        """What `take` would give. IndexError: nothing waits."""
+        """Return the item that `take` would return. Raise IndexError if none waits."""
         return self._items[0][3]
 
     def take(self) -> T:
-        """Take what is next. IndexError: nothing waits."""
+        """Remove and return the next item. Raise IndexError if none waits."""
         mark, _, line, item = heappop(self._items)
         self._taken = max(self._taken, mark)
         if self._marks.get(line) == mark:
@@ -60,11 +63,11 @@ class FairQueue(Generic[T]):
         return item
 
     def take_all(self) -> list[T]:
-        """Take all, in the order in which they were added."""
+        """Remove all items, and return them in the order in which they were added."""
         return self.take_first(self.added)
 
     def take_first(self, count: int) -> list[T]:
-        """Take those that wait still of the first so many that were ever added, in that order."""
+        """Remove the items among the first `count` ever added that still wait. Return them in the order of arrival."""
         first = sorted((number, item) for _, number, _, item in self._items if number <= count)
         if first:
             self._items = [entry for entry in self._items if entry[1] > count]

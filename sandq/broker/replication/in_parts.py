@@ -1,4 +1,8 @@
-"""Go on with commands of which an entry did a part: it writes only so much of stored messages again."""
+"""Resubmit moves and nacks that one entry did only in part.
+
+One entry rewrites a limited number of bytes of stored messages. The rest of a command is submitted again until it is
+done.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +19,27 @@ from sandq.partition.records.claim import Outcome
 from sandq.partition.shared_state import NOT_YET
 
 LEAST_ITEMS: Final = 8
-"""That are submitted again at a time, and twice as many as the last entry did: each is looked up in each entry that it
-is in, and a thousand large ones, of which an entry does three, would be half a million times."""
+"""Minimum number of items to submit at a time; otherwise twice as many as the last entry did.
+
+Each entry looks up all of its items. If an entry does three of a thousand large items, resubmitting all of them would
+cost half a million look-ups."""
 
 
 def submit_in_parts(
     raft_group: RaftGroup, command: c.Move | c.Nack, done: Done, *, size: int, work: int, line: Hashable | None
 ) -> None:
-    """Submit a move or a nack, and again what was not done of it yet, until all of it is: then `done` gets the outcomes
-    of all items, or the error that stopped it. Otherwise as `RaftGroup.submit`, also what it raises."""
+    """Submit a move or a nack, and submit the rest of it again until all of it is done.
+
+    `done` gets the outcomes of all items, or the error that stopped it. Otherwise as `RaftGroup.submit`, including the
+    errors raised."""
     items: list[Any] = list(command.items)
     outcomes: list[Any] = [None] * len(items)
     lost: dict[int, list[Any]] = {}
-    """By item: of what those parts of a nack that were done already have lost the lease."""
+    """Messages of each item whose lease had ended, by position of the item: as reported by the finished parts of a
+    nack."""
 
     def submit(left: list[int], behind: list[int]) -> None:
-        """`behind`: what is to be submitted after these."""
+        """Submit the items at the positions `left`. `behind`: positions to submit after those."""
 
         def part_done(result: Any) -> None:
             if isinstance(result, SandqError):
@@ -42,7 +51,7 @@ def submit_in_parts(
                     items[at] = (items[at][0], outcome.left, *items[at][2:])
                     outcome = NOT_YET
                 elif at in lost and not is_not_yet(outcome):
-                    # Of a lease that is gone all is lost that was left of the item.
+                    # The lease is gone: all that was left of the item is lost.
                     outcome = lost[at] + (items[at][1] if outcome == [] else outcome or []) or None
                 outcomes[at] = outcome
             rest = [at for at in left if is_not_yet(outcomes[at])]
@@ -65,5 +74,5 @@ def submit_in_parts(
 
 
 def is_not_yet(outcome: Any) -> bool:
-    """Whether an item of a move or a nack is to be asked for again."""
+    """Return whether an item of a move or a nack must be submitted again."""
     return outcome == NOT_YET or (isinstance(outcome, Outcome) and outcome.word == NOT_YET)

@@ -1,7 +1,8 @@
-"""What threads tell the event loop: calls, in the order in which they came, whoever makes them.
+"""Pass calls from worker threads to the event loop, in the order in which they were made.
 
-Trio's own way (`run_sync_soon`) is for signal handlers as well, and so dearer: a lock that may be taken twice, a socket
-that is read until it is empty. And what the loop does itself in the place of a thread (`during`) is told in its order.
+Trio offers `run_sync_soon` for this. It also supports signal handlers, so it needs a re-entrant lock and a socket that
+is read until it is empty, and costs more. The inbox also keeps the order of calls that the loop makes itself, in the
+role of a thread (`during`).
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ T = TypeVar("T")
 
 
 class Inbox:
-    """Runs on the loop what any thread `put`s here."""
+    """Run on the event loop each call that any thread passes to `put`."""
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._is_woken = False
-        """Who runs the calls will look at them: nobody need wake it."""
+        """True if the calls in the queue will be run without another wake-up."""
         self._is_running = False
         self._left = 0
-        """Calls that are yet to be run in this turn of the loop."""
+        """Number of calls to run in this iteration of the loop."""
         self._lock = threading.Lock()
-        """Without it a thread might write to what has the number of a closed descriptor by then."""
+        """Protects `_fd`: a thread must not write to a descriptor that was closed and whose number was reused."""
         self._fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def put(self, call: Callable[..., Any], *args: Any) -> None:
-        """Have `call(*args)` run on the loop, after all that was put before. It must not raise, or ends who runs this
-        inbox; once that is closed nothing happens."""
+        """Queue `call(*args)` to run on the loop, after all calls that were queued before.
+
+        The call must not raise: an exception would end the task that runs the inbox. After `close` the call is ignored.
+        """
         if self._fd is None:
             return
         self._calls.append((call, args))
@@ -47,15 +50,17 @@ class Inbox:
                 os.eventfd_write(self._fd, 1)
 
     async def run(self) -> None:
-        """Run what comes, until cancelled."""
+        """Run queued calls until cancelled."""
         while self._fd is not None:
             await trio.lowlevel.wait_readable(self._fd)
             os.eventfd_read(self._fd)
             self._run_calls()
 
     def during(self, work: Callable[[], T]) -> T:
-        """Do some work on the loop, and run in this turn what it, or a thread meanwhile, puts here: at once, or when
-        what runs from here, and calls this, has ended. What the work returns."""
+        """Run `work` on the loop and return its result.
+
+        The calls that `work`, or a thread meanwhile, puts here run in the same iteration of the loop. They run when
+        `work` returns, or, if a call of this inbox called `during`, when that call has ended."""
         self._is_woken = True
         try:
             return work()
@@ -65,7 +70,7 @@ class Inbox:
                 self._run_calls()
 
     def _run_calls(self) -> None:
-        """Run what is there, and what `during` adds. What comes later is for another turn of the loop."""
+        """Run the queued calls, and those that `during` adds. Leave later ones to the next iteration of the loop."""
         calls = self._calls
         self._is_woken = self._is_running = True
         self._left = len(calls)
@@ -76,14 +81,14 @@ class Inbox:
                 call(*args)
         finally:
             self._is_running = False
-        # In this order: what is put from here on wakes the loop itself.
+        # Reset the flag before checking the queue: a call that is put after this line wakes the loop itself.
         self._is_woken = False
         if calls:
             self._is_woken = True
             self._wake()
 
     def close(self) -> None:
-        """Run what is left, and nothing any more from here on."""
+        """Run the calls that are left. Ignore all later ones."""
         while self._calls:
             self._run_calls()
         with self._lock:

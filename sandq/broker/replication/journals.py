@@ -1,4 +1,4 @@
-"""Which log a replica starts with: what the WAL holds, or what its store was installed with."""
+"""Choose the log that a replica starts with: the one in the WAL, or the one that its store was installed with."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from sandq.storage.wal_restart import is_behind
 def open_journal(
     records: list[Record], pointer: StorePointer, found: RecoveredGroup | None, applied: int
 ) -> GroupJournal:
-    """`found` is what recovery gave for the group, `applied` what its store holds. The pointer wins over the log: a
-    crash may have come between the two. Term and vote are kept in any case."""
+    """Return the log of a group.
+
+    `found`: the group as recovered from the WAL. `applied`: index of the last entry in its store. The pointer takes
+    precedence over the WAL, as a crash may have come between writing the pointer and the WAL. Term and vote are kept in
+    either case."""
     group, members = pointer.group, Members(pointer.voters, pointer.learners)
     found = found or RecoveredGroup()
     index, index_term = pointer.snapshot_index, pointer.snapshot_term
@@ -21,7 +24,7 @@ def open_journal(
             records, group, members, index=index, index_term=index_term, term=found.term, voted_for=found.voted_for
         )
     if not found.entries:
-        # Nothing of the group was ever synced but, at most, its base.
+        # The WAL contains nothing of the group, or only its base.
         return GroupJournal.create(records, group, members)
     members = Members(tuple(found.voters), tuple(found.learners))
     return GroupJournal(records, group, members, entries=found.entries, term=found.term, voted_for=found.voted_for)

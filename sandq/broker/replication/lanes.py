@@ -1,4 +1,4 @@
-"""What is to be done for many groups: of each in its order, and of all of them one after the other."""
+"""Order the work of many groups: first in, first out within a group, round robin over the groups."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Behind(Generic[T]):
-    """What comes behind all that was there before it."""
+    """An item that runs after all items that were added before it."""
 
     item: T
     number: int
     left: int
-    """Of those items."""
+    """Number of earlier items that are not done."""
 
 
 class Lanes(Generic[T]):
-    """A group with much to do keeps the others from their next item no longer than one of its own takes; while that
-    gives way, not even so long."""
+    """Round-robin queues, one per group.
+
+    A group with many items delays the next item of another group by one of its own items at most. If that item yields,
+    the delay is shorter.
+    """
 
     def __init__(self) -> None:
         self._lanes: OrderedDict[int, deque[tuple[int, T]]] = OrderedDict()
-        """Numbered items by group; whose turn is next stands first. Without groups of which an item is being done."""
+        """Numbered items by group; the next group is first. Excludes the groups in `_busy`."""
         self._busy: dict[int, deque[tuple[int, T]]] = {}
-        """The same of those."""
+        """Numbered items of the groups of which an item is being done."""
         self._behind: deque[_Behind[T]] = deque()
         self._added = 0
         self._size = 0
 
     def __len__(self) -> int:
-        """All that is not done."""
+        """Return the number of items that are not done."""
         return self._size + len(self._behind)
 
     def add(self, item: T, lane: int | None) -> None:
-        """`lane`: the group that it is for; None: it comes behind everything that is there."""
+        """Add an item. `lane`: its group; None: it runs after all items that were added before it."""
         self._added += 1
         if lane is None:
             self._behind.append(_Behind(item, self._added, self._size))
@@ -51,8 +54,10 @@ class Lanes(Generic[T]):
             items = self._lanes[lane] = deque()
         items.append((self._added, item))
 
-    def turn(self, goes_on: Callable[[], bool]) -> Iterator[T]:
-        """Take what is next, one thing at least if there is any: each is done when the next one is asked for."""
+    def slice(self, goes_on: Callable[[], bool]) -> Iterator[T]:
+        """Yield the next items while `goes_on()`, at least one if there is any.
+
+        An item counts as done when the caller asks for the next one."""
         while self._behind or self._lanes:
             if self._behind and not self._behind[0].left:
                 yield self._behind.popleft().item
@@ -61,8 +66,11 @@ class Lanes(Generic[T]):
             if not goes_on():
                 return
 
-    def beside(self, goes_on: Callable[[], bool]) -> Iterator[T]:
-        """The same while others are being done, none of which is of these groups: but for what comes behind all."""
+    def others(self, goes_on: Callable[[], bool]) -> Iterator[T]:
+        """Yield items of the groups that are not busy, while an item of another group has yielded.
+
+        Items without a group are not included: they must run after all earlier items, and one of those is unfinished.
+        """
         while self._lanes and goes_on():
             yield from self._one()
 

@@ -1,4 +1,4 @@
-"""Leadership given to others: before this node stops, when its clock is wrong, or because another one is to lead."""
+"""Transfer leadership to other nodes: before this node stops, if its clock is wrong, or for balance."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from sandq.model.members import node_of
 HAND_OVER_S: Final = 3.0
 PAUSE_S: Final = 0.05
 AGAIN_S: Final = 10.0
-"""After a hand-over that did not come about: meanwhile nothing is taken."""
+"""Seconds after a failed hand-over before the next one. During a hand-over, the group accepts no commands."""
 
 
 async def hand_over(
     hosts: Callable[[], Iterable[RaftGroup]], nodes: Collection[str], within_s: float = HAND_OVER_S
 ) -> list[int]:
-    """Let one of these nodes lead each of the groups that this one leads, where it has a vote. Meanwhile they take no
-    commands. Returns the numbers of those that this node goes on leading after that time: nobody has taken over."""
+    """Transfer the groups that this node leads to these nodes, where they have a vote.
+
+    Until then the groups accept no commands. Return the numbers of the groups that this node still leads after
+    `within_s`."""
     try:
         with trio.move_on_after(within_s):
             while led := [host for host in hosts() if can_leave(host, nodes)]:
@@ -34,6 +36,6 @@ async def hand_over(
 
 
 def can_leave(host: RaftGroup, nodes: Collection[str]) -> bool:
-    """Whether this node leads the group, and one of these has a vote in it."""
+    """Return whether this node leads the group and one of these nodes has a vote in it."""
     group = host.group
     return group.is_leader and any(node_of(m) in nodes and m != group.member for m in group.members.voters)

@@ -1,7 +1,7 @@
-"""What a leader's log keeps for a member that is sent a snapshot: the entries behind it, within a budget.
+"""Keep the part of a leader's log that a member needs after a snapshot, within a budget.
 
-Without them the member would need another snapshot as soon as it has this one. Without a budget a leader that takes
-writes faster than a snapshot gets through would keep all of them, in memory and on the disk.
+Without these entries, the member would need another snapshot as soon as it has installed this one. Without a budget, a
+leader whose writes are faster than the transfer would keep them all, in memory and on disk.
 """
 
 from __future__ import annotations
@@ -12,37 +12,40 @@ from typing import Final
 from sandq.raft import GroupJournal
 
 PIN_BYTES: Final = 64 << 20
-"""Commands that the log keeps for the first attempt at a snapshot ..."""
+"""Budget of the first snapshot, in bytes of commands."""
 PIN_BYTES_MOST: Final = 256 << 20
-"""... and at most: each attempt that the writes outrun is followed by one with twice as much."""
+"""Maximum budget of a snapshot, in bytes of commands. Each failed attempt doubles the budget up to this."""
 
 
 def pin_bytes(outrun: int) -> int:
-    """The budget of a snapshot, in bytes, after so many that were outrun."""
+    """Return the budget of a snapshot, in bytes, after `outrun` attempts that exceeded theirs."""
     return min(PIN_BYTES << outrun, PIN_BYTES_MOST)
 
 
 class LogPin:
-    """One member's claim upon the log of its leader, from the snapshot's index on."""
+    """One member's claim on the log of its leader, from the index of a snapshot on."""
 
     def __init__(self, index: int, budget_bytes: int, on_lost: Callable[[], None]) -> None:
-        """Keep the log from `index` on. `on_lost`: called once, when it has grown beyond the budget: what is under way
-        is of no use any more."""
+        """Keep the log from `index` on.
+
+        `on_lost`: called once, when the log has grown beyond the budget and the snapshot in transfer has become
+        useless."""
         self.index = index
         self.is_lost = False
         self._budget_bytes = budget_bytes
         self._on_lost = on_lost
 
     def needed_from(self, journal: GroupJournal, match_index: int) -> int | None:
-        """The first entry that the log must keep; None once the pin is lost. `match_index`: what the member has got
-        from the log, which need not be kept for it."""
+        """Return the index of the first entry that the log must keep; None once the pin is lost.
+
+        `match_index`: last entry that the member has received from the log. Entries below it need not be kept."""
         needed = max(self.index, match_index)
         if not self.is_lost and journal.bytes_above(needed) > self._budget_bytes:
             self.lose()
         return None if self.is_lost else needed
 
     def lose(self) -> None:
-        """Keep nothing any more."""
+        """Give up the claim."""
         if not self.is_lost:
             self.is_lost = True
             self._on_lost()

@@ -1,11 +1,12 @@
-"""A node's log and state: WAL, stores, Raft groups and their state machines, in steps.
+"""The log and the state of a node: WAL, stores, Raft groups and their state machines, as separate steps.
 
-Every step is a plain function; who calls them decides what runs where. The node runs `commit` on the WAL thread, the
-applier on the apply thread, and `stores.write_one` on the one that writes rows (`runner.py`); a simulation calls one
-after the other and crashes in between.
+Every step is a plain function; the caller decides on which thread it runs. The node runs `commit` on the WAL thread,
+the applier on the apply thread, and `stores.write_one` on the rows thread (`runner.py`). A simulation calls the steps
+one after the other, and crashes in between.
 
-A pass: `tick` -> `commit(records)` -> `synced`. What `tick` and `synced` return goes to the applier, in that order.
-A checkpoint: `applied_indices` (apply thread) -> `stores.flush` (maintenance) -> `truncate` -> a pass -> `release`.
+A commit batch: `tick` -> `commit(records)` -> `synced`. The tasks that `tick` and `synced` return go to the applier, in
+that order. A checkpoint: `applied_indices` (apply thread) -> `stores.flush` (maintenance) -> `truncate` -> a commit
+batch -> `release`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final
 from sandq.broker.memory_budget import LOGS_SHARE, PRODUCERS_SHARE, ROWS_SHARE, MemoryBudget
 from sandq.broker.replication.applier import Applier, Apply, DigestView, Published
 from sandq.broker.replication.journals import open_journal
-from sandq.broker.replication.raft_group import PASS_WORK, RaftGroup
+from sandq.broker.replication.raft_group import BATCH_WORK, RaftGroup
 from sandq.broker.replication.replica import (
     METADATA_GROUP,
     MetadataReplica,
@@ -45,25 +46,30 @@ from sandq.storage.wal import SEGMENT_BYTES, Record, Wal
 from sandq.storage.write_behind import WriteBehindStores
 
 PINNED_SEGMENTS = 1
-"""A tail that keeps more full segments than this is appended again ..."""
+"""Number of full WAL segments that the tail of a log may keep. If it keeps more, it is appended again."""
 COPY_BYTES = 1 << 20
-"""... unless it is larger than this."""
+"""Maximum size in bytes of a tail that is appended again."""
 SHUT_LOG_BYTES: Final = 16 << 20
-"""Bytes of requests that a replica takes, at most, in one term while it is shut: they stay until it opens again."""
-UNAPPLIED_WORK = 2 * PASS_WORK
-"""With so much proposed and not yet applied, a group proposes no more: what waits to be proposed has turns, what was
-proposed has its order."""
+"""Maximum bytes of log that a shut replica accepts in one term. They are kept until the replica opens again."""
+UNAPPLIED_WORK = 2 * BATCH_WORK
+"""Proposed and unapplied work above which a group proposes nothing more.
+
+Waiting requests are scheduled fairly, while the order of proposed ones is fixed."""
 KEPT_BYTES = 256 << 10
-"""Of a log below what the stores hold, for members that are a little behind ..."""
+"""Bytes of a log kept below the applied index, for members that lag slightly."""
 LAG_BYTES = 64 << 20
-"""... and a leader keeps so much for those that are further behind; then they need a snapshot."""
+"""Maximum bytes of a log that a leader keeps for members that lag more. Beyond that they need a snapshot."""
 KEPT_SHARE = 1 / 4
-"""Of what all logs may take: where there are many groups, that is less than `KEPT_BYTES` for each."""
+"""Share of the memory for logs that may be used by `KEPT_BYTES`.
+
+With many groups, each keeps less than `KEPT_BYTES`."""
 ENTRY_BYTES = 120
-"""What an entry of a log takes beside its command, about."""
+"""Approximate memory of a log entry in addition to its command, in bytes."""
 PRODUCER_BYTES = 400
 LAG_WAL_BYTES = 512 << 20
-"""A log whose tail is kept for others, and keeps more than this of the WAL, of all groups, is cut all the same."""
+"""Bytes of WAL, of all groups, that the tail of one log may keep.
+
+If it keeps more, the log is cut even if members need it."""
 SWEEP_ROWS = 500
 SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
@@ -71,30 +77,30 @@ LAST_KEY = b"\xff" * 5
 
 @dataclass(slots=True, kw_only=True)
 class Hooks:
-    """What the log of a node calls. Whatever is opened after the log sets its own hook."""
+    """Callbacks of a node's log. Components that are created after the log set their own hooks."""
 
     wake: Callable[[], None] = lambda: None
     """Called when there is something to commit."""
-    room: Callable[[str], bool] = lambda node: True
-    """Whether the queue to a node takes more."""
+    accepts: Callable[[str], bool] = lambda node: True
+    """Return whether the queue to a node accepts more messages."""
     on_leads: Callable[[RaftGroup], None] = lambda host: None
-    """Told of groups that this node begins to lead, before they are ready."""
+    """Called with each group that this node starts to lead, before the group is ready."""
     reason_to_wait: Callable[[RaftGroup], str | None] = lambda host: None
-    """Why nothing is to be stamped now in a group that this node leads; None: it may be."""
+    """Return why no entry may be stamped now in a group that this node leads; None if entries may be stamped."""
     on_sync: Callable[[float], None] = lambda seconds: None
-    """Told how long each sync took."""
+    """Called with the duration of each sync, in seconds."""
     on_applied: Callable[[int, float], None] = lambda entries, apply_s: None
     """See `Applier`."""
     on_written: Callable[[float], None] = lambda seconds: None
     """See `WriteBehindStores`."""
     on_digest: Callable[[DigestView], None] = lambda view: view.rows.close()
-    """Given what a digest was asked of."""
+    """Called with the rows of which a digest was requested."""
     on_shut: Callable[[RaftGroup], None] = lambda host: None
-    """Told of each replica that could not apply an entry, or whose rows could not be read."""
+    """Called with each group whose replica was shut here."""
 
 
 class NodeLog:
-    """`now_ms` stamps entries."""
+    """The WAL, stores and Raft groups of a node."""
 
     def __init__(
         self,
@@ -110,14 +116,17 @@ class NodeLog:
         hooks: Hooks | None = None,
         levels: Levels = KNOWN,
     ) -> None:
-        """Recovers the WAL. `create`: there may be nothing yet. Raises Corruption, StorageFailed."""
+        """Open the stores and recover the WAL.
+
+        `create`: the files may be missing. `now_ms()` stamps entries. `publish` is called on the apply thread with the
+        outcome of each run. Raise Corruption, StorageFailed."""
         self.memory = MemoryBudget(limits.memory_bytes)
-        """Of this node."""
+        """Memory budget of this node."""
         self._hooks = hooks = hooks or Hooks()
         self.stores = WriteBehindStores(stores, ROWS_SHARE * limits.memory_bytes, hooks.on_written)
         self.memory.measure("rows", ROWS_SHARE, lambda: self.stores.bytes)
         self._held: set[int] = set()
-        """Groups that propose nothing until more of their rows is written, or applied."""
+        """Groups that propose nothing until more of their rows are written, or more of their entries applied."""
         self.limits = limits
         self.node_id = node_id
         self.pointers = Pointers.open(files, create=create)
@@ -130,20 +139,20 @@ class NodeLog:
         )
         self.group_commit = GroupCommit(
             wake=hooks.wake,
-            room=hooks.room,
+            room=hooks.accepts,
             takes_entries=self._takes_entries,
         )
         self._applying = 0
-        """Bytes of entries that were handed to the applier and not applied yet."""
+        """Bytes of entries that were handed to the applier and are not applied yet."""
         self.backlog = Backlog(limits.apply_backlog_bytes)
         self.hosts: dict[int, RaftGroup] = {}
         self.filling: set[int] = set()
-        """Stores that a snapshot is being put into: nothing points to them yet, and they are no garbage."""
+        """Stores that a snapshot is being written to. No pointer names them yet, but they are not garbage."""
         self._loads: dict[int, Callable[[int], Replica]] = {}
-        """How the replica of a group is made of a store."""
+        """Function that loads the replica of a group from a store, by group."""
         self.failed: StorageFailed | None = None
         self.stalled: str | None = None
-        """Why nothing goes on here, for now."""
+        """Why this node makes no progress for now; None if it does."""
         self._logs = self.memory.measure("logs", LOGS_SHARE, self._log_bytes)
         self.producers = self.memory.measure("producers", PRODUCERS_SHARE, self._producer_bytes)
         evict = partial(self.memory.look_aheads.evict, self._readers)
@@ -153,41 +162,43 @@ class NodeLog:
         self._checkpoint_mark = self._applied_mark = self.wal.mark
         self._segment_bytes = segment_bytes
         self._overdue: set[int] = set()
-        """Groups whose tails keep too much of the WAL: the next checkpoint cuts them."""
+        """Groups whose tails keep too much of the WAL. The next checkpoint cuts them."""
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
     @property
     def metadata(self) -> RaftGroup:
-        """The replica of the metadata group; KeyError before it was opened."""
+        """The replica of the metadata group. Raises KeyError before it was opened."""
         return self.hosts[METADATA_GROUP]
 
     @property
     def levels(self) -> Levels:
-        """The feature levels that this node's version knows."""
+        """The feature levels that this node's version supports."""
         return self._levels
 
     @property
     def feature_level(self) -> int | None:
-        """What the cluster has come to, as far as is known here; None before this node is a member of it."""
+        """The feature level of the cluster, as far as this node knows; None before it is a member of a cluster."""
         metadata = self.hosts.get(METADATA_GROUP)
         return None if metadata is None else int(metadata.status.feature_level)
 
     @property
     def nodes(self) -> int:
-        """How many nodes the cluster has, this one included, as far as is known here: those that are registered, or
-        members of the metadata group."""
+        """The number of nodes of the cluster, including this one, as far as this node knows.
+
+        Counts the nodes that are registered or, if that is more, the members of the metadata group."""
         metadata = self.hosts.get(METADATA_GROUP)
         if metadata is None:
             return 0
         return max(len(metadata.status.nodes), len(metadata.members.voters) + len(metadata.members.learners))
 
     def install(self, groups: Sequence[tuple[int, str, Members]], metadata_index: int = 0) -> None:
-        """Give each of these replicas (group, member, the configuration it begins with) a store, durably, unless its
-        group has one. Blocks on the disk. `metadata_index`: what metadata had applied that places them here.
+        """Assign a store to each of these replicas, durably, unless its group has one. Blocks on the disk.
 
-        It must be done before a group's first WAL record: recovery drops the records of groups without a pointer.
-        """
+        Each replica is given as (group, member, its initial configuration). `metadata_index`: index of the metadata
+        entry that creates them here.
+
+        Call this before a group's first WAL record: recovery drops the records of groups without a pointer."""
         new = [(group, member, members) for group, member, members in groups if self.pointers.get(group) is None]
         if new:
             stores = self.pointers.mint(len(new))
@@ -198,12 +209,14 @@ class NodeLog:
             self.pointers.update(put=pointers, metadata_index=metadata_index)
 
     def own(self, members: Members) -> str | None:
-        """The member that lives on this node."""
+        """Return the member that is on this node."""
         return own_member(self.node_id, (*members.voters, *members.learners))
 
     def open_metadata(self, members: Members | None = None, index: int = 0) -> RaftGroup:
-        """`members`: who founds it; this node alone, unless told otherwise. `index`: for a new replica, what it says
-        before it got there is no news."""
+        """Open the metadata group, and create it if it is not installed.
+
+        `members`: its founding members; None: this node alone. `index`: metadata index to record for a new replica.
+        Metadata entries up to it need no action on this node."""
         members = members or Members((member_id(self.node_id, 1),))
         own = self.own(members)
         assert own is not None, "a node opens the metadata of a cluster that it is a member of"
@@ -217,32 +230,34 @@ class NodeLog:
         replica = host.replica
         assert isinstance(replica, MetadataReplica)
         for command, position, _ in host.group.journal:
-            # Now rather than when it is applied: by then this node serves.
+            # Check now rather than when the entry is applied: by then this node serves clients.
             if position > replica.applied_index and command[0] == REGULAR:
                 _check_known(replica, command[1:])
         return host
 
     def check_level(self, needed: int) -> None:
-        """Raises Conflict for what needs a higher feature level than the cluster's; Unavailable while the cluster is
-        about to come to it, and while this node may not have heard yet that it has."""
+        """Raise Conflict if the cluster's feature level is below `needed`.
+
+        Raise Unavailable if the cluster is about to reach that level, or may have reached it without this node knowing.
+        """
         level = self.feature_level or FIRST_LEVEL
         if needed <= level:
             return
         group, applied = self.metadata.group, self.metadata.status.applied_index
         if needed in self._levels and (group.age_s() is None or applied < group.commit_index):
-            raise Unavailable("this node does not know yet what the cluster's feature level is; ask again in a moment")
+            raise Unavailable("this node does not know the cluster's feature level yet; ask again in a moment")
         nodes = self.metadata.status.nodes.values()
-        # Of a cluster that is being formed there may be none yet.
+        # A cluster that is being formed may have no registered node yet.
         if needed in self._levels and all([needed in node.levels for node in nodes]):
-            raise Unavailable(f"the cluster is about to come to feature level {needed}; ask again in a moment")
+            raise Unavailable(f"the cluster is about to reach feature level {needed}; ask again in a moment")
         raise Conflict(
-            f"this needs feature level {needed}, and the cluster is at {level}: it comes there by itself once all of "
-            "its nodes run a version that knows it",
+            f"this needs feature level {needed}, and the cluster is at {level}: it gets there by itself once all of "
+            "its nodes run a version that supports it",
             feature_level=level,
         )
 
     def open_partition(self, topic: Topic, partition: int) -> RaftGroup:
-        """Run the local replica of a partition, which was installed before."""
+        """Run the local replica of a partition, which must be installed."""
         group, settings = topic.partitions[partition].group, topic.first_settings
         return self._open(
             group,
@@ -276,7 +291,7 @@ class NodeLog:
             raise Corruption(f"raft group {number} has applied entry {applied}, and the WAL holds none of its entries")
         journal = open_journal(self.group_commit.records, pointer, found, applied)
         if replica.failure is not None:
-            applied = max(applied, journal.first_index)  # rows that cannot be read may not even say how far they are
+            applied = max(applied, journal.first_index)  # rows that cannot be read may not even tell their index
         host = RaftGroup(
             number=number,
             member=member_id(self.node_id, pointer.incarnation),
@@ -289,7 +304,7 @@ class NodeLog:
             limits=self.limits,
             check_level=self.check_level,
             reason_to_wait=self._hooks.reason_to_wait,
-            has_room=self._has_room,
+            may_propose=self._may_propose,
             what=what,
             settles=number == METADATA_GROUP,
         )
@@ -298,11 +313,11 @@ class NodeLog:
         if host.shut is not None:
             self._hooks.on_shut(host)
         if not host.group.term and self.own(Members(pointer.voters[:1])):
-            host.group.campaign_soon()  # the first of a new group's members is meant to lead it
+            host.group.campaign_soon()  # the first member of a new group is meant to lead it
         return host
 
     def close_group(self, number: int, error: SandqError) -> None:
-        """Stop running a group that metadata no longer places here; what waits for it gets `error`."""
+        """Stop running a group that metadata no longer assigns to this node. Its pending requests get `error`."""
         host = self.hosts.pop(number, None)
         self._held.discard(number)
         if host is not None:
@@ -312,7 +327,7 @@ class NodeLog:
         self._loads.pop(number, None)
 
     def _readers(self) -> list[LookAhead]:
-        """The cursors of the groups of all partitions (apply thread)."""
+        """Return the cursors of the groups of all partitions (apply thread)."""
         replicas = [host.replica for host in list(self.hosts.values())]
         partitions = [one for one in replicas if isinstance(one, PartitionReplica) and one.failure is None]
         return [reader for partition in partitions for reader in partition.machine.groups.readers()]
@@ -320,42 +335,44 @@ class NodeLog:
     # -- snapshots ------------------------------------------------------------------------------------------------
 
     def view(self, host: RaftGroup) -> tuple[StoresSnapshot, int]:
-        """All rows as they are now, and the last entry that those of a group imply (apply thread)."""
+        """Return a snapshot of all rows as of now, and the applied index of a group in it (apply thread)."""
         self.applier.write()
         return self.stores.snapshot(), host.replica.applied_index
 
     def check_runs(self, host: RaftGroup) -> None:
-        """Raises Unavailable for a group that was closed."""
+        """Raise Unavailable if the group was closed."""
         if self.hosts.get(host.number) is not host:
-            raise Unavailable(f"group {host.number} runs here no more")
+            raise Unavailable(f"group {host.number} no longer runs here")
 
     def load(self, number: int, store: int) -> tuple[Replica, Any]:
-        """The replica that a store holds, and its status (apply thread)."""
+        """Return the replica that a store contains, and its status (apply thread)."""
         load = self._loads.get(number)
         if load is None:
-            raise Unavailable(f"group {number} runs here no more")
+            raise Unavailable(f"group {number} no longer runs here")
         replica = load(store)
         return replica, loaded_status(replica)
 
     def suspend(self, host: RaftGroup, index: int) -> None:
-        """Stop a group whose state is to be replaced by that of `index` (between passes). Raises Unavailable when
-        there is no reason to any more."""
+        """Stop a group whose state will be replaced by a snapshot of `index` (between commit batches).
+
+        Raise Unavailable if the snapshot is no longer needed."""
         if self.hosts.get(host.number) is not host or host.group.is_leader or host.status.applied_index >= index:
-            raise Unavailable(f"group {host.number} needs no snapshot of {index} (any more)")
+            raise Unavailable(f"group {host.number} no longer needs a snapshot of entry {index}")
         self.group_commit.remove(host.group)
 
     def suspend_shut(self, host: RaftGroup) -> None:
-        """Stop a group whose replica is shut, to open that again from its rows (between passes). Raises Unavailable
-        if it has been opened or closed meanwhile."""
+        """Stop a group whose replica is shut, to open it again from its rows (between commit batches).
+
+        Raise Unavailable if it was opened or closed in the meantime."""
         if self.hosts.get(host.number) is not host or host.shut is None:
-            raise Unavailable(f"group {host.number} is not shut (any more)")
+            raise Unavailable(f"group {host.number} is no longer shut")
         self.group_commit.remove(host.group, keeps_log=True)
 
     def reopen(self, host: RaftGroup, replica: Replica, status: Any) -> None:
-        """Go on with a suspended group from this state, which its pointer names (between passes)."""
+        """Continue a suspended group from this state, which its pointer names (between commit batches)."""
         pointer = self.pointers.get(host.number)
         if self.hosts.get(host.number) is not host or pointer is None:
-            return  # its topic was deleted meanwhile
+            return  # its topic was deleted in the meantime
         old = host.group
         journal = open_journal(self.group_commit.records, pointer, old.journal.recovered(), replica.applied_index)
         host.group = self.group_commit.add(
@@ -373,20 +390,23 @@ class NodeLog:
             self._hooks.on_shut(host)
 
     def uninstall(self, groups: Sequence[int], metadata_index: int = 0) -> None:
-        """Drop the pointers of closed groups, durably: their rows and log are garbage from now on. Blocks.
-        `metadata_index`: what metadata had applied that does not place them here."""
+        """Drop the pointers of closed groups, durably: their rows and log become garbage. Blocks on the disk.
+
+        `metadata_index`: index of the metadata entry that removed them from this node."""
         self.pointers.update(drop=groups, metadata_index=metadata_index)
 
     def forget(self, groups: Sequence[int]) -> None:
-        """Let the log state these groups no more. For the thread that commits."""
+        """Release what the WAL keeps of these groups. For the thread that commits."""
         for group in groups:
             self.wal.forget(group)
 
     SWEEP_START = store_prefix(1)
 
     def sweep(self, start: bytes) -> tuple[bytes | None, tuple[bytes, bytes] | None]:
-        """Delete rows, from `start` on, of stores that no pointer names: a bounded number (apply thread, which alone
-        writes rows). Returns where to go on (None: that was all), and the range of a store that is empty now."""
+        """Delete a bounded number of rows, from `start` on, of stores that no pointer names (apply thread).
+
+        Must run on the apply thread, which alone hands over rows. Return the key to continue from (None at the end),
+        and the key range of a store that has become empty."""
         kept = {pointer.store for pointer in self.pointers.all()} | self.filling
         while True:
             found = self.stores.scan(start, LAST_KEY, limit=1, max_bytes=1)
@@ -395,31 +415,33 @@ class NodeLog:
             store = store_of(found[0][0])
             first, stop = store_range(store)
             if store not in kept:
-                # Not from the store's start again: that would walk over every row deleted so far.
+                # Do not begin at the store's first key again: the scan would visit every row deleted so far.
                 rows = self.stores.scan(found[0][0], stop, limit=SWEEP_ROWS, max_bytes=SWEEP_BYTES)
                 self.stores.write([(key, None) for key, _ in rows])
                 last = rows[-1][0] + b"\x00"
                 return (last, None) if self.stores.scan(last, stop, limit=1, max_bytes=1) else (stop, (first, stop))
             start = stop
 
-    # -- a pass ---------------------------------------------------------------------------------------------------
+    # -- a commit batch -------------------------------------------------------------------------------------------
 
     def tick(self) -> tuple[list[Record], list[Apply]]:
-        """A tick in one go."""
+        """Run a whole tick."""
         records, committed = self.group_commit.tick()
         return records, self._tasks(committed)
 
     def end_tick(self) -> tuple[list[Record], list[Apply]]:
-        """The end of one that was done in parts, see `GroupCommit`."""
+        """End a tick that was run in parts, see `GroupCommit`."""
         records, committed = self.group_commit.end_tick()
         return records, self._tasks(committed)
 
     def commit(self, records: Sequence[Record]) -> None:
-        """Durable when it returns. Raises StorageFailed; then `fail` must be called, and no further pass run."""
+        """Write the records durably. Raise StorageFailed; then call `fail`, and run no further commit batch."""
         self.wal.commit(records)
 
     def synced(self) -> list[Apply]:
-        """After it, what `group_commit.take_outgoing` gives may be sent."""
+        """Note that the records are on disk, and return the entries to apply.
+
+        After it, the messages of `group_commit.take_outgoing` may be sent."""
         tasks = self._tasks(self.group_commit.synced())
         changed, self.group_commit.changed = self.group_commit.changed, {}
         for group in changed:
@@ -427,7 +449,7 @@ class NodeLog:
             if host is not None:
                 if group.is_leader:
                     self._hooks.on_leads(host)
-                host.look()
+                host.notify_changed()
         return tasks
 
     def _tasks(self, committed: Sequence[Committed]) -> list[Apply]:
@@ -440,16 +462,18 @@ class NodeLog:
         return tasks
 
     def _takes_entries(self, group: int) -> bool:
-        """Whether a follower's replica is to be sent more: what it has is applied, and written, fast enough."""
+        """Return whether a follower's replica accepts more entries: it applies and writes them fast enough."""
         host = self.hosts.get(group)
         if host is not None and host.shut is not None:
             return host.taken_while_shut < SHUT_LOG_BYTES
         fits = host is None or self.stores.takes(store_prefix(host.replica.store))
         return fits and self._applying < self.limits.apply_backlog_bytes
 
-    def _has_room(self, host: RaftGroup) -> bool:
-        """Whether a group may propose more: not much that it proposed is yet to be applied, and not much of its rows,
-        and of what they will be, waits to be written. It is ticked again once there is room."""
+    def _may_propose(self, host: RaftGroup) -> bool:
+        """Return whether a group may propose more.
+
+        It may not while much of its proposed work is unapplied, or many of its current and future rows are unwritten.
+        The group is ticked again once it may."""
         prefix = store_prefix(host.replica.store)
         has_work = host.requests.unapplied_work < UNAPPLIED_WORK
         if has_work and self.stores.takes(prefix, host.requests.unapplied_bytes):
@@ -457,7 +481,7 @@ class NodeLog:
         self._held.add(host.number)
         if not has_work:
             return False
-        # Again: whoever wrote rows just now did not know that somebody waits.
+        # Check again: rows written before the group was added to `_held` did not mark it.
         if not self.stores.takes(prefix, host.requests.unapplied_bytes):
             return False
         self._held.discard(host.number)
@@ -465,53 +489,57 @@ class NodeLog:
 
     @property
     def has_held(self) -> bool:
-        """Whether groups wait for room among the rows that are to be written. For any thread."""
+        """True if groups wait until more rows are written. For any thread."""
         return bool(self._held)
 
     def propose_again(self) -> None:
-        """Rows were written, or entries applied: tick the groups that waited for that."""
+        """Tick the groups that wait until rows are written or entries applied."""
         held, self._held = self._held, set()
         for number in held:
             if number in self.hosts:
                 self.group_commit.mark(self.hosts[number].group)
 
     def fail(self, error: StorageFailed) -> None:
-        """The log takes nothing any more: everything not committed fails, with its outcome unknown."""
+        """Stop all groups, because the log cannot be written any more.
+
+        The outcome of uncommitted requests is unknown."""
         self.failed = error
         for host in self.hosts.values():
             host.fail(error)
-            host.look()
+            host.notify_changed()
 
     def expire(self, timeout_s: float) -> None:
-        """To be called each time that time has passed: end what was proposed before the last call, and is not done."""
+        """Answer the requests that were pending at the last call and still are. Call it every `timeout_s`."""
         if self.backlog.bytes:
             for host in self.hosts.values():
                 host.expire(timeout_s)
 
     def stall(self, why: str) -> None:
-        """The log or the state stands still: end what waits for it. To be called again for groups that came since."""
+        """Fail the pending requests, because the log or the state is stalled.
+
+        Call it again for groups that are added later."""
         self.stalled = why
         for host in self.hosts.values():
             if host.stalled != why:
                 host.stall(why)
 
     def resume(self) -> None:
-        """They go on."""
+        """Continue after a stall."""
         if self.stalled is not None:
             self.stalled = None
             for host in self.hosts.values():
                 host.resume()
 
     def published(self, published: Published) -> None:
-        """Hand results to who waits for them (on the loop)."""
+        """Deliver the outcome of a run to the groups (on the loop)."""
         self._applying -= published.applied_bytes
         for number, status in published.statuses.items():
             if number in self.hosts:
                 self.hosts[number].status = status
-        # Before the results: whoever gets one may ask what is next, and must not be told what was next before it.
+        # Statuses before results: a client that gets a result may ask at once, and must not see the status before it.
         for number in published.statuses:
             if number in self.hosts:
-                self.hosts[number].look()
+                self.hosts[number].notify_changed()
                 self.hosts[number].notify_status()
         for number, index, results in published.results:
             if number in self.hosts:
@@ -536,18 +564,18 @@ class NodeLog:
 
     @property
     def entries_kept(self) -> int:
-        """Log entries in memory."""
+        """The number of log entries in memory."""
         return sum([len(host.group.journal) for host in self.hosts.values()])
 
     def applied_indices(self) -> dict[int, int]:
-        """Hand over what is applied, to be written, and say up to where (apply thread)."""
+        """Hand over the rows of all applied entries, and return the applied indices (apply thread)."""
         self._applied_mark = self.wal.mark
         self.applier.write()
         return {number: host.replica.applied_index for number, host in list(self.hosts.items())}
 
     def truncate(self, flushed: dict[int, int]) -> None:
-        """The stores hold, durably, everything up to these indices: the log need not."""
-        # What came while they were flushed is for the next checkpoint: nobody would think of it if nothing came after.
+        """Cut the logs below these indices, which the stores hold durably."""
+        # Entries that came during the flush count for the next checkpoint. Otherwise they would never make one due.
         self._checkpoint_mark = self._applied_mark
         hosts = {self.hosts[number]: applied for number, applied in flushed.items() if number in self.hosts}
         kept_bytes = min(KEPT_BYTES, int(KEPT_SHARE * self._logs.share_bytes) // max(len(self.hosts), 1))
@@ -561,8 +589,9 @@ class NodeLog:
         self._cut_to_share(hosts, kept_bytes)
 
     def _cut_to_share(self, hosts: Mapping[RaftGroup, int], kept_bytes: int) -> None:
-        """Cut the longest logs, whoever needs them yet, while all together are too long: first what is kept for members
-        that lag behind, then what snapshots pin, but for one."""
+        """Cut the longest logs while all logs together exceed their share, even if members need them.
+
+        Logs kept for lagging members are cut first, then logs pinned by snapshots, except the shortest of those."""
         excess = self._logs.bytes - self._logs.share_bytes
         if excess <= 0:
             return
@@ -581,21 +610,24 @@ class NodeLog:
         return PRODUCER_BYTES * sum([getattr(host.status, "producers", 0) for host in list(self.hosts.values())])
 
     def group_count(self) -> int:
-        """How many groups there are here, each counted in every partition that this node holds."""
+        """Return the number of consumer groups here. A group counts once for each partition on this node."""
         return sum([len(getattr(host.status, "groups", ())) for host in list(self.hosts.values())])
 
     def release(self) -> dict[int, int]:
-        """Remove WAL segments that nobody needs. For the thread that commits. Groups whose tail keeps old segments, and
-        how many of them."""
+        """Remove WAL segments that are no longer needed. For the thread that commits.
+
+        Return the groups whose tails keep old segments, with the number of these segments."""
         self.wal.release({n: host.group.journal.first_index for n, host in list(self.hosts.items())})
         return {number: segments for number, segments in self.wal.pinned_by().items() if segments > PINNED_SEGMENTS}
 
     def copy_tails(self, pinning: Mapping[int, int]) -> bool:
-        """Append the short tails of these groups again. True when there was something: run a pass, then `release`.
+        """Append the short tails of these groups again.
 
-        A long tail is of a group under load: the next checkpoint cuts it. One that keeps more than `LAG_WAL_BYTES` is
-        cut by the next checkpoint whoever needs it, and then copied however long its last entries are.
-        """
+        Return True if there was one: run a commit batch, then `release`.
+
+        A long tail belongs to a group under load: the next checkpoint cuts it. A tail that keeps more than
+        `LAG_WAL_BYTES` is cut by the next checkpoint even if members need it. Then it is copied, however long its last
+        entries are."""
         journals = {number: self.hosts[number].group.journal for number in pinning if number in self.hosts}
         copied = [n for n, journal in journals.items() if n in self._overdue or journal.size_bytes <= COPY_BYTES]
         for number in copied:
@@ -606,8 +638,10 @@ class NodeLog:
 
 
 def _check_known(replica: MetadataReplica, command: bytes) -> None:
-    """Raise StartupError if a newer version wrote an entry of the metadata. One that cannot be decoded for any other
-    reason shuts the metadata when it is applied (ADR 46), and is no reason not to start."""
+    """Raise StartupError if a newer version wrote a metadata entry.
+
+    An entry that cannot be decoded for another reason does not prevent the start. It shuts the metadata when it is
+    applied (ADR 46)."""
     try:
         entry = metadata_commands.Entry.decode(command)
     except Exception as error:
@@ -623,14 +657,16 @@ def _log_size(host: RaftGroup) -> int:
 
 
 def _kept_of(host: RaftGroup, kept_bytes: int) -> int:
-    """What is kept of a log for other members: nothing, if there are none and more than that had to be kept for who
-    comes later. With others one entry at least: the one before the first that they have yet to get."""
+    """Return the bytes to keep of a log below the applied index, for other members.
+
+    Without other members: nothing once the log exceeds `kept_bytes`. With others, keep at least the entry before the
+    first one that they need."""
     voters, learners = host.members
     return 0 if len(voters) + len(learners) == 1 and host.group.journal.size_bytes > kept_bytes else max(kept_bytes, 1)
 
 
 def _cut(host: RaftGroup, index: int, kept_bytes: int) -> int:
-    """Cut a log below an index. By how much it grew: not above 0."""
+    """Cut a log below an index. Return the growth of its size, which is 0 or negative."""
     before = _log_size(host)
     host.group.journal.truncate_below(index, kept_bytes)
     return _log_size(host) - before

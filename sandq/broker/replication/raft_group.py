@@ -1,4 +1,4 @@
-"""One Raft group as the event loop sees it: merge commands into entries, propose them, hand out their results."""
+"""One Raft group on the event loop: merge commands into entries, propose them, and deliver their results."""
 
 from __future__ import annotations
 
@@ -35,18 +35,21 @@ from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed
 log = structlog.get_logger("sandq.replication")
 
 AFTER_STALL_MOST = 10_000
-PASS_WORK: Final = 4 << 20
-PASS_BYTES: Final = 1 << 20
-"""Of the entries of a group in one pass, but for the last: others wait for all of it to be written and synced, and may
-wait for as much again."""
+BATCH_WORK: Final = 4 << 20
+BATCH_BYTES: Final = 1 << 20
+"""Maximum bytes of a group's entries in one commit batch, and maximum work of their requests.
+
+The last entry may exceed them.
+
+Other groups wait until the whole batch is written and synced, and then again while it is applied."""
 
 
 class Stalled(Unavailable):
-    """The log or the state of this node stands still, for now; nothing was done."""
+    """The log or the state of this node is stalled for now. Nothing was done."""
 
 
 class Confirmation:
-    """That this node leads still, and up to which index a read must see."""
+    """The outcome of a leadership check: the commit index that a read must see, or None if this node does not lead."""
 
     def __init__(self) -> None:
         self.answered = trio.Event()
@@ -59,13 +62,13 @@ class Confirmation:
 
 @dataclass(slots=True)
 class Sending:
-    """A snapshot on its way to a member."""
+    """The progress of a snapshot that is being sent to a member."""
 
     total_bytes: int
-    """Roughly."""
+    """Approximate size of the snapshot."""
     sent_bytes: int = 0
     chunk_bytes: int = 0
-    """Of what was read of it last, and is being sent."""
+    """Size of the chunk that is being sent."""
 
 
 @dataclass(slots=True)
@@ -79,7 +82,7 @@ class _Listeners:
 
 
 class RaftGroup:
-    """`encode(commands)` stamps and encodes one entry."""
+    """One member of a Raft group with its replica, pending requests and listeners."""
 
     def __init__(
         self,
@@ -95,52 +98,59 @@ class RaftGroup:
         limits: Limits,
         check_level: Callable[[int], None],
         reason_to_wait: Callable[[RaftGroup], str | None],
-        has_room: Callable[[RaftGroup], bool],
+        may_propose: Callable[[RaftGroup], bool],
         what: str,
         settles: bool,
     ) -> None:
-        """Run a group from now on. `check_level(level)` raises when the cluster has not come to a feature level;
-        `reason_to_wait(self)` says why nothing may be stamped now, or None; `has_room(self)`: whether more may be
-        proposed, else the group is marked once it may be; `what` it is a group of, for messages;
-        `settles`: what waits when this node ceases to lead is answered once it is certain what became of it. Raises
-        Corruption."""
+        """Run a group from now on.
+
+        `encode(commands)`: stamp and encode one entry. `check_level(level)`: raise if the cluster has not reached a
+        feature level. `reason_to_wait(self)`: return why no entry may be stamped now, or None. `may_propose(self)`:
+        return whether more may be proposed; if not, the group is marked once it may. `what`: description of the group
+        in error messages. `settles`: if this node stops leading, pending requests are answered once their outcome is
+        certain.
+
+        Raise Corruption."""
         self.number = number
         self.what = what
         self.replica = replica
         self.status: Any = loaded_status(replica)
         self.shut: ApplyFailure | None = replica.failure
-        """Why the replica here is shut: nothing is applied, and nothing but members and SKIPs is proposed (ADR 46)."""
+        """Why the replica here is shut; None if it is not.
+
+        A shut replica applies nothing, and only member changes and SKIPs are proposed (ADR 46)."""
         self.reopens = False
-        """The group has committed a SKIP that the shut replica has not followed, and that may open it: the replica is
-        to be loaded from its rows again."""
+        """True if the group has committed a SKIP that may open the shut replica.
+
+        The replica must then be loaded from its rows again."""
         self._shut_in: tuple[ApplyFailure, int, int] | None = None
-        """The failure and the term that `taken_while_shut` counts from, and the bytes of the log at that time."""
+        """The failure and the term from which `taken_while_shut` counts, and the bytes of the log at that time."""
         self._skips = FollowedSkips()
         self._listeners = _Listeners()
         self._was_ready = self._was_route = False
         self._leaving = False
         self._readers: list[trio.Event] = []
         self._changers: set[trio.Event] = set()
-        """Of changes of members that are not committed yet."""
+        """Member changes and SKIPs whose outcome is unknown."""
         self.failed: StorageFailed | None = None
         self.pins: dict[str, LogPin] = {}
-        """Of members that a snapshot is on its way to: what comes behind it they will need from the log."""
+        """Claims of members that a snapshot is being sent to: they will need the log after it."""
         self.reader_pins = ReaderPins()
-        """Of those who read the log from outside."""
+        """Claims of external readers of the log."""
         self.sending: dict[str, Sending] = {}
-        """How far those snapshots are."""
+        """Progress of the snapshots that are being sent, by member."""
         self._closed: SandqError | None = None
-        self._stands: Unavailable | None = None
-        """Nothing is applied any more."""
+        self._abandoned: Unavailable | None = None
+        """Set once nothing is applied any more."""
         self.stalled: str | None = None
-        """Why nothing goes on here, for now."""
+        """Why the group makes no progress for now; None if it does."""
         self._after_stall: list[Callable[[], None]] = []
         self._encode = encode
         self._group_commit = group_commit
         self._backlog = backlog
         self._check_level = check_level
         self._reason_to_wait = reason_to_wait
-        self._has_room = has_room
+        self._may_propose = may_propose
         self.requests = Requests(backlog=backlog, limits=limits, what=what)
         self.group: Group = group_commit.add(
             number, member, journal, applied=applied, before_tick=self.flush, settles=settles
@@ -154,10 +164,14 @@ class RaftGroup:
         on_flush: Callable[[], None] | None = None,
         on_route: Callable[[bool], None] | None = None,
     ) -> None:
-        """Call these from now on, on the loop: `on_status` after each change of `status`; `on_ready(ready)` when this
-        node begins to lead the group and may answer for it, and when it ceases to; `on_flush` before something is
-        proposed: what is submitted then is written and synced with it; `on_route(here)` when requests are to come to
-        this node from now on, and when they are not, before `on_ready`."""
+        """Call these functions from now on, on the loop.
+
+        - `on_status()`: after each change of `status`.
+        - `on_ready(ready)`: when this node leads the group and may answer for it, and when that ends.
+        - `on_flush()`: before entries are proposed. Commands submitted in it are written and synced with them.
+        - `on_route(here)`: when clients must send requests to this node, and when they must not any more. It precedes
+          `on_ready`.
+        """
         if on_route is not None:
             self._listeners.route.append(on_route)
         if on_status is not None:
@@ -168,14 +182,15 @@ class RaftGroup:
             self._listeners.flush.append(on_flush)
 
     def notify_status(self) -> None:
-        """Tell all listeners that the status is another one."""
+        """Notify the listeners that the status changed."""
         for on_status in self._listeners.status:
             on_status()
 
     @property
     def ready(self) -> bool:
-        """It leads, and whatever was acknowledged before is applied. A node that cannot write any more still answers
-        for what nobody else can: others will lead the groups that they are members of."""
+        """True if this node leads the group and has applied everything that was acknowledged before.
+
+        A node that cannot write any more still answers for the groups that have no other voter."""
         group = self.group
         leads = group.is_leader and self.stalled is None and self.shut is None
         leads = leads and (self.failed is None or group.is_only_voter)
@@ -183,15 +198,17 @@ class RaftGroup:
 
     @property
     def is_shut_leader(self) -> bool:
-        """It leads and is shut: it takes requests only to say why they fail, and proposes members and SKIPs."""
+        """True if this node leads the group and its replica is shut.
+
+        Requests fail with the reason; only member changes and SKIPs are proposed."""
         return self.shut is not None and self.group.is_leader and self.failed is None and self._closed is None
 
     @property
     def taken_while_shut(self) -> int:
-        """Bytes that the log has grown by in this term since the replica was shut.
+        """Bytes by which the log has grown in this term since the replica was shut.
 
-        What came before does not count, and each term counts anew: its leader must be able to commit what it has, for
-        only then it applies the entry, and is shut, or opens this replica by a snapshot."""
+        Earlier bytes do not count, and the count restarts with each term. The leader of a term must be able to commit
+        its log: only then does it apply the entry and is shut, or sends the snapshot that opens this replica."""
         if self.shut is None:
             return 0
         size_bytes = self.group.journal.size_bytes
@@ -201,7 +218,7 @@ class RaftGroup:
 
     @property
     def works(self) -> bool:
-        """It is ready, and can write."""
+        """True if the group is ready and this node can write."""
         return self.failed is None and self.ready
 
     @property
@@ -211,12 +228,14 @@ class RaftGroup:
 
     @property
     def leader(self) -> str | None:
-        """The node that leads the group, as far as is known here."""
+        """The node that leads the group, as far as this node knows; None if it knows of none."""
         return self.group.leader
 
     def hand_over(self, nodes: Collection[str]) -> None:
-        """Take nothing more, and let the member on one of these nodes that has most of the log lead as soon as it has
-        all of it. To be called again until this node leads no more, or to be ended with `stay`."""
+        """Stop accepting commands, and transfer leadership to a member on one of these nodes.
+
+        The member with the longest log takes over as soon as it has all of it. Call this repeatedly until this node
+        leads no more; call `stay` to give up."""
         self._leaving = True
         voters = [m for m in self.group.members.voters if node_of(m) in nodes and m != self.group.member]
         if voters:
@@ -224,31 +243,33 @@ class RaftGroup:
         self._group_commit.mark(self.group)
 
     def stay(self) -> None:
-        """Go on leading: nobody has taken over."""
+        """Accept commands again, because no member has taken over."""
         self._leaving = False
 
     async def change_members(self, members: Members) -> None:
-        """One step (see `Group.change_members`), and wait until it is committed. Raises NotLeader; Unavailable when it
-        may not be made now; StorageFailed; TimedOut."""
+        """Make one step of a membership change (see `Group.change_members`), and wait until it is committed.
+
+        Raise NotLeader, Unavailable (the step is not allowed now), StorageFailed, or TimedOut."""
         await self._propose_own(partial(self.group.change_members, members))
 
     async def propose_skip(self, skip: Skip) -> None:
-        """Replace an entry that could not be applied, and wait until that is committed. Raises NotLeader; Conflict
-        while another SKIP of it is not followed; StorageFailed; TimedOut."""
+        """Propose to skip an entry that could not be applied, and wait until that is committed.
+
+        Raise NotLeader, Conflict (a SKIP of the entry is not followed yet), StorageFailed, or TimedOut."""
         if self.is_skipping(skip.index):
             raise Conflict(f"entry {skip.index} is being skipped already; ask again in a moment")
         await self._propose_own(partial(self._skips.propose, self.group, skip))
 
     def is_skipping(self, index: int) -> bool:
-        """Return whether a SKIP of an entry is proposed, or in the log, that this replica has not followed yet."""
+        """Return whether a SKIP of the entry is proposed, or in the log and not followed by this replica yet."""
         return self._skips.is_skipping(self.group, index)
 
     async def _propose_own(self, propose: Callable[[Proposed], None]) -> None:
-        """Propose what is decided by the log alone: a shut leader may do that, too."""
+        """Propose an entry that needs no state machine. A shut leader may do that, too."""
         if not self.is_shut_leader:
             self.check_ready()
         if self.failed is not None:
-            raise self.failed  # an only voter still answers reads
+            raise self.failed  # the only voter still answers reads, so `check_ready` does not raise
         outcome: list[ProposalFailed | None] = []
         finished = trio.Event()
 
@@ -268,13 +289,15 @@ class RaftGroup:
         if outcome[0] in (ProposalFailed.NOT_LEADER, ProposalFailed.LOST):
             raise self.not_leader()
         if outcome[0] is ProposalFailed.REFUSED:
-            raise Unavailable("the members cannot be changed now: the change before is not finished")
+            raise Unavailable("the members cannot be changed now: the previous change is not finished")
         if outcome[0] is not None:
             raise TimedOut("leadership was lost meanwhile: the outcome is unknown")
 
     def needed_from(self, lag_bytes: int) -> int:
-        """The first entry of the log that some member has yet to get from here: of a log of up to `lag_bytes`, and of
-        what snapshots pin, and readers. Pins beyond their budget are lost."""
+        """Return the index of the first entry that some member or reader still needs from this log.
+
+        `lag_bytes`: maximum size of the log that is kept for lagging members. Pins of snapshots and readers that exceed
+        their budget are dropped."""
         group = self.group
         pins = [pin.needed_from(group.journal, group.match_index(m)) for m, pin in list(self.pins.items())]
         pins.append(self.reader_pins.needed_from(group.journal))
@@ -282,22 +305,22 @@ class RaftGroup:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether a snapshot that is on its way keeps a part of the log."""
+        """True if a snapshot that is being sent keeps a part of the log."""
         return any([not pin.is_lost for pin in self.pins.values()])
 
     def lose_pins(self) -> None:
-        """Let snapshots that are on their way, and readers, pin nothing any more."""
+        """Drop the claims of snapshots and readers on the log."""
         self.reader_pins.lose()
         for pin in list(self.pins.values()):
             pin.lose()
 
     def hurry(self) -> None:
-        """Let the other members hear at once what is committed."""
+        """Send the commit index to the other members at once."""
         self.group.heartbeat()
         self._group_commit.mark(self.group)
 
-    def look(self) -> None:
-        """Something changed: wake who waits for it, and tell whether `ready` is another."""
+    def notify_changed(self) -> None:
+        """Wake the tasks that wait for a change, and notify the listeners if `ready` or the route has changed."""
         readers, self._readers = self._readers, []
         for changed in readers:
             changed.set()
@@ -313,7 +336,7 @@ class RaftGroup:
                 on_ready(ready)
 
     def check_ready(self) -> None:
-        """Raises NotLeader, Unavailable, or what ended the group."""
+        """Raise NotLeader, Unavailable, or the error that ended the group, unless the group is ready."""
         if self._closed is not None:
             raise self._closed
         if not self.ready:
@@ -324,7 +347,7 @@ class RaftGroup:
             raise self.not_leader()
 
     def not_leader(self) -> NotLeader:
-        """With whom to ask, as far as is known here."""
+        """Return the error that names the leader, as far as this node knows it."""
         leader = self.group.leader
         if self.group.is_leader or leader is None:
             return NotLeader(f"{self.what} has no leader that is ready; ask again", group=self.number)
@@ -340,21 +363,22 @@ class RaftGroup:
         messages: int = 0,
         line: Hashable | None = None,
     ) -> None:
-        """Propose when its turn comes, with the next pass if there is not too much. Raises NotLeader, Unavailable,
-        Overloaded, DiskFull, StorageFailed; Conflict for a command above the cluster's feature level. Then `done` is
-        never called.
+        """Queue a command to be proposed, if possible in the next commit batch.
 
-        `size`: bytes that it takes until it is answered. `work`: what it costs to apply, in bytes of a batch that cost
-        as much; None: its size. `line`: in which it keeps its order, while lines have turns; BEHIND: it comes behind
-        everything that waits here; None: and before everything that comes after it.
-        """
+        Raise NotLeader, Unavailable, Overloaded, DiskFull or StorageFailed; Conflict for a command above the cluster's
+        feature level. Then `done` is never called.
+
+        `size`: bytes that the request occupies until it is answered. `work`: cost of applying it, as the size of a
+        batch that costs the same; None: `size`. `line`: flow within which the order is kept, see `FairQueue.add`.
+        BEHIND: the command follows everything that waits here. None: it also precedes everything that is submitted
+        later."""
         if self.failed is not None and self.group.is_only_voter:
             raise self.failed
         self.check_ready()
         if self.stalled is not None:
             raise Stalled(self.stalled)
         if self._leaving:
-            raise Unavailable("this node hands the leadership over to another one; ask again in a moment")
+            raise Unavailable("this node is handing over the leadership; ask again in a moment")
         reason = self._reason_to_wait(self)
         if reason is not None:
             raise _not_taken(reason)
@@ -362,12 +386,12 @@ class RaftGroup:
             self._check_level(level)
         if self.status.skipped and command.digest() in self.status.skipped:
             raise Conflict(
-                f"an operator skipped this very request in {self.what}, because no replica could apply it: nothing was "
+                f"an operator skipped this request in {self.what}, because no replica could apply it: nothing was "
                 "done, and sending it again cannot help"
             )
-        if self._backlog.no_room is not None and command.needs_space:
-            raise DiskFull(self._backlog.no_room)
-        self.requests.check_room(size)
+        if self._backlog.disk_full is not None and command.needs_space:
+            raise DiskFull(self._backlog.disk_full)
+        self.requests.check_capacity(size)
         self.requests.add(Request(command, size, size if work is None else work, messages, done), line)
         self._group_commit.mark(self.group)
 
@@ -380,7 +404,7 @@ class RaftGroup:
         work: int | None = None,
         messages: int = 0,
     ) -> Any:
-        """`submit`, and wait for the result. Raises what refused it."""
+        """Submit a command, wait for its result and return it. Raise the error that it was answered with."""
         answered, answers = trio.Event(), []
 
         def done(result: Any) -> None:
@@ -394,12 +418,16 @@ class RaftGroup:
         return answers[0]
 
     async def read(self) -> None:
-        """Wait until everything that was acknowledged before this call, by whomever, is applied here, and this node
-        is known to have led still. Raises NotLeader, StorageFailed."""
+        """Wait until this node has applied everything that was acknowledged before this call.
+
+        This includes writes acknowledged by other nodes: this node first confirms that it still leads. Raise
+        NotLeader, Unavailable or StorageFailed."""
         await self.finish_read(self.begin_read())
 
     def begin_read(self) -> Confirmation | None:
-        """Ask for what `read` waits for; None: this node need ask nobody. Raises NotLeader."""
+        """Start the leadership check of `read`.
+
+        Return None if this node is the only voter. Raise NotLeader or Unavailable."""
         self.check_ready()
         if self.group.is_only_voter:
             return None
@@ -409,7 +437,7 @@ class RaftGroup:
         return confirmation
 
     async def confirm_leadership(self) -> None:
-        """Wait until this node is known to have led when this was called. Raises NotLeader, Unavailable."""
+        """Wait until it is certain that this node led when this was called. Raise NotLeader, Unavailable."""
         if not self.is_shut_leader:
             self.check_ready()
         if self.group.is_only_voter:
@@ -422,10 +450,11 @@ class RaftGroup:
             raise self.not_leader()
 
     def ask_index(self, done: ReadDone) -> None:
-        """`done(index)`: everything that was acknowledged before this call stands up to there; `done(None)`: this node
-        does not lead."""
+        """Call `done(index)` with an index up to which the log contains everything acknowledged before this call.
+
+        Call `done(None)` if this node does not lead."""
         if self.group.is_only_voter and self.ready:
-            done(self.group.commit_index)  # others may act upon what is committed, before it is applied here
+            done(self.group.commit_index)  # the caller may use committed entries before this node has applied them
         elif self.failed is not None or self._closed is not None:
             done(None)
         else:
@@ -433,7 +462,7 @@ class RaftGroup:
             self._group_commit.mark(self.group)
 
     async def finish_read(self, confirmation: Confirmation | None) -> None:
-        """The rest of `read`."""
+        """Do the rest of `read`, after `begin_read`."""
         if confirmation is None:
             return
         await confirmation.answered.wait()
@@ -444,10 +473,10 @@ class RaftGroup:
         self.check_ready()
 
     async def until_applied(self, index: int) -> None:
-        """Wait until an entry is applied. Raises what keeps it from that."""
+        """Wait until an entry is applied. Raise the error that prevents it."""
         while self.status.applied_index < index:
-            if self._stands is not None:
-                raise self._stands
+            if self._abandoned is not None:
+                raise self._abandoned
             if self.shut is not None:
                 raise Unavailable(self.shut.reason)
             if self.stalled is not None:
@@ -457,8 +486,10 @@ class RaftGroup:
                 raise self._closed
 
     async def catch_up(self) -> float:
-        """Wait until what is known here to be committed is applied. How long before this call (seconds) that was
-        certainly all that had been acknowledged. Raises NotLeader when that was never known here, Unavailable."""
+        """Wait until this node has applied all entries that it knows to be committed.
+
+        Return the age of that knowledge, in seconds: the entries include everything acknowledged that long before this
+        call. Raise NotLeader if this node never knew, or Unavailable."""
         age_s = self.group.age_s()
         if self._closed is not None:
             raise self._closed
@@ -468,23 +499,24 @@ class RaftGroup:
         return age_s
 
     async def changed(self) -> None:
-        """Wait until something has been applied, or the node has begun or ceased to lead."""
+        """Wait until something was applied, or this node has started or stopped leading."""
         changed = trio.Event()
         self._readers.append(changed)
         await changed.wait()
 
     def replace(self, replica: Replica, status: Any) -> None:
-        """Go on with another state of the same group: that of a snapshot, or what a shut replica has stored."""
+        """Continue with another state of the same group: that of a snapshot, or the stored one of a shut replica."""
         self.replica, self.status = replica, status
         self.shut, self.reopens = replica.failure, False
         self._skips.clear()
-        self.requests.drop_all(TimedOut("the group was installed anew: the outcome is unknown"))
-        self.look()
+        self.requests.drop_all(TimedOut("the state of the group was replaced: the outcome is unknown"))
+        self.notify_changed()
         self.notify_status()
 
     def flush(self) -> None:
-        """Propose what has gathered, merged into as few entries as the limits allow, up to `PASS_WORK` and
-        `PASS_BYTES`. Runs at the start of a tick."""
+        """Propose the queued requests, merged into as few entries as possible, up to the limits of a commit batch.
+
+        Runs at the start of a tick."""
         requests = self.requests
         if not requests.waiting:
             return
@@ -492,16 +524,16 @@ class RaftGroup:
             requests.refuse_waiting(NotLeader("this node does not lead it any more"))
             return
         reason = self._reason_to_wait(self)
-        if reason is not None:  # only here are entries stamped
+        if reason is not None:  # entries are stamped only here
             requests.refuse_waiting(_not_taken(reason))
         for on_flush in self._listeners.flush:
             on_flush()
-        left, left_bytes = PASS_WORK, PASS_BYTES
+        left, left_bytes = BATCH_WORK, BATCH_BYTES
         while requests.waiting:
             if left <= 0 or left_bytes <= 0:
                 self._group_commit.mark(self.group)
                 return
-            if not self._has_room(self):
+            if not self._may_propose(self):
                 return
             merged = requests.take_entry()
             left -= sum([request.work for request in merged])
@@ -520,45 +552,54 @@ class RaftGroup:
             self.requests.answer_all(merged, TimedOut("leadership was lost meanwhile: the outcome is unknown"))
 
     def task(self, index: int, command: bytes, skip: Skip | None = None) -> Apply:
-        """What the apply thread is to do with a committed entry. Notes which SKIP it follows."""
+        """Return the task that applies a committed entry. Record which SKIP the replica follows with it."""
         self._skips.follow(self.group, index)
         return Apply(self.number, self.replica, index, command, index in self.requests.committed, skip)
 
     def shut_off(self) -> None:
-        """The replica is shut (`Replica.failure`). What was proposed may be applied later, by this node or another one,
-        so that its outcome is unknown; what was not is refused."""
+        """Stop serving requests, because the replica is shut (`Replica.failure`).
+
+        Proposed requests may be applied later, here or on another node, so their outcome is unknown. The others are
+        refused."""
         self.shut = failure = self.replica.failure
         assert failure is not None
         try:
             self.status = self.replica.status()
-        except Exception as error:  # the state that cannot be summed up is the very reason
-            log.error("the last state of a shut replica is shown", group=self.number, error=repr(error))
+        except Exception as error:  # a state that cannot be summed up may be the reason why it is shut
+            log.error(
+                "the status of a shut replica cannot be read: the previous one is shown",
+                group=self.number,
+                error=repr(error),
+            )
         self.requests.refuse_waiting(Unavailable(f"nothing was done: {failure.reason}"))
         self.requests.drop_all(TimedOut(f"the outcome is unknown: {failure.reason}"))
         self.group.reads.fail()
         self._note_skips()
-        self.look()
+        self.notify_changed()
         self.notify_status()
 
     def discard(self, index: int, skip: Skip | None) -> None:
-        """A committed entry is not applied, as the replica is shut: it will be once that opens again."""
+        """Skip a committed entry, because the replica is shut. It is applied once the replica opens again."""
         self.requests.committed.pop(index, None)
         if skip is not None:
             self._note_skips()
-            self.look()
+            self.notify_changed()
 
     def _note_skips(self) -> None:
         self.reopens = self._skips.may_reopen(self.group, self.replica.applied_index, self.shut)
 
     def applied(self, index: int, results: list[Any]) -> None:
+        """Answer the requests of an applied entry."""
         if verbose.is_on():
             log.debug("an entry is applied", group=self.number, index=index, requests=len(results))
         for request, result in zip(self.requests.committed.pop(index, ()), results, strict=False):
             self.requests.answer(request, result)
 
     def fail(self, error: StorageFailed) -> None:
-        """The node cannot write any more. What is committed is still answered; the rest fails, outcome unknown: who
-        has other members to go on with asks those."""
+        """Fail the pending requests, because the node cannot write any more.
+
+        Committed requests are still answered. If the group has other voters, the outcome of the others is unknown, and
+        clients ask those voters."""
         self.failed = error
         alone = self.group.is_only_voter
         self.requests.drop_proposed(error if alone else TimedOut(f"the outcome is unknown: {error.message}"))
@@ -566,60 +607,60 @@ class RaftGroup:
         self.group.reads.fail()
 
     def expire(self, timeout_s: float) -> None:
-        """Answer what was submitted before this was called last, that time ago, and is still not done."""
+        """Answer the requests that were pending at the last call, `timeout_s` ago, and still are."""
         self.requests.expire(timeout_s, self.group.commit_index)
         if self.requests.waiting:
-            self._group_commit.mark(self.group)  # it may have waited for what was given up
+            self._group_commit.mark(self.group)  # the requests that were given up may have blocked it
 
     def stall(self, why: str) -> None:
-        """Nothing goes on here, for as long as it takes: answer what waits, and leave the group to other members."""
+        """Fail the pending requests, because the node is stalled, and leave the group to its other members."""
         self.stalled = why
         self.requests.refuse_waiting(Unavailable(f"it was not stored: {why}"))
         self.requests.drop_all(TimedOut(f"the outcome is unknown: {why}"))
         self._give_up_changes()
         self.group.reads.fail()
-        self.look()
+        self.notify_changed()
 
     def resume(self) -> None:
-        """It goes on."""
+        """Serve requests again after a stall."""
         self.stalled = None
-        self.look()
+        self.notify_changed()
         waiting, self._after_stall = self._after_stall, []
         for call in waiting:
             call()
 
     def after_stall(self, call: Callable[[], None]) -> None:
-        """Call this once it goes on, at most `AFTER_STALL_MOST` of them; it must not raise."""
+        """Call `call` when the stall ends. At most `AFTER_STALL_MOST` calls are kept, and none may raise."""
         if len(self._after_stall) < AFTER_STALL_MOST:
             self._after_stall.append(call)
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it takes nothing, because another member is to lead."""
+        """True while the group accepts no commands because leadership is being transferred."""
         return self._leaving
 
     def abandon(self, error: StorageFailed) -> None:
-        """After `fail`: nothing is applied any more either, so that what is committed cannot be answered."""
+        """After `fail`: stop applying as well, so that committed requests cannot be answered either."""
         if self.group.is_only_voter:
             self.close(error)
         else:
             self.requests.drop_committed(TimedOut(f"the outcome is unknown: {error.message}"))
-            self._stands = Unavailable(f"this node cannot go on: {error.message}")
-            self.look()
+            self._abandoned = Unavailable(f"this node has stopped applying: {error.message}")
+            self.notify_changed()
 
     def close(self, error: SandqError) -> None:
-        """The group is gone: nothing more will be taken or applied."""
+        """End the group: nothing is accepted or applied any more."""
         self._closed = error
         self.requests.drop_all(error)
         self._give_up_changes()
         self.group.reads.fail()
-        self.look()
+        self.notify_changed()
 
     def _give_up_changes(self) -> None:
-        """Nobody will say what became of them."""
+        """Wake the tasks whose member change or SKIP has no known outcome."""
         for finished in self._changers:
             finished.set()
 
 
 def _not_taken(reason: str) -> Unavailable:
-    return Unavailable(f"nothing is taken here for a moment: {reason}; ask again")
+    return Unavailable(f"no requests are accepted here for now: {reason}; ask again in a moment")

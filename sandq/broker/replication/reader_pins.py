@@ -1,5 +1,8 @@
-"""What a log keeps for those who read it from outside, as backups do: the entries behind each one's place, within a
-budget, and for as long as somebody asks for them."""
+"""Keep the part of a log that external readers, such as backups, have not read yet.
+
+Each reader has a claim from its position on. A claim is lost if it exceeds its budget, or if the reader has not renewed
+it for `IDLE_S`.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,14 @@ from sandq.model.errors import Overloaded
 from sandq.raft import GroupJournal
 
 READER_BYTES: Final = 64 << 20
-"""Commands that the log of a group keeps for readers, at most. All logs of a node have a share of its memory
-(`NodeLog`); beyond that those with the most to keep are cut, whoever reads them."""
+"""Maximum bytes of commands that the log of a group keeps for readers.
+
+All logs of a node share a part of its memory (`NodeLog`). Beyond that, the logs that keep most are cut, even if a
+reader needs them."""
 READERS_MOST: Final = 4
-"""Of one group."""
+"""Maximum number of readers of one group."""
 IDLE_S: Final = 300.0
-"""A reader of whom nothing was heard for so long has no claim any more."""
+"""Seconds without a request after which a reader loses its claim."""
 
 
 @dataclass(slots=True)
@@ -27,7 +32,7 @@ class _Pin:
 
 
 class ReaderPins:
-    """The claims upon the log of one group, by the names of the readers. On the event loop."""
+    """The claims on the log of one group, by name of the reader. On the event loop."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -37,26 +42,29 @@ class ReaderPins:
         return len(self._pins)
 
     def put(self, reader: str, index: int) -> bool:
-        """Keep the entries behind `index`, and no others, for a reader from now on; whether that is another claim than
-        there was. Raises Overloaded: there are as many readers as there may be."""
+        """Keep the entries after `index` for a reader, and release earlier ones. Return whether its claim has changed.
+
+        Raise Overloaded if there are `READERS_MOST` other readers."""
         self._expire()
         pin = self._pins.get(reader)
         if pin is None and len(self._pins) >= READERS_MOST:
-            raise Overloaded(f"{READERS_MOST} others read the log of this partition already, and no more may at a time")
+            raise Overloaded(f"{READERS_MOST} others read the log of this partition, the maximum; ask again later")
         self._pins[reader] = _Pin(index, self._now_s())
         return pin is None or pin.index != index
 
     def needed_from(self, journal: GroupJournal) -> int | None:
-        """The first entry that the log must keep; None: none. Claims beyond the budget are lost."""
+        """Return the index of the first entry that the log must keep; None if no reader has a claim.
+
+        Drop the claims that exceed the budget."""
         self._expire()
         for reader, pin in list(self._pins.items()):
-            # To look at each entry costs something, and there are rarely as many.
+            # Check the size of the whole log first, as `bytes_above` visits each entry.
             if journal.size_bytes > READER_BYTES and journal.bytes_above(pin.index) > READER_BYTES:
                 del self._pins[reader]
         return min([pin.index for pin in self._pins.values()], default=None)
 
     def lose(self) -> None:
-        """Keep nothing any more."""
+        """Give up all claims."""
         self._pins.clear()
 
     def _expire(self) -> None:

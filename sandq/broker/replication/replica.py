@@ -1,4 +1,7 @@
-"""State machines as the apply thread runs them: entries in, results and row changes out."""
+"""The state machines as the apply thread runs them: entries in, results and row changes out.
+
+`PartitionReplica` and `MetadataReplica` implement `Replica`. Each holds the rows of one store.
+"""
 
 from __future__ import annotations
 
@@ -48,18 +51,18 @@ METADATA_GROUP: Final = 0
 """Number of the Raft group that holds the metadata."""
 SCAN_BYTES = 1 << 40
 FIRST_INDEX = 1
-"""What a log begins with is nothing to be applied."""
+"""Index of the first entry of a log, which contains no commands."""
 MACHINES: dict[str, type[TimerPartition]] = {
     TIMER: TimerPartition,
     COMPACTED: CompactedPartition,
     PRIORITY: TimerPartition,
     FAIR: TimerPartition,
 }
-"""By kind of topic."""
+"""State machine of each kind of topic."""
 
 
 class StoreRows:
-    """One store's rows, keys relative to it."""
+    """The rows of one store. Keys are relative to the prefix of the store."""
 
     def __init__(self, stores: Stores, number: int) -> None:
         self._stores = stores
@@ -79,7 +82,7 @@ class StoreRows:
 
 
 class NoRows:
-    """The rows of a replica that is shut: nobody reads what it stored."""
+    """The rows of a shut replica: none, as its stored rows must not be read."""
 
     def get(self, key: bytes) -> bytes | None:
         return None
@@ -92,7 +95,7 @@ class NoRows:
 
 
 def _stored_index(stored: StoreRows) -> int:
-    """Return the applied index of rows that make no partition; 0 if not even that can be read."""
+    """Return the applied index in rows that cannot be loaded as a partition; 0 if it cannot be read either."""
     try:
         index = rows.unpack(stored.get(rows.STATE_KEY) or b"")[1]
     except STOPS_NODE:
@@ -103,14 +106,18 @@ def _stored_index(stored: StoreRows) -> int:
 
 
 class Replica(Protocol):
-    """Everything but `applied_index` belongs to who applies: the apply thread, or the loop while that does nothing."""
+    """A state machine with its rows.
+
+    All members but `applied_index` and `failure` belong to the thread that applies: the apply thread, or the loop while
+    that is idle.
+    """
 
     store: int
-    """The number of the store that its rows are in."""
+    """Number of the store that contains its rows."""
 
     @property
     def digests_asked(self) -> list[int]:
-        """Numbers of the digests that entries asked for; who applies takes them after each entry."""
+        """Numbers of the digests that applied entries requested. The applier clears the list after each entry."""
         ...
 
     @property
@@ -122,44 +129,48 @@ class Replica(Protocol):
         ...
 
     careful_until: int
-    """Raft index of the last entry after which the state is summed up and written at once, to learn which of several
-    entries is at fault; 0: as usual."""
+    """Raft index up to which the state is summed up and written after each entry, to learn which one is at fault; 0:
+    none."""
 
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
-        """Apply nothing more, and forget what is not in the rows yet (ADR 46). `index`: of the entry that failed; None:
-        the last one that was applied, if any was since the rows were written."""
+        """Stop applying, and forget the changes that are not in the rows (ADR 46).
+
+        `index`: index of the entry that failed. None: the last entry applied since the rows were written, if any."""
         ...
 
     def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
-        """Results of a committed entry, one a command. `wanted`: somebody here waits for them. `skip`: set if the entry
-        is a SKIP."""
+        """Apply a committed entry, and return one result per command.
+
+        `wanted`: this node answers the requests of the entry. `skip`: set if the entry is a SKIP."""
         ...
 
     def needs_no_disk(self, command: bytes) -> bool:
-        """Whether `apply` of this entry, the next one, and `status` after it, take a moment and read no stored rows."""
+        """Return whether applying this entry, which is the next one, and `status` after it, are quick and read no
+        stored rows."""
         ...
 
     @property
     def unwritten(self) -> int:
-        """How many rows it keeps in memory until the next `drain`, about."""
+        """Approximate number of rows kept in memory until the next `drain`."""
         ...
 
     @property
     def unwritten_bytes(self) -> int:
-        """How many bytes of their values, at most."""
+        """Upper bound of the bytes of their values."""
         ...
 
     def drain(self) -> list[Change]:
-        """Changes of whole entries, absolute keys, with the applied index that they imply."""
+        """Return the changes of the entries applied since the last call, with absolute keys, including the applied
+        index."""
         ...
 
     def status(self) -> Any:
-        """An immutable copy of what the loop needs to know."""
+        """Return an immutable copy of the state that the event loop needs."""
         ...
 
 
 def loaded_status(replica: Replica) -> Any:
-    """Return the status of a replica that was just loaded, and shut it if its rows have none."""
+    """Return the status of a replica that was just loaded. Shut the replica if its status cannot be computed."""
     try:
         return replica.status()
     except Exception as error:
@@ -171,22 +182,27 @@ def loaded_status(replica: Replica) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Delivery(LeasedPieces):
-    """A lease as it is sent to its consumer, and what its sender goes by."""
+    """A lease as it is sent to its consumer, with the data that the sender needs to decide when to send it."""
 
     consumer: str
     count: int
-    """Messages of all pieces."""
+    """Number of messages in all pieces."""
     due_ms: int
-    """When the last of it is due: it is not sent before."""
+    """Wall-clock time at which its last message is due, in ms. It is not sent earlier."""
     generation: int
-    """Of its group: once that has risen the lease is revoked, and what it was for may be cancelled or moved."""
+    """Generation of the group at the time of the delivery.
+
+    If the group's generation has risen since, the lease is revoked, and its messages may have been cancelled or moved.
+    """
     returning: bool
-    """Its messages were leased before."""
+    """True if its messages were leased before."""
     repeated: bool
-    """It was pushed before, and the push may be lost."""
+    """True if it was pushed before and that push may be lost."""
 
 
 class PartitionReplica:
+    """The replica of a partition."""
+
     def __init__(
         self,
         stores: Stores,
@@ -198,7 +214,9 @@ class PartitionReplica:
         look_aheads: LookAheads | None = None,
         give_way: Callable[[], None] | None = None,
     ) -> None:
-        """`group`: the number of the partition's Raft group. `look_aheads`: all of the node. `give_way`: see
+        """Load the replica from its store. If that fails, the replica is shut.
+
+        `group`: number of the partition's Raft group. `look_aheads`: those of the whole node. `give_way`: see
         `Applier.give_way`."""
         self.store = store
         self.failure: ApplyFailure | None = None
@@ -214,10 +232,11 @@ class PartitionReplica:
         self._last_index: int | None = None
         """Raft index of the last entry with commands whose changes are not in the rows."""
         self._decoded: tuple[bytes, commands.Entry] | None = None
-        """The entry that was looked at last, until it is applied."""
-        self.is_half_way = False
-        """An entry is being applied, and has given way: who looks now must not take what it has granted so far for all
-        that came of it (apply thread)."""
+        """The entry that was decoded last, until it is applied."""
+        self.is_mid_entry = False
+        """True while an entry is being applied.
+
+        While it yields, a query must not rely on the leases that it has granted so far (apply thread)."""
         try:
             self._run(MACHINES[kind].load(partition, settings, self._view, look_aheads))
             self._rows_index = self._machine.applied_index
@@ -228,7 +247,7 @@ class PartitionReplica:
             self.shut(Step.LOAD, error)
 
     def _run(self, machine: TimerPartition) -> None:
-        """Go on with this state machine."""
+        """Continue with this state machine."""
         self._machine = machine
         if self._give_way is not None:
             machine.shared.give_way = self._give_way
@@ -236,15 +255,17 @@ class PartitionReplica:
 
     @property
     def machine(self) -> TimerPartition:
-        """The state machine. Raises Unavailable if the replica is shut: half of an entry may be in it."""
+        """The state machine. Raises Unavailable if the replica is shut, as the state may include half of an entry."""
         if self.failure is not None:
             raise Unavailable(self.failure.reason)
         return self._machine
 
     @property
     def queries(self) -> PartitionQueries:
-        """For calls on the apply thread. Raises Unavailable while the partition's clock is being set back: what is
-        where changes from step to step."""
+        """Queries, for calls on the apply thread.
+
+        Raises Unavailable while the partition's clock is being set back, as messages change their positions from step
+        to step."""
         self.machine.check_places()
         return self._queries
 
@@ -282,12 +303,12 @@ class PartitionReplica:
             rows_index=self._rows_index,
             commands=None if self._decoded is None else described(self._decoded[1].commands, command),
             error=failure.error,
-            remedy="see docs/operations.md, shut partitions; the other partitions of this node go on",
+            remedy="see docs/operations.md, shut partitions; the other partitions of this node continue",
             trace=failure.trace,
         )
         self._decoded = None
-        self.is_half_way = False
-        # The state is half of something, and may be large: what is left tells the status of an empty partition.
+        self.is_mid_entry = False
+        # The state may include half of an entry, and may be large. Replace it by the state of an empty partition.
         self._view = View(NoRows())
         self._run(MACHINES[self._kind](self._partition, parse_settings({}).record()))
 
@@ -303,22 +324,23 @@ class PartitionReplica:
         entry = self._entry(command)
         totals = machine.shared.totals
         counted = totals.counted() if not wanted else None
-        self.is_half_way = True
+        self.is_mid_entry = True
         results = machine.apply(index, entry, self._view)
         self._last_index = index
-        self.is_half_way = False
+        self.is_mid_entry = False
         self._decoded = None
         if machine.successor is not None:
             self._run(machine.successor)
         for at, (command_of, result) in enumerate(zip(entry.commands, results, strict=True)):
             if isinstance(command_of, commands.Lease) and isinstance(result, list):
                 if wanted:
-                    # A later command of the same entry may have ended it already.
+                    # A later command of the same entry may have ended the lease already.
                     results[at] = [self._delivery(lease) for lease in result if lease.live]
                 for lease in result:
                     lease.plain = None
         if counted is not None:
-            totals.set(counted)  # another node's doing, or of another life of this one: counted there
+            # The node that answers the requests counts them: another node, or this one before its restart.
+            totals.set(counted)
             return []
         return results
 
@@ -348,39 +370,42 @@ class PartitionReplica:
         return changes
 
     def status(self) -> Any:
-        """As `Replica.status`; of a replica that is shut, that of an empty partition."""
+        """Return the status, as `Replica.status`. A shut replica has the status of an empty partition."""
         status = self._machine.status(self._view)
         return status if self.failure is None else replace(status, applied_index=self._rows_index)
 
     def take_garbage(self) -> list[tuple[bytes, bytes]]:
-        """Absolute keys between which rows were deleted, for a compaction (apply thread)."""
+        """Return the ranges of absolute keys in which rows were deleted, for a compaction (apply thread)."""
         prefix = self._rows.prefix
         return [(prefix + start, prefix + stop) for start, stop in self.machine.log.garbage.take()]
 
     def held_by(self, group: str, consumer: str, known: set[int], epoch: int = 0) -> Iterator[Delivery]:
-        """Live leases of a consumer that it does not know of: granted, but the push was lost. Read one by one.
-        `epoch`: those alone that were granted to it at that one; 0: without any. Who comes without one is not the
-        process that had one, and what that holds runs out, or is taken over by the next one that has."""
+        """Yield the live leases of a consumer that it does not know: they were granted, but the push was lost.
+
+        The leases are read one by one. `epoch`: only leases that were granted at this epoch; 0: only leases without
+        one. A consumer without an epoch is not the process that had one. The leases of that process expire, or are
+        taken over by the next process with an epoch."""
         for lease in self.machine.leases.live_of(group, consumer):
             if lease.token not in known and epoch == lease.epoch:
                 yield self._delivery(lease, repeated=True)
 
     def holds_otherwise(self, group: str, consumer: str, epoch: int) -> bool:
-        """Whether a consumer has leases of another epoch (apply thread)."""
+        """Return whether a consumer has leases of another epoch (apply thread)."""
         return any([lease.epoch != epoch for lease in self.machine.leases.live_of(group, consumer)])
 
     def groups_of_leases(self, tokens: Iterable[int]) -> dict[int, str]:
-        """The groups that leases are of, by token (apply thread)."""
+        """Return the groups of leases, by token (apply thread)."""
         return self.machine.leases.groups_of(tokens)
 
     def due_between(self, start_s: int, stop_s: int) -> int:
-        """Messages whose second lies there: start <= second < stop (apply thread)."""
+        """Return the number of messages with start_s <= delivery second < stop_s (apply thread)."""
         return self.machine.log.counts.between(start_s, stop_s, self._view)
 
     def values(self, keys: Sequence[bytes], max_bytes: int, now_ms: int = 0) -> list[bytes | None]:
-        """The rows of what these keys have, or (None) that they have nothing: of the first ones, up to the one that
-        reaches `max_bytes` (apply thread; a compacted topic's). What is over is not there: by the time of the last
-        entry, or by a later one that is given."""
+        """Return the rows of these keys in a compacted topic; None for a key without a value (apply thread).
+
+        Stop after the key with which the rows reach `max_bytes`. A value counts as missing if it has expired by the
+        time of the last entry, or by `now_ms` if that is later."""
         table, late_ms = self._keys(now_ms)
         rows: list[bytes | None] = []
         size = 0
@@ -395,26 +420,27 @@ class PartitionReplica:
     def scan(
         self, start: bytes, stop: bytes | None, limit: int, max_bytes: int, now_ms: int = 0
     ) -> Iterator[tuple[list[Row], bytes | None]]:
-        """As `KeyTable.scan`, by the time that `values` goes by (apply thread; a compacted topic's). Gives way behind
-        each part."""
+        """Yield the parts of `KeyTable.scan` of a compacted topic (apply thread).
+
+        Values expire as for `values`. Other groups may run after each part."""
         table, late_ms = self._keys(now_ms)
         for part in table.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=late_ms, view=self._view):
             yield part
             self.machine.shared.give_way()
 
     def _keys(self, now_ms: int) -> tuple[KeyTable, int]:
-        """The keys of a compacted topic, and the time by which they are read."""
+        """Return the keys of a compacted topic, and the time at which they are read."""
         machine = self.machine
         machine.check_open()
         assert isinstance(machine, CompactedPartition)
         return machine.keys, max(now_ms, machine.now_ms)
 
     def in_turns(self, items: Sequence[T]) -> Iterable[T]:
-        """Give way now and then between items of a question (apply thread)."""
+        """Yield items of a query, and let other groups run after some of them (apply thread)."""
         return self.machine.shared.in_turns(items)
 
     def changes(self, watch: Watch, max_messages: int, max_bytes: int) -> Changes:
-        """As `changes` (apply thread; a compacted topic's)."""
+        """Return changes of a compacted topic, as `watch.changes` (apply thread)."""
         machine = self.machine
         machine.check_open()
         assert isinstance(machine, CompactedPartition)
@@ -444,9 +470,13 @@ class PartitionReplica:
 
 
 class MetadataReplica:
+    """The replica of the metadata."""
+
     def __init__(self, stores: Stores, store: int, levels: Levels = KNOWN) -> None:
-        """Raises StartupError when the state is of none of these feature levels; what cannot be read of it ends the
-        start, as a node without metadata knows nothing to serve."""
+        """Load the state.
+
+        Raise StartupError if this version does not support the feature level of the state. A state that cannot be read
+        prevents the start: a node without metadata has nothing to serve."""
         self.store = store
         self.failure: ApplyFailure | None = None
         self.careful_until = 0
@@ -464,7 +494,7 @@ class MetadataReplica:
         """Entries whose changes are not in the rows yet: few and small."""
 
     def _stored(self, levels: Levels) -> MetadataState:
-        """Return the state that the rows hold."""
+        """Return the state in the rows."""
         stop = store_prefix(self.store + 1)
         found = self._stores.scan(self._prefix, stop, limit=SCAN_BYTES, max_bytes=SCAN_BYTES)
         return MetadataState.load([(key[len(self._prefix) :], value) for key, value in found], levels)
@@ -498,13 +528,15 @@ class MetadataReplica:
             rows_index=self._rows_index,
             commands=described(found, command),
             error=failure.error,
-            remedy="see docs/operations.md, shut partitions; partitions go on by the last state",
+            remedy="see docs/operations.md, shut partitions; partitions continue with the last state",
             trace=failure.trace,
         )
 
     def _culprit(self) -> int | None:
-        """Return the index of the first entry behind the rows after which the state cannot be summed up or written; the
-        last one if there is none, None if no entry is behind the rows. Leaves the state half done."""
+        """Return the index of the first unwritten entry after which the state cannot be summed up or written.
+
+        Return the last unwritten entry if there is no such entry; None if all entries are in the rows. The state is
+        invalid afterwards."""
         self.state = self._stored(self._levels)
         for index, entry in self._undrained:
             try:
@@ -516,8 +548,9 @@ class MetadataReplica:
         return self._undrained[-1][0] if self._undrained else None
 
     def _rebuild(self, undrained: Sequence[tuple[int, metadata_commands.Entry]]) -> None:
-        """Go back to the state before the entry that failed: the node goes on by it. Its rows are written once more, as
-        what was shown must not be taken back when the replica is opened again."""
+        """Return to the state before the failed entry: the node continues with it.
+
+        Its rows are written again: what the node has shown must not be undone when the replica is opened again."""
         self._changes.clear()
         self._undrained = []
         self.state = self._stored(self._levels)
@@ -525,7 +558,7 @@ class MetadataReplica:
             for at, entry in undrained:
                 self.state.apply(at, entry, self._put)
         except Exception as error:
-            log.error("the metadata goes on by an older state, that of its rows", error=repr(error))
+            log.error("the metadata continues with an older state, that of its rows", error=repr(error))
             self._changes.clear()
             self.state = self._stored(self._levels)
 
@@ -539,17 +572,17 @@ class MetadataReplica:
         self._entry = entry = metadata_commands.Entry.decode(command)
         self.check(entry)
         results = self.state.apply(index, entry, self._put)
-        # Encoded before anybody is told: an entry that is skipped must not have been acted upon, since the numbers that
-        # it gave away are given away again.
+        # Encode before anyone sees the results. If that fails, the entry may be skipped, and its numbers are assigned
+        # again: no one may have used them.
         self.state.write_state(self._put)
         self._undrained.append((index, entry))
         return results
 
     def needs_no_disk(self, command: bytes) -> bool:
-        return False  # what is told of it grows with the cluster
+        return False  # the size of its status grows with the cluster
 
     def check(self, entry: metadata_commands.Entry) -> None:
-        """Raises UnknownLevel for an entry of the log from which on this version cannot read it."""
+        """Raise UnknownLevel for an entry after which this version cannot read the log."""
         if entry.raised_to:
             try:
                 check_level(entry.raised_to, self._levels)
@@ -561,11 +594,11 @@ class MetadataReplica:
 
     @property
     def unwritten(self) -> int:
-        return max(len(self._changes), int(self._is_ahead))  # some entries change nothing but the row of the state
+        return max(len(self._changes), int(self._is_ahead))  # some entries change only the row of the state
 
     @property
     def _is_ahead(self) -> bool:
-        """Whether entries are applied whose changes are not in the rows."""
+        """Whether the changes of applied entries are not in the rows yet."""
         return self.state.applied_index > self._rows_index
 
     @property
@@ -583,7 +616,9 @@ class MetadataReplica:
         return changes
 
     def status(self) -> Any:
-        """As `Replica.status`. While it is shut the state is that before the entry, and its index says so."""
+        """Return the status, as `Replica.status`.
+
+        A shut replica shows the state before the failed entry, with its index."""
         state = self.state
         return MetadataView(
             applied_index=state.applied_index,
@@ -604,28 +639,30 @@ class MetadataReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataView:
+    """The status of a `MetadataReplica`."""
+
     applied_index: int
     cluster_uuid: str | None
     next_group: int
-    """Raft groups below it were placed; those that no topic has any more were deleted with theirs."""
+    """Number of the next Raft group. Lower numbers that no topic has were deleted with their topics."""
     topics: dict[str, Topic]
     nodes: dict[str, NodeRecord]
     removed: dict[str, RemovedNode]
     balanced: tuple[str, ...]
-    """The nodes that all partitions are spread evenly over."""
+    """Nodes over which the partitions are spread evenly."""
     partition_of_group: dict[int, tuple[str, int]]
-    """Raft group -> topic and partition."""
+    """Topic and partition, by Raft group."""
     feature_level: int
     pushes: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict, repr=False)
-    """Of groups that are pushed, by topic and group; they have secrets."""
+    """Push settings by topic and group. They contain secrets."""
     identities: dict[str, IdentityRecord] = field(default_factory=dict)
-    """By principal."""
+    """Identities by principal."""
     roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Grants of roles that somebody made, by name."""
+    """Grants of custom roles, by name."""
     skipped: frozenset[bytes] = frozenset()
-    """Digests of the commands that an operator skipped last: they are refused when they come again (ADR 46)."""
+    """Digests of the latest commands that an operator skipped. A request with one of them is refused (ADR 46)."""
 
     def partition(self, group: int) -> Partition | None:
-        """That a group is of; None: there is none (any more)."""
+        """Return the partition of a Raft group; None if there is none (any more)."""
         place = self.partition_of_group.get(group)
         return self.topics[place[0]].partitions[place[1]] if place is not None else None

@@ -1,4 +1,4 @@
-"""Requests of one Raft group: waiting, proposed, or committed and not applied."""
+"""The requests of one Raft group: waiting, proposed, or committed and not applied yet."""
 
 from __future__ import annotations
 
@@ -11,62 +11,62 @@ from sandq.model.errors import Overloaded, SandqError, TimedOut
 from sandq.model.limits import Limits
 
 Done = Callable[[Any], None]
-"""Called on the loop with the result, or with the SandqError that stands for it. Must not raise."""
+"""Called on the loop with the result of a command, or with the SandqError that replaces it. Must not raise."""
 
 BACKLOG_SHARE: Final = 1 / 2
-"""Share of the bytes that may wait to be stored on a node that one group may have: others have room beside it."""
+"""Share of the node's backlog that one group may use. The rest is left to other groups."""
 
 
 @dataclass(slots=True)
 class Request:
-    """A command and what it takes."""
+    """A command and its costs."""
 
     command: Any
-    """None once it is encoded and proposed: a large command is not kept twice."""
+    """None once it is encoded and proposed, so that a large command is not kept twice."""
     size: int
-    """Bytes that it takes until it is answered."""
+    """Bytes that it occupies until it is answered."""
     work: int
-    """Cost of applying it, in bytes of a batch that costs as much."""
+    """Cost of applying it, as the size in bytes of a batch that costs the same."""
     messages: int
     done: Done
 
 
 class Backlog:
-    """Bytes that were submitted and not answered yet, over all groups of a node."""
+    """Bytes of all groups of a node that were submitted and not answered yet."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.bytes = 0
-        self.no_room: str | None = None
-        """Why nothing new is stored: the disk is nearly full."""
+        self.disk_full: str | None = None
+        """Why nothing new is stored: the disk is nearly full. None if there is space."""
 
 
 class Requests:
-    """Requests of one group, each from its submission to its answer."""
+    """The requests of one group, each from its submission to its answer."""
 
     def __init__(self, *, backlog: Backlog, limits: Limits, what: str) -> None:
-        """`what` the group is, for messages."""
+        """Create the queues. `what`: description of the group in error messages."""
         self._backlog = backlog
         self._limits = limits
         self._what = what
         self.waiting: FairQueue[Request] = FairQueue()
-        """Requests that were submitted and not proposed."""
+        """Requests that were submitted and not proposed yet."""
         self.proposed: dict[int, list[Request]] = {}
-        """Requests of each proposed entry, neither committed nor refused yet, by a number that rises."""
+        """Requests of each entry that is proposed and neither committed nor refused, by a rising number."""
         self.committed: dict[int, list[Request]] = {}
-        """Requests of each committed entry that is not applied yet, by its index."""
+        """Requests of each entry that is committed and not applied, by its Raft index."""
         self._waiting_bytes = 0
-        """Bytes of requests that are not answered."""
+        """Bytes of all requests that are not answered."""
         self.unapplied_bytes = 0
-        """Bytes of requests that were proposed and are not answered."""
+        """Bytes of requests that are proposed and not answered."""
         self.unapplied_work = 0
         self._entries = 0
-        """Entries that were proposed: the number of the last."""
+        """Number of entries proposed so far; also the number of the last one."""
         self._expiring = (0, 0, 0)
-        """Entries proposed, index committed and requests added at the last `expire`."""
+        """Number of proposed entries, commit index and number of added requests, as of the last `expire`."""
 
-    def check_room(self, size: int) -> None:
-        """Raise Overloaded if a request of this size has no room."""
+    def check_capacity(self, size: int) -> None:
+        """Raise Overloaded if a request of this size exceeds the backlog of the node or the share of the group."""
         backlog = self._backlog
         if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
             raise Overloaded(
@@ -80,14 +80,15 @@ class Requests:
             )
 
     def add(self, request: Request, line: Hashable | None) -> None:
-        """Let a request wait. `line`: see `FairQueue.add`."""
+        """Queue a request. `line`: see `FairQueue.add`."""
         self._backlog.bytes += request.size
         self._waiting_bytes += request.size
-        # A very large request does not wait for as much of everybody else.
+        # Limit its mark, so that a very large request does not wait for as much work of every other flow.
         self.waiting.add(request, min(request.work, self._limits.entry_bytes), line)
 
     def take_entry(self) -> list[Request]:
-        """Take the requests of the next entry: as many as the limits of an entry allow, and one at least."""
+        """Remove and return the requests of the next entry: as many as the limits of an entry allow, and at least
+        one."""
         requests: list[Request] = []
         work = messages = 0
         while self.waiting:
@@ -102,7 +103,7 @@ class Requests:
         return requests
 
     def propose(self, requests: list[Request]) -> int:
-        """Note that an entry with these requests is proposed, and return its number."""
+        """Record that an entry with these requests is proposed, and return its number."""
         for request in requests:
             request.command = None
         self._entries += 1
@@ -110,27 +111,27 @@ class Requests:
         return self._entries
 
     def expire(self, timeout_s: float, commit_index: int) -> None:
-        """Answer the requests that were there when this was called last, `timeout_s` ago."""
+        """Answer the requests that were already pending at the last call, `timeout_s` ago."""
         number, index, count = self._expiring
         self._expiring = self._entries, commit_index, self.waiting.added
         held = self.waiting.take_first(count)
-        self.answer_all(held, Overloaded(f"for {timeout_s:g} s there was no room for it in {self._what}; send again"))
+        self.answer_all(held, Overloaded(f"for {timeout_s:g} s it could not be proposed in {self._what}; send again"))
         late = [requests for proposed, requests in self.proposed.items() if proposed <= number]
         late += [requests for committed, requests in self.committed.items() if committed <= index]
         for requests in late:
             self.answer_all(requests, TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown"))
 
     def refuse_waiting(self, error: SandqError) -> None:
-        """Answer the requests that are not proposed."""
+        """Answer the requests that are not proposed yet."""
         self.answer_all(self.waiting.take_all(), error)
 
     def drop_proposed(self, error: SandqError) -> None:
-        """Answer the requests that are not committed."""
+        """Answer the requests that are not committed yet."""
         self.refuse_waiting(error)
         self._drop(self.proposed, error)
 
     def drop_committed(self, error: SandqError) -> None:
-        """Answer the requests that wait, and those that are committed and not applied."""
+        """Answer the requests that are not proposed, and those that are committed and not applied."""
         self.refuse_waiting(error)
         self._drop(self.committed, error)
 
@@ -140,14 +141,14 @@ class Requests:
         self._drop(self.committed, error)
 
     def answer_all(self, requests: list[Request], result: Any) -> None:
-        """Answer requests with one result. The list is empty afterwards, so that nothing is answered twice."""
+        """Answer requests with one result. Empty the list, so that no request is answered twice."""
         taken = list(requests)
         requests.clear()
         for request in taken:
             self.answer(request, result)
 
     def answer(self, request: Request, result: Any) -> None:
-        """Answer a request, and count it no more."""
+        """Answer a request and stop counting its bytes."""
         self._backlog.bytes -= request.size
         self._waiting_bytes -= request.size
         if request.command is None:

@@ -1,4 +1,8 @@
-"""Run a node's log on trio and four threads: WAL, apply, rows, maintenance. No stall of one stops another."""
+"""Run a node's log on trio and four threads: WAL, apply, rows and maintenance.
+
+A commit batch is ticked on the loop, written and synced on the WAL thread, and then applied. The applied rows are
+written by the rows thread. Each thread has its own queue, so that a stall of one does not stop the others.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +32,30 @@ log = structlog.get_logger("sandq.engine")
 
 Thread = Literal["log", "state", "rows", "maintenance"]
 
-ROOM_S = 1.0
-"""How often it is tried again to write to a log whose disk is full."""
+FULL_RETRY_S = 1.0
+"""Seconds between attempts to write to the log while the disk is full."""
 CLOSE_S = 10.0
-"""For a thread to end, beyond the grace of a shutdown; one that hangs is left behind, and the node ends without it."""
+"""Seconds that a thread may take to end, beyond the grace period of a shutdown.
+
+A thread that hangs is left behind, and the node ends without it."""
 ENDLESS_CHECK_S = 1.0
-"""Interval at which it is looked whether an entry does not end."""
+"""Seconds between two checks for an entry that never ends."""
 CHECKPOINT_CHECK_S = 1.0
 CHECKPOINT_PAUSE_S = 0.1
-"""Between two, at least."""
+"""Minimum number of seconds between two checkpoints."""
 CHECKPOINT_ENTRIES = 50_000
-"""Log entries are kept in memory, and small ones cost more there than on disk."""
+"""Number of log entries after which a checkpoint is due.
+
+Log entries are kept in memory, where small ones take more space than on disk."""
 
 
 class Runner:
-    """`wakeup` must be what the log sets when there is something to commit, `inbox` where it publishes. `send(node,
-    messages)`: where Raft messages for another node go. `on_pass` is told of each pass that was written: its WAL
-    records."""
+    """Commit and apply the work of a `NodeLog`, and take checkpoints.
+
+    `wakeup`: the signal that the log sets when there is something to commit. `inbox`: where the log publishes.
+    `send(node, messages)` sends Raft messages to another node. `on_batch(records)` is called after each commit batch,
+    with the number of its WAL records.
+    """
 
     def __init__(
         self,
@@ -55,13 +66,13 @@ class Runner:
         *,
         checkpoint_bytes: int,
         checkpoint_interval_s: float,
-        on_pass: Callable[[int], None] = lambda records: None,
+        on_batch: Callable[[int], None] = lambda records: None,
     ) -> None:
         self.node_log = node_log
         self._inbox = inbox
         self._wakeup = wakeup
         self._send = send
-        self._on_pass = on_pass
+        self._on_batch = on_batch
         self._checkpoint_bytes = checkpoint_bytes
         self._checkpoint_interval_s = checkpoint_interval_s
         self._ticked = Signal()
@@ -71,12 +82,12 @@ class Runner:
         self._apply_ended: StorageFailed | None = None
         self._asking: set[_Reply[Any]] = set()
         self._impatient: set[_Reply[Any]] = set()
-        """The same, of clients: they wait no longer than the thread gets on."""
+        """Pending calls of clients to the apply thread. They fail when that thread stalls."""
         self.log_full: str | None = None
-        """Why nothing gets into the log at present: there is no room. What waits for it goes on once there is."""
-        self._passing = False
+        """Why the log cannot be written at present: the disk is full. Pending writes continue once there is space."""
+        self._is_committing = False
         self._refused: Sequence[Record] = ()
-        """Records of a pass that could not be written."""
+        """Records of a commit batch that could not be written."""
         self._is_over = False
         self._between: list[tuple[Callable[[], None], _Reply[Any]]] = []
         self._apply: FairWorker[Apply | Ask] = FairWorker(
@@ -87,32 +98,34 @@ class Runner:
             self._rest_applier,
             node_log.applier.run_here,
         )
-        node_log.applier.beside = self._beside
+        node_log.applier.other_tasks = self._others
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
         self._written = trio.Event()
-        """Set when rows are written next, ..."""
+        """Set when rows are written next, if `_awaits_rows`."""
         self._awaits_rows = False
-        """... if somebody waits for that."""
+        """True if a task waits for `_written`."""
         self._rows: Worker[bool] = Worker("sandq-rows", self._write_rows, self._worker_crashed)
         self._are_rows_queued = False
-        """The thread that writes rows will look whether there are some."""
+        """True if the rows thread will check for rows to write."""
         self._prepare()
 
     def _prepare(self) -> None:
-        """Make the next segment ahead, if there is room; the pass that needs one will meet it otherwise."""
+        """Preallocate the next segment of the log.
+
+        If there is no space, the commit batch that needs the segment fails instead."""
         try:
             self.node_log.wal.prepare()
         except StorageFailed as error:
-            log.warning("no room for the next segment of the log", error=error.message)
+            log.warning("no space for the next segment of the log", error=error.message)
 
     def is_busy(self) -> bool:
-        """Whether something is on its way to the log."""
+        """Return whether records are about to be written to the log."""
         node_log = self.node_log
-        return node_log.failed is None and (self._passing or node_log.group_commit.has_work or node_log.has_held)
+        return node_log.failed is None and (self._is_committing or node_log.group_commit.has_work or node_log.has_held)
 
     async def drain(self) -> None:
-        """Wait until what was queued for the log and for the partitions is done. It may have led to more."""
+        """Wait until everything queued for the log and the partitions is done. More may be queued by then."""
         if self.is_busy():
             await self.on_wal(lambda: None)
         await self.ask(lambda: None)
@@ -120,11 +133,11 @@ class Runner:
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Passes and checkpoints, until cancelled; raises what ended a thread."""
+        """Run commit batches and checkpoints until cancelled. Raise the error that ended a thread."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._inbox.run)
-                nursery.start_soon(self._passes)
+                nursery.start_soon(self._run_batches)
                 nursery.start_soon(self._checkpoints)
                 nursery.start_soon(self._watch)
                 nursery.start_soon(self._end_endless)
@@ -132,61 +145,62 @@ class Runner:
         finally:
             self._is_over = True
 
-    async def _passes(self) -> None:
-        """Begin passes, one after the other; where the loop hears of the sync of one it goes on with that at once
-        (`_committed`)."""
-        passes = self.node_log.group_commit
+    async def _run_batches(self) -> None:
+        """Begin commit batches one after the other.
+
+        A batch may be begun here or in `_committed`, as soon as the loop learns that the previous one is synced."""
+        group_commit = self.node_log.group_commit
         while True:
             if self.node_log.failed is not None:
-                self._end_passes(self.node_log.failed)
+                self._end_batches(self.node_log.failed)
                 await trio.sleep_forever()
             pause_s = math.inf
             if self._refused:
                 await self._commit_again()
                 continue
-            if not self._passing:
-                passes.on_time()
-                if passes.has_work or self._between:
-                    await self._begin_pass()
+            if not self._is_committing:
+                group_commit.on_time()
+                if group_commit.has_work or self._between:
+                    await self._begin_batch()
                     continue
-                pause_s = passes.pause_s()
+                pause_s = group_commit.pause_s()
             if pause_s == math.inf:
                 await self._wakeup.wait()
             else:
                 with trio.move_on_after(pause_s):
                     await self._wakeup.wait()
 
-    async def _begin_pass(self) -> None:
-        self._passing = self._wakeup.is_muted = True
+    async def _begin_batch(self) -> None:
+        self._is_committing = self._wakeup.is_muted = True
         between, self._between = self._between, []
         for call, _ in between:
             call()
-        passes = self.node_log.group_commit
-        passes.begin_tick()
-        while passes.tick_some():
+        group_commit = self.node_log.group_commit
+        group_commit.begin_tick()
+        while group_commit.tick_some():
             await trio.lowlevel.checkpoint()
         if self._end_tick():
             return
-        if passes.has_work or self._between:
-            await trio.lowlevel.checkpoint()  # the next pass begins at once: others have a turn before it
+        if group_commit.has_work or self._between:
+            await trio.lowlevel.checkpoint()  # the next commit batch begins at once: let other tasks run before it
         self._take_synced()
-        self._finish_pass()
+        self._finish_batch()
 
     def _end_tick(self) -> bool:
-        """Hand the records of a pass to the WAL thread. False: there are none, and it need not be waited for."""
+        """Hand the records of a commit batch to the WAL thread. Return False if there are none to wait for."""
         records, ready = self.node_log.end_tick()
         self._ticked.set()
         if records:
             self._wal.submit(partial(self._commit, records))
-        self._submit(ready)  # meanwhile
+        self._submit(ready)  # apply while the records are written
         return bool(records)
 
     def _commit(self, records: Sequence[Record]) -> None:
-        """On the WAL thread."""
+        """Write and sync the records, and report the outcome to the loop. For the WAL thread."""
         self._inbox.put(self._committed, records, outcome.capture(self.node_log.commit, records))
 
     def _committed(self, records: Sequence[Record], result: outcome.Outcome[None]) -> None:
-        """The records of a pass are on the disk, or are not."""
+        """Go on after the records of a commit batch were written, or could not be."""
         if self._is_over:
             return
         if isinstance(result, outcome.Error) and isinstance(result.error, StorageFailed):
@@ -195,65 +209,73 @@ class Runner:
             self._wakeup.set()
             return
         result.unwrap()
-        self._passed(records)
-        passes = self.node_log.group_commit
-        nothing_came = not passes.has_work
+        self._batch_written(records)
+        group_commit = self.node_log.group_commit
+        nothing_came = not group_commit.has_work
         self._take_synced()
-        # What was synced a tick commits, where no other member has to say so: not a turn of the loop later, unless
-        # more has come meanwhile, with which then comes what others are about to bring.
-        if nothing_came and passes.is_short and not self._between and self.node_log.failed is None:
-            passes.begin_tick()
-            passes.tick_some()
+        # In a group without other voters, the next tick commits what was just synced. Run that tick now instead of in
+        # the next iteration of the loop. If new work has come, wait: the next tick then includes what other tasks are
+        # about to add.
+        if nothing_came and group_commit.is_short and not self._between and self.node_log.failed is None:
+            group_commit.begin_tick()
+            group_commit.tick_some()
             if self._end_tick():
                 return
             self._take_synced()
-        self._finish_pass()
+        self._finish_batch()
 
     async def _commit_again(self) -> None:
-        """Wait until there is room on the disk for what could not be written; for anything else it is the end."""
+        """Write the refused records again, waiting for space if the disk is full.
+
+        After any other error the node stops writing."""
         records, self._refused = self._refused, ()
         try:
             await self.on_wal(lambda: self.node_log.commit(records))
         except StorageFailed as error:
-            log.error("the log cannot be written: this node stops taking messages", error=error.message)
+            log.error("the log cannot be written: this node stops accepting messages", error=error.message)
             self.node_log.fail(error)
             return
-        self._passed(records)
+        self._batch_written(records)
         self._take_synced()
-        self._finish_pass()
+        self._finish_batch()
 
-    def _passed(self, records: Sequence[Record]) -> None:
-        self._on_pass(len(records))
+    def _batch_written(self, records: Sequence[Record]) -> None:
+        self._on_batch(len(records))
         if self._has_log_grown():
             self._log_grown.set()
 
     def _take_synced(self) -> None:
-        """What the pass wrote is on the disk: what is committed by it is applied, and others are told."""
+        """Apply the entries that the commit batch committed, and send the messages that waited for its sync."""
         self._submit(self.node_log.synced())
         for node, messages in self.node_log.group_commit.take_outgoing().items():
             self._send(node, messages)
 
-    def _finish_pass(self) -> None:
-        """No pass is under way: who begins them is woken, if there is a reason to begin one, or to look at the time."""
-        self._passing = self._wakeup.is_muted = False
-        passes = self.node_log.group_commit
-        if passes.has_work or self._between or self.node_log.failed is not None or passes.pause_s() < math.inf:
+    def _finish_batch(self) -> None:
+        """End the commit batch. Wake the task that begins the next one if there is work, or a deadline to watch."""
+        self._is_committing = self._wakeup.is_muted = False
+        group_commit = self.node_log.group_commit
+        if (
+            group_commit.has_work
+            or self._between
+            or self.node_log.failed is not None
+            or group_commit.pause_s() < math.inf
+        ):
             self._wakeup.set()
 
-    def _end_passes(self, error: StorageFailed) -> None:
-        """There are no more of them: whoever waits for one is told."""
+    def _end_batches(self, error: StorageFailed) -> None:
+        """Fail the calls that wait for the end of a commit batch, as there will be none any more."""
         between, self._between = self._between, []
         for _, reply in between:
             reply.settle(outcome.Error(error))
         self._ticked.set()
 
     def _submit(self, tasks: list[Apply]) -> None:
-        """Have them applied: at once, on the loop, where that takes a moment and the thread has nothing to do."""
+        """Apply entries: at once, on the loop, if that is quick and the apply thread is idle; else on that thread."""
         if tasks:
             self._inbox.during(partial(self._hand_over, tasks))
 
     def _hand_over(self, tasks: list[Apply]) -> None:
-        # All of them before anything else runs: a sync that is heard of meanwhile brings the next ones.
+        # Submit all of them before anything else runs: a sync that is reported in between brings later entries.
         for task in tasks[self._apply.run_here(tasks) :]:
             self._apply.submit(task)
 
@@ -272,35 +294,41 @@ class Runner:
                 last = trio.current_time()
 
     def _has_log_grown(self) -> bool:
-        """So much was written since the last checkpoint that another one is due at once: it is in memory as well."""
+        """Return whether enough was written since the last checkpoint to make the next one due now.
+
+        The log is also in memory."""
         return self.node_log.bytes_since_checkpoint >= self._checkpoint_bytes
 
     async def checkpoint(self) -> None:
-        """Bring the stores up to the applied indices on disk, then let go of the log below them."""
+        """Make the stores durable up to the applied indices, then release the log below them."""
         node_log = self.node_log
         try:
             applied = await self.ask(node_log.applied_indices)
             await self.on_maintenance(node_log.stores.flush)
             node_log.truncate(applied)
             for _ in range(2):
-                await self._pass_now()
+                await self._flush_batch()
                 pinning = await self.on_wal(node_log.release)
                 if not node_log.copy_tails(pinning):
                     break
             await self.on_maintenance(self._prepare)
         except StorageFailed as error:
-            log.error("checkpoint failed: this node stops taking messages", error=error.message)
+            log.error("checkpoint failed: this node stops accepting messages", error=error.message)
             node_log.fail(error)
 
-    async def _pass_now(self) -> None:
-        """Wait until the records gathered so far are on their way to the WAL thread, whose next job is then later."""
+    async def _flush_batch(self) -> None:
+        """Wait until the records gathered so far are handed to the WAL thread.
+
+        Later jobs of that thread follow them."""
         node_log = self.node_log
         while node_log.group_commit.records and node_log.failed is None:
             self._wakeup.set()
             await self._ticked.wait()
 
     async def until_short(self) -> None:
-        """Wait while a pass has much to tick: who brings more for it keeps others waiting for their answers."""
+        """Wait while many groups must be ticked.
+
+        For background tasks: more groups would delay the answers of clients."""
         while self.node_log.group_commit.is_long and self.node_log.failed is None:
             self._wakeup.set()
             await self._ticked.wait()
@@ -311,7 +339,8 @@ class Runner:
         raise self._crash
 
     async def _end_endless(self) -> None:
-        """Interrupt the apply thread when an entry uses CPU time without end, so that its replica is shut (ADR 46)."""
+        """Interrupt the apply thread if an entry uses CPU time without progress, so that its replica is shut (ADR
+        46)."""
         seen: object | None = None
         since_s = 0.0
         while True:
@@ -320,33 +349,35 @@ class Runner:
             if progress is None or progress != seen:
                 seen, since_s = progress, self._apply.cpu_s()
             elif self._apply.cpu_s() - since_s >= ENDLESS_CPU_S and self.node_log.applier.is_applying:
-                log.error("an entry that does not end is given up", cpu_s=ENDLESS_CPU_S)
+                log.error("an entry that does not end is interrupted", cpu_s=ENDLESS_CPU_S)
                 self._apply.interrupt(EndlessEntry)
                 seen = None
 
     def _run_applier(self, tasks: Iterable[Apply | Ask]) -> None:
-        """On the apply thread."""
+        """Run tasks. For the apply thread."""
         self.node_log.applier.run(tasks)
         self._have_rows_written()
 
     def _rest_applier(self) -> None:
-        """Likewise."""
+        """Do the deferred work. For the apply thread."""
         self.node_log.applier.rest()
         self._have_rows_written()
 
-    def _beside(self) -> Iterator[Apply | Ask]:
-        """Likewise, within what takes long: rows of others that were handed over need not wait for its end."""
+    def _others(self) -> Iterator[Apply | Ask]:
+        """Return tasks of other groups while a long task has yielded. For the apply thread.
+
+        Rows that were handed over before need not wait for the end of the long task."""
         self._have_rows_written()
-        return self._apply.beside()
+        return self._apply.others()
 
     def _have_rows_written(self) -> None:
         if self.node_log.stores.progress is not None and not self._are_rows_queued:
             self._are_rows_queued = True
             self._rows.submit(True)
 
-    def _write_rows(self, told: Iterable[bool]) -> None:
-        """On the thread that writes rows."""
-        self._are_rows_queued = False  # before it looks: what is handed over from here on is told again
+    def _write_rows(self, signals: Iterable[bool]) -> None:
+        """Write queued rows. For the rows thread."""
+        self._are_rows_queued = False  # before checking for rows: rows handed over after this line queue the next call
         stores = self.node_log.stores
         while stores.progress is not None:
             stores.write_one()
@@ -360,13 +391,13 @@ class Runner:
         written.set()
 
     def _worker_crashed(self, crash: BaseException) -> None:
-        """On the thread that ended."""
+        """Report the exception that ended a thread. Called on that thread."""
         self._inbox.put(self._stop_after, crash)
 
     def _stop_after(self, crash: BaseException) -> None:
         if isinstance(crash, StorageFailed):
-            # The stores take nothing any more. What the log holds is applied after a restart.
-            log.error("the stores cannot be written: this node stops taking messages", error=crash.message)
+            # The stores accept no more rows. The rest of the log is applied after a restart.
+            log.error("the stores cannot be written: this node stops accepting messages", error=crash.message)
             self._apply_ended = crash
             for reply in self._asking | self._impatient:
                 reply.settle(outcome.Error(crash))
@@ -379,8 +410,10 @@ class Runner:
             self._crashed.set()
 
     async def close(self, within_s: float = math.inf) -> bool:
-        """Let the threads finish what is queued and end them; after it the WAL may be sealed. False when one of them
-        has not ended in that time: it hangs in the disk, and nothing that it works with may be closed."""
+        """Let the threads run what is queued, then end them. After that the WAL may be sealed.
+
+        Return False if a thread has not ended within `within_s`. It then hangs in a disk operation, and nothing that it
+        uses may be closed."""
         deadline_s = time.monotonic() + within_s
         try:
             for worker in (self._apply, self._rows, self._wal, self._maintenance):
@@ -392,7 +425,7 @@ class Runner:
             self._inbox.close()
 
     def progress_of(self, thread: Thread) -> object | None:
-        """What changes as a thread gets on with its work; None while there is none."""
+        """Return a value that changes while a thread makes progress; None if the thread has no work."""
         if thread == "log":
             return self._wal.progress
         if thread == "rows":
@@ -402,8 +435,8 @@ class Runner:
         turn = self._apply.progress
         return None if turn is None else (turn, self.node_log.applier.steps)
 
-    def give_up_questions(self, why: str) -> None:
-        """The apply thread stands still: answer the questions of clients that wait for it, with Unavailable."""
+    def give_up_queries(self, why: str) -> None:
+        """Fail the pending calls of clients with Unavailable, because the apply thread is stalled."""
         for reply in list(self._impatient):
             reply.settle(outcome.Error(Unavailable(why)))
 
@@ -417,10 +450,11 @@ class Runner:
         patient: bool = True,
         late: Callable[[T], None] = lambda result: None,
     ) -> T:
-        """Run on the apply thread, after everything submitted so far, or what was for one group. `patient`: wait also
-        while that stands still; otherwise it raises Unavailable then, and may run later. `late`: gets a result that
-        nobody waits for any more. An unexpected error of a call for a group is raised as Unavailable: it is about that
-        group's rows, and no reason for this node to end."""
+        """Run `call` on the apply thread, after everything submitted so far, or everything submitted for one group.
+
+        `patient`: wait even while the thread is stalled. Otherwise raise Unavailable in that case; the call may still
+        run later. `late`: gets a result for which the caller waits no longer. An unexpected error of a call for a group
+        is raised as Unavailable: it concerns the rows of that group only, and must not stop the node."""
         if self._apply_ended is not None:
             raise self._apply_ended
         reply: _Reply[T] = _Reply(late)
@@ -433,9 +467,10 @@ class Runner:
         finally:
             waiting.discard(reply)
 
-    async def between_passes(self, call: Callable[[], T]) -> T:
-        """Run on the loop, while nothing of a pass is on its way to the disk. Raises StorageFailed when there are no
-        passes any more."""
+    async def between_batches(self, call: Callable[[], T]) -> T:
+        """Run `call` on the loop while no commit batch is in progress.
+
+        Raise StorageFailed if the node has stopped writing."""
         if self.node_log.failed is not None:
             raise self.node_log.failed
         reply: _Reply[T] = _Reply()
@@ -444,24 +479,25 @@ class Runner:
         return await reply.wait()
 
     async def on_maintenance(self, call: Callable[[], T]) -> T:
+        """Run `call` on the maintenance thread."""
         return await self._on(self._maintenance, call)
 
     async def until_written(self) -> None:
-        """Wait while many rows wait to be written: for who brings them of its own accord. Raises StorageFailed."""
+        """Wait while many rows are queued to be written. For background tasks that add rows. Raise StorageFailed."""
         while self.node_log.stores.is_half_full:
             if self._apply_ended is not None:
                 raise self._apply_ended
             written, self._awaits_rows = self._written, True
-            # Again: whoever wrote rows just now did not know that somebody waits.
+            # Check again: rows written before `_awaits_rows` was set have woken no one.
             if self.node_log.stores.is_half_full:
                 await written.wait()
 
     def hand_to_maintenance(self, call: Callable[[], None]) -> None:
-        """Have it run there some time, unless the node ends before; it must not raise."""
+        """Run `call` on the maintenance thread later, unless the node ends before. It must not raise."""
         self._maintenance.submit(call)
 
     async def on_wal(self, call: Callable[[], T]) -> T:
-        """Run on the WAL thread. Waits for room where the disk is full. Raises StorageFailed."""
+        """Run `call` on the WAL thread. Wait for space while the disk is full. Raise StorageFailed."""
         waits = False
         try:
             while True:
@@ -469,9 +505,9 @@ class Runner:
                     return await self._on(self._wal, call)
                 except WalFull as full:
                     if self.log_full is None:
-                        log.error("the disk is full: nothing is stored until there is room", error=full.message)
+                        log.error("the disk is full: nothing is stored until there is space", error=full.message)
                     waits, self.log_full = True, f"the disk is full: {full.message}"
-                await trio.sleep(ROOM_S)
+                await trio.sleep(FULL_RETRY_S)
         finally:
             if waits:
                 self.log_full = None
@@ -487,7 +523,7 @@ class Runner:
 
 
 class _Reply(Generic[T]):
-    """What a thread answers. `late`: gets a result that comes when nobody waits for it."""
+    """The future result of a call on a thread. `late`: gets a result for which the caller waits no longer."""
 
     def __init__(self, late: Callable[[T], None] = lambda result: None) -> None:
         self._late = late
@@ -496,7 +532,7 @@ class _Reply(Generic[T]):
         self._is_given_up = False
 
     def settle(self, result: outcome.Outcome[T]) -> None:
-        """The first time it counts."""
+        """Set the outcome. Only the first one counts."""
         if self._event.is_set() or self._is_given_up:
             if isinstance(result, outcome.Value):
                 self._late(result.value)
@@ -519,8 +555,8 @@ def _of_group(call: Callable[[], T], group: int) -> T:
     except (SandqError, *STOPS_NODE):
         raise
     except Exception as error:
-        log.exception("a question about a group failed: its rows may be damaged", group=group)
-        raise Unavailable(f"this node cannot read what was asked for: {type(error).__name__}: {error}") from error
+        log.exception("a query of a group failed: its rows may be damaged", group=group)
+        raise Unavailable(f"this node cannot read the requested data: {type(error).__name__}: {error}") from error
 
 
 def _call_all(calls: Iterable[Callable[[], None]]) -> None:

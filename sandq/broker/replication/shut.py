@@ -1,7 +1,8 @@
 """Describe a replica that is shut because it could not apply an entry (ADR 46).
 
-A shut replica applies nothing more and answers with the reason. It still votes and takes entries, within bounds. It
-opens again at the next start, from a snapshot, or when its group commits a SKIP of an entry that it has not applied.
+A shut replica applies nothing more and answers requests with the reason. It still votes and accepts entries, up to a
+limit. It opens again at the next start, from a snapshot, or when its group commits a SKIP of an entry that it has not
+applied.
 """
 
 from __future__ import annotations
@@ -21,40 +22,42 @@ ERROR_CHARS: Final = 500
 TRACEBACK_CHARS: Final = 8000
 """Maximum length of the traceback that is logged."""
 ENDLESS_CPU_S: Final = 60.0
-"""CPU time that an entry may take between two steps of it; then its replica is shut. CPU time, not time: an entry that
-waits for a disk goes on once that answers."""
+"""CPU time without progress after which an entry is given up and its replica is shut.
+
+CPU time rather than elapsed time: an entry that waits for a disk continues once the disk answers."""
 DESCRIBED_CHARS: Final = 2000
 """Maximum length of a command's description."""
 SHOWN_BYTES, SHOWN_ITEMS = 32, 8
-"""Bytes of a value, and items of a list, that a description shows at most."""
+"""Maximum number of bytes of a value, and of items of a list, that a description shows."""
 
 
 class LogGap(Exception):
-    """An entry was to be applied before the one that comes before it: this node's own code is at fault."""
+    """An entry was submitted before its predecessor was applied. This node's own code is at fault."""
 
 
 class AppliedSkipped(Exception):
-    """The group has skipped an entry that this replica has applied: its state is not that of the others."""
+    """The group has skipped an entry that this replica has applied: its state differs from that of the others."""
 
     def __init__(self, index: int) -> None:
         super().__init__(f"entry {index} is skipped by the group, and this replica has applied it")
 
 
 class EndlessEntry(BaseException):
-    """An entry was being applied without progress for so much CPU time that it most likely never ends.
+    """An entry used so much CPU time without progress that it most likely never ends.
 
-    No `Exception`: nothing in `apply` may take it for an answer, as other replicas may not meet it."""
+    Not an `Exception`: no handler in `apply` may turn it into a result, as other replicas may not reach it.
+    """
 
     def __init__(self) -> None:
         super().__init__(f"it has used {ENDLESS_CPU_S:g} s of CPU time without progress")
 
 
 class UnknownLevel(StartupError):
-    """The metadata is of a feature level that this version does not know."""
+    """The feature level of the metadata is one that this version does not support."""
 
 
 STOPS_NODE: Final = (StorageFailed, ClosedError, StoresDamaged, LogGap, UnknownLevel)
-"""Errors that are not about one group's entries or rows: the node stops, as it cannot do its work."""
+"""Errors that do not concern a single group's entries or rows. The node stops, because it cannot work."""
 
 
 class Step(StrEnum):
@@ -65,13 +68,13 @@ class Step(StrEnum):
     DECODE = "decode"
     """The entry's bytes could not be read."""
     APPLY = "apply"
-    """A command of the entry raised an error that is not a refusal."""
+    """A command of the entry raised an unexpected error."""
     STATUS = "status"
-    """The state behind the entry could not be summed up."""
+    """The state after the entry could not be summed up."""
     DRAIN = "drain"
     """The changed rows could not be encoded."""
     SKIPPED = "skipped"
-    """The group decided to skip an entry that this replica has applied: only a snapshot opens it."""
+    """The group decided to skip an entry that this replica has applied. Only a snapshot opens it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +94,11 @@ class ApplyFailure:
     kind: str | None = None
     """Class name of that command."""
     is_exact: bool = True
-    """The entry is the one at fault. False: it is the last of several that were summed up, or written, together: the
-    replica is loaded again, and does that after each entry."""
+    """True if `index` is the entry at fault.
+
+    False if it is the last of several that were summed up or written together.
+
+    In that case the replica is loaded again and checks its state after each entry."""
     trace: str = field(default="", compare=False, repr=False)
 
     @classmethod
@@ -127,7 +133,7 @@ class ApplyFailure:
 
     @property
     def where(self) -> str:
-        """The entry and command that failed, in words."""
+        """A readable description of the entry and command that failed."""
         if self.index is None:
             return "its rows"
         found = f"entry {self.index}"
@@ -137,7 +143,7 @@ class ApplyFailure:
 
     @property
     def reason(self) -> str:
-        """The error that clients get."""
+        """The error message for clients."""
         return (
             f"this replica is shut: it could not {_VERBS[self.step]} {self.where}: {self.error}. An operator must look "
             "at it: `sandctl partition shut` lists what is shut and what to do"
@@ -148,14 +154,16 @@ _VERBS: Final = {
     Step.LOAD: "read",
     Step.DECODE: "decode",
     Step.APPLY: "apply",
-    Step.STATUS: "go on behind",
+    Step.STATUS: "sum up its state after",
     Step.DRAIN: "store",
-    Step.SKIPPED: "go on with",
+    Step.SKIPPED: "continue with",
 }
 
 
 def describe(command: Any) -> str:
-    """Return a command's class and fields for a person: long values are cut, and bytes are shown by their length."""
+    """Return a command's class and fields in readable form.
+
+    Long values are cut, long byte strings shown by their length."""
     parts = [f"{each.name}={_shown(getattr(command, each.name))}" for each in fields(command)]
     return f"{type(command).__name__}({', '.join(parts)})"[:DESCRIBED_CHARS]
 
@@ -174,7 +182,7 @@ def _shown(value: Any) -> str:
 
 
 def described(command_list: Sequence[Any], failed: int | None) -> str:
-    """Return the classes of an entry's commands, and all of the one that failed."""
+    """Return the classes of an entry's commands, and all fields of the one that failed."""
     counts = Counter([type(command).__name__ for command in command_list])
     text = ", ".join([f"{count} {name}" for name, count in counts.items()])
     if failed is not None and failed < len(command_list):

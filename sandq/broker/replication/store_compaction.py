@@ -1,4 +1,4 @@
-"""Give back space that is not needed any more: of deleted stores, and of rows that partitions have deleted."""
+"""Reclaim space: delete the rows of deleted stores, and compact the rows that partitions have deleted."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from sandq.model.errors import StorageFailed, Unavailable
 from sandq.partition.partition_status import Status
 
 COMPACT_ROWS = 100_000
-"""So many deleted rows are compacted away: a scan that begins before them walks over each."""
+"""Number of deleted rows that makes a compaction due: a scan that starts before them visits each of them."""
 COMPACT_BYTES = 64 << 20
-"""So many bytes are, and at least as many as the partition needs: each of these is written once more for it at most."""
+"""Bytes of deleted rows that make a compaction due, unless the partition's own size is larger.
+
+So for each byte that is reclaimed, at most one byte is rewritten."""
 REST_BYTES = 1 << 20
-"""The same, once nothing happens in the partition and half as many as it needs are enough."""
+"""Bytes of deleted rows that make a compaction due in an idle partition, if they are half of its own size."""
 MOST_BYTES = 1 << 30
-"""Of a larger partition LevelDB takes care by itself: it would keep the thread for maintenance for long."""
+"""Size above which a partition is left to LevelDB's own compaction: compacting it would occupy the maintenance thread
+for long."""
 
 
 class StoreSweeper:
-    """Delete the rows of stores that nothing points to, in bounded steps."""
+    """Delete the rows of stores that no pointer names, in bounded steps."""
 
     def __init__(self, node_log: NodeLog, runner: Runner, nursery: trio.Nursery) -> None:
         self._node_log = node_log
@@ -33,11 +36,11 @@ class StoreSweeper:
         self._nursery = nursery
 
     def sweep_soon(self) -> None:
-        """Begin a sweep: a store is needed no more."""
+        """Start a sweep, because a store is no longer needed."""
         self._nursery.start_soon(self.sweep)
 
     async def sweep(self) -> None:
-        """Look at all stores once."""
+        """Sweep all stores once."""
         start: bytes | None = self._node_log.SWEEP_START
         with suppress(StorageFailed):
             while start is not None:
@@ -48,7 +51,7 @@ class StoreSweeper:
 
 
 class StoreCompaction:
-    """Compact the store of one replica, whoever leads, where it keeps deleted rows."""
+    """Compact the store of one replica when it holds many deleted rows, whether it leads or follows."""
 
     def __init__(self, host: RaftGroup, node_log: NodeLog, runner: Runner, nursery: trio.Nursery) -> None:
         self._host = host
@@ -57,8 +60,8 @@ class StoreCompaction:
         self._nursery = nursery
         self._is_working = False
 
-    def look(self, status: Status) -> None:
-        """Something was applied."""
+    def on_status(self, status: Status) -> None:
+        """Start a compaction if the new status makes one due."""
         is_ending = self._nursery.cancel_scope.cancel_called
         if not self._is_working and not is_ending and is_due(status):
             self._is_working = True
@@ -67,14 +70,14 @@ class StoreCompaction:
     async def _compact(self) -> None:
         replica = self._host.replica
         assert isinstance(replica, PartitionReplica)
-        with suppress(StorageFailed, Unavailable):  # of a replica that is shut nothing is known
+        with suppress(StorageFailed, Unavailable):  # the state of a shut replica is not available
             for start, stop in await self._runner.ask(replica.take_garbage):
                 await self._runner.on_maintenance(partial(self._node_log.stores.compact, start, stop))
         self._is_working = False
 
 
 def is_due(status: Status) -> bool:
-    """Whether what a partition does not need any more is worth the work."""
+    """Return whether the garbage of a partition makes a compaction worthwhile."""
     if status.garbage_rows >= COMPACT_ROWS:
         return True
     garbage, needed = status.garbage_bytes, status.bytes + status.keys_bytes

@@ -1,4 +1,4 @@
-"""Threads that run what is queued for them, in batches: in order, or fairly over groups."""
+"""Run queued items in batches on a dedicated thread: in order (`Worker`), or fairly over groups (`FairWorker`)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 BATCH_ITEMS = 4096
-TURN_ITEMS = 128
-"""Of a batch that is made fairly: the loop hears of them in one turn."""
+SLICE_ITEMS = 128
+"""Maximum number of items in a time slice of a `FairWorker`: the loop gets all their results at once."""
 REST_S = 0.02
-"""Without anything to do, before what was put off is done."""
-TURN_S = 0.004
-"""After so long it ends, and what has come meanwhile is looked at. What is applied does not depend on it."""
+"""Seconds without new items after which `rest` does the deferred work."""
+SLICE_S = 0.004
+"""Seconds after which a time slice ends and newly queued items are sorted into their lanes.
+
+The results do not depend on it."""
 
 
 class Worker(Generic[T]):
-    """Runs `handle(items)` for all that has gathered; a dedicated thread costs 3-4 us a hand-over, against the
-    50-80 us of trio's thread pool.
+    """Call `handle(items)` with all queued items, on a thread of its own.
 
-    An exception out of `handle` ends the thread and goes to `on_crash`: what was queued behind it is never run, as
-    the order of work is a promise.
+    A hand-over to a dedicated thread costs 3 to 4 us; trio's thread pool takes 50 to 80 us.
+
+    If `handle` raises, the thread ends and `on_crash` gets the exception. Items that are still queued are never run,
+    because items must run in order.
     """
 
     def __init__(
@@ -37,20 +40,21 @@ class Worker(Generic[T]):
     ) -> None:
         self._handle = handle
         self._on_crash = on_crash
-        self._turns = 0
-        """Odd while something is being handled."""
+        self._transitions = 0
+        """Counts starts and ends of batches: odd while a batch is handled."""
         self._queue: SimpleQueue[T | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, item: T) -> None:
         self._queue.put(item)
+        """Queue an item."""
 
     @property
     def progress(self) -> int | None:
-        """What is another number with every batch; None while nothing is being handled. For any thread."""
-        turns = self._turns
-        return turns if turns % 2 else None
+        """A number that differs for every batch; None if no batch is being handled. For any thread."""
+        transitions = self._transitions
+        return transitions if transitions % 2 else None
 
     def cpu_s(self) -> float:
         """Return the CPU time that the thread has used, in seconds; 0 once it has ended. For any thread."""
@@ -60,13 +64,17 @@ class Worker(Generic[T]):
         return time.clock_gettime(time.pthread_getcpuclockid(ident))
 
     def interrupt(self, error: type[BaseException]) -> None:
-        """Raise an exception in the thread, at whatever line of Python it is. For work that would never end."""
+        """Raise an exception in the thread, whichever statement of Python code it executes.
+
+        For work that would never end."""
         ident = self._thread.ident
         assert ident is not None
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(error))
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Run what is queued, then end. Blocks until the thread has ended; False when it has not in that time."""
+        """Run the queued items, then end the thread.
+
+        Blocks. Return False if the thread has not ended after `timeout_s`."""
         self._queue.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -74,8 +82,8 @@ class Worker(Generic[T]):
     def _run(self) -> None:
         try:
             self._run_all()
-        except BaseException as crash:  # whatever ends this thread must end the node
-            self._turns = 0  # it stands still no more than it goes on
+        except BaseException as crash:  # any exception that ends this thread must stop the node
+            self._transitions = 0  # a thread that has ended is not stalled
             self._on_crash(crash)
 
     def _run_all(self) -> None:
@@ -86,12 +94,12 @@ class Worker(Generic[T]):
                 return
             items = [first]
             more = self._gather(items)
-            self._turns += 1
+            self._transitions += 1
             self._handle(items)
-            self._turns += 1
+            self._transitions += 1
 
     def _gather(self, items: list[T]) -> bool:
-        """Add what is queued already, up to a batch. False: the end was queued."""
+        """Move queued items to `items`, up to a batch. Return False if the end marker was found."""
         get_nowait = self._queue.get_nowait
         while len(items) < BATCH_ITEMS:
             try:
@@ -105,12 +113,13 @@ class Worker(Generic[T]):
 
 
 class FairWorker(Worker[T]):
-    """One whose items are of groups, see `Lanes`: those of a group are run in order. Once nothing has come for `REST_S`
-    after some, it calls `rest`.
+    """Run items fairly over their groups, in order within each group (`Lanes`).
 
-    Who submits, which must be one thread, may run items itself while this one has nothing to do: `run_here`. Whoever
-    runs something, or rests, has the lock; this thread waits for it, the other never does. What that puts off is done
-    by this thread as well: nothing is run elsewhere but between a turn of this one and its rest.
+    Once no item has come for `REST_S`, call `rest` to do the deferred work.
+
+    The submitter, which must be a single thread, may run items itself while this thread is idle (`run_here`). A lock is
+    held while an item or `rest` runs. This thread waits for the lock; the submitter never does. `run_here` works only
+    between a time slice of this thread and its rest, so that this thread also does the work that those items defer.
     """
 
     def __init__(
@@ -122,33 +131,39 @@ class FairWorker(Worker[T]):
         rest: Callable[[], None],
         handle_here: Callable[[Sequence[T]], int],
     ) -> None:
-        """`handle_here(items)`: `handle` for a thread that must not wait; of so many of the first."""
+        """Create the worker.
+
+        `handle_here(items)`: as `handle`, for a thread that must not wait; handles the first items only and returns
+        their number."""
         self._lanes: Lanes[T] = Lanes()
         self._lane_of = lane_of
         self._rest = rest
         self._handle_here = handle_here
         self._owned = threading.Lock()
         self._is_broken = False
-        """What is being run has not come to its end; or never will, as it raised: nothing is run after it."""
+        """True while something runs, and for ever after it has raised: then nothing else may run."""
         self._is_rested = True
         self._submitted = 0
-        """Items, by who submits, ..."""
+        """Number of items that were queued. Written by the submitter."""
         self._taken = self._done = 0
-        """... and of them, by this thread."""
+        """Number of items taken from the queue, and number of items done. Written by this thread."""
         self._ran_here = 0
-        """Items that were run by who submits."""
+        """Number of items that the submitter ran itself."""
         self._is_ended = False
-        """Its end was queued."""
+        """True once the end marker was taken from the queue."""
         super().__init__(name, handle, on_crash)
 
     def submit(self, item: T) -> None:
         self._submitted += 1
+        """Queue an item. Call from the submitting thread only."""
         super().submit(item)
 
     def run_here(self, items: Sequence[T]) -> int:
-        """Run the first of these on the calling thread, the one that submits, if all that was submitted is done and
-        this thread will rest yet. How many; the others are to be submitted."""
-        # What is done by now stays done: nobody else submits.
+        """Run the first of these items on the calling thread, which must be the submitter. Return their number.
+
+        Does nothing unless all queued items are done and this thread has yet to rest. The caller submits the remaining
+        items."""
+        # If all items are done now, they stay done: only the caller submits more.
         if self._is_rested or self._done != self._submitted or not self._owned.acquire(blocking=False):
             return 0
         try:
@@ -157,17 +172,19 @@ class FairWorker(Worker[T]):
             count = self._do(partial(self._handle_here, items))
             self._ran_here += count
             return count
-        except BaseException as crash:  # as on the thread itself
+        except BaseException as crash:  # handle it as this worker's own thread does
             self._queue.put(None)
             self._on_crash(crash)
             return len(items)
         finally:
             self._owned.release()
 
-    def beside(self) -> Iterator[T]:
-        """Take what other groups have to do, while an item of one gives way: as much as in a turn. On its thread."""
-        self._look()
-        return self._lanes.beside(_turn())
+    def others(self) -> Iterator[T]:
+        """Yield items of other groups for one time slice, while an item of one group has yielded.
+
+        For this worker's thread."""
+        self._collect()
+        return self._lanes.others(_time_slice())
 
     def _run_all(self) -> None:
         while not self._is_ended or self._lanes:
@@ -179,32 +196,32 @@ class FairWorker(Worker[T]):
             with self._owned:
                 if self._is_broken:
                     return
-                self._do(self._run_turn)
+                self._do(self._run_slice)
 
     def _do(self, work: Callable[[], R]) -> R:
-        """Run something; nothing follows if it raises. For who has the lock."""
+        """Call `work`. If it raises, nothing else may run. The caller holds the lock."""
         self._is_broken = True
         result = work()
         self._is_broken = False
         return result
 
-    def _run_turn(self) -> None:
-        self._look()
-        self._turns += 1
-        self._handle(self._lanes.turn(_turn()))
-        self._turns += 1
+    def _run_slice(self) -> None:
+        self._collect()
+        self._transitions += 1
+        self._handle(self._lanes.slice(_time_slice()))
+        self._transitions += 1
         self._is_rested = False
         if not self._lanes:
             self._done = self._taken
 
     def _run_rest(self) -> None:
-        self._turns += 1
+        self._transitions += 1
         self._rest()
-        self._turns += 1
+        self._transitions += 1
         self._is_rested = True
 
-    def _look(self) -> None:
-        """Put what has come into its lanes."""
+    def _collect(self) -> None:
+        """Move queued items into their lanes."""
         if not self._is_ended:
             gathered: list[T] = []
             self._is_ended = not self._gather(gathered)
@@ -213,7 +230,7 @@ class FairWorker(Worker[T]):
                 self._lanes.add(item, self._lane_of(item))
 
     def _next(self) -> T | None:
-        """What comes next; None: the end."""
+        """Return the next item; None if the end marker was taken."""
         item: T | None
         while not self._is_rested:
             ran_here = self._ran_here
@@ -230,9 +247,9 @@ class FairWorker(Worker[T]):
         return item
 
 
-def _turn() -> Callable[[], bool]:
-    """Whether a turn that begins now goes on."""
-    until_s, left = time.perf_counter() + TURN_S, TURN_ITEMS
+def _time_slice() -> Callable[[], bool]:
+    """Return a function that returns whether the time slice that begins now goes on."""
+    until_s, left = time.perf_counter() + SLICE_S, SLICE_ITEMS
 
     def goes_on() -> bool:
         nonlocal left

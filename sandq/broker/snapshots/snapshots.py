@@ -314,7 +314,7 @@ class _Store:
     async def finish(self, meta: Meta) -> None:
         try:
             await self._runner.on_maintenance(self._node_log.stores.flush)
-            await self._runner.between_passes(partial(self._node_log.suspend, self._host, meta.index))
+            await self._runner.between_batches(partial(self._node_log.suspend, self._host, meta.index))
             await self._replace(meta)
         finally:
             if not self._is_unsure:
@@ -345,8 +345,8 @@ class _Store:
                 log.error("nobody knows which state the next start finds: this node stops", error=error.message)
                 node_log.fail(error)
                 raise
-            await runner.between_passes(partial(node_log.reopen, host, host.replica, host.status))
+            await runner.between_batches(partial(node_log.reopen, host, host.replica, host.status))
             raise
-        await runner.between_passes(partial(node_log.reopen, host, *loaded))
+        await runner.between_batches(partial(node_log.reopen, host, *loaded))
         # Its records are on the disk when the pass is over in which they were written.
-        await runner.between_passes(lambda: None)
+        await runner.between_batches(lambda: None)

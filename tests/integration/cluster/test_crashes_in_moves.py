@@ -48,7 +48,7 @@ POINTS = {
     # who is to hold it
     "before its pointer": Point(Reconciler, "_install_missing", halting.installs),
     "once it has a pointer": Point(Reconciler, "_install_missing", halting.installs, after=True),
-    "while it gets the log": Point(Runner, "_begin_pass", halting.learns(20)),
+    "while it gets the log": Point(Runner, "_begin_batch", halting.learns(20)),
     # who leads the group
     "before it has a learner": Point(RaftGroup, "change_members", halting.learner_comes),
     "once it has a learner": Point(RaftGroup, "change_members", halting.learner_comes, after=True),
@@ -67,7 +67,7 @@ POINTS = {
 SNAPSHOT_POINTS = {
     "before the snapshot's pointer": Point(_Store, "_replace", halting.of_partition),
     "in the middle of a snapshot": Point(_Store, "add", halting.of_partition, after=True),
-    "once the snapshot has a pointer": Point(Runner, "between_passes", halting.calls("reopen")),
+    "once the snapshot has a pointer": Point(Runner, "between_batches", halting.calls("reopen")),
 }
 
 

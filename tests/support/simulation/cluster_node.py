@@ -133,7 +133,7 @@ class ClusterNode(Stepped):
             highest_level=NEXT.highest,
         )
         self.host.listen(on_ready=self._on_ready)
-        self.host.look()
+        self.host.notify_changed()
 
     @property
     def replica(self) -> PartitionReplica:

@@ -216,7 +216,7 @@ class FairTaskWorker(TaskWorker):
         """No thread of its own uses any."""
         return 0.0
 
-    def beside(self) -> Sequence[Any]:
+    def others(self) -> Sequence[Any]:
         """Nothing: an entry is applied in no time here, so it gives way to no other."""
         return ()
 
@@ -232,13 +232,13 @@ class _Lanes(Lanes[Any]):
         self.add(item, self._lane_of(item))
 
     def popleft(self) -> Any:
-        for item in self.turn(lambda: False):
+        for item in self.slice(lambda: False):
             found = item
         return found
 
     def __iter__(self) -> Iterator[Any]:
         """Takes them out."""
-        return self.turn(lambda: True)
+        return self.slice(lambda: True)
 
     def clear(self) -> None:
         for _ in self:

@@ -71,7 +71,7 @@ async def test_what_a_consumer_holds_is_gone_through_once() -> None:
 
     class Replica(PartitionReplica):
         def __init__(self) -> None:
-            self.is_half_way = False
+            self.is_mid_entry = False
 
         def held_by(self, group: str, consumer: str, known: set[int], epoch: int = 0) -> Iterator[Any]:
             looked.append(known)
@@ -84,9 +84,9 @@ async def test_what_a_consumer_holds_is_gone_through_once() -> None:
         for number in range(3)
     ]
     known = await known_to(request)
-    leaders[1].raft_group.replica.is_half_way = True
+    leaders[1].raft_group.replica.is_mid_entry = True
     assert held_by(leaders, request, known, 1) == ([], leaders[1:2]), "its lease is told when its entry is done"
     assert looked == [{5, 6}, set()]
-    leaders[1].raft_group.replica.is_half_way = False
+    leaders[1].raft_group.replica.is_mid_entry = False
     assert held_by(leaders[1:2], request, known, 1) == ([], [])
     assert looked[2:] == [{7}] and times == 1

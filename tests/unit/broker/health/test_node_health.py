@@ -63,10 +63,10 @@ class Bed:
             stall=self.stalled.append,
             resume=self.resume,
             expire=self.expired.append,
-            backlog=SimpleNamespace(no_room=None),
+            backlog=SimpleNamespace(disk_full=None),
         )
         self.runner: Any = SimpleNamespace(
-            progress_of=self.progress.get, give_up_questions=self.gave_up.append, log_full=None
+            progress_of=self.progress.get, give_up_queries=self.gave_up.append, log_full=None
         )
         clocks: Any = SimpleNamespace(may_lead=self.clock_may_lead.__contains__)
         self.health = NodeHealth(

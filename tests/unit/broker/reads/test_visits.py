@@ -125,7 +125,7 @@ async def test_answers_that_come_too_late_wake_who_waits_for_room(
             answer = thread.visit()
             assert room.account.is_full
             if is_stalled:
-                runner.give_up_questions("it hangs")
+                runner.give_up_queries("it hangs")
             else:
                 rounds.cancel_scope.cancel()
         async with trio.open_nursery() as waiting:

@@ -11,9 +11,9 @@ import pytest
 from sandq.broker.replication import applier
 from sandq.broker.replication.applier import (
     DEPTH,
-    HALF_ANSWERS,
     HERE_BYTES,
     HERE_ENTRIES,
+    PREEMPTED_MOST,
     SHARE,
     SLICE_S,
     WRITE_BYTES,
@@ -164,7 +164,7 @@ def test_an_entry_that_takes_long_gives_way(bed: Bed, monkeypatch: pytest.Monkey
     assert bed.told.pop().statuses == {0: 1}
 
     def give_way() -> None:
-        bed.applier.beside = lambda: [Apply(1, other, 2, b"x" * WRITE_ROWS, True)]
+        bed.applier.other_tasks = lambda: [Apply(1, other, 2, b"x" * WRITE_ROWS, True)]
         bed.applier.give_way()
         assert [(told.results, told.statuses) for told in bed.told] == [
             ([(1, 1, [1])], {1: 1}),
@@ -185,7 +185,7 @@ def test_an_entry_that_takes_long_gives_way(bed: Bed, monkeypatch: pytest.Monkey
 def test_one_that_does_not_take_long_goes_on(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 1e9)
     bed.replicas[0].half_way = bed.applier.give_way
-    bed.applier.beside = lambda: pytest.fail("nobody is asked")
+    bed.applier.other_tasks = lambda: pytest.fail("nobody is asked")
     bed.applier.run([bed.entry(0)])
     assert len(bed.told) == 1
 
@@ -202,7 +202,7 @@ def test_entries_give_way_to_one_another_so_deep_and_no_deeper(bed: Bed, monkeyp
         deepest.append(len(waiting))
         return [waiting.pop(0)]
 
-    bed.applier.beside = beside
+    bed.applier.other_tasks = beside
     bed.applier.run([bed.entry(0)])
     assert len(deepest) == DEPTH and len(waiting) == 1
     told = [number for published in bed.told for number in published.statuses]
@@ -218,7 +218,7 @@ def test_a_question_of_a_group_gives_way_and_one_of_none_does_not(bed: Bed, monk
         asked.append(0)
         return []
 
-    bed.applier.beside = beside
+    bed.applier.other_tasks = beside
     bed.applier.run([Ask(bed.applier.give_way, asked.append, 0)])
     assert len(asked) == 1
     bed.applier.run([Ask(bed.applier.give_way, asked.append)])
@@ -229,7 +229,7 @@ def test_a_question_that_gave_way_is_answered(bed: Bed, monkeypatch: pytest.Monk
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     answers: list[list[Any]] = []
     asked = Applier(bed.stores, lambda told: answers.append([value for _, value in told.answers]))
-    asked.beside = lambda: [Apply(1, bed.replicas[1], 1, b"x", True)]
+    asked.other_tasks = lambda: [Apply(1, bed.replicas[1], 1, b"x", True)]
     asked.run([Ask(lambda: "first", answers.append, 0), Ask(asked.give_way, answers.append, 0)])
     assert answers == [["first"], [], [None]]
 
@@ -242,24 +242,24 @@ def test_so_many_questions_give_way_to_one_another_and_no_more(bed: Bed, monkeyp
     def beside() -> list[Ask]:
         nonlocal deepest
         deepest += 1
-        assert deepest <= HALF_ANSWERS
+        assert deepest <= PREEMPTED_MOST
         return [Ask(bed.applier.give_way, lambda value: None, deepest)]
 
-    bed.applier.beside = beside
+    bed.applier.other_tasks = beside
     for _ in range(2):
         deepest = 0
         bed.applier.run([Ask(bed.applier.give_way, lambda value: None, 0)])
-        assert deepest == HALF_ANSWERS
+        assert deepest == PREEMPTED_MOST
 
 
 def test_no_more_bytes_of_entries_are_half_done(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
-    monkeypatch.setattr(applier, "HALF_BYTES", 10)
+    monkeypatch.setattr(applier, "UNFINISHED_BYTES", 10)
     bed.replicas = [Counter(number) for number in range(5)]
     for replica in bed.replicas:
         replica.half_way = bed.applier.give_way
     waiting = [bed.entry(number, 4) for number in range(1, 5)]
-    bed.applier.beside = lambda: [waiting.pop(0)]
+    bed.applier.other_tasks = lambda: [waiting.pop(0)]
     bed.applier.run([bed.entry(0, 4)])
     assert [number for published in bed.told for number in published.statuses] == [2, 1, 0]
     bed.applier.run([bed.entry(0, 4)])
@@ -270,7 +270,7 @@ def test_no_answer_comes_before_the_results_that_it_rests_on(bed: Bed, monkeypat
     """What was asked between two entries of a group, or of all, is told with what came of the first of them."""
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     long, other = bed.replicas
-    bed.applier.beside = lambda: [Apply(1, other, 2, b"x", True)]
+    bed.applier.other_tasks = lambda: [Apply(1, other, 2, b"x", True)]
     asked = [Ask(lambda at=at: at, lambda value: None, group) for at, group in enumerate([0, None, 1])]
 
     def tasks() -> Iterator[Apply | Ask]:
@@ -307,11 +307,11 @@ def test_who_always_has_a_long_entry_keeps_no_other_from_its_end(bed: Bed, monke
     def beside() -> Iterator[Apply]:
         nonlocal nested
         nested += 1
-        bed.applier.beside = tuple
+        bed.applier.other_tasks = tuple
         yield bed.entry(1)
-        bed.applier.beside = beside
+        bed.applier.other_tasks = beside
 
-    bed.applier.beside = beside
+    bed.applier.other_tasks = beside
     bed.applier.run([bed.entry(0)])
     assert nested <= SHARE + 1
     assert now_s <= (SHARE + 2) * work_s + 1e-9
@@ -320,10 +320,10 @@ def test_who_always_has_a_long_entry_keeps_no_other_from_its_end(bed: Bed, monke
 def test_replica_says_that_an_entry_of_it_is_half_done() -> None:
     said: list[bool] = []
     settings = parse_settings({}).record()
-    replica = PartitionReplica(MemoryStores(), 1, 1, 0, settings, give_way=lambda: said.append(replica.is_half_way))
+    replica = PartitionReplica(MemoryStores(), 1, 1, 0, settings, give_way=lambda: said.append(replica.is_mid_entry))
     batch = encode({Column.VALUE: [b"a"], Column.UNIQUE_KEY: [b"u"]})
     replica.apply(1, c.Entry(T, [c.Append(batch, split=True)]).encode(), True)
-    assert said and all(said) and not replica.is_half_way
+    assert said and all(said) and not replica.is_mid_entry
 
 
 def test_an_entry_that_fails_inside_another_shuts_its_own_replica_only(
@@ -336,7 +336,7 @@ def test_an_entry_that_fails_inside_another_shuts_its_own_replica_only(
         raise NotFound("a fault of the state machine")
 
     long.half_way, other.half_way = bed.applier.give_way, fail
-    bed.applier.beside = lambda: [bed.entry(1)]
+    bed.applier.other_tasks = lambda: [bed.entry(1)]
     bed.applier.run([bed.entry(0)])
     assert long.failure is None and other.failure is not None
     assert (other.failure.index, other.failure.error) == (1, "NotFound: a fault of the state machine")
@@ -385,7 +385,7 @@ def test_who_must_not_wait_leaves_what_is_long_or_needs_the_disk_or_is_a_questio
 
 def test_who_must_not_wait_gives_way_to_nobody(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
-    bed.applier.beside = lambda: pytest.fail("it gave way")
+    bed.applier.other_tasks = lambda: pytest.fail("it gave way")
     bed.replicas[0].half_way = bed.applier.give_way
     assert bed.applier.run_here([bed.entry()])
 

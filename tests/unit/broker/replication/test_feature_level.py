@@ -48,19 +48,19 @@ def test_not_yet_and_no_are_told_apart() -> None:
     assert node_log.feature_level is None
     metadata = node_log.open_metadata()
     node_log.check_level(FIRST_LEVEL)
-    with pytest.raises(Unavailable, match="does not know yet"):
+    with pytest.raises(Unavailable, match="does not know the cluster's feature level yet"):
         node_log.check_level(next_level)  # it may have been allowed before this node was killed
     with pytest.raises(Conflict, match=f"needs feature level {later}, and the cluster is at {FIRST_LEVEL}"):
         node_log.check_level(later)
     _until(node_log, lambda: metadata.ready)
-    with pytest.raises(Unavailable, match=f"about to come to feature level {next_level}"):
+    with pytest.raises(Unavailable, match=f"about to reach feature level {next_level}"):
         node_log.check_level(next_level)  # no node is registered yet
     with pytest.raises(Conflict, match=f"needs feature level {later}"):
         node_log.check_level(later)
     results: list[object] = []
     metadata.submit(register_node("n1", "store", {}, highest_level=next_level), results.append)
     _until(node_log, lambda: len(results) == 1)
-    with pytest.raises(Unavailable, match=f"about to come to feature level {next_level}"):
+    with pytest.raises(Unavailable, match=f"about to reach feature level {next_level}"):
         node_log.check_level(next_level)  # a cluster that was just formed, say
     with pytest.raises(Conflict, match=f"needs feature level {later}"):
         node_log.check_level(later)

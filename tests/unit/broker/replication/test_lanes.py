@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from sandq.broker.replication.lanes import Lanes
-from sandq.broker.replication.worker import REST_S, TURN_ITEMS, FairWorker
+from sandq.broker.replication.worker import REST_S, SLICE_ITEMS, FairWorker
 from tests.support.waiting import PATIENCE_S
 
 
@@ -22,7 +22,7 @@ def on() -> bool:
 
 
 def all_of(lanes: Lanes[str]) -> str:
-    return "".join(lanes.turn(on))
+    return "".join(lanes.slice(on))
 
 
 def test_groups_take_turns() -> None:
@@ -31,7 +31,7 @@ def test_groups_take_turns() -> None:
         lanes.add(item, 1)
     lanes.add("b", 2)
     lanes.add("c", 3)
-    assert [*lanes.turn(one)] == ["a"]
+    assert [*lanes.slice(one)] == ["a"]
     lanes.add("b", 2)
     assert all_of(lanes) == "bcaba" + "a"
 
@@ -57,13 +57,13 @@ def test_others_have_turns_beside_an_item_that_gives_way() -> None:
     for item, lane in [("a", 1), ("b", 2), ("A", 1), ("B", 2), ("!", None), ("c", 3)]:
         lanes.add(item, lane)
     done = []
-    for item in lanes.turn(on):
+    for item in lanes.slice(on):
         if item == "a":
-            for other in lanes.beside(on):
+            for other in lanes.others(on):
                 if other == "b":
                     lanes.add("C", 3)
-                    done += [each.upper() + "'" for each in lanes.beside(one)]
-                    done += [each + "'" for each in lanes.beside(on)]
+                    done += [each.upper() + "'" for each in lanes.others(one)]
+                    done += [each + "'" for each in lanes.others(on)]
                 done.append(other)
             assert len(lanes) == 3, "this one, the next of its group, and what comes behind all"
         done.append(item)
@@ -83,8 +83,8 @@ def test_any_order(seed: int) -> None:
             lanes.add((added, lane), lane)
             added += 1
         else:
-            done += lanes.turn(one)
-    done += lanes.turn(on)
+            done += lanes.slice(one)
+    done += lanes.slice(on)
     assert sorted(number for number, _ in done) == [*range(added)]
     for at, (number, lane) in enumerate(done):
         before = {each for each, _ in done[:at]}
@@ -124,14 +124,14 @@ def test_a_worker_looks_for_what_has_come_between_two_turns() -> None:
     )
     worker.submit("a")
     assert began.wait(PATIENCE_S)
-    for _ in range(5 * TURN_ITEMS):
+    for _ in range(5 * SLICE_ITEMS):
         worker.submit("a")
     worker.submit("b")
     worker.submit("end")
     go_on.set()
     assert ended.wait(PATIENCE_S) and worker.close(PATIENCE_S) and not crashes
-    assert done.index("b") <= 2 and done[-1] == "end" and len(done) == 5 * TURN_ITEMS + 3
-    assert max(batches) <= TURN_ITEMS
+    assert done.index("b") <= 2 and done[-1] == "end" and len(done) == 5 * SLICE_ITEMS + 3
+    assert max(batches) <= SLICE_ITEMS
     assert worker.progress is None
 
 

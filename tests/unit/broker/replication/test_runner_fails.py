@@ -14,7 +14,7 @@ from sandq.broker.event_loop import Signal
 from sandq.broker.replication import runner as runner_module
 from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import KEPT_BYTES, Hooks, NodeLog
-from sandq.broker.replication.raft_group import PASS_BYTES, PASS_WORK, RaftGroup
+from sandq.broker.replication.raft_group import BATCH_BYTES, BATCH_WORK, RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.model.errors import StorageFailed
 from sandq.model.limits import Limits
@@ -81,10 +81,10 @@ async def test_members_are_not_changed_by_an_only_voter_that_cannot_write() -> N
 
 async def test_there_is_nothing_between_passes_when_there_are_none() -> None:
     async with bed() as node:
-        assert await node.runner.between_passes(lambda: 17) == 17
+        assert await node.runner.between_batches(lambda: 17) == 17
         await node.fail()
         with pytest.raises(StorageFailed):
-            await node.runner.between_passes(lambda: 17)
+            await node.runner.between_batches(lambda: 17)
 
 
 async def test_who_waits_between_passes_hears_that_the_log_has_failed() -> None:
@@ -104,7 +104,7 @@ async def test_who_waits_between_passes_hears_that_the_log_has_failed() -> None:
 
         async def wait() -> None:
             with pytest.raises(StorageFailed) as caught:
-                await node.runner.between_passes(lambda: None)
+                await node.runner.between_batches(lambda: None)
             failures.append(caught.value)
 
         async with trio.open_nursery() as nursery:
@@ -158,7 +158,7 @@ async def test_what_is_proposed_is_not_kept_beside_its_entry() -> None:
 
 
 async def test_a_pass_that_finds_no_room_waits_for_it_and_others_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "ROOM_S", 0.0)
+    monkeypatch.setattr(runner_module, "FULL_RETRY_S", 0.0)
     async with bed() as node:
         commit, seen = node.node_log.commit, []
 
@@ -180,7 +180,7 @@ async def test_so_much_of_a_group_is_in_one_pass() -> None:
     async with bed() as node:
         host, done = node.metadata, list[object]()
         for _ in range(10):
-            host.submit(register_node("n1", "store", {}), done.append, work=PASS_WORK // 4)
+            host.submit(register_node("n1", "store", {}), done.append, work=BATCH_WORK // 4)
         host.flush()
         assert len(host.requests.proposed) == 4 and len(host.requests.waiting) == 6
         host.flush()
@@ -192,7 +192,7 @@ async def test_so_much_of_a_group_is_in_one_pass() -> None:
 
 async def test_so_many_bytes_of_a_group_are_in_one_pass() -> None:
     """What is large is written, and synced, a part at a time."""
-    size = PASS_BYTES // 2
+    size = BATCH_BYTES // 2
     async with bed() as node:
         host, done = node.metadata, list[object]()
         for _ in range(6):
@@ -213,7 +213,7 @@ async def test_who_asks_for_much_lets_others_of_the_group_have_turns() -> None:
             host.submit(command, lambda result: done.append(name), work=work, line=line)
 
         for number in range(16):
-            submit(f"large {number}", "one", PASS_WORK // 2)
+            submit(f"large {number}", "one", BATCH_WORK // 2)
         host.flush()
         submit("small", "other", 100)
         submit("after all", None, 100)

@@ -86,7 +86,7 @@ def test_fault_within_an_entry_that_gives_way_shuts_only_its_own_partition(monke
         one = bed()
         one.run_log([entry(*LEASED)])
         inner = [one.other_task()]
-        one.applier.beside = lambda inner=inner: [inner.pop()] if inner else []  # type: ignore[misc]
+        one.applier.other_tasks = lambda inner=inner: [inner.pop()] if inner else []  # type: ignore[misc]
         own = one.replica if poisoned == "outer" else one.other
         apply, left = TimerPartition._store, own._machine
 

@@ -143,7 +143,7 @@ def test_who_waits_too_long_for_room_is_told_that_nothing_was_stored() -> None:
     refused = answers[stored:]
     assert len(answers) == 2 * STORE_BYTES // len(LARGE), "the last one has just come"
     assert refused and all(isinstance(answer, Overloaded) and answer.retriable for answer in refused)
-    assert "no room" in str(refused[0])
+    assert "could not be proposed" in str(refused[0])
     bed.go_on()
     assert not isinstance(answers[-1], Exception) and len(answers) == len(refused) + stored + 1
     assert bed.node_log.backlog.bytes == host.requests.unapplied_bytes == 0
