@@ -1,1 +1,1 @@
-"""One handler for each type of request, by subject; `routes` is how they are written, `session` where they meet."""
+"""The handlers of all request types, by subject. `routes` defines how to write one, `session` dispatches to them."""

@@ -1,4 +1,4 @@
-"""Requests about who somebody is, and about identities and roles."""
+"""Handle requests about the caller's identity, and about identities and roles."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from sandq.protocol.requests_access import (
     RoleList,
     RolePut,
 )
-from sandq.server.handlers.routes import Context, answered, told
+from sandq.server.handlers.routes import Context, answered, immediate
 from sandq.server.quota_meters import Meter, QuotaMeters
 
 
-async def _identify(at: Context, request: Identify) -> tuple[Any, ...]:
-    authenticator = at.info.authenticator
+async def _identify(context: Context, request: Identify) -> tuple[Any, ...]:
+    authenticator = context.info.authenticator
     if request.token is not None and request.certificate is not None:
-        raise InvalidRequest("IDENTIFY: a token or the name of a certificate, not both")
+        raise InvalidRequest("IDENTIFY: give a token or the name of a certificate, not both")
     if request.token is None and request.certificate is None:
-        return _told(at, at.caller.principal, at.connection.login)
+        return _fields(context, context.caller.principal, context.connection.login)
     login = await authenticator.identify(request.token, request.certificate)
     if login is None:
-        raise Unauthenticated("a certificate's name says nothing of who somebody is here")
-    return _told(at, login.principal, login)
+        raise Unauthenticated("the certificate's name is no identity here, or certificates do not identify clients")
+    return _fields(context, login.principal, login)
 
 
-def _told(at: Context, principal: str, login: Login | None) -> tuple[Any, ...]:
+def _fields(context: Context, principal: str, login: Login | None) -> tuple[Any, ...]:
     if login is None:
         return principal, None, None, {}
-    access = at.info.authenticator.access_of(login)
+    access = context.info.authenticator.access_of(login)
     grants = None if access is None else [str(grant) for grant in access.grants]
     return principal, grants, login.expires_ms, login.quota.record()
 
 
-def _identities(at: Context, request: IdentityList) -> list[dict[str, Any]]:
-    """With what they have, of those that have a quota."""
-    rows, info = at.info.identities.page(request), at.info
+def _identities(context: Context, request: IdentityList) -> list[dict[str, Any]]:
+    """Return a page of identities, with the usage of each that has a quota."""
+    rows, info = context.info.identities.page(request), context.info
     bounded = {row["principal"] for row in rows if row["quota"]}
     if bounded:
         held = {} if info.usage is None else info.usage.held
-        used = use_of(bounded, at.broker.metadata.topics.values(), held, info.quotas)
+        used = use_of(bounded, context.broker.metadata.topics.values(), held, info.quotas)
         rows = [{**row, "used": used[row["principal"]]} if row["quota"] else row for row in rows]
     return rows
 
@@ -57,8 +57,10 @@ def _identities(at: Context, request: IdentityList) -> list[dict[str, Any]]:
 def use_of(
     principals: Collection[str], topics: Collection[Topic], held: Mapping[str, Held], meters: QuotaMeters
 ) -> dict[str, dict[str, int]]:
-    """Return what these have, by principal: topics and partitions that they own; what their topics hold, of those whose
-    quota bounds it; connections to this node, and what they asked of it since it started."""
+    """Return the usage of identities, by principal.
+
+    Topics and partitions are those that the principal owns, and the storage is that of its topics, if its quota bounds
+    it. Connections, requests and bytes are those of this node since it started."""
     owned, partitions = Counter[str](), Counter[str]()
     for topic in topics:
         if topic.owner is not None and topic.owner in principals:
@@ -80,10 +82,10 @@ def use_of(
 
 ROUTES = (
     answered(Identify, _identify),
-    answered(IdentityPut, lambda at, request: at.info.identities.put(request, at.caller)),
-    answered(IdentityDelete, lambda at, request: at.info.identities.delete(request, at.caller)),
-    told(IdentityList, _identities),
-    answered(RolePut, lambda at, request: at.info.identities.put_role(request, at.caller)),
-    answered(RoleDelete, lambda at, request: at.info.identities.delete_role(request, at.caller)),
-    told(RoleList, lambda at, request: at.info.identities.roles(request)),
+    answered(IdentityPut, lambda context, request: context.info.identities.put(request, context.caller)),
+    answered(IdentityDelete, lambda context, request: context.info.identities.delete(request, context.caller)),
+    immediate(IdentityList, _identities),
+    answered(RolePut, lambda context, request: context.info.identities.put_role(request, context.caller)),
+    answered(RoleDelete, lambda context, request: context.info.identities.delete_role(request, context.caller)),
+    immediate(RoleList, lambda context, request: context.info.identities.roles(request)),
 )

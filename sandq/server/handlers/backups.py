@@ -1,4 +1,4 @@
-"""Requests by which a cluster is backed up, and topics are made of a backup."""
+"""Handle requests that back up a cluster, and requests that restore topics from a backup."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sandq.protocol.requests_backup import (
     RestoreRows,
     RestoreTopic,
 )
-from sandq.server.handlers.routes import Context, Packed, answered, told
+from sandq.server.handlers.routes import Context, Packed, answered, immediate
 
 TOPIC_WORK = 8
 TARGET_WORK = 1
-"""Units of work to look at one topic, or at one pair of numbers, of a RESTORE_BEGIN."""
+"""Units of work to visit one topic, or one pair of numbers in a RESTORE_BEGIN."""
 
 
-async def _topics(at: Context, request: BackupTopics) -> dict[str, Any]:
-    """By name, those of which the caller sees something; and how many it sees nothing of lie between them."""
-    await at.broker.backups.catch_up()
-    view, access, turn = at.broker.metadata, at.entrance.access, Turn()
+async def _topics(context: Context, request: BackupTopics) -> dict[str, Any]:
+    """Return a page of topics, by name, that the caller may see, and the number of others in the same range."""
+    await context.broker.backups.catch_up()
+    view, access, turn = context.broker.metadata, context.entrance.access, Turn()
     names = sorted(view.topics)
     start = 0 if request.after is None else bisect_right(names, request.after)
     rows: list[dict[str, Any]] = []
@@ -46,11 +46,11 @@ async def _topics(at: Context, request: BackupTopics) -> dict[str, Any]:
         else:
             hidden += 1
     return {
-        "cluster_uuid": at.info.cluster_uuid,
-        "cluster": at.info.cluster_name,
-        "version": at.info.version,
+        "cluster_uuid": context.info.cluster_uuid,
+        "cluster": context.info.cluster_name,
+        "version": context.info.version,
         "feature_level": view.feature_level,
-        "time_ms": at.broker.clock.now_ms(),
+        "time_ms": context.broker.clock.now_ms(),
         "topics": rows,
         "hidden": hidden,
     }
@@ -71,8 +71,8 @@ def _topic(topic: Topic) -> dict[str, Any]:
     }
 
 
-def _access(at: Context, request: BackupAccess) -> dict[str, Any]:
-    view = at.broker.metadata
+def _access(context: Context, request: BackupAccess) -> dict[str, Any]:
+    view = context.broker.metadata
     names = sorted(view.identities)
     start = 0 if request.after is None else bisect_right(names, request.after)
     found = [_identity(view.identities[name]) for name in names[start : start + request.limit]]
@@ -90,21 +90,23 @@ def _identity(record: IdentityRecord) -> dict[str, Any]:
     }
 
 
-async def _restore_topic(at: Context, request: RestoreTopic) -> Packed:
-    access = at.entrance.access
+async def _restore_topic(context: Context, request: RestoreTopic) -> Packed:
+    access = context.entrance.access
     if access is not None and not access.allows(Right.SECURITY):
-        # As with TOPIC_CREATE: without `security` nobody has another one's quota charged.
+        # As with TOPIC_CREATE: without `security`, a caller can charge its own quota only.
         request = request._replace(owner=access.principal)
-    return await _told(at, await at.broker.administration.restores.restore_topic(request, at.caller))
+    return await _encoded(context, await context.broker.administration.restores.restore_topic(request, context.caller))
 
 
-async def _restore_begin(at: Context, request: RestoreBegin) -> dict[str, Any]:
-    """Bind a partition to a restore. Its rows may hold messages for other topics: they go only to those on which the
-    caller has `produce`."""
-    access = at.entrance.access
+async def _restore_begin(context: Context, request: RestoreBegin) -> dict[str, Any]:
+    """Bind a partition to a restore.
+
+    The rows may hold messages for other topics. Only topics on which the caller has `produce` are accepted as
+    targets."""
+    access = context.entrance.access
     if access is not None and request.targets:
         turn, names = Turn(), dict[int, str]()
-        for topic in list(at.broker.metadata.topics.values()):
+        for topic in list(context.broker.metadata.topics.values()):
             await turn.spend(TARGET_WORK)
             names[topic.number] = topic.name
         allowed = []
@@ -113,33 +115,33 @@ async def _restore_begin(at: Context, request: RestoreBegin) -> dict[str, Any]:
             if new in names and access.allows(Right.PRODUCE, names[new]):
                 allowed.append([old, new])
         request = request._replace(targets=allowed)
-    return await at.broker.backups.restore_begin(request, at.caller)
+    return await context.broker.backups.restore_begin(request, context.caller)
 
 
-async def _open(at: Context, request: RestoreOpen) -> Packed:
-    return await _told(at, await at.broker.administration.restores.open_topic(request, at.caller))
+async def _open(context: Context, request: RestoreOpen) -> Packed:
+    return await _encoded(context, await context.broker.administration.restores.open_topic(request, context.caller))
 
 
-async def _restore_rows(at: Context, request: RestoreRows) -> Any:
-    """Store rows of a restore. Raises QuotaExceeded if the owner of the topic has no room for them."""
-    at.checks.check_stored(request.topic, len(request.data), lambda: None)
-    return await at.broker.backups.restore_rows(request, at.caller)
+async def _restore_rows(context: Context, request: RestoreRows) -> Any:
+    """Store rows of a restore. Raise QuotaExceeded if the topic's owner would exceed its storage limits."""
+    context.checks.check_stored(request.topic, len(request.data), lambda: None)
+    return await context.broker.backups.restore_rows(request, context.caller)
 
 
-async def _told(at: Context, record: Topic) -> Packed:
-    return Packed((await at.info.topics.encoded(record, Turn()),))
+async def _encoded(context: Context, record: Topic) -> Packed:
+    return Packed((await context.info.topics.encoded(record, Turn()),))
 
 
 ROUTES = (
     answered(BackupTopics, _topics),
-    told(BackupAccess, _access),
-    answered(BackupBegin, lambda at, request: at.broker.backups.begin(request, at.caller)),
-    answered(BackupRead, lambda at, request: at.broker.backups.read(request, at.caller)),
-    answered(BackupEnd, lambda at, request: at.broker.backups.end(request, at.caller)),
-    answered(BackupLog, lambda at, request: at.broker.backups.log(request, at.caller)),
+    immediate(BackupAccess, _access),
+    answered(BackupBegin, lambda context, request: context.broker.backups.begin(request, context.caller)),
+    answered(BackupRead, lambda context, request: context.broker.backups.read(request, context.caller)),
+    answered(BackupEnd, lambda context, request: context.broker.backups.end(request, context.caller)),
+    answered(BackupLog, lambda context, request: context.broker.backups.log(request, context.caller)),
     answered(RestoreTopic, _restore_topic),
     answered(RestoreBegin, _restore_begin),
     answered(RestoreRows, _restore_rows),
-    answered(RestoreEnd, lambda at, request: at.broker.backups.restore_end(request, at.caller)),
+    answered(RestoreEnd, lambda context, request: context.broker.backups.restore_end(request, context.caller)),
     answered(RestoreOpen, _open),
 )

@@ -1,4 +1,4 @@
-"""Requests about the connection, and what a client has to know of the cluster to find its way."""
+"""Handle requests about the connection, and those with which clients find topics and their leaders."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from sandq.model.limits import FIXED
 from sandq.model.topic_patterns import TopicPattern
 from sandq.protocol.frames import Frame, PackedArray
 from sandq.protocol.requests import Hello, Metadata, OnBehalf, Ping, Prove, TopicNames
-from sandq.server.handlers.routes import Context, Packed, framed, sliced, told
+from sandq.server.handlers.routes import Context, Packed, framed, immediate, sliced
 
 TOPIC_WORK: Final = 1
 GRANTS: Final = 16
-"""That cost about as much to look at, for one name, as a topic."""
+"""Number of grants that cost about as much to check against a name as a topic."""
 PATTERN_CHARS: Final = 16
-"""Of a pattern, that cost as much to make out as a topic to look at."""
+"""Characters of a pattern that cost about as much to compile as a topic costs to match."""
 
 
-async def _hello(at: Context, request: Hello) -> tuple[Any, ...]:
-    if at.entrance.is_in:
-        # What it began goes by who it is: nobody else may go on with that.
-        raise InvalidRequest("HELLO comes once: connect again to be somebody else")
-    info, cluster_uuid = at.info, at.info.cluster_uuid
-    challenge = at.gateway_proof.challenge(request.options, cluster_uuid)
-    await at.entrance.hello(request)
-    return info.version, info.node_id, cluster_uuid, info.limits, at.broker.clock.now_ms(), *challenge
+async def _hello(context: Context, request: Hello) -> tuple[Any, ...]:
+    if context.entrance.is_in:
+        # Requests in progress belong to the first identity: a second one must not continue them.
+        raise InvalidRequest("HELLO comes once: connect again to use other credentials")
+    info, cluster_uuid = context.info, context.info.cluster_uuid
+    challenge = context.gateway_proof.challenge(request.options, cluster_uuid)
+    await context.entrance.hello(request)
+    return info.version, info.node_id, cluster_uuid, info.limits, context.broker.clock.now_ms(), *challenge
 
 
-def _prove(at: Context, request: Prove) -> None:
-    at.entrance.prove(request)
-    at.on_proved()
+def _prove(context: Context, request: Prove) -> None:
+    context.entrance.prove(request)
+    context.on_proved()
 
 
-def _on_behalf(at: Context, frame: Frame) -> None:
-    at.gateway_proof.require()
-    at.kv_gets.flush()  # what came before is asked by another
+def _on_behalf(context: Context, frame: Frame) -> None:
+    context.gateway_proof.require()
+    context.kv_gets.flush()  # the gathered requests belong to the previous caller
     try:
         principal, address, grants = OnBehalf.parse(frame)
     except InvalidRequest as error:
-        # Nobody knows on whose behalf what follows would be.
+        # The caller of all following requests is unknown, so the connection must end.
         raise ProtocolError(error.message) from None
-    who, gateway = principal or ANONYMOUS, at.connection.address
+    who, gateway = principal or ANONYMOUS, context.connection.address
     access = None if grants is None else Access.of(who, grants, {})
-    at.connection.ask_for(None if address is None else Caller(who, address, gateway, access))
+    context.connection.ask_for(None if address is None else Caller(who, address, gateway, access))
 
 
-async def _metadata(at: Context, request: Metadata) -> Packed:
-    names, broker, turn = request.topics, at.broker, at.connection.turn
-    access = at.entrance.access  # a gateway leaves out itself what its caller may not see
+async def _metadata(context: Context, request: Metadata) -> Packed:
+    names, broker, turn = request.topics, context.broker, context.connection.turn
+    access = context.entrance.access  # a gateway filters by its callers' rights itself
     records = []
     work = TOPIC_WORK if access is None else TOPIC_WORK + len(access.grants) // GRANTS
     for name in dict.fromkeys(names or ()):
@@ -65,18 +65,18 @@ async def _metadata(at: Context, request: Metadata) -> Packed:
         await turn.spend(work)
         if names is None and access is not None and not access.sees(name):
             continue
-        if names is not None or name in broker.catalog.topics:  # it may have been deleted since the turn before
-            records.append(await at.info.topics.encoded(broker.catalog.topic(name).record, turn))
-    return Packed((msgpack.packb(at.info.nodes()), PackedArray(len(records), records)))
+        if names is not None or name in broker.catalog.topics:  # it may have been deleted during `spend`
+            records.append(await context.info.topics.encoded(broker.catalog.topic(name).record, turn))
+    return Packed((msgpack.packb(context.info.nodes()), PackedArray(len(records), records)))
 
 
-async def _names(at: Context, request: TopicNames) -> list[str]:
-    turn = at.connection.turn
+async def _names(context: Context, request: TopicNames) -> list[str]:
+    turn = context.connection.turn
     await turn.spend(sum(map(len, request.patterns)) // PATTERN_CHARS)
-    pattern, access = TopicPattern(request.patterns), at.entrance.access
+    pattern, access = TopicPattern(request.patterns), context.entrance.access
     work = TOPIC_WORK if access is None else TOPIC_WORK + len(access.grants) // GRANTS
     found = []
-    for name in sorted(at.broker.catalog.topics):
+    for name in sorted(context.broker.catalog.topics):
         if pattern.matches(name) and (access is None or access.sees(name)):
             found.append(name)
             if len(found) == request.most:
@@ -89,7 +89,7 @@ ROUTES = (
     sliced(Hello, _hello),
     sliced(Metadata, _metadata),
     sliced(TopicNames, _names),
-    told(Prove, _prove),
+    immediate(Prove, _prove),
     framed(OnBehalf, _on_behalf),
-    told(Ping, lambda at, request: at.broker.clock.now_ms()),
+    immediate(Ping, lambda context, request: context.broker.clock.now_ms()),
 )

@@ -1,4 +1,4 @@
-"""Requests of consumers: subscriptions, single leases, and what becomes of leases."""
+"""Handle requests of consumers: subscriptions, LEASE, and settling leases (ACK, NACK, EXTEND)."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from sandq.protocol.requests import Ack, AckThen, Credit, Extend, Lease, Nack, N
 from sandq.server.handlers.routes import Context, Route, handled, reply_to, submitted
 
 PART_WORK: Final = 512
-"""Items, and ranges in them, that are parsed and submitted in one go."""
+"""Number of items, including their ranges, that are parsed and submitted in one part."""
 S = TypeVar("S", Ack, Nack, Extend)
 
 
 def _settled(kind: type[S]) -> Route:
-    """Settle leases: a request of many items as several, one behind the other, which are answered together."""
-    whole = submitted(kind, lambda at, request, done: _settle(at, request, done)).handle
+    """Settle leases. A request of many items is split into parts that run one after the other; there is one reply."""
+    whole = submitted(kind, lambda context, request, done: _settle(context, request, done)).handle
 
-    def handle(at: Context, frame: Frame) -> Awaitable[None] | None:
+    def handle(context: Context, frame: Frame) -> Awaitable[None] | None:
         items = frame[4] if len(frame) == 5 else None
         if type(items) is not list or (work := _work_of(items)) <= PART_WORK:
-            return whole(at, frame)
-        return _in_parts(at, frame, work)
+            return whole(context, frame)
+        return _in_parts(context, frame, work)
 
-    async def _in_parts(at: Context, frame: Frame, work: int) -> None:
-        turn, parts = at.connection.turn, []
+    async def _in_parts(context: Context, frame: Frame, work: int) -> None:
+        turn, parts = context.connection.turn, []
         for first, part in _parts(frame[4], work):
             try:
                 parts.append(kind.parse([*frame[:4], part]))
             except InvalidRequest as error:
                 raise InvalidRequest(f"{error.message} (items are counted from {first})", **error.details) from None
             await turn.spend(PART_WORK)
-        answers = _Answers(at, frame[1], len(parts))
+        answers = _Answers(context, frame[1], len(parts))
         for number, request in enumerate(parts):
             done = partial(answers.add, number)
             try:
-                _settle(at, request, done)
+                _settle(context, request, done)
             except SandqError as error:
                 done(error)
             await turn.spend(PART_WORK // 4)
@@ -48,43 +48,43 @@ def _settled(kind: type[S]) -> Route:
     return Route(kind, handle)
 
 
-def _settle(at: Context, request: Ack | Nack | Extend, done: Done) -> None:
-    """Settle leases. Raises QuotaExceeded for a nack that stores headers the owner of the topic has no room for."""
-    if isinstance(request, Nack) and at.info.usage is not None:
+def _settle(context: Context, request: Ack | Nack | Extend, done: Done) -> None:
+    """Settle leases. Raise QuotaExceeded if a nack stores headers beyond the storage limits of the topic's owner."""
+    if isinstance(request, Nack) and context.info.usage is not None:
         changes = [NackItem(*item).changes or {} for item in request.items]
         size = sum([len(each.get("headers", b"")) for each in changes])
         if size:
-            at.checks.check_stored(at.topic_of(request.group_number), size, _none)
-    at.broker.settle(request, at.caller, done)
+            context.checks.check_stored(context.topic_of(request.group_number), size, _none)
+    context.broker.settle(request, context.caller, done)
 
 
-def _ack_then(at: Context, request: AckThen, done: Done) -> None:
-    """Ack messages and send others. Raises QuotaExceeded if the owner of one of their topics has no room."""
-    if at.info.usage is None:
-        at.broker.ack_then(request, at.caller, done)
+def _ack_then(context: Context, request: AckThen, done: Done) -> None:
+    """Ack messages and send others. Raise QuotaExceeded if the owner of a target topic would exceed its limits."""
+    if context.info.usage is None:
+        context.broker.ack_then(request, context.caller, done)
         return
-    now_ms = at.broker.clock.now_ms()
+    now_ms = context.broker.clock.now_ms()
     sizes, pending = dict[str, int](), dict[str, int]()
     for name, at_ms, is_delay, fields in request.messages:
-        topic = at.topic_of(request.group_number) if name is None else name
+        topic = context.topic_of(request.group_number) if name is None else name
         size = sum([len(cell) for cell in fields.values() if isinstance(cell, (bytes, str))])
         sizes[topic] = sizes.get(topic, 0) + size
         if at_ms is not None and at_ms > (0 if is_delay else now_ms):
             pending[topic] = pending.get(topic, 0) + 1
     for topic, size in sizes.items():
-        at.checks.check_stored(topic, size, partial(pending.get, topic))
-    at.broker.ack_then(request, at.caller, done)
+        context.checks.check_stored(topic, size, partial(pending.get, topic))
+    context.broker.ack_then(request, context.caller, done)
 
 
 def _none() -> None:
-    """Tell that no message that is not due yet is added."""
+    """Return None: the request adds no delayed messages."""
 
 
 class _Answers:
-    """What became of the parts of a request: one answer once all have come."""
+    """Collects the results of the parts of a request, and replies once all are there."""
 
-    def __init__(self, at: Context, request_id: int, parts: int) -> None:
-        self._at = at
+    def __init__(self, context: Context, request_id: int, parts: int) -> None:
+        self._context = context
         self._request_id = request_id
         self._results: list[Any] = parts * [None]
         self._left = parts
@@ -94,7 +94,7 @@ class _Answers:
         self._left -= 1
         if not self._left:
             failed = [each for each in self._results if isinstance(each, SandqError)]
-            reply_to(self._at.connection, self._request_id, failed[0] if failed else [*chain(*self._results)])
+            reply_to(self._context.connection, self._request_id, failed[0] if failed else [*chain(*self._results)])
 
 
 def _work_of(items: list[Any]) -> int:
@@ -103,8 +103,8 @@ def _work_of(items: list[Any]) -> int:
 
 
 def _parts(items: list[Any], work: int) -> Iterator[tuple[int, list[Any]]]:
-    """The number of the first item, and the items, of each part. `work`: of all items."""
-    if work == len(items):  # none of them names ranges
+    """Yield the number of the first item, and the items, of each part. `work`: the sum for all items."""
+    if work == len(items):  # no item has ranges
         for at in range(0, len(items), PART_WORK):
             yield at + 1, items[at : at + PART_WORK]
         return
@@ -121,10 +121,10 @@ def _parts(items: list[Any], work: int) -> Iterator[tuple[int, list[Any]]]:
 
 
 ROUTES = (
-    handled(Subscribe, lambda at, request_id, request: at.subscriptions.subscribe(request_id, request)),
-    handled(Unsubscribe, lambda at, request_id, request: at.subscriptions.unsubscribe(request_id, request)),
-    handled(Credit, lambda at, request_id, request: at.subscriptions.add_credit(request)),
-    handled(Lease, lambda at, request_id, request: at.subscriptions.lease(request_id, request)),
+    handled(Subscribe, lambda context, request_id, request: context.subscriptions.subscribe(request_id, request)),
+    handled(Unsubscribe, lambda context, request_id, request: context.subscriptions.unsubscribe(request_id, request)),
+    handled(Credit, lambda context, request_id, request: context.subscriptions.add_credit(request)),
+    handled(Lease, lambda context, request_id, request: context.subscriptions.lease(request_id, request)),
     _settled(Ack),
     submitted(AckThen, _ack_then),
     _settled(Nack),

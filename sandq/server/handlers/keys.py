@@ -1,4 +1,4 @@
-"""Requests about the keys of compacted topics."""
+"""Handle requests about the keys of compacted topics."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from sandq.protocol.requests_keys import KvGet, KvScan, KvWatch
 from sandq.server.handlers.routes import Context, Log, Packed, answered, framed
 
 
-async def _scan(at: Context, request: KvScan) -> Packed:
-    page, stale_ms = await at.kv_requests.scan(request, at.caller)
+async def _scan(context: Context, request: KvScan) -> Packed:
+    page, stale_ms = await context.kv_requests.scan(request, context.caller)
     return Packed((packb(stale_ms), PackedArray(2 * page.keys, page.rows), packb(page.following)))
 
 
-async def _watch(at: Context, request: KvWatch) -> Log:
-    with at.connection.waits(len(request.start or b"") + len(request.stop or b"")):
-        found = await at.kv_requests.changes(request, at.caller)
+async def _watch(context: Context, request: KvWatch) -> Log:
+    with context.connection.waits(len(request.start or b"") + len(request.stop or b"")):
+        found = await context.kv_requests.changes(request, context.caller)
     return Log((found.through, found.mark), found.pieces)
 
 
 ROUTES = (
-    framed(KvGet, lambda at, frame: at.kv_gets.add(frame)),
+    framed(KvGet, lambda context, frame: context.kv_gets.add(frame)),
     answered(KvScan, _scan),
     answered(KvWatch, _watch, lambda request: request.wait_ms / 1000),
 )

@@ -1,7 +1,7 @@
-"""Who may consume by some groups of a topic alone settles only what these hold.
+"""Restrict callers that may consume only from some groups of a topic to the leases of these groups.
 
-A lease is named by its token, which is a number that can be guessed, and the frame does not say whose it is: the
-partition is asked. Those that may consume by every group of the topic, which are most, do not come by here.
+A lease is identified by its token, which can be guessed, and the frame does not name its group: so the partition is
+asked. Most callers may consume from every group of the topic, and need no such query.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from sandq.server.handlers.routes import Context, Handler, reply_to
 
 SETTLING: Final = frozenset({Type.ACK, Type.NACK, Type.EXTEND, Type.ACK_THEN})
 UNKNOWN_ITEMS: Final = 512
-"""Items of a frame that may name leases that are not there."""
+"""Maximum number of items of a frame, if any of them names an unknown lease."""
 TopicOfLease = Callable[[Context, Frame], str | None]
 
 
 def guard_groups(handler: Handler, topic_of_lease: TopicOfLease) -> Handler:
-    """Have a handler of leases look whose they are, where that matters. Of a gateway's callers it tells those of which
-    it does."""
+    """Return a handler that first checks the groups of the leases, for callers whose rights depend on the group.
+
+    For a gateway, these are the callers for which it has passed on such rights."""
 
     def handle(context: Context, frame: Frame) -> Awaitable[None] | None:
         access = context.entrance.access or context.caller.access
@@ -47,12 +48,12 @@ async def _of_some_groups(context: Context, frame: Frame, handler: Handler, acce
         if rest is not None:
             await rest
         return
-    # It may be there by the time that the frame is done, as another group's: what was not there is not settled.
+    # A lease with such a token may be granted to a different group meanwhile: do not settle tokens that were unknown.
     if frame[0] == Type.ACK_THEN:
         context.connection.reply(frame[1], encode_reply(frame[1], [[]]))
         return
     if len(tokens) > UNKNOWN_ITEMS:
-        raise LeaseLost(f"some of {len(tokens)} leases are lost: name {UNKNOWN_ITEMS} at most")
+        raise LeaseLost(f"some of {len(tokens)} leases are lost: name at most {UNKNOWN_ITEMS} in one request")
     _settle_the_others(context, frame, request, set(unknown))
 
 

@@ -1,7 +1,7 @@
-"""What every request needs: one table. What is not in it is refused to everybody who is held to something.
+"""The rights that each request type needs, in one table. A type that is not in it is refused to restricted callers.
 
-It is looked at before anything else is, so that a refusal tells nothing of what there is. Requests of who is held to
-nothing do not come by here.
+Rights are checked before anything else, so that a refusal does not reveal what exists. Requests of unrestricted
+callers do not pass through this module.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ PRODUCE, CONSUME, READ, MANAGE = Right.PRODUCE, Right.CONSUME, Right.READ, Right
 CLUSTER, SECURITY = Right.CLUSTER, Right.SECURITY
 
 Check = Callable[[Context, Access, Frame], None]
-"""Raises Forbidden; InvalidRequest for a frame of which it cannot be said what it is about."""
+"""Raises Forbidden, or InvalidRequest if the frame does not say what it is about."""
 
 
 class Rule(NamedTuple):
-    """What requests of one type need."""
+    """The rights that requests of one type need."""
 
-    words: str
-    """As the documentation says it."""
+    summary: str
+    """The rule as docs/security.md states it."""
     check: Check
 
 
 def _text(frame: Frame, at: int) -> str:
-    """A topic or a group that a frame names. Raises InvalidRequest, InvalidName."""
+    """Return a topic or a group that a frame names. Raise InvalidRequest or InvalidName."""
     found = frame[at] if len(frame) > at else None
     if type(found) is not str:
-        REQUESTS[frame[0]].parse(frame)  # it says what is wrong
-        return ""  # nothing has this name, and only who may do it everywhere is let through
+        REQUESTS[frame[0]].parse(frame)  # raises the error that says what is wrong
+        return ""  # no topic has this name, so only callers with the right on all topics pass
     if len(found) > FIXED.name_chars:
         check_name("topic or group", found)
     return found
 
 
-def _place(kind: Type, name: str) -> int:
+def _position(kind: Type, name: str) -> int:
     return 2 + [field.name for field in REQUESTS[kind].shape.fields].index(name)
 
 
 def _of_topic(kind: Type, *rights: Right, topic: str = "topic", group: str | None = None) -> Rule:
-    """All of these rights, on the topic, or the group of it, that fields of these names say."""
-    at, group_at = _place(kind, topic), 0 if group is None else _place(kind, group)
+    """Require all of these rights on the topic in field `topic`, or on its group in field `group`."""
+    at, group_at = _position(kind, topic), 0 if group is None else _position(kind, group)
 
     def check(context: Context, access: Access, frame: Frame) -> None:
         name = _text(frame, at)
@@ -59,13 +59,13 @@ def _of_topic(kind: Type, *rights: Right, topic: str = "topic", group: str | Non
         for right in rights:
             access.check(right, name, of)
 
-    words = " and ".join([f"`{right}`" for right in rights])
-    return Rule(f"{words} on the {'topic' if group is None else 'group of the topic'}", check)
+    summary = " and ".join([f"`{right}`" for right in rights])
+    return Rule(f"{summary} on the {'topic' if group is None else 'group of the topic'}", check)
 
 
 def _one_of(kind: Type, *rights: Right, topic: str = "topic") -> Rule:
-    """One of these rights, on the topic or on groups of it."""
-    at = _place(kind, topic)
+    """Require one of these rights on the topic, or on any of its groups."""
+    at = _position(kind, topic)
 
     def check(context: Context, access: Access, frame: Frame) -> None:
         name = _text(frame, at)
@@ -75,7 +75,7 @@ def _one_of(kind: Type, *rights: Right, topic: str = "topic") -> Rule:
     return Rule(f"one of {', '.join([f'`{right}`' for right in rights])} on the topic, or on groups of it", check)
 
 
-def _whole(right: Right) -> Rule:
+def _global(right: Right) -> Rule:
     def check(context: Context, access: Access, frame: Frame) -> None:
         access.check(right)
 
@@ -83,18 +83,18 @@ def _whole(right: Right) -> Rule:
 
 
 def _nothing(context: Context, access: Access, frame: Frame) -> None:
-    """Whoever is let in may do it."""
+    """Check nothing: every client that was let in may do it."""
 
 
-def _anybody(why: str) -> Rule:
+def _unrestricted(why: str) -> Rule:
     return Rule(why, _nothing)
 
 
-# -- those that are of their own kind ----------------------------------------------------------------------------------
+# -- checks of particular types ----------------------------------------------------------------------------------------
 
 
 NAMES_AT_ONCE: Final = 256
-"""Topics of a METADATA that are looked at before it is begun; its handler looks at the others in turns."""
+"""Number of topics of a METADATA that are checked before its handler, which checks the others in time slices."""
 
 
 def _topics(context: Context, access: Access, frame: Frame) -> None:
@@ -105,8 +105,8 @@ def _topics(context: Context, access: Access, frame: Frame) -> None:
                 raise access.refusal(READ, name)
 
 
-def _lease(context: Context, access: Access, frame: Frame) -> None:
-    """The topic of the partition that a lease is of; where there is none nothing can be done to it."""
+def _check_lease(context: Context, access: Access, frame: Frame) -> None:
+    """Check the topic of the partition that a lease belongs to. Without such a topic, the request has no effect."""
     topic = _topic_of_lease(context, frame)
     if topic is not None and not access.allows_some(CONSUME, topic):
         raise access.refusal(CONSUME, topic)
@@ -124,16 +124,16 @@ def _topic_of_lease(context: Context, frame: Frame) -> str | None:
         if topic is not None:
             if len(topics) >= LEASE_TOPICS:
                 topics.clear()
-            topics[number] = topic  # a number is never given to another one
+            topics[number] = topic  # cached for good: numbers of Raft groups are never reused
     return topic
 
 
 LEASE_TOPICS: Final = 1024
-"""Partitions of which a connection keeps the topics."""
+"""Maximum number of partitions whose topic a connection caches."""
 
 
 def _sending_ack(context: Context, access: Access, frame: Frame) -> None:
-    _lease(context, access, frame)
+    _check_lease(context, access, frame)
     messages = frame[6] if len(frame) > 6 else None
     for row in messages if type(messages) is list else ():
         name = row[0] if type(row) is list and row else None
@@ -143,8 +143,8 @@ def _sending_ack(context: Context, access: Access, frame: Frame) -> None:
 
 
 def _settings_at(kind: Type) -> Check:
-    """`manage`, and where dead letters are to go to another topic `produce` there."""
-    plain, at = _of_topic(kind, MANAGE, topic="name").check, _place(kind, "settings")
+    """Require `manage` on the topic and, if dead letters go to a second topic, `produce` there."""
+    plain, at = _of_topic(kind, MANAGE, topic="name").check, _position(kind, "settings")
 
     def check(context: Context, access: Access, frame: Frame) -> None:
         plain(context, access, frame)
@@ -174,22 +174,22 @@ def _identify(context: Context, access: Access, frame: Frame) -> None:
 
 
 def _and_cluster(kind: Type, *rights: Right, topic: str = "topic") -> Rule:
-    """`cluster`, and these on the topic: who reads or writes all of it needs both."""
+    """Require `cluster`, and these rights on the topic: the request reads or writes all of it."""
     plain = _of_topic(kind, *rights, topic=topic)
 
     def check(context: Context, access: Access, frame: Frame) -> None:
         access.check(CLUSTER)
         plain.check(context, access, frame)
 
-    return Rule(f"`cluster`, and {plain.words}", check)
+    return Rule(f"`cluster`, and {plain.summary}", check)
 
 
 _T = Type
 
 
 def _restore_open() -> Rule:
-    """As the other requests of a restore, and `produce` where dead letters are to go."""
-    plain, at = _and_cluster(_T.RESTORE_OPEN, MANAGE, PRODUCE), _place(_T.RESTORE_OPEN, DEAD_LETTER_TOPIC)
+    """Require the same as the other requests of a restore, and `produce` on a dead letter topic."""
+    plain, at = _and_cluster(_T.RESTORE_OPEN, MANAGE, PRODUCE), _position(_T.RESTORE_OPEN, DEAD_LETTER_TOPIC)
 
     def check(context: Context, access: Access, frame: Frame) -> None:
         plain.check(context, access, frame)
@@ -197,30 +197,30 @@ def _restore_open() -> Rule:
         if type(target) is str:
             access.check(PRODUCE, target[: FIXED.name_chars + 1])
 
-    return Rule(f"{plain.words}; `produce` on a named `dead_letter_topic`", check)
+    return Rule(f"{plain.summary}; `produce` on a named `dead_letter_topic`", check)
 
 
-_SETTINGS_WORDS: Final = "`manage` on the topic; `produce` on a named `dead_letter_topic`"
+_SETTINGS_SUMMARY: Final = "`manage` on the topic; `produce` on a named `dead_letter_topic`"
 RULES: Final[Mapping[int, Rule]] = {
-    _T.HELLO: _anybody("none"),
-    _T.PROVE: _anybody("none; gateways send it"),
-    _T.ON_BEHALF: _anybody("to be a gateway"),
-    _T.AUDIT_NOTE: _anybody("to be a gateway"),
-    _T.PING: _anybody("none"),
+    _T.HELLO: _unrestricted("none"),
+    _T.PROVE: _unrestricted("none; gateways send it"),
+    _T.ON_BEHALF: _unrestricted("to be a gateway"),
+    _T.AUDIT_NOTE: _unrestricted("to be a gateway"),
+    _T.PING: _unrestricted("none"),
     _T.METADATA: Rule("some right on each named topic; without names, it lists the topics with some right", _topics),
-    _T.TOPIC_NAMES: _anybody("none; they show topics with some right"),
-    _T.CLUSTER_INFO: _anybody("none; they show topics with some right"),
-    _T.SLO: _anybody("none; they show topics with some right"),
-    _T.OVERVIEW: _anybody("none; they show topics with `read`"),
+    _T.TOPIC_NAMES: _unrestricted("none; they show topics with some right"),
+    _T.CLUSTER_INFO: _unrestricted("none; they show topics with some right"),
+    _T.SLO: _unrestricted("none; they show topics with some right"),
+    _T.OVERVIEW: _unrestricted("none; they show topics with `read`"),
     _T.CLUSTER_CLOCK: Rule("none to read; `cluster` to accept", _clock),
-    _T.UNSUBSCRIBE: _anybody("none; they concern only this connection"),
-    _T.CREDIT: _anybody("none; they concern only this connection"),
-    _T.SCHEDULE_PREVIEW: _anybody("none"),
+    _T.UNSUBSCRIBE: _unrestricted("none; they concern only this connection"),
+    _T.CREDIT: _unrestricted("none; they concern only this connection"),
+    _T.SCHEDULE_PREVIEW: _unrestricted("none"),
     _T.IDENTIFY: Rule("none for oneself; else `security`, or to be a gateway", _identify),
     _T.PRODUCE: _of_topic(_T.PRODUCE, PRODUCE),
     **{kind: _of_topic(kind, CONSUME, group="group") for kind in (_T.SUBSCRIBE, _T.LEASE)},
     **{
-        kind: Rule("`consume` on the lease's topic, or on groups of it", _lease)
+        kind: Rule("`consume` on the lease's topic, or on groups of it", _check_lease)
         for kind in (_T.ACK, _T.NACK, _T.EXTEND)
     },
     _T.ACK_THEN: Rule("as ACK, and `produce` on the topic of each message", _sending_ack),
@@ -244,38 +244,38 @@ RULES: Final[Mapping[int, Rule]] = {
             _T.GROUP_LIMIT,
         )
     },
-    # What is pushed can be read by whoever says where to.
+    # The owner of the target URL can read what is pushed, so the caller needs `read` as well.
     _T.GROUP_PUSH: _of_topic(_T.GROUP_PUSH, MANAGE, READ, group="group"),
-    _T.TOPIC_CREATE: Rule(_SETTINGS_WORDS, _settings_at(_T.TOPIC_CREATE)),
-    _T.TOPIC_UPDATE: Rule(_SETTINGS_WORDS, _settings_at(_T.TOPIC_UPDATE)),
+    _T.TOPIC_CREATE: Rule(_SETTINGS_SUMMARY, _settings_at(_T.TOPIC_CREATE)),
+    _T.TOPIC_UPDATE: Rule(_SETTINGS_SUMMARY, _settings_at(_T.TOPIC_UPDATE)),
     _T.TOPIC_DELETE: _of_topic(_T.TOPIC_DELETE, MANAGE, topic="name"),
     _T.TOPIC_ENSURE: _one_of(_T.TOPIC_ENSURE, PRODUCE, CONSUME, MANAGE, topic="name"),
     _T.HOLD: _one_of(_T.HOLD, CONSUME, MANAGE),
     **{
-        kind: _whole(CLUSTER)
+        kind: _global(CLUSTER)
         for kind in (
             *(_T.CLUSTER_INIT, _T.NODE_CHANGE, _T.TRANSFER, _T.REBUILD, _T.CLOCK_RESET),
             *(_T.FINALIZE, _T.LOG_LEVEL, _T.DEBUG_DUMP, _T.ENTRY_SKIP),
         )
     },
     **{
-        kind: _whole(SECURITY)
+        kind: _global(SECURITY)
         for kind in (
             *(_T.IDENTITY_PUT, _T.IDENTITY_DELETE, _T.IDENTITY_LIST),
             *(_T.ROLE_PUT, _T.ROLE_DELETE, _T.ROLE_LIST, _T.AUDIT_LIST, _T.BACKUP_ACCESS),
         )
     },
-    _T.BACKUP_TOPICS: Rule("`cluster`; it shows topics with some right", _whole(CLUSTER).check),
+    _T.BACKUP_TOPICS: Rule("`cluster`; it shows topics with some right", _global(CLUSTER).check),
     **{kind: _and_cluster(kind, READ) for kind in (_T.BACKUP_BEGIN, _T.BACKUP_READ, _T.BACKUP_END, _T.BACKUP_LOG)},
     _T.RESTORE_TOPIC: _and_cluster(_T.RESTORE_TOPIC, MANAGE, PRODUCE, topic="name"),
     **{kind: _and_cluster(kind, MANAGE, PRODUCE) for kind in (_T.RESTORE_BEGIN, _T.RESTORE_ROWS, _T.RESTORE_END)},
     _T.RESTORE_OPEN: _restore_open(),
 }
-"""By type of frame."""
+"""The rule of each request type."""
 
 
 def guarded(handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-    """Handlers for connections that are held to what they may do. What has no rule has no handler there."""
+    """Return the handlers for connections with restricted rights. Request types without a rule are left out."""
     return {
         kind: _guard(RULES[kind].check, guard_groups(handler, _topic_of_lease) if kind in SETTLING else handler)
         for kind, handler in handlers.items()
@@ -284,8 +284,9 @@ def guarded(handlers: Mapping[int, Handler]) -> dict[int, Handler]:
 
 
 def guarded_for_gateways(handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-    """Handlers for gateways, which look after the rights of their callers themselves, but cannot tell whose a lease
-    is."""
+    """Return the handlers for gateways.
+
+    A gateway checks the rights of its callers itself, but it does not know which group a lease belongs to."""
     return {
         kind: guard_groups(handler, _topic_of_lease) if kind in SETTLING else handler
         for kind, handler in handlers.items()

@@ -1,14 +1,14 @@
-"""How a request comes to the broker and its answer to the client: one route for each.
+"""Define how a handler gets a request and gives its reply: one route for each request type.
 
-    answered(Get, lambda at, request: at.messages.get(request, at.caller))      with what the coroutine returns
-    submitted(Ack, lambda at, request, done: ...)                              with what `done` gets
-    told(Ping, lambda at, request: at.broker.clock.now_ms())                   at once, with what is returned
-    sliced(ClusterInfo, lambda at, request: at.info.describe())                the same, made in turns by a coroutine
-    handled(Credit, lambda at, request_id, request: ...)                       the function sees to the answer
-    framed(Produce, lambda at, frame: ...)                                     the same, and it parses the frame
+    answered(Get, lambda context, request: ...)                 the result of a coroutine
+    submitted(Ack, lambda context, request, done: ...)          the result passed to `done`
+    immediate(Ping, lambda context, request: ...)               the result of a function, at once
+    sliced(ClusterInfo, lambda context, request: ...)           the same, of a coroutine in time slices
+    handled(Credit, lambda context, request_id, request: ...)   the function sends any reply itself
+    framed(Produce, lambda context, frame: ...)                 the same, and it also parses the frame
 
-What is returned becomes the fields of the reply: None is none, a tuple several, `Log` ends with pieces of a log,
-`Packed` are encoded already, anything else is one. A SandqError that is raised is the answer as well.
+The result becomes the fields of the reply: None is no field, a tuple is several, a `Log` ends with pieces of a log,
+`Packed` fields are encoded already, and anything else is one field. If a SandqError is raised, the reply is an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ R = TypeVar("R", bound=Request)
 
 
 class Context:
-    """What handlers know of a connection, and whom they hand its requests to."""
+    """A connection, and the parts of the node that its handlers use."""
 
     def __init__(self, broker: Broker, connection: Connection, info: ServerInfo) -> None:
         self.broker = broker
@@ -59,9 +59,9 @@ class Context:
             info.gateway_keys,
         )
         self.on_proved: Callable[[], None] = lambda: None
-        """Called once the client has proved to be a gateway; set by the session."""
+        """Called once the client has proved to be a gateway. Set by the session."""
         self.lease_topics: dict[int, str] = {}
-        """Of partitions of which leases were settled here, by Raft group."""
+        """Cache of topic names, by Raft group, of partitions whose leases this connection has settled."""
         self.messages = MessageRequests(broker, connection.output)
         self.schedules = ScheduleRequests(broker, connection.output)
         self.kv_requests = KvRequests(broker, connection.output)
@@ -72,36 +72,36 @@ class Context:
 
     @property
     def caller(self) -> Caller:
-        """Who asks for what this task works on."""
+        """Caller for whom the current task works."""
         return self.connection.caller
 
     def topic_of(self, group: int) -> str:
-        """Return the name of the topic that a Raft group is of; empty if there is none."""
+        """Return the name of the topic that a Raft group belongs to; empty if there is none."""
         return self.broker.catalog.view.partition_of_group.get(group, ("", 0))[0]
 
 
 Handler = Callable[[Context, Frame], Awaitable[None] | None]
-"""What it returns is awaited before the next frame is looked at."""
+"""Handles a frame. If it returns an awaitable, that is awaited before the next frame is handled."""
 REQUEST_WORK: Final = 8
-"""Of most requests, beside their frame."""
+"""Units of work of most requests, in addition to those of their frame."""
 
 
 class Route(NamedTuple):
-    """What becomes of the frames of one type of request."""
+    """A request type and its handler."""
 
     request: type[Request]
     handle: Handler
 
 
 class Log(NamedTuple):
-    """An answer that ends with pieces of a partition's log; batches go in as they are."""
+    """A reply that ends with pieces of a partition's log. Stored batches are included unchanged."""
 
     head: tuple[Any, ...]
     pieces: Sequence[Piece]
 
 
 class Packed(NamedTuple):
-    """An answer whose fields are encoded already."""
+    """A reply whose fields are encoded already."""
 
     fields: tuple[bytes | PackedArray, ...]
 
@@ -109,7 +109,7 @@ class Packed(NamedTuple):
 def answered(
     kind: type[R], work: Callable[[Context, R], Awaitable[Any]], wait_s: Callable[[R], float] = lambda request: 0.0
 ) -> Route:
-    """Answer with what a coroutine returns. `wait_s`: for how long a request asks to wait."""
+    """Reply with the result of a coroutine. `wait_s`: returns how long a request asks to wait."""
 
     def handle(context: Context, frame: Frame) -> None:
         request, request_id = kind.parse(frame), frame[1]
@@ -124,7 +124,7 @@ def answered(
 
 
 def submitted(kind: type[R], submit: Callable[[Context, R, Done], None]) -> Route:
-    """Answer with what the applied command gives to `done`."""
+    """Reply with the result of a command, which is passed to `done` once the command is applied."""
 
     def handle(context: Context, frame: Frame) -> None:
         connection, request_id = context.connection, frame[1]
@@ -139,46 +139,47 @@ def submitted(kind: type[R], submit: Callable[[Context, R, Done], None]) -> Rout
 
 
 def reply_to(connection: Connection, request_id: int, result: Any) -> None:
-    """Answer with what an applied command gave."""
+    """Reply with the result of an applied command, or with the error that it is."""
     if isinstance(result, SandqError):
         connection.send_error(request_id, result)
     else:
         connection.reply(request_id, encode_reply(request_id, result))
 
 
-def told(kind: type[R], tell: Callable[[Context, R], Any]) -> Route:
-    """Answer at once with what a function returns."""
+def immediate(kind: type[R], work: Callable[[Context, R], Any]) -> Route:
+    """Reply at once with the result of a function."""
 
     def handle(context: Context, frame: Frame) -> None:
         request_id = frame[1]
-        context.connection.reply(request_id, _reply(request_id, tell(context, kind.parse(frame))))
+        context.connection.reply(request_id, _reply(request_id, work(context, kind.parse(frame))))
 
     return Route(kind, handle)
 
 
-def sliced(kind: type[R], tell: Callable[[Context, R], Awaitable[Any]]) -> Route:
-    """Answer with what a coroutine returns, which ends a turn as often as it has to: the connection's next request
-    waits, and those of others do not."""
+def sliced(kind: type[R], work: Callable[[Context, R], Awaitable[Any]]) -> Route:
+    """Reply with the result of a coroutine that works in time slices.
+
+    Until it is done, the connection handles no further request; other connections do."""
 
     async def handle(context: Context, frame: Frame) -> None:
         request_id = frame[1]
-        context.connection.reply(request_id, _reply(request_id, await tell(context, kind.parse(frame))))
+        context.connection.reply(request_id, _reply(request_id, await work(context, kind.parse(frame))))
 
     return Route(kind, handle)
 
 
 def handled(kind: type[R], handle: Callable[[Context, int, R], None]) -> Route:
-    """Leave the answer to a function, which gets the request's id."""
+    """Leave the reply to a function, which gets the request id."""
 
-    def hand_on(context: Context, frame: Frame) -> None:
+    def handle_frame(context: Context, frame: Frame) -> None:
         context.connection.turn.left -= REQUEST_WORK
         handle(context, frame[1], kind.parse(frame))
 
-    return Route(kind, hand_on)
+    return Route(kind, handle_frame)
 
 
 def framed(kind: type[Request], handle: Handler) -> Route:
-    """Leave the answer to a function that parses the frame as well: it looks at many together."""
+    """Leave parsing and the reply to a function, which merges many requests."""
     return Route(kind, handle)
 
 

@@ -1,4 +1,4 @@
-"""Requests about schedules."""
+"""Handle requests about schedules."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from sandq.protocol.requests_schedules import (
 from sandq.server.handlers.routes import Context, answered
 
 
-async def _put(at: Context, request: SchedulePut) -> list[dict[str, Any]]:
-    """Make or change schedules. Raises QuotaExceeded if the owner of the topic has no room for that."""
+async def _put(context: Context, request: SchedulePut) -> list[dict[str, Any]]:
+    """Create or change schedules. Raise QuotaExceeded if the topic's owner would exceed its storage limits."""
     batches = [item[3] for item in request.items]
-    at.checks.check_stored(request.topic, sum(map(stored_bytes_of, batches)), lambda: 0)
-    return await at.schedules.put(request, at.caller)
+    context.checks.check_stored(request.topic, sum(map(stored_bytes_of, batches)), lambda: 0)
+    return await context.schedules.put(request, context.caller)
 
 
-async def _change(at: Context, request: ScheduleChange) -> list[dict[str, Any]]:
-    """Change schedules. Raises QuotaExceeded for a trigger, which stores a message, if the owner's quota is full."""
+async def _change(context: Context, request: ScheduleChange) -> list[dict[str, Any]]:
+    """Change schedules. Raise QuotaExceeded for a trigger, which stores a message, if the owner's quota is used up."""
     if request.action == TRIGGER:
-        at.checks.check_stored(request.topic, 0, lambda: None)
-    return await at.schedules.change(request, at.caller)
+        context.checks.check_stored(request.topic, 0, lambda: None)
+    return await context.schedules.change(request, context.caller)
 
 
 ROUTES = (
     answered(SchedulePut, _put),
     answered(ScheduleChange, _change),
-    answered(ScheduleGet, lambda at, request: at.schedules.get(request, at.caller)),
-    answered(ScheduleList, lambda at, request: at.schedules.page(request, at.caller)),
-    answered(SchedulePreview, lambda at, request: at.schedules.preview(request, at.caller)),
+    answered(ScheduleGet, lambda context, request: context.schedules.get(request, context.caller)),
+    answered(ScheduleList, lambda context, request: context.schedules.page(request, context.caller)),
+    answered(SchedulePreview, lambda context, request: context.schedules.preview(request, context.caller)),
 )

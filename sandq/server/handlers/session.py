@@ -1,4 +1,4 @@
-"""The requests of one connection: each is handed to the handler of its type."""
+"""Dispatch the requests of one connection to their handlers."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ _SUBJECTS: Final = (
 HANDLERS: Final[dict[int, Handler]] = {
     route.request.type: route.handle for subject in _SUBJECTS for route in subject.ROUTES
 }
-"""What becomes of every request there is, by frame type."""
+"""The handler of each request type."""
 GUARDED: Final = guarded(HANDLERS)
-"""The same, for who is held to something."""
+"""The same for connections with restricted rights: each handler first checks the rights."""
 OF_GATEWAYS: Final = guarded_for_gateways(HANDLERS)
-"""The same, for gateways that have proved themselves."""
+"""The same for gateways that have proved themselves."""
 _PRODUCE: Final = int(Type.PRODUCE)
 _RATED: Final = RATED - {_PRODUCE}
-"""Those are counted as they are handed on, together."""
+"""Types whose rate is checked here. PRODUCE requests are counted when they are produced, several at a time."""
 
 
 class ClientSession:
-    """What the frames of a connection mean."""
+    """Implements the requests of one connection."""
 
     def __init__(self, broker: Broker, connection: Connection, info: ServerInfo) -> None:
         self.greeted = False
@@ -98,7 +98,7 @@ class ClientSession:
         return handler(self._context, frame)
 
     def _choose_handlers(self) -> None:
-        """By who asks by this connection."""
+        """Choose the handlers that fit the rights of the connection."""
         if self.is_gateway:
             self._startup_gate = StartupGate(OF_GATEWAYS, self._cluster)
         elif self._context.entrance.access is not None:

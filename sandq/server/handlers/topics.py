@@ -1,4 +1,4 @@
-"""Requests about topics as a whole, their groups, and holds on their logs."""
+"""Handle requests about topics, their groups, and holds on their logs."""
 
 from __future__ import annotations
 
@@ -26,65 +26,69 @@ from sandq.protocol.requests_admin import (
     TopicUpdate,
 )
 from sandq.protocol.requests_overview import Overview, TopicHistory
-from sandq.server.handlers.routes import Context, Packed, answered, told
+from sandq.server.handlers.routes import Context, Packed, answered, immediate
 
 
-async def _create(at: Context, request: TopicCreate) -> Packed:
-    # This node may not have opened it yet: it exists all the same, and must not be made a second time.
-    return await _encoded(at, await at.broker.administration.topics.create_topic(request, at.caller))
+async def _create(context: Context, request: TopicCreate) -> Packed:
+    # Reply even if this node has not opened the topic yet: otherwise the client would try to create it again.
+    return await _encoded(context, await context.broker.administration.topics.create_topic(request, context.caller))
 
 
-async def _ensure(at: Context, request: TopicEnsure) -> Packed:
-    return await _encoded(at, await at.broker.administration.topics.ensure_topic(request, at.caller))
+async def _ensure(context: Context, request: TopicEnsure) -> Packed:
+    return await _encoded(context, await context.broker.administration.topics.ensure_topic(request, context.caller))
 
 
-async def _update(at: Context, request: TopicUpdate) -> Packed:
-    return await _encoded(at, await at.broker.administration.topics.update_topic(request, at.caller))
+async def _update(context: Context, request: TopicUpdate) -> Packed:
+    return await _encoded(context, await context.broker.administration.topics.update_topic(request, context.caller))
 
 
-async def _encoded(at: Context, record: Topic) -> Packed:
-    return Packed((await at.info.topics.encoded(record, Turn()),))
+async def _encoded(context: Context, record: Topic) -> Packed:
+    return Packed((await context.info.topics.encoded(record, Turn()),))
 
 
-async def _overview(at: Context, request: Overview) -> tuple[Any, ...]:
-    return await at.info.overview.page(request.after, at.entrance.access)
+async def _overview(context: Context, request: Overview) -> tuple[Any, ...]:
+    return await context.info.overview.page(request.after, context.entrance.access)
 
 
-def _history(at: Context, request: TopicHistory) -> Packed:
-    return Packed(at.info.overview.history(request.topic))
+def _history(context: Context, request: TopicHistory) -> Packed:
+    return Packed(context.info.overview.history(request.topic))
 
 
-async def _groups(at: Context, request: GroupList) -> Packed:
-    count, rows = await at.messages.groups(request, at.caller)
+async def _groups(context: Context, request: GroupList) -> Packed:
+    count, rows = await context.messages.groups(request, context.caller)
     return Packed((PackedArray(count, rows),))
 
 
-async def _push(at: Context, request: GroupPush) -> tuple[dict[str, Any] | None]:
-    return (await at.broker.administration.topics.push_group(request, at.caller),)
+async def _push(context: Context, request: GroupPush) -> tuple[dict[str, Any] | None]:
+    return (await context.broker.administration.topics.push_group(request, context.caller),)
 
 
-def _pushes(at: Context, request: PushList) -> list[dict[str, Any]]:
-    at.broker.catalog.topic(request.topic)  # raises UnknownTopic
-    return at.info.pusher.rows(request.topic)
+def _pushes(context: Context, request: PushList) -> list[dict[str, Any]]:
+    context.broker.catalog.topic(request.topic)  # raises UnknownTopic
+    return context.info.pusher.rows(request.topic)
 
 
 ROUTES = (
     answered(TopicCreate, _create),
     answered(TopicEnsure, _ensure),
     answered(TopicUpdate, _update),
-    answered(TopicDelete, lambda at, request: at.broker.administration.topics.delete_topic(request, at.caller)),
-    answered(GroupLimit, lambda at, request: at.broker.administration.topics.limit_group(request, at.caller)),
-    answered(TopicStats, lambda at, request: at.messages.topic_stats(request, at.caller)),
+    answered(
+        TopicDelete, lambda context, request: context.broker.administration.topics.delete_topic(request, context.caller)
+    ),
+    answered(
+        GroupLimit, lambda context, request: context.broker.administration.topics.limit_group(request, context.caller)
+    ),
+    answered(TopicStats, lambda context, request: context.messages.topic_stats(request, context.caller)),
     answered(Overview, _overview),
-    told(TopicHistory, _history),
-    answered(ClockReset, lambda at, request: at.messages.reset_clock(request, at.caller)),
-    answered(Hold, lambda at, request: at.messages.hold(request, at.caller)),
+    immediate(TopicHistory, _history),
+    answered(ClockReset, lambda context, request: context.messages.reset_clock(request, context.caller)),
+    answered(Hold, lambda context, request: context.messages.hold(request, context.caller)),
     answered(GroupList, _groups),
-    answered(ConsumerList, lambda at, request: at.messages.consumers(request, at.caller)),
-    answered(GroupSeek, lambda at, request: at.messages.seek(request, at.caller)),
-    answered(GroupDelete, lambda at, request: at.messages.delete_group(request, at.caller)),
-    answered(GroupUpdate, lambda at, request: at.messages.update_group(request, at.caller)),
-    answered(GroupPause, lambda at, request: at.messages.pause_group(request, at.caller)),
+    answered(ConsumerList, lambda context, request: context.messages.consumers(request, context.caller)),
+    answered(GroupSeek, lambda context, request: context.messages.seek(request, context.caller)),
+    answered(GroupDelete, lambda context, request: context.messages.delete_group(request, context.caller)),
+    answered(GroupUpdate, lambda context, request: context.messages.update_group(request, context.caller)),
+    answered(GroupPause, lambda context, request: context.messages.pause_group(request, context.caller)),
     answered(GroupPush, _push),
-    told(PushList, _pushes),
+    immediate(PushList, _pushes),
 )

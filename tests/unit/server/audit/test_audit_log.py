@@ -351,7 +351,7 @@ LOOKS = {
 
 @pytest.mark.parametrize("kind", sorted(RULES), ids=name_of)
 def test_whatever_needs_a_right_to_change_something_is_noted(kind: int) -> None:
-    words = RULES[kind].words
+    words = RULES[kind].summary
     if any(f"`{right}`" in words for right in (Right.MANAGE, Right.CLUSTER, Right.SECURITY)):
         assert kind in ACTS or kind in LOOKS
     else:
