@@ -102,7 +102,7 @@ class Subscription(BlockWrapper[AsyncSubscription]):
     def _take_message(self) -> Message | None:
         """Take the next message; None if nothing has come, or the next one is to be reported as begun first."""
         arrivals = self._arrivals
-        while arrivals and not arrivals[0].is_to_be_reported:
+        while arrivals and not arrivals[0].needs_report:
             message = arrivals[0].take(self._make)
             if message is not None:
                 return message
@@ -111,7 +111,7 @@ class Subscription(BlockWrapper[AsyncSubscription]):
 
     def _take_batch(self) -> MessageBatch | None:
         arrivals = self._arrivals
-        while arrivals and not arrivals[0].is_to_be_reported:
+        while arrivals and not arrivals[0].needs_report:
             arrival = arrivals.popleft()
             if arrival.take_rest():
                 return MessageBatch(self._portal, arrival.chunk, arrival.position)

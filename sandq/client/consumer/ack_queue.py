@@ -1,8 +1,8 @@
-"""Acks and nacks of one partition: gathered, sent as few frames, and tried again.
+"""Queue the acks and nacks of one partition, send them in a few frames, and retry them.
 
-What was not answered (the connection broke, the leader moved, overload) is queued again, for an ack repeated with its
-token is answered as the first time. It is given up, and said so, once `delivery_timeout` has passed and the lease is
-over.
+If a request gets no reply (the connection broke, the leader moved, the node was overloaded), its acks and nacks are
+queued again: a repeated ack with the same token gets the same reply as the first. They fail once `delivery_timeout` has
+passed and the lease is over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sandq.client.consumer.lease import (
     Part,
     count_of,
     frames_of,
-    what_of,
+    ranges_or_all,
 )
 from sandq.client.consumer.nack_change import NackTerms
 from sandq.client.consumer.partition_sender import PartitionSender, RequestQueue
@@ -50,27 +50,27 @@ from sandq.protocol.requests import Ack, AckThen, Nack
 log = logging.getLogger("sandq.client")
 
 _REFUSALS: Final = (InvalidRequest, NotFound, Conflict, Forbidden)
-"""Errors of a broker that looked at a request and did nothing of it."""
+"""Errors of a broker that checked a request and did nothing."""
 _NOTHING_DONE: Final = (NotLeader, Overloaded, Unavailable, DiskFull)
-"""Errors that may pass, of requests of which nothing was done; of others the outcome is unknown."""
+"""Retriable errors which prove that nothing was done; after other retriable errors the outcome is unknown."""
 
 
 class NackKey(NamedTuple):
-    """Nacks that are one item of a request."""
+    """Identifies nacks that share one item of a request."""
 
     lease: Lease
     terms: NackTerms
 
 
 class Sent(NamedTuple):
-    """One item of an ACK (`nack` None) or a NACK."""
+    """One item of an ACK (`nack` is None) or of a NACK."""
 
     nack: NackKey | None
     parts: list[Part]
     then: list[list[Any]] | None = None
-    """Messages that the ack sends: it is a request of its own."""
+    """Messages that the ack sends. Such an ack is a request of its own."""
     may_be_done: bool = False
-    """Whether an earlier try may have been done, for no answer came: a refusal now does not say that it was not."""
+    """True if an earlier attempt got no reply, so that it may have been done even if this one is refused."""
 
     @property
     def settled(self) -> int:
@@ -81,21 +81,22 @@ class Sent(NamedTuple):
 
 
 class AckQueue(RequestQueue):
-    """See the module's docstring."""
+    """The queue of one partition; see the module's docstring."""
 
     def __init__(self, held: HeldMessages, sender: PartitionSender) -> None:
         super().__init__(sender)
         self._held = held
-        self._dirty: dict[Chunk, float] = {}  # chunks with queued acks, and since when
-        self._nacks: dict[NackKey, tuple[float, dict[Chunk, list[Span]]]] = {}  # since when, and what
-        self._sending: list[tuple[float, Sent]] = []  # acks that send messages, and since when
+        self._dirty: dict[Chunk, float] = {}  # chunks with queued acks; value: time of the oldest
+        # time of the oldest, and the messages by chunk
+        self._nacks: dict[NackKey, tuple[float, dict[Chunk, list[Span]]]] = {}
+        self._sending: list[tuple[float, Sent]] = []  # acks that send messages, with their times
 
     @property
     def is_queued(self) -> bool:
         return bool(self._dirty or self._nacks or self._sending)
 
     def ack_one(self, chunk: Chunk, position: int) -> None:
-        """Queue an ack of one message; mostly it is the one after the last, and makes the last span longer."""
+        """Queue an ack of one message. Usually the position follows the previous one and extends the last span."""
         queued = chunk.queued
         if queued and queued[-1][1] == position:
             queued[-1] = (queued[-1][0], position + 1)
@@ -113,7 +114,7 @@ class AckQueue(RequestQueue):
             self._sender.poke()
 
     def ack_then(self, chunk: Chunk, spans: list[Span], then: list[list[Any]]) -> None:
-        """Queue an ack of these messages that sends others."""
+        """Queue an ack of these messages that sends other messages."""
         self._sending.append((anyio.current_time(), Sent(None, [(chunk, spans)], then)))
         self._sender.poke()
 
@@ -125,7 +126,7 @@ class AckQueue(RequestQueue):
         self._sender.poke()
 
     def flush(self, connection: Connection) -> None:
-        """Send what is queued."""
+        """Send the queued acks and nacks."""
         self._flush_acks(connection)
         self._flush_nacks(connection)
         sending, self._sending = self._sending, []
@@ -144,7 +145,7 @@ class AckQueue(RequestQueue):
             chunk.queued = []
         since = min(dirty.values(), default=0.0)
         held = self._held
-        rows = [([lease.token, what_of(lease, parts)], Sent(None, parts)) for lease, parts in by_lease.items()]
+        rows = [([lease.token, ranges_or_all(lease, parts)], Sent(None, parts)) for lease, parts in by_lease.items()]
         for items, sent in frames_of(rows):
             self._request(connection, Ack(held.group_number, held.partition, items).frame, sent, since)
 
@@ -155,9 +156,10 @@ class AckQueue(RequestQueue):
         by_feature: dict[int, list[tuple[list[Any], Sent]]] = {}
         for key, (_, chunks) in nacks.items():
             parts = list(chunks.items())
-            row = key.terms.item(key.lease.token, what_of(key.lease, parts)), Sent(key, parts)
+            row = key.terms.item(key.lease.token, ranges_or_all(key.lease, parts)), Sent(key, parts)
             by_feature.setdefault(key.terms.feature, []).append(row)
-        # A broker that cannot do what an item asks for refuses all of a frame: not that of others.
+        # A broker that does not know a feature of an item refuses the whole frame. So items of different features are
+        # separate.
         for rows in by_feature.values():
             for items, sent in frames_of(rows):
                 self._request(connection, Nack(held.group_number, held.partition, items).frame, sent, since)
@@ -172,7 +174,7 @@ class AckQueue(RequestQueue):
             if isinstance(reply, SandqError):
                 self._failed(sent, since, reply)
                 return
-            self._sender.went_well()
+            self._sender.reset_failures()
             for one, result in zip(sent, results(reply, len(sent)), strict=True):
                 lost = lost_ranges(result)
                 self._settle(self._without_refused(one, lost) if lost and one.then is not None else one, lost)
@@ -183,7 +185,7 @@ class AckQueue(RequestQueue):
             self._sender.answered()
 
     def _settle(self, sent: Sent, lost: list[tuple[bytes, int]] | None) -> None:
-        """One item was answered: `lost` as `lost_ranges` gives it."""
+        """Process the reply to one item; `lost` is the result of `lost_ranges`."""
         held = self._held
         unseen = 0
         for chunk, spans in sent.parts:
@@ -191,16 +193,19 @@ class AckQueue(RequestQueue):
             if lost is not None:
                 unseen += self._mark_lost(chunk, spans, lost)
             held.settled(chunk, count_of([(chunk, spans)]))
-            chunk.tell(spans)
+            chunk.notify(spans)
         if lost == []:
             held.lose(sent.parts[0][0].lease)
         if unseen:
-            what = "acks" if sent.nack is None else "nacks"
+            kind = "acks" if sent.nack is None else "nacks"
             where = (held.topic, held.partition)
-            log.warning("topic %s partition %d: %d %s came too late: the lease was lost", *where, unseen, what)
+            log.warning("topic %s partition %d: %d %s came too late: the lease was lost", *where, unseen, kind)
 
     def _without_refused(self, sent: Sent, lost: list[tuple[bytes, int]]) -> Sent:
-        """An ack that sends messages did nothing, for some of what it named was lost: the rest is held as before."""
+        """Return an ack that sends messages, reduced to its lost messages; the others are held as before.
+
+        The broker does nothing if any message of such an ack is lost.
+        """
         ((chunk, spans),) = sent.parts
         gone = chunk.within(lost)
         positions = positions_of(spans)
@@ -208,17 +213,18 @@ class AckQueue(RequestQueue):
         return sent._replace(parts=[(chunk, [(at, at + 1) for at in positions if at in gone])])
 
     def _refuse(self, chunk: Chunk, spans: list[Span], error: SandqError) -> None:
-        """The broker refused to settle these, and did nothing: they can be settled in another way."""
+        """Hold these messages again: the broker refused to settle them and did nothing, so that a different end is
+        possible."""
         unseen = 0
         for position in positions_of(spans):
             unseen += not chunk.is_awaited(position)
             chunk.errors[position] = error
         self._held.hold_again(chunk, spans)
-        chunk.tell(spans)
+        chunk.notify(spans)
         self._warn(unseen, error)
 
     def _mark_lost(self, chunk: Chunk, spans: list[Span], lost: list[tuple[bytes, int]]) -> int:
-        """How many of the lost ones nobody awaits; those who do get their error."""
+        """Mark messages as lost; return how many of them nobody awaits. Awaited ones get the error."""
         unseen = 0
         gone = chunk.within(lost)
         for position in positions_of(spans):
@@ -232,7 +238,7 @@ class AckQueue(RequestQueue):
         return unseen
 
     def _failed(self, sent: list[Sent], since: float, error: SandqError) -> None:
-        """A whole request failed: queue it again, or give it up."""
+        """Handle the error of a whole request: queue its items again, or give them up."""
         held = self._held
         now = anyio.current_time()
         lease = sent[0].parts[0][0].lease
@@ -269,7 +275,7 @@ class AckQueue(RequestQueue):
             chunk.fill(spans, LOST)
             chunk.lease.abandoned = True
             held.settled(chunk, count_of([(chunk, spans)]))
-            chunk.tell(spans)
+            chunk.notify(spans)
         self._warn(unseen, error)
 
     def _warn(self, unseen: int, error: SandqError) -> None:
@@ -278,7 +284,7 @@ class AckQueue(RequestQueue):
             log.warning("topic %s partition %d: %d acks or nacks failed: %s", *where, unseen, error)
 
     def give_up(self, error: SandqError) -> None:
-        """Nothing more is sent."""
+        """Fail all queued acks and nacks; nothing is sent any more."""
         dirty, self._dirty = self._dirty, {}
         nacks, self._nacks = self._nacks, {}
         sending, self._sending = self._sending, []

@@ -1,7 +1,7 @@
-"""How an ACK or NACK names messages: few bytes for many, whether they follow one another or not.
+"""Encode the messages that an ACK or NACK names compactly, whether or not they are consecutive.
 
-A *run* is `(number, count)`: the first offset as a number, and how many places from there. Runs near one another
-become one bitmap where that is shorter than a range for each.
+A *run* is `(number, count)`: the first offset as a number, and the count of consecutive offsets. Runs near one another
+become one bitmap if that is shorter than a range for each.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from sandq.protocol.requests import RANGE_MESSAGES
 
 Run = tuple[int, int]
 
-PLACE: Final = 1 << 12  # one place further, in an offset's number
-_PREFIX_BITS: Final = 32  # what stands above them is the same for all places of one entry and instant
-_ROW_BYTES: Final = 22  # of one range, about
+OFFSET_STEP: Final = 1 << 12  # distance between two consecutive offsets, as numbers
+_PREFIX_BITS: Final = 32  # the bits above are equal for all offsets of one log entry and instant
+_ROW_BYTES: Final = 22  # approximate size of one range
 _GAP_MAX: Final = 8 * _ROW_BYTES
-"""Places between two runs that a bitmap may cover: more cost as much as a new range."""
+"""Maximum number of offsets between two runs that a bitmap covers; a larger gap is as expensive as a new range."""
 
 
 def merged(runs: Iterable[Run]) -> list[Run]:
-    """Runs in order, those that touch made one."""
+    """Return the runs in order, with adjacent runs merged."""
     found: list[Run] = []
     first, count = 0, 0
     for number, more in sorted(runs):
-        if count and number == first + count * PLACE:
+        if count and number == first + count * OFFSET_STEP:
             count += more
             continue
         if count:
@@ -38,7 +38,7 @@ def merged(runs: Iterable[Run]) -> list[Run]:
 
 
 def ranges_of(runs: Iterable[Run]) -> list[list[Any]]:
-    """`[base, count | bitmap]` rows that name exactly these runs (none of them twice)."""
+    """Return the rows `[base, count | bitmap]` that name exactly these runs, none of them twice."""
     rows: list[list[Any]] = []
     group: list[Run] = []
     for run in merged(runs):
@@ -50,22 +50,22 @@ def ranges_of(runs: Iterable[Run]) -> list[list[Any]]:
 
 
 def _near(first: Run, last: Run, run: Run) -> bool:
-    """Whether a bitmap that holds the runs from `first` to `last` would take one more."""
-    if first[0] >> _PREFIX_BITS != run[0] >> _PREFIX_BITS or (run[0] - first[0]) % PLACE:
+    """Return whether a bitmap with the runs from `first` to `last` could include one more run."""
+    if first[0] >> _PREFIX_BITS != run[0] >> _PREFIX_BITS or (run[0] - first[0]) % OFFSET_STEP:
         return False
-    gap = (run[0] - last[0]) // PLACE - last[1]
-    return gap <= _GAP_MAX and (run[0] - first[0]) // PLACE + run[1] <= RANGE_MESSAGES
+    gap = (run[0] - last[0]) // OFFSET_STEP - last[1]
+    return gap <= _GAP_MAX and (run[0] - first[0]) // OFFSET_STEP + run[1] <= RANGE_MESSAGES
 
 
 def _rows(group: list[Run]) -> list[list[Any]]:
     base = group[0][0]
-    span = (group[-1][0] - base) // PLACE + group[-1][1]
+    span = (group[-1][0] - base) // OFFSET_STEP + group[-1][1]
     if len(group) == 1 or len(group) * _ROW_BYTES <= _ROW_BYTES + span // 8:
         return [[_offset(number), count] for number, count in group]
     bits = bytearray(b"0") * span
     for number, count in group:
-        place = (number - base) // PLACE
-        bits[place : place + count] = b"1" * count
+        start = (number - base) // OFFSET_STEP
+        bits[start : start + count] = b"1" * count
     bits.reverse()
     return [[_offset(base), int(bits, 2).to_bytes((span + 7) // 8, "little")]]
 

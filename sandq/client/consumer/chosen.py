@@ -1,4 +1,4 @@
-"""What a consumer takes messages of: topics, by name or pattern, and partitions of one."""
+"""The topics (by name or pattern) and the partitions that a consumer subscribes to."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from sandq.protocol.replies import Partition, TopicRecord
 from sandq.protocol.requests import TopicNames, TopicNamesReply
 
 Topics = str | Sequence[str] | TopicPattern
-"""A topic's name, several, or `pattern("orders.*")`."""
+"""A topic's name, several names, or `pattern("orders.*")`."""
 TOPICS_MAX: Final = 250
-"""Topics of one subscription: each is a subscription of its own on the nodes, which a connection has 1,000 of."""
+"""Maximum number of topics per subscription. The nodes keep one subscription per topic, up to 1,000 per connection."""
 _SHOWN: Final = 10
 
 
 def pattern(*patterns: str) -> TopicPattern:
-    """Topics whose names are like one of these, for `client.subscribe` and `client.run`: `*` stands for any characters,
-    `?` for one, `[ab]` for one of them. Topics that come later are joined within seconds, and those that are deleted
-    are left. InvalidName when one of them is no pattern."""
+    """Return a pattern of topic names for `client.subscribe` and `client.run`.
+
+    A topic matches if its name matches one of the patterns: `*` stands for any characters, `?` for one, `[ab]` for one
+    of
+    these. New topics are joined within seconds, deleted topics are left. Raises InvalidName for an invalid pattern.
+    """
     return TopicPattern(patterns)
 
 
 class ChosenTopics(NamedTuple):
-    """What a caller named."""
+    """The topics that a caller named: a list, or a pattern."""
 
     listed: list[str]
     pattern: TopicPattern | None
@@ -37,7 +40,7 @@ class ChosenTopics(NamedTuple):
 
     @classmethod
     def of(cls, topics: Topics) -> ChosenTopics:
-        """Raises InvalidName, InvalidRequest, TooLarge."""
+        """Check the caller's argument. Raises InvalidName, InvalidRequest, TooLarge."""
         if isinstance(topics, TopicPattern):
             return cls([], topics, False)
         if isinstance(topics, str) or not isinstance(topics, Sequence):
@@ -51,11 +54,14 @@ class ChosenTopics(NamedTuple):
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The topics as text, for errors and logs."""
         return _text(self.listed) if self.pattern is None else str(self.pattern)
 
     async def names(self, cluster: Cluster) -> list[str]:
-        """Which topics these are now: of a pattern one more than may be, at most. Raises what asking a node does."""
+        """Return the names of these topics now; for a pattern, one more than the maximum at most.
+
+        Raises the errors of asking a node.
+        """
         if self.pattern is None:
             return self.listed
         request = TopicNames(list(self.pattern.patterns), TOPICS_MAX + 1)
@@ -63,9 +69,9 @@ class ChosenTopics(NamedTuple):
 
 
 def too_many(topics: str, count: int) -> TooLarge:
-    """The error of subscribing to more topics than may be."""
+    """Return the error for subscribing to too many topics."""
     return TooLarge(
-        f"topics {topics}: a subscription is about {TOPICS_MAX} at most; make several",
+        f"topics {topics}: a subscription has at most {TOPICS_MAX} topics; make several",
         limit="topics_per_subscription",
         maximum=TOPICS_MAX,
         size=count,
@@ -78,12 +84,12 @@ def _text(names: Sequence[str]) -> str:
 
 
 Partitions = Sequence[int] | Set[int]
-"""Numbers of partitions, from 0 on."""
+"""Partition numbers, from 0."""
 _SHOWN_CHARS: Final = 80
 
 
 def partitions_of(partitions: Partitions | None) -> list[int] | None:
-    """The partitions that a caller names, each once and in order; None: all. Raises InvalidRequest."""
+    """Return the partitions that a caller named, sorted and without duplicates; None for all. Raises InvalidRequest."""
     if partitions is None:
         return None
     problem = None
@@ -99,13 +105,13 @@ def partitions_of(partitions: Partitions | None) -> list[int] | None:
 
 
 def chosen_of(record: TopicRecord, partitions: Sequence[int] | None) -> Sequence[Partition]:
-    """Those of a topic's partitions, of which `partitions` are in order. Raises UnknownPartition."""
+    """Return the chosen partitions of a topic; `partitions` is sorted. Raises UnknownPartition."""
     if partitions is None:
         return record.partitions
-    there = len(record.partitions)
-    if partitions[-1] >= there:
+    count = len(record.partitions)
+    if partitions[-1] >= count:
         raise UnknownPartition(
-            f"topic {record.name!r} has no partition {partitions[-1]}: it has {there}, counted from 0",
+            f"topic {record.name!r} has no partition {partitions[-1]}: it has {count}, counted from 0",
             topic=record.name,
             partition=partitions[-1],
         )

@@ -1,4 +1,4 @@
-"""What the broker knows a consumer by, and tells its processes apart by."""
+"""The id of a consumer, and the epoch by which the nodes distinguish its processes."""
 
 from __future__ import annotations
 
@@ -10,36 +10,41 @@ from sandq.model.errors import ConsumerFenced
 from sandq.model.names import check_name
 
 _EPOCH_BITS: Final = 20
-"""Of an epoch, that are random: two that come in one millisecond have different ones."""
+"""Number of random low bits of an epoch: two processes that start in the same millisecond get different epochs."""
 
 
 class ConsumerIdentity:
-    """One subscription's, on all nodes."""
+    """The consumer id and epoch of one subscription, the same on all nodes."""
 
     def __init__(self, client_name: str, consumer_id: str | None) -> None:
-        """`consumer_id`: one that lasts; None: one of this subscription alone. Raises InvalidName."""
+        """`consumer_id`: a lasting id; None for an id of this subscription alone. Raises InvalidName."""
         self._lasts = consumer_id is not None
         self._epoch = 0
-        self.has_come = False
-        """It has been accepted: from here on a process that comes later goes before it."""
+        self.is_accepted = False
+        """True once the subscription was accepted. From then on, a process with a later epoch replaces this one."""
         if consumer_id is None:
             self.id = f"{client_name[:200]}-{secrets.token_hex(8)}"
         else:
             self.id = check_name("consumer", consumer_id)
 
     def epoch_on(self, connection: Connection) -> int | None:
-        """By which nodes tell this process from an earlier one with the same id; None: the id is its own."""
+        """Return the epoch that distinguishes this process from earlier ones with the same id; None if the id is
+        unique."""
         if self._lasts and not self._epoch:
             self._epoch = (connection.node_ms() << _EPOCH_BITS) + secrets.randbits(_EPOCH_BITS)
         return self._epoch or None
 
-    def is_outrun_by(self, error: ConsumerFenced) -> bool:
-        """Whether a later process has come. Whoever comes last is the later one: while this one has only just come, and
-        a node knows of a higher epoch, that is one of before."""
-        return self.has_come or type(error.details.get("epoch")) is not int
+    def is_replaced_by(self, error: ConsumerFenced) -> bool:
+        """Return whether a later process has replaced this one.
+
+        The process that starts last is the later one. While this one has just started, a node's higher epoch belongs to
+        an
+        earlier process.
+        """
+        return self.is_accepted or type(error.details.get("epoch")) is not int
 
     def outrank(self, error: ConsumerFenced) -> bool:
-        """Have a higher epoch than the one that a node knows of. Whether it is another than before."""
+        """Raise the epoch above the one that a node knows; return whether it changed."""
         newest = error.details["epoch"]
         if not isinstance(newest, int) or newest < self._epoch:
             return False

@@ -1,15 +1,14 @@
-"""How many messages a subscription holds, and which part of them each session may hold.
+"""Decide how many messages a subscription may hold, and share that number among its sessions.
 
-Shares of sessions of one topic: all nodes have the same, and each one message at least. Of several topics: a session
-that has nothing to give has a credit of one message, by which it shows that it has; the others share the rest. A
-session that holds more than its share gets nothing more, and what it has is not the others'. So a few messages of one
-topic, or many, take all of the credit while nothing comes of other topics, and no topic keeps credit from the others
-that it does not use.
+One topic: all sessions get the same share, at least one message each. Several topics: an idle session has a credit of
+one message, so that its node can show that there are messages. The busy sessions share the rest. A session that holds
+more than its share gets nothing more, and its held messages reduce the credit of the others. So one busy topic
+can use all of the credit while the others are idle, and no topic reserves credit that it does not use.
 
-`Prefetch`: to ask for each message when it is wanted costs a round trip and an entry of the log for each. To hold many
-keeps them from other consumers. So as many are held as are settled in a moment (`KEEP_S`): none where work is slow,
-many where it is quick. What waits here all the same for `STALE_S`, because work has become slow meanwhile, is given
-back.
+`Prefetch` decides how many messages to hold beyond those being worked on. Leasing each message on demand costs a round
+trip and a log entry per message; holding many keeps them from other consumers. So the client holds as many as it
+settles in a moment (`KEEP_S`): none if work is slow, many if it is quick. If work becomes slow, messages that waited
+for `STALE_S` are given back.
 """
 
 from __future__ import annotations
@@ -19,16 +18,19 @@ from collections.abc import Sequence
 from typing import Final
 
 BUSY_S: Final = 0.25
-"""A session that holds nothing counts as busy for so long after its last message."""
+"""How long a session that holds nothing counts as busy after its last message, in seconds."""
 
 
 def equal_share(credit: int, sessions: int) -> int:
-    """What each of so many sessions of one topic may hold."""
+    """Return how many messages each of the sessions of one topic may hold."""
     return math.ceil(credit / max(1, sessions))
 
 
 def shares(credit: int, held: Sequence[int | None]) -> list[int]:
-    """What each session of several topics may hold. `held`: what each of them holds now; None: it is not busy."""
+    """Return how many messages each session of several topics may hold.
+
+    `held`: how many each of them holds now; None if it is idle.
+    """
     if credit <= 0:
         return [0] * len(held)
     busy = [count for count in held if count is not None]
@@ -49,22 +51,22 @@ def shares(credit: int, held: Sequence[int | None]) -> list[int]:
 
 
 def is_crowded(held: Sequence[int | None], targets: Sequence[int]) -> bool:
-    """Whether some session holds more than it may: the others get that once it is settled."""
+    """Return whether any session holds more than its share; the others get that credit once it is settled."""
     return any(count is not None and count > target for count, target in zip(held, targets, strict=True))
 
 
 KEEP_S: Final = 0.02
-"""A message is to wait here for so long at most."""
+"""How long a message should wait in the client before it is worked on, in seconds."""
 STALE_S: Final = 0.25
-"""One that waited for so long is another consumer's, if there is one."""
+"""How long a message may wait before it is given back to other consumers, in seconds."""
 MOST: Final = 1000
-"""However quick the work is."""
+"""Maximum number of messages that are held beyond those being worked on."""
 _WINDOW_S: Final = 0.005
-"""The rate is looked at so often at most."""
+"""Minimum interval between two measurements of the rate, in seconds."""
 
 
 class Prefetch:
-    """`settled` is told of each message; `extra` is how many more than those worked on may be held now."""
+    """Computes from the rate of settled messages how many more than those being worked on may be held (`extra`)."""
 
     def __init__(self) -> None:
         self.extra = 0
@@ -72,12 +74,12 @@ class Prefetch:
         self._since_s = -math.inf
 
     def settled(self, count: int, now_s: float) -> bool:
-        """So many messages more were settled; whether `extra` is another number now."""
+        """Count settled messages; return whether `extra` changed."""
         self._count += count
         passed_s = now_s - self._since_s
         if passed_s < _WINDOW_S:
             return False
-        # What is settled in one window is what came in one lease, or nothing: it falls by half at most at a time.
+        # One window sees either the messages of one lease or none. So `extra` falls by at most half per window.
         extra = min(max(int(self._count / passed_s * KEEP_S), self.extra // 2), MOST)
         self._count, self._since_s = 0, now_s
         changed = extra != self.extra
@@ -85,6 +87,6 @@ class Prefetch:
         return changed
 
     def stop(self) -> None:
-        """Nothing is settled any more: begin anew."""
+        """Reset: no messages are being settled."""
         self.extra = self._count = 0
         self._since_s = -math.inf

@@ -1,4 +1,4 @@
-"""What the nodes delivered, on its way to the iterator: chunks of messages, each with its partition's consumer."""
+"""Chunks of messages that the nodes delivered, waiting for the iterator, each with its partition's consumer."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from sandq.protocol.replies import Deliver
 M = TypeVar("M")
 
 REPORT_S: Final = 5.0
-"""How long a message waits until the broker knows that it is begun, at most."""
+"""Maximum time that a message waits until the broker knows that it was begun, in seconds."""
 
 
 class DeliveredChunk(Chunk):
-    """A chunk, with the partition's consumer: messages and batches of it are settled there."""
+    """A chunk with the consumer of its partition, which settles its messages and batches."""
 
     __slots__ = ("consumer",)
 
     def __init__(
         self, consumer: PartitionConsumer, lease: Lease, deliver: Deliver, on_free: Callable[[int], None]
     ) -> None:
-        """`on_free`: as of `Chunk`."""
+        """`on_free`: as for `Chunk`."""
         super().__init__(lease, deliver, on_free)
         self.consumer = consumer
 
 
 class Arrival:
-    """A chunk that waits to be taken by who iterates, since when, and how far it was."""
+    """A chunk that waits for the iterator, with its time of arrival and the iterator's position in it."""
 
     __slots__ = ("_values", "begin_first", "chunk", "position", "since")
 
@@ -42,10 +42,10 @@ class Arrival:
         self.since = since
         self.position = 0
         self.begin_first = chunk.lease.begin_first
-        self._values: Sequence[bytes | None] | None = None  # not cut before one message is taken
+        self._values: Sequence[bytes | None] | None = None  # decoded when the first single message is taken
 
     def take(self, make: Callable[[DeliveredChunk, int, bytes], M]) -> M | None:
-        """The next message that is held, as `make` makes it; None at the end."""
+        """Take the next held message and return what `make` makes of it; None at the end."""
         chunk = self.chunk
         position = chunk.state.find(HELD, self.position)
         if position < 0:
@@ -56,25 +56,27 @@ class Arrival:
         return make(chunk, position, self._values[position] or b"")
 
     def take_rest(self) -> bool:
-        """Take all messages that are held; whether there are any. They begin at `position`."""
+        """Take all held messages, beginning at `position`; return whether there are any."""
         self.chunk.taken = self.chunk.count
         return self.chunk.state.find(HELD, self.position) >= 0
 
     @property
-    def is_to_be_reported(self) -> bool:
-        """Whether the broker is to be told that the next message is begun, before it is taken."""
+    def needs_report(self) -> bool:
+        """True if the broker must know that the next message was begun before it is taken."""
         return self.begin_first and self.chunk.state.find(HELD, self.position) >= self.chunk.begun
 
     async def report(self, *, whole: bool) -> None:
-        """Report the next message as begun, or (`whole`) all of them, and wait until the broker has stored that.
+        """Report the next message, or all of them if `whole`, as begun, and wait until the broker has stored that.
 
-        A message whose lease is lost is held no more afterwards. If the report fails otherwise, or is not answered in
-        `REPORT_S`, the message is begun all the same: what the report is for is a fair count of attempts, and messages
-        of other partitions wait behind it."""
+        A message whose lease is lost is not held afterwards. If the report fails otherwise, or is not answered within
+        `REPORT_S`, the message is begun all the same: the report only keeps the count of attempts fair, and messages of
+        other
+        partitions wait behind it.
+        """
         chunk = self.chunk
         stop = chunk.count if whole else chunk.state.find(HELD, self.position) + 1
         chunk.taken = max(chunk.taken, stop)
         with suppress(SandqError), anyio.move_on_after(REPORT_S) as scope:
             await chunk.consumer.report_begun(chunk.lease)
-        # The partition may have no leader: do not wait for each of its messages.
+        # After a timeout the partition may have no leader: do not wait again for each of its messages.
         chunk.begun = chunk.count if scope.cancelled_caught else max(chunk.begun, stop)

@@ -1,4 +1,4 @@
-"""What becomes of a message whose handler raised: it comes again, or it is dead."""
+"""Decide between retry and dead for a message whose handler raised an exception."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, duration_ms
 
 Types = type[BaseException] | tuple[type[BaseException], ...]
-"""One class of exceptions, or several."""
+"""One exception class, or a tuple of them."""
 
 
 class Retry(Exception):
-    """Raise it in a handler of `client.run` to choose when the message comes back: `raise sandq.Retry("5m")`.
+    """Raise it in a handler of `client.run` to choose when the message is retried: `raise sandq.Retry("5m")`.
 
-    `delay`: a duration, from now on; None is the topic's back-off. `error`: what is noted with the attempt; None is the
-    exception that this one was raised from, if any. The attempt counts: at the last one the message is dead. With
-    `count=False`, a snooze, it does not: what is at fault is not the message (`raise sandq.Retry("1m", count=False)`
-    when another service asks to wait). The setting `max_snoozes` bounds how often.
+    `delay`: duration from now; None for the topic's back-off. `error`: recorded with the attempt; defaults to
+    `__cause__`.
+    The attempt counts: after the last one the message is dead. With `count=False` (a snooze) it does not count. Use
+    that
+    if the message is not at fault, for example when another service asks to wait: `raise sandq.Retry("1m",
+    count=False)`.
+    The setting `max_snoozes` limits the number of snoozes.
     """
 
     def __init__(
@@ -39,10 +42,11 @@ class Retry(Exception):
 
 
 class Dead(Exception):
-    """Raise it in a handler of `client.run` when the message cannot be done: `raise sandq.Dead("410 gone")`.
+    """Raise it in a handler of `client.run` if the message can never succeed: `raise sandq.Dead("410 gone")`.
 
-    It is dead for the group at once, whatever attempts are left. `error`: what its dead letter says; None is the
-    exception that this one was raised from, if any.
+    The message is dead for the group at once, however many attempts remain. `error`: recorded in the dead letter;
+    defaults
+    to `__cause__`.
     """
 
     def __init__(self, error: str | BaseException | None = None) -> None:
@@ -55,32 +59,34 @@ class Dead(Exception):
 
 
 class Rule(NamedTuple):
-    """What becomes of a message."""
+    """How to end an attempt whose handler raised an exception."""
 
     is_dead: bool
     is_expected: bool
-    """The handler chose it: no failure to be logged with its traceback."""
+    """True if the handler chose this end (Retry or Dead); such an exception is not logged with its traceback."""
     error: str
     delay: Duration | None = None
     counts: bool = True
-    """Whether the attempt does."""
+    """True if the attempt counts."""
 
 
 class EndRules:
-    """Which exceptions of a handler mean that its message is dead.
+    """The exceptions of a handler that make its message dead.
 
-    `Retry` and `Dead` say it themselves. Of the others those of `dead_on` do, and with `retry_on` all that are not of
-    it; an exception of both is of `dead_on`. What is no `Exception` (a cancellation, SystemExit) says nothing about the
-    message: it comes again. A group of exceptions is dead when all of them are, unless its own class is among those.
+    `Retry` and `Dead` decide for themselves. Other exceptions are dead if they are in `dead_on`. With `retry_on`, all
+    exceptions outside of it are dead, too; an exception in both is dead. An exception that is no `Exception` (a
+    cancellation, SystemExit) says nothing about the message: it is retried. An exception group is dead if all
+    exceptions in
+    it are, unless the group's own class is listed.
     """
 
     def __init__(self, retry_on: Types | None = None, dead_on: Types = ()) -> None:
-        """Raises InvalidRequest."""
+        """Check the classes. Raises InvalidRequest."""
         self._retry_on = None if retry_on is None else _types_of("retry_on", retry_on)
         self._dead_on = _types_of("dead_on", dead_on)
 
     def rule(self, error: BaseException) -> Rule:
-        """Return what becomes of a message whose handler raised this."""
+        """Return how to end the attempt of a message whose handler raised `error`."""
         all_of_it = [*_leaves(error)]
         retries = [one for one in all_of_it if isinstance(one, Retry)]
         if len(retries) == len(all_of_it):
@@ -104,8 +110,12 @@ class EndRules:
 
 
 def _together(retries: Sequence[Retry]) -> Rule:
-    """What several tasks of one handler ask for: the longest delay (the topic's back-off if one of them leaves it to
-    that), and the attempt counts if it does for one of them."""
+    """Combine the Retry exceptions of several tasks of one handler.
+
+    The longest delay applies, or the topic's back-off if one of them has no delay. The attempt counts if it counts for
+    one
+    of them.
+    """
     longest = max(retries, key=lambda one: one.delay_ms or 0)
     delay = None if any([one.delay is None for one in retries]) else longest.delay
     return Rule(False, True, str(longest), delay, any([one.count for one in retries]))
@@ -120,12 +130,12 @@ def _types_of(name: str, given: object) -> tuple[type[BaseException], ...]:
 
 
 def _groups_of(types: tuple[type[BaseException], ...]) -> tuple[type[BaseException], ...]:
-    """Those of these classes that are classes of groups: they are meant as a whole."""
+    """Return the classes that are exception groups: they match a group as a whole."""
     return tuple([one for one in types if issubclass(one, BaseExceptionGroup)])
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """What is in a group, at any depth: a task group puts what it raises into a group."""
+    """Yield the exceptions inside a group, at any depth: a task group wraps what its tasks raise."""
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
             yield from _leaves(one)
@@ -134,17 +144,20 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def failure_text(error: str | BaseException) -> str:
-    """An error as a nack carries it: type and message, bounded; the only one in a group, or the first of several."""
+    """Return an error as a nack carries it: type and message, bounded in length.
+
+    For an exception group, this is its first exception, with the number of the others.
+    """
     more = 0
     while isinstance(error, BaseExceptionGroup):
         more += len(error.exceptions) - 1
         error = error.exceptions[0]
     try:
         text = error_text(error)
-    except Exception:  # of its __str__
+    except Exception:  # its __str__ raised
         text = type(error).__name__
     return error_text(f"{text} (and {more} more)") if more else text
 
 
 DEFAULT_RULES: Final = EndRules()
-"""Whatever is raised, the message comes again."""
+"""Rules by which every failed message is retried, unless the handler raises Dead."""

@@ -1,4 +1,4 @@
-"""The state of each message that a subscription holds of one partition, by lease; nothing is sent here."""
+"""Track the state of each message that a subscription holds of one partition, by lease; this module sends nothing."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ from sandq.model.errors import InvalidRequest, LeaseLost, SandqError
 
 
 class HeldMessages:
-    """What one subscription holds of one partition."""
+    """The messages that one subscription holds of one partition."""
 
     def __init__(
         self, topic: str, partition: int, group_number: int, finished_leases: int, on_held_again: Callable[[], None]
     ) -> None:
-        """`finished_leases`: how many leases are remembered after their end. `on_held_again`: called when messages
-        that were being settled are held again, so that their lease has to be extended."""
+        """`finished_leases`: number of leases to remember after their end.
+
+        `on_held_again` is called when the broker refused to settle messages, so that their lease must be extended
+        again.
+        """
         self.topic = topic
         self.partition = partition
         self.group_number = group_number
@@ -52,7 +55,7 @@ class HeldMessages:
     # Leases.
 
     def lease(self, token: int, attempt: int, expires_at: float) -> Lease:
-        """The lease of a token that was just pushed; one that had ended comes back."""
+        """Return the lease of a token that a node pushed; a finished lease becomes active again."""
         lease = self.leases.get(token) or self._finished.pop(token, None)
         if lease is None:
             lease = Lease(self.group_number, self.partition, token, attempt, expires_at)
@@ -61,7 +64,7 @@ class HeldMessages:
         return lease
 
     def deliver(self, chunk: Chunk) -> int:
-        """Take a chunk in; how many messages are new, which are held from now on."""
+        """Add a delivered chunk; return how many of its messages are new. These are held from now on."""
         lease = chunk.lease
         lease.filter_seen(chunk)
         count = chunk.state.count(HELD)
@@ -75,24 +78,24 @@ class HeldMessages:
         return count
 
     def _finish(self, lease: Lease) -> None:
-        """Nothing of the lease is left here; remember it for a while, for it may be pushed again."""
+        """Remember a lease without unsettled messages for a while, because the broker may push it again."""
         if lease.unsettled == 0 and self.leases.pop(lease.token, None) is not None:
             self._finished[lease.token] = lease
             while len(self._finished) > self._finished_leases:
                 self._finished.popitem(last=False)
 
     def cut(self) -> None:
-        """The connection is gone: from now on look at what is pushed for what was pushed before."""
+        """Mark all leases to be checked for duplicates: the connection was lost, and the broker may push them again."""
         for lease in (*self.leases.values(), *self._finished.values()):
             lease.recheck = True
 
     def lapse(self, lease: Lease) -> None:
-        """Its deadline has passed: what is held of it is anybody's now."""
+        """Drop the held messages of a lease whose deadline has passed: other consumers may lease them."""
         lease.lapsed, lease.blocked = True, not lease.extending
         self._drop_held(lease, LAPSED)
 
     def lose(self, lease: Lease) -> None:
-        """The broker said that the lease is over."""
+        """Drop the held messages of a lease that the broker reported as over."""
         lease.lost = True
         self._drop_held(lease, LOST)
 
@@ -110,7 +113,7 @@ class HeldMessages:
             chunk.on_free(count)
 
     def settled(self, chunk: Chunk, count: int) -> None:
-        """So many messages of a chunk need nothing more."""
+        """Count messages of a chunk as settled; finish their lease if nothing of it remains."""
         chunk.unsettled -= count
         lease = chunk.lease
         lease.unsettled -= count
@@ -119,8 +122,10 @@ class HeldMessages:
             self._finish(lease)
 
     def hold_again(self, chunk: Chunk, spans: list[Span]) -> None:
-        """The broker refused to settle these: they are held as before. What nobody awaits may be settled still, but is
-        not kept for who does not look: its lease runs out."""
+        """Hold messages again that the broker refused to settle.
+
+        A message that nobody awaits can still be settled but is not kept for its caller: its lease runs out.
+        """
         lease = chunk.lease
         for first, stop in spans:
             for position in range(first, stop):
@@ -136,11 +141,12 @@ class HeldMessages:
         self._on_held_again()
 
     def begin(self, chunk: Chunk, position: int, settling: int) -> bool:
-        """Whether a message is to be settled now: not when it was before, nor when its lease is known to be lost."""
+        """Begin to settle a message; return False if it was settled in this way before or its lease is known to be
+        lost."""
         self.check_open()
         state = chunk.state[position]
         if chunk.errors and state in (HELD, LAPSED):
-            chunk.errors.pop(position, None)  # of an ack that was refused
+            chunk.errors.pop(position, None)  # the error of a refused ack
         if state == HELD:
             self._leave_held(chunk, 1)
         elif state == LAPSED:
@@ -156,7 +162,7 @@ class HeldMessages:
         return True
 
     def check(self, chunk: Chunk, position: int, settling: int) -> None:
-        """Raise what settling a message so would raise. Of any thread: it only looks."""
+        """Raise the error that settling a message would raise. Changes nothing; may be called from any thread."""
         self.check_open()
         state = chunk.state[position]
         if state in SETTLED and state not in (settling, SETTLED_BY[settling]):
@@ -176,7 +182,7 @@ class HeldMessages:
         return spans
 
     def check_open(self) -> None:
-        """ClosedError once the subscription was left. Of any thread."""
+        """Raise ClosedError if the subscription was left. May be called from any thread."""
         if self._closed is not None:
             raise again(self._closed)
 
@@ -187,7 +193,7 @@ class HeldMessages:
         self.leases[chunk.lease.token] = chunk.lease
 
     async def confirmed(self, chunk: Chunk, position: int) -> None:
-        """Until the ack or nack of a message was answered; raises what the answer was, if not yes."""
+        """Wait until the ack or nack of a message is answered; raise the error of a refusal."""
         while chunk.state[position] in SETTLING:
             event = chunk.events.get(position)
             if event is None:
@@ -196,7 +202,7 @@ class HeldMessages:
         self._raise_failed(chunk, position)
 
     async def confirmed_from(self, chunk: Chunk, start: int) -> None:
-        """Until all messages from position `start` on are settled; LeaseLost when one was not held any more."""
+        """Wait until all messages from position `start` on are settled. Raises LeaseLost if one of them was lost."""
         while OF_SETTLING.search(chunk.state, start):
             if chunk.answered is None:
                 chunk.answered = anyio.Event()
@@ -220,25 +226,25 @@ class HeldMessages:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the subscription was left."""
+        """True if the subscription was left."""
         return self._closed is not None
 
     def close(self, error: SandqError) -> None:
-        """The subscription was left: nothing can be settled any more."""
+        """Refuse all settling from now on, with this error: the subscription was left."""
         self._closed = error
 
 
 def acked_before() -> InvalidRequest:
-    """The error about an ack that is to send messages, of what was acked already."""
+    """Return the error for an ack that sends messages, if its message was acked before."""
     return InvalidRequest("it was acked before, and nothing is sent: ack it once, with what is to be sent")
 
 
 def settled_otherwise(state: int, settling: int) -> InvalidRequest:
-    """The error about acking what was nacked, or the other way round."""
-    return InvalidRequest(f"the message was {_SAID[state]} already, it cannot be {_SAID[settling]}")
+    """Return the error for acking a nacked message, or the reverse."""
+    return InvalidRequest(f"the message was {_STATE_TEXTS[state]} already, it cannot be {_STATE_TEXTS[settling]}")
 
 
-_SAID: Final = {
+_STATE_TEXTS: Final = {
     **dict.fromkeys((ACKING, ACKED), "acked"),
     **dict.fromkeys((NACKING, NACKED), "nacked"),
     **dict.fromkeys((REJECTING, REJECTED), "given up"),

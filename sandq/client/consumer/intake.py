@@ -1,12 +1,15 @@
-"""What has arrived for the iterator of a subscription, and how much more each node may push.
+"""Collect the arrivals of a subscription for its iterator, and control how much each node may push.
 
-    credit      what a node may still push: given by SUBSCRIBE, raised by CREDIT, spent by each message
+    credit      messages that a node may still push: given by SUBSCRIBE, raised by CREDIT, used up by each message
     held        messages from this node that are neither settled nor lost
-    target      this node's share of the subscription's credit: credit + held is kept at it
+    target      this node's share of the subscription's credit; credit + held is kept at the target
 
-A message that is acked, nacked or lost frees its credit. It leaves after the acks, with the next send: at once while
-somebody waits for a message, otherwise when a quarter of the target is free. Given back in crumbs it would come back as
-crumbs: leases get as small as what is free when they are made (RFC 1122, 4.2.3.3, of the windows of TCP).
+An acked, nacked or lost message frees its credit. CREDIT is sent after the acks with the next send: at once while a
+task waits for a message, otherwise when a quarter of the target is free. Without that rule, credit in small pieces
+would
+lead to leases of small size, because a lease is at most as large as the free credit when it is made. TCP avoids the
+same
+"silly window syndrome" (RFC 1122, 4.2.3.3).
 """
 
 from __future__ import annotations
@@ -29,40 +32,40 @@ from sandq.model.limits import DEFAULT
 from sandq.protocol.requests import Credit
 
 LUMPS: Final = 4
-"""Credit is given back in at most this many parts of the target, while nobody waits."""
+"""While no task waits, credit is given back in at most this many parts of the target."""
 
 
 class Wakeups:
-    """When the task of a subscription runs next, and the signals of a subscription."""
+    """The time of the next run of a subscription's task, and the signals of a subscription."""
 
     def __init__(self) -> None:
         self.due_at = -math.inf
-        """When the task runs next without any event, on anyio's clock."""
+        """Next run of the task if no event comes before, on anyio's clock."""
         self.task = Signal()
-        """Set to run the task at once."""
+        """Signal to run the task at once."""
         self.changed = Signal()
-        """Set when something changed that entering the subscription waits for."""
+        """Signal that something changed that entering the subscription waits for."""
         self.quiet = Signal()
-        """Set when a partition has no request queued or unanswered any more."""
+        """Signal that a partition has no queued or unanswered request any more."""
 
     def wake(self) -> None:
-        """Something changed that the task looks after."""
+        """Run the task: something changed that it reacts to."""
         self.task.set()
         self.changed.set()
 
 
 class Intake:
-    """The arrivals of one subscription, and its credit, shared out among the nodes that push to it."""
+    """The arrivals of one subscription, and its credit, shared among the nodes that push to it."""
 
     def __init__(self, credit: int, prefetch: Prefetch | None, is_one_topic: bool, wakeups: Wakeups) -> None:
-        """`prefetch`: None if no more than `credit` messages may be held."""
+        """`prefetch`: None if at most `credit` messages may be held."""
         self.arrivals: deque[Arrival] = deque()
         self.arrived = Signal()
         self.nodes: list[NodeCredit] = []
         self.credit = credit
         self.prefetch = prefetch
         self.waiting = 0
-        """Tasks that wait for a message."""
+        """Number of tasks that wait for a message."""
         self._is_one_topic = is_one_topic
         self._is_crowded = False
         self._is_stopped = False
@@ -70,7 +73,7 @@ class Intake:
 
     @property
     def is_starved(self) -> bool:
-        """Whether somebody waits for a message."""
+        """True if a task waits for a message and none has arrived."""
         return self.waiting > 0 and not self.arrivals
 
     async def wait_for_more(self) -> None:
@@ -84,7 +87,8 @@ class Intake:
             self.waiting -= 1
 
     def receive(self, chunk: DeliveredChunk, crossed: int) -> None:
-        """Messages came: for the iterator. `crossed`: for so many of them the credit had been taken back."""
+        """Add an arrived chunk. `crossed`: for this many of its messages the credit had been taken back before they
+        came."""
         if self._is_stopped:
             give_back(chunk, 0)
             return
@@ -97,28 +101,28 @@ class Intake:
             self._wakeups.task.set()
 
     def freed(self, count: int) -> None:
-        """So many messages are not held any more."""
+        """Count messages that are not held any more."""
         is_other = self.prefetch is not None and self.prefetch.settled(count, anyio.current_time())
         if is_other or self._is_crowded:
             self.give_credit()
 
     def nodes_changed(self) -> None:
-        """There are others than before, or others of them have something to give."""
+        """Recompute the shares: nodes were added or removed, or became busy or idle."""
         self.give_credit()
         if not self._is_one_topic:
-            self._wakeups.task.set()  # it is to be seen when they have nothing any more
+            self._wakeups.task.set()  # it notices when they become idle
 
     def hold_by_batch(self, credit: int) -> None:
-        """Hold up to `credit` messages, however quickly they are settled."""
+        """Hold up to `credit` messages, independent of the rate at which they are settled."""
         self.prefetch, self.credit = None, max(self.credit, credit)
         self.give_credit()
 
     def hold_no_more(self) -> None:
-        """Hold no message beyond those that are worked on."""
+        """Hold no messages beyond those that are being worked on."""
         self.prefetch = None
 
     def stop(self) -> None:
-        """Take nothing more: give back what was not taken yet, and what still comes."""
+        """Accept no more messages: give back those that were not taken yet, and those that still come."""
         self._is_stopped, self.prefetch = True, None
         self.credit = 0
         self.give_credit()
@@ -127,15 +131,15 @@ class Intake:
             give_back(arrival.chunk, arrival.position)
 
     def tend(self, now: float) -> float:
-        """Take back what waits or is unused for too long. Return when to look again."""
+        """Take back messages that wait too long and credit that is unused; return the time of the next call."""
         return min(self._return_stale(now), self._tend_busy(now))
 
     def _in_use(self) -> list[NodeCredit]:
-        """Return those that get some."""
+        """Return the nodes that get credit."""
         return [node for node in self.nodes if not node.is_retired]
 
     def give_credit(self) -> None:
-        """Let each node have its share of what may be held now."""
+        """Set the target of each node to its share of the current credit."""
         nodes = self._in_use()
         credit = self.credit + (self.prefetch.extra if self.prefetch is not None else 0)
         if self._is_one_topic:
@@ -150,7 +154,7 @@ class Intake:
             node.aim(target, takes_back=True)
 
     def _tend_busy(self, now: float) -> float:
-        """Take credit from nodes of several topics that have nothing to give any more; when to look again."""
+        """Take credit back from idle nodes, if there are several topics; return the time of the next call."""
         if self._is_one_topic:
             return math.inf
         busy = [node for node in self._in_use() if node.is_busy]
@@ -162,13 +166,13 @@ class Intake:
         return now + BUSY_S if len(over) < len(busy) else math.inf
 
     def _return_stale(self, now: float) -> float:
-        """Give back what waits although work has become slow; when to look again."""
+        """Give messages back that wait because work has become slow; return the time of the next call."""
         if self.prefetch is None or not self.arrivals:
             return math.inf
         stale_at = self.arrivals[0].since + STALE_S
         if now < stale_at:
             return stale_at
-        prefetch, self.prefetch = self.prefetch, None  # what is given back was not settled
+        prefetch, self.prefetch = self.prefetch, None  # messages that are given back do not count as settled
         self.give_credit()
         held = sum([node.held for node in self.nodes])
         beyond = held - self.credit
@@ -185,8 +189,12 @@ class Intake:
         return now + STALE_S if self.arrivals else math.inf
 
     def _give_back_beyond(self, chunk: DeliveredChunk, crossed: int) -> bool:
-        """Credit of one topic is another one's as soon as it is taken back, and what was on its way by then comes all
-        the same: give back what of it is more than may be held, the last first. Whether something is left of it."""
+        """Give back messages that crossed a withdrawal of their credit, the last first; return whether any are left.
+
+        Credit of one topic is given to others as soon as it is taken back, but messages in transit still arrive. Only
+        the
+        messages beyond the total that may be held are given back.
+        """
         nodes = self.nodes
         most = self.credit + (self.prefetch.extra if self.prefetch is not None else 0) + len(nodes)
         beyond = min(crossed, sum([node.held for node in nodes]) - most)
@@ -198,50 +206,50 @@ class Intake:
 
 
 class NodeCredit:
-    """How many messages of one topic one node may push, and how many of those that it pushed are held."""
+    """The credit of one node for one topic, and how many messages that it pushed are held."""
 
     def __init__(self, intake: Intake) -> None:
         self.target = 0
         self.held = 0
         self.is_retired = False
-        """Whether the node seems to lead nothing of the topic: it gets no more credit."""
+        """True if the node seems to lead no partition of the topic: it gets no more credit."""
         self.is_busy = False
-        """Whether it has pushed something lately, or messages of it are held."""
+        """True if the node pushed messages recently, or if messages from it are held."""
         self.came_at = -math.inf
-        """When it last pushed something."""
+        """Time of its last delivery, on anyio's clock."""
         self.is_accepted = False
-        """Whether the node has accepted the subscription."""
+        """True once the node has accepted the subscription."""
         self._intake = intake
         self._connection: Connection | None = None
         self._subscription_id = 0
         self._credit = 0
         self._is_queued = False
-        self._taken_back = 0  # of the credit, on this connection
+        self._taken_back = 0  # credit that was taken back on this connection
         intake.nodes.append(self)
 
     def begin(self, connection: Connection, subscription_id: int) -> int:
-        """Begin on a new connection. Return the credit for its SUBSCRIBE."""
+        """Start on a new connection; return the credit for its SUBSCRIBE."""
         self._connection, self._subscription_id = connection, subscription_id
         self._credit = max(0, self.target - self.held)
         self._is_queued, self._taken_back = False, 0
         return self._credit
 
     def accepted(self) -> None:
-        """The node has accepted the subscription."""
+        """Record that the node has accepted the subscription."""
         self.is_accepted = True
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Record that the connection is gone."""
         self._connection = None
         self.is_accepted = False
 
     def drop(self) -> None:
-        """The topic or the node is left for good."""
+        """Remove the node: its topic or the node is left for good."""
         if self in self._intake.nodes:
             self._intake.nodes.remove(self)
 
     def pushed(self, pushed: int, held: int) -> None:
-        """The node pushed messages, of which `held` had not been pushed before."""
+        """Record a delivery of `pushed` messages, `held` of which had not been pushed before."""
         self._credit -= pushed
         self.held += held
         self.came_at = anyio.current_time()
@@ -251,14 +259,14 @@ class NodeCredit:
         return min(count, self._taken_back, max(-self._credit, 0))
 
     def give_back(self, count: int) -> None:
-        """Messages left the held ones; below zero: so many are held again, beyond the target if need be."""
+        """Count messages that are not held any more. A negative count holds that many again, even beyond the target."""
         self.held -= count
         if count > 0:
             self._intake.freed(count)
             self.top_up()
 
     def aim(self, target: int, *, takes_back: bool = False) -> None:
-        """Let the node push up to another target. `takes_back`: what it may push beyond it is taken back."""
+        """Change the target. `takes_back`: also withdraw credit beyond it."""
         self.target = target
         connection = self._connection
         beyond = min(self.held + self._credit - target, self._credit)
@@ -270,10 +278,10 @@ class NodeCredit:
             connection.post(Credit(self._subscription_id, -beyond).frame())
 
     def top_up(self) -> None:
-        """Let the node push up to the target again, if that is worth it."""
+        """Send CREDIT up to the target, if enough of it is free."""
         connection = self._connection
         if connection is None or not self.is_accepted or self._is_queued:
-            return  # before the node has accepted the subscription, credit for it is for nobody
+            return  # a node that has not accepted the subscription ignores credit
         free = self.target - self.held - self._credit
         if free > 0 and (free * LUMPS >= self.target or self._intake.is_starved):
             self._is_queued = True
@@ -289,6 +297,6 @@ class NodeCredit:
 
 
 def give_back(chunk: DeliveredChunk, start: int) -> None:
-    """Give messages back that were not begun, from a position on."""
-    with suppress(ClosedError):  # if the subscription was left, all is given back
+    """Give back the messages of a chunk from position `start` on; they were not begun."""
+    with suppress(ClosedError):  # if the subscription was left, all its messages are given back anyway
         chunk.consumer.give_back_from(chunk, start)

@@ -1,14 +1,15 @@
 """Leases of one partition, and the messages that were delivered under them.
 
-A `Chunk` is what one DELIVER frame brought, and what has become of each of its messages:
+A `Chunk` holds the messages of one DELIVER frame and their states:
 
     HELD --ack--> ACKING --ok--> ACKED
-      |  --nack--> NACKING --ok--> NACKED         a lost lease: any of HELD, ..ING --> LOST
+      |  --nack--> NACKING --ok--> NACKED         a lost lease: HELD, ACKING, NACKING, REJECTING --> LOST
       |  --dead--> REJECTING --ok--> REJECTED
-      +--deadline passed, as far as we know--> LAPSED --ack--> ACKING (the broker has the last word)
+      +--deadline passed, by our clock--> LAPSED --ack--> ACKING (the broker decides)
 
-One byte a message is its state, so that what happens to many at once costs no work for each of them: a *span* is
-`(first position, stop)`. These are values: `HeldMessages` changes the states, `PartitionConsumer` decides when.
+Each state is one byte per message, so that operations on many messages need no work for each of them. A *span* is
+`(first position, stop)`. The classes here are data: `HeldMessages` changes the states, `PartitionConsumer` decides
+when.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
-from sandq.client.consumer.ack_ranges import PLACE, Run, ranges_of
+from sandq.client.consumer.ack_ranges import OFFSET_STEP, Run, ranges_of
 from sandq.client.messages.log_page import BYTES, LogPiece, Span, each_offset, positions_of
 from sandq.model import offsets as offset_model
 from sandq.model.errors import ProtocolError, SandqError
@@ -29,7 +30,7 @@ from sandq.protocol.replies import Deliver
 T = TypeVar("T")
 
 FRAME_RANGES: Final = 16_384
-"""Ranges in one ACK or NACK frame, about; what is more goes into a further frame."""
+"""Approximate maximum number of ranges in one ACK or NACK frame; more go into another frame."""
 
 ABSENT: Final = 0  # not live, or pushed before
 HELD: Final = 1
@@ -43,7 +44,7 @@ REJECTING: Final = 8
 REJECTED: Final = 9
 
 SETTLED_BY: Final = {ACKING: ACKED, NACKING: NACKED, REJECTING: REJECTED}
-"""What becomes of messages that are being settled."""
+"""Final state of messages that are being settled."""
 SETTLING: Final = frozenset(SETTLED_BY)
 SETTLED: Final = frozenset((*SETTLED_BY, *SETTLED_BY.values()))
 
@@ -53,7 +54,7 @@ OF_SETTLING: Final = re.compile(b"[\x02\x04\x08]+")
 
 
 class Lease:
-    """One token of one partition: its deadline and its chunks."""
+    """The lease of one token of one partition: its deadline and its chunks."""
 
     __slots__ = (
         "abandoned",
@@ -84,21 +85,22 @@ class Lease:
         self.token = token
         self.attempt = attempt
         self.expires_at = expires_at  # on anyio's clock
-        self.chunks: dict[Chunk, None] = {}  # those with messages that are held or being settled
-        self.extents: list[tuple[bytes, int]] = []  # offsets and count of every frame: what was ever pushed
+        self.chunks: dict[Chunk, None] = {}  # chunks with messages that are held or being settled
+        # offsets and count of every frame: all messages that were ever pushed
+        self.extents: list[tuple[bytes, int]] = []
         self.seen: set[bytes] | None = None
         self.held = 0
-        self.unsettled = 0  # held or being settled
-        self.complete = False  # the broker said that nothing more of it is to come
-        self.superseded = False  # a later lease of the partition has come on the same connection
-        self.abandoned = False  # some of it is held by the broker's account, and neither held nor being settled here
+        self.unsettled = 0  # number of messages that are held or being settled
+        self.complete = False  # the broker said that no more messages of it will come
+        self.superseded = False  # a later lease of the partition came on the same connection
+        self.abandoned = False  # the broker considers some messages held that are neither held nor being settled here
         self.lapsed = False
-        self.blocked = False  # it lapsed, and no extension had been asked for: the event loop could not run
+        self.blocked = False  # it lapsed before an extension was requested: the event loop was blocked
         self.lost = False
-        self.recheck = False  # the connection was cut since: frames may come again
+        self.recheck = False  # the connection was lost: frames may be pushed again
         self.extending = False
-        self.asked_until = -math.inf  # the end that the last extension asked for, on anyio's clock
-        self.begin_first = False  # the broker is to know of each message that it was begun, before it is begun
+        self.asked_until = -math.inf  # end that the last extension asked for, on anyio's clock
+        self.begin_first = False  # each message must be reported as begun before it is begun
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -106,11 +108,11 @@ class Lease:
 
     @property
     def text(self) -> str:
-        """As HTTP, JSON and logs write it."""
+        """The lease as text, as in HTTP, JSON and logs."""
         return offset_model.lease_text(*self.key)
 
     def filter_seen(self, chunk: Chunk) -> None:
-        """After a reconnect a broker may push again what was pushed: make those positions absent."""
+        """Mark messages as absent that were pushed before: after a reconnect, a broker may push them again."""
         if self.recheck:
             if self.seen is None:
                 self.seen = set()
@@ -128,7 +130,7 @@ class Chunk(LogPiece):
     """The messages of one DELIVER frame."""
 
     __slots__ = (
-        "_places",
+        "_positions",
         "answered",
         "begun",
         "errors",
@@ -143,44 +145,44 @@ class Chunk(LogPiece):
     )
 
     def __init__(self, lease: Lease, deliver: Deliver, on_free: Callable[[int], None]) -> None:
-        """`on_free(count)`: so many of its messages are not held any more; below zero, so many are held again."""
+        """`on_free(count)` is called when messages are not held any more; a negative count means held again."""
         super().__init__(deliver.offsets, deliver.ids, deliver.created_ms, deliver.batch)
         self.lease = lease
         self.on_free = on_free
         self.state = _live(deliver.live, self.count)
-        self.held = self.unsettled = 0  # counted by the partition consumer, once duplicates are out
-        self.queued: list[Span] = []  # whose ack is to be sent
-        self.events: dict[int, anyio.Event] = {}  # of those who await the settlement of one message
-        self.answered: anyio.Event | None = None  # of those who await all of them
+        self.held = self.unsettled = 0  # set by HeldMessages once duplicates are removed
+        self.queued: list[Span] = []  # spans whose ack is not sent yet
+        self.events: dict[int, anyio.Event] = {}  # events of tasks that await one message
+        self.answered: anyio.Event | None = None  # event of tasks that await all messages
         self.errors: dict[int, SandqError] = {}
-        self.taken = 0  # the messages before this position were begun, or are about to be
-        self.begun = 0  # and the broker knows it of those before this one
-        self._places: dict[bytes, int] | None = None
+        self.taken = 0  # messages before this position were begun, or are about to be
+        self.begun = 0  # messages before this position were reported to the broker as begun
+        self._positions: dict[bytes, int] | None = None
 
     def spans(self, states: re.Pattern[bytes], start: int = 0) -> list[Span]:
-        """Where the messages from `start` on are in these states."""
+        """Return the spans of messages in these states, from `start` on."""
         return [match.span() for match in states.finditer(self.state, start)]
 
     def fill(self, spans: Iterable[Span], state: int) -> None:
-        """Put all of these into one state."""
+        """Set the state of all messages in the spans."""
         for first, stop in spans:
             self.state[first:stop] = bytes((state,)) * (stop - first)
 
     def ranges_begun(self) -> list[list[Any]]:
-        """Return the ranges of messages that were begun and are still held, as EXTEND has them."""
+        """Return the ranges of messages that were begun and are still held, as EXTEND names them."""
         begun = [match.span() for match in OF_HELD.finditer(self.state, 0, self.taken)]
         return self.ranges(begun) if begun else []
 
     def was_refused(self, position: int) -> bool:
-        """Whether the broker refused to settle a message, so that it can be settled in another way."""
+        """Return whether the broker refused to settle a message, so that it can be settled in a different way."""
         return position in self.errors and self.state[position] in (HELD, LAPSED)
 
     def is_awaited(self, position: int) -> bool:
-        """Whether somebody will be told what becomes of a message."""
+        """Return whether a task waits for the outcome of a message."""
         return self.answered is not None or position in self.events
 
-    def tell(self, spans: Iterable[Span]) -> None:
-        """These were settled, or cannot be: wake whoever awaits them."""
+    def notify(self, spans: Iterable[Span]) -> None:
+        """Wake the tasks that await these messages: they were settled, or cannot be."""
         if self.events:
             for position in positions_of(spans):
                 event = self.events.pop(position, None)
@@ -191,23 +193,25 @@ class Chunk(LogPiece):
             self.answered = None
 
     def within(self, ranges: Iterable[tuple[bytes, int]]) -> set[int]:
-        """The positions that offset ranges `(base, count)` name."""
-        if self._places is None:
-            self._places = {offset: place for place, offset in enumerate(each_offset(self.offsets, self.count))}
+        """Return the positions that offset ranges `(base, count)` name."""
+        if self._positions is None:
+            self._positions = {
+                offset: position for position, offset in enumerate(each_offset(self.offsets, self.count))
+            }
         found = set()
         for base, count in ranges:
             number = int.from_bytes(base, "big")
-            for place in range(count):
-                position = self._places.get((number + place * PLACE).to_bytes(BYTES, "big"))
+            for index in range(count):
+                position = self._positions.get((number + index * OFFSET_STEP).to_bytes(BYTES, "big"))
                 if position is not None:
                     found.add(position)
         return found
 
     def ranges(self, spans: Iterable[Span]) -> list[list[Any]]:
-        """`[base, count | bitmap]` rows of an ACK or NACK for these (none of them twice)."""
+        """Return the rows `[base, count | bitmap]` of an ACK or NACK for these spans, which must not overlap."""
         if self.is_run:
             base = int.from_bytes(self.offsets, "big")
-            return ranges_of((base + first * PLACE, stop - first) for first, stop in spans)
+            return ranges_of((base + first * OFFSET_STEP, stop - first) for first, stop in spans)
         return ranges_of(self._numbers(spans))
 
     def _numbers(self, spans: Iterable[Span]) -> Iterable[Run]:
@@ -216,7 +220,7 @@ class Chunk(LogPiece):
 
 
 class Extension:
-    """What `extend` returns: `await` it for the new deadline, epoch milliseconds, or LeaseLost."""
+    """The result of `extend`: `await` it for the new deadline in epoch milliseconds. Raises LeaseLost."""
 
     __slots__ = ("_event", "awaited", "deadline_ms", "error", "lease_ms")
 
@@ -228,7 +232,7 @@ class Extension:
         self._event: anyio.Event | None = None
 
     def finish(self, deadline_ms: int | None, error: SandqError | None) -> None:
-        """It was answered, or cannot be; for the client."""
+        """Set the deadline or the error. Called by the client."""
         self.deadline_ms, self.error = deadline_ms, error
         if self._event is not None:
             self._event.set()
@@ -253,20 +257,22 @@ Part = tuple[Chunk, list[Span]]
 
 
 def count_of(parts: Iterable[Part]) -> int:
-    """Messages in these parts."""
+    """Return the number of messages in these parts."""
     return sum(stop - first for _, spans in parts for first, stop in spans)
 
 
-def what_of(lease: Lease, parts: list[Part]) -> list[list[Any]] | None:
-    """Which messages of a lease an item is about; None, all of it, only when that is certainly so."""
+def ranges_or_all(lease: Lease, parts: list[Part]) -> list[list[Any]] | None:
+    """Return the ranges of an item, or None if it is certain that the item is about the whole lease."""
     if lease.complete and not (lease.lapsed or lease.abandoned) and count_of(parts) == lease.unsettled:
         return None
     return [row for chunk, spans in parts for row in chunk.ranges(spans)]
 
 
 def frames_of(rows: list[tuple[list[Any], T]], *, at: int = 1) -> list[tuple[list[list[Any]], list[T]]]:
-    """Items, each with what goes along, cut into frames of about FRAME_RANGES ranges. `at`: the field of an item that
-    has its ranges."""
+    """Split items into frames of about FRAME_RANGES ranges; `rows` has each item with a value that accompanies it.
+
+    `at`: index of the item's field with its ranges.
+    """
     frames: list[tuple[list[list[Any]], list[T]]] = []
     ranges = FRAME_RANGES
     for item, along in rows:
@@ -280,7 +286,7 @@ def frames_of(rows: list[tuple[list[Any], T]], *, at: int = 1) -> list[tuple[lis
 
 
 def _live(live: Sequence[Sequence[int]] | None, count: int) -> bytearray:
-    """One state a position: HELD where the frame names it."""
+    """Return one state per position: HELD if the frame names it as live."""
     if live is None:
         return bytearray((HELD,)) * count
     states = bytearray(count)

@@ -1,7 +1,8 @@
-"""`client.leases`: leasing and settling without a subscription, for those who ask now and then.
+"""`client.leases`: lease and settle messages call by call, for callers that ask from time to time.
 
-A subscription is pushed to and keeps its leases alive; here every call stands alone, and what is held is known by
-texts that can be kept, sent elsewhere and settled from there.
+With a subscription, nodes push messages and the client extends the leases. Here each call is independent. A held
+message
+is identified by texts that can be stored, sent elsewhere, and settled there.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ from sandq.protocol.replies import Deliver, TopicRecord, lost_ranges, results
 from sandq.protocol.requests import LEASE_WAIT_MAX_MS, Ack, AckThen, Extend, Lease, Nack, Unsubscribe
 
 SETTLE_ITEMS: Final = 10_000
-"""What one call settles, at most."""
-_SPARE_S = 10.0  # a node that was asked to wait has so much longer to answer
+"""Maximum number of messages that one call settles."""
+_SPARE_S = 10.0  # how much longer than the requested wait a node may take to answer
 _SLICE_MS = 10_000
-"""So long nodes wait at most before it is looked again who leads what ..."""
+"""Maximum time that one LEASE request waits, in ms. After that, the client checks again which nodes lead."""
 _UNLED_SLICE_MS = 200
-"""... and while nobody leads some of it."""
+"""The same while a partition has no leader, in ms."""
 
 
 class Held(NamedTuple):
-    """Something leased: a message, or (`offset` None) everything under the lease."""
+    """Identifies a leased message, or (if `offset` is None) all messages of the lease."""
 
     lease_token: str
     offset: str | None = None
@@ -72,27 +73,27 @@ class LeasedMessage(LogMessage[LogPiece]):
 
     @property
     def partition(self) -> int:
-        """Where in the topic it lies."""
+        """Number of its partition."""
         return self._lease.partition
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery to this group."""
+        """Number of the attempt: 1 for the first delivery to this group."""
         return self._lease.attempt
 
     @property
     def lease_token(self) -> str:
-        """The lease: group number, partition, token. Other messages may be held under it, too."""
+        """The lease: group number, partition, token. It may cover other messages, too."""
         return offset_model.lease_text(self._lease.group_number, self._lease.partition, self._lease.token)
 
     @property
     def lease_until_ms(self) -> int:
-        """When the lease ends unless it is extended: epoch milliseconds, on the node's clock."""
+        """End of the lease unless it is extended, in epoch milliseconds, on the node's clock."""
         return self._lease.deadline_ms
 
     @property
     def held(self) -> Held:
-        """What names this message to whoever settles it."""
+        """The value that identifies this message when it is settled elsewhere."""
         return Held(self.lease_token, self.offset)
 
     def __repr__(self) -> str:
@@ -100,11 +101,11 @@ class LeasedMessage(LogMessage[LogPiece]):
 
 
 Item = LeasedMessage | Held | tuple[str, str | None]
-"""What can be settled: a message, or its lease token and offset."""
+"""An item that can be settled: a message, or its lease token and offset."""
 
 
 class Taken(list[LeasedMessage]):
-    """What `take` leased; partitions that had no leader could not be looked at."""
+    """The messages that `take` leased, and the partitions that it skipped because they had no leader."""
 
     def __init__(self, messages: Iterable[LeasedMessage] = (), without_leader: Sequence[int] = ()) -> None:
         super().__init__(messages)
@@ -113,7 +114,7 @@ class Taken(list[LeasedMessage]):
 
 @suggesting
 class Leases:
-    """Messages of a topic for a consumer group, leased call by call; made by `client.leases`."""
+    """Leases messages of a topic for a consumer group, call by call. Created by `client.leases`."""
 
     def __init__(self, cluster: Cluster, client_name: str, topic: str, group: str) -> None:
         self.topic = topic
@@ -133,14 +134,18 @@ class Leases:
         partitions: Partitions | None = None,
         timeout: Duration | None = None,
     ) -> Taken:
-        """What is ready now, at most `max` messages (1 to 1,000); when nothing is, what first becomes ready within
-        `wait` (1 min at most). [] when there is nothing.
+        """Lease up to `max` ready messages (1 to 1,000). If none is ready, wait up to `wait` (at most 1 min) for the
+        first.
 
-        `lease`: how long they are held (None: the topic's setting). `start`: where the group begins when it is new.
-        `ack`: they are acked before they are sent, so that what is lost on its way is lost. A call that is cancelled
-        gives back what it leased. Retriable errors are raised after the client's `timeout`. `without_leader` of the
-        answer: partitions of the topic that had none, so that what they hold is missing. `partitions`: numbers of those
-        to take messages of; None: all.
+        Returns [] if there are none. `lease`: how long the messages are held (None: the topic's setting). `start`:
+        where a new
+        group begins. `ack`: ack the messages before they are sent, so that a message lost in transit is lost.
+        `partitions`:
+        numbers of the partitions to lease from; None for all.
+
+        The result's `without_leader` has the partitions that had no leader, whose messages are missing. A cancelled
+        call gives
+        back what it leased. Retriable errors are raised after the client's `timeout`.
         """
         if type(max) is not int or not 1 <= max <= FIXED.grant_messages:
             raise InvalidRequest(f"max: an int within 1..{FIXED.grant_messages} is expected, not {max!r}")
@@ -152,14 +157,14 @@ class Leases:
         waits_until = anyio.current_time() + wait_ms / 1000
         fails_at = waits_until + self._cluster.options.timeout_s
         attempt = 0
-        is_told = True
+        is_current = True
         while True:
             left_ms = round((waits_until - anyio.current_time()) * 1000)
             try:
-                if not is_told:
-                    # What was known of leaders is why it failed.
+                if not is_current:
+                    # The known leaders may be out of date, and this caused the failure.
                     await self._cluster.fetch_topic(self.topic)
-                    is_told = True
+                    is_current = True
                 found = await self._take_round(request, left_ms if left_ms > 0 else 0)
                 if found or left_ms <= 0:
                     return found
@@ -168,21 +173,24 @@ class Leases:
                 left_s = fails_at - anyio.current_time()
                 if not error.retriable or left_s <= 0:
                     raise
-                is_told = False
+                is_current = False
                 await anyio.sleep(min(self._cluster.options.pause_s(attempt, error), left_s))
                 attempt += 1
 
     async def _take_round(self, request: Lease, wait_ms: int) -> Taken:
-        """Ask every node that leads partitions, one after the other, until there is enough; when none has anything, all
-        of them to wait."""
+        """Ask all nodes that lead partitions, one after the other, until there are enough messages.
+
+        If none of them has any, ask all of them at once to wait.
+        """
         try:
             wanted = chosen_of(await used_topic(self._cluster, self.topic), request.partitions)
         except UnknownPartition:
-            wanted = chosen_of(await self._cluster.fetch_topic(self.topic), request.partitions)  # it may be new
+            # the partition may be new
+            wanted = chosen_of(await self._cluster.fetch_topic(self.topic), request.partitions)
         leaders = list(dict.fromkeys(part.leader for part in wanted if part.leader is not None))
         unled = [part.partition for part in wanted if part.leader is None]
         if not leaders:
-            raise self._nobody_leads(unled)
+            raise self._no_leader_error(unled)
         found = Taken(without_leader=unled)
         waiting = request._replace(wait_ms=min(wait_ms, _UNLED_SLICE_MS if unled else _SLICE_MS))
         try:
@@ -201,8 +209,8 @@ class Leases:
         if unled and not found:
             self._cluster.refresh(self.topic)
             if not wait_ms:
-                # Who is told that there is nothing now would take it for all of the topic.
-                raise self._nobody_leads(unled)
+                # An empty reply would look as if no partition had ready messages.
+                raise self._no_leader_error(unled)
         return found
 
     async def _take_ready(self, request: Lease, leaders: Sequence[str], found: Taken) -> None:
@@ -212,9 +220,9 @@ class Leases:
                 return
 
     async def _take_first(self, request: Lease, leaders: Sequence[str], found: Taken) -> None:
-        """What one of them has first; when several have something at once, as much of it as was asked for."""
+        """Ask all nodes at once to wait, and take the messages of the first; keep at most the requested number."""
         errors: list[SandqError] = []
-        lease = request._replace(ack=False)  # what a node has acked could not be given back
+        lease = request._replace(ack=False)  # messages that a node acked itself could not be given back
 
         async def take(node_id: str) -> None:
             try:
@@ -235,11 +243,11 @@ class Leases:
             del found[request.max :]
         if request.ack:
             taken = list(found)
-            found.clear()  # nothing is returned of which it is not certain that it is acked
+            found.clear()  # return only messages that are certainly acked
             await self._ack_each(taken, found)
 
     async def _ack_each(self, taken: Sequence[LeasedMessage], acked: Taken) -> None:
-        """Ack lease by lease: what is acked is returned, whatever becomes of the others. Raises when nothing is."""
+        """Ack lease by lease, and return the acked messages even if others fail. Raises if none could be acked."""
         failure: SandqError | None = None
         for messages in _by_lease(taken):
             try:
@@ -253,19 +261,19 @@ class Leases:
             raise failure
 
     async def _give_back_soon(self, messages: Sequence[LeasedMessage]) -> None:
-        """Nobody gets them: if they cannot be given back now, their lease runs out."""
+        """Give back messages that are not returned to the caller; if that fails now, their lease runs out."""
         if not messages:
             return
         timeout_s = self._cluster.options.cancel_timeout_s
         with anyio.CancelScope(shield=True), anyio.move_on_after(timeout_s), suppress(SandqError):
             await self.give_back(messages)
 
-    def _nobody_leads(self, partitions: Sequence[int]) -> Unavailable:
+    def _no_leader_error(self, partitions: Sequence[int]) -> Unavailable:
         names = ", ".join(map(str, partitions))
         return Unavailable(f"topic {self.topic!r} has no leader of partition {names} at present", topic=self.topic)
 
     async def _take(self, request: Lease, node_id: str) -> list[LeasedMessage]:
-        """Ask one node, once."""
+        """Send one request to one node."""
         connection = self._cluster.connection(node_id)
         if connection is None:
             raise Unavailable(f"node {node_id} cannot be reached{self._cluster.error_summary()}")
@@ -277,16 +285,18 @@ class Leases:
     async def ack(
         self, items: Sequence[Item], *, then: Sequence[Outgoing] | None = None, timeout: Duration | None = None
     ) -> list[Held]:
-        """Done with these: the group gets them no more. Returns those whose lease was lost, or is of another topic:
-        they may come again.
+        """Ack messages: the group does not get them again. Returns those whose lease was lost or belongs to another
+        topic.
 
-        At most 10,000 at once; here as in `nack`, `dead` and `extend`. `then`: messages that are sent with the ack of
-        what is held under one lease, as with `Message.ack`; when any of it was lost, none is sent, and nothing is
-        acked.
+        Such messages may be delivered again. At most 10,000 items per call, as in `nack`, `dead` and `extend`. `then`:
+        messages
+        to send together with the ack of messages of one lease, as with `Message.ack`. If any message of the lease was
+        lost,
+        nothing is sent and nothing is acked.
         """
         if then:
             return await self._ack_then(items, rows_of(self._cluster, then))
-        return await self._settle(items, lambda token, what: [token, what], Ack)
+        return await self._settle(items, lambda token, ranges: [token, ranges], Ack)
 
     async def _ack_then(self, items: Sequence[Item], rows: list[list[Any]]) -> list[Held]:
         held = _held(items)
@@ -299,7 +309,7 @@ class Leases:
         lease = offset_model.parse_lease(held[0].lease_token)
         if await self._elsewhere([lease[:2]]):
             return held
-        request = AckThen(*lease, _what(held), rows)
+        request = AckThen(*lease, _ranges(held), rows)
         (result,) = await self._results(request, 1, idempotent=True)
         return _lost(held, result)
 
@@ -316,13 +326,16 @@ class Leases:
         count: bool = True,
         timeout: Duration | None = None,
     ) -> list[Held]:
-        """Not done: they come back after `delay`, or `delay_ms` whole milliseconds (None: the topic's back-off),
-        or are dead at the last attempt.
-        Returns those whose lease was lost.
+        """Nack messages: they are retried after `delay`, or `delay_ms` whole milliseconds, or are dead after the last
+        attempt.
 
-        For the group they have from then on another `priority` (in a topic of the kind priority or fair), or other
-        `headers` in place of those they had ({}: none), where they are given. `count=False`, a snooze: the attempt is
-        not counted, unless they were snoozed `max_snoozes` times (a setting).
+        Without a delay the topic's back-off applies. Returns the messages whose lease was lost.
+
+        `priority` (in a topic of the kind priority or fair) and `headers` replace those of the messages for this group
+        from now
+        on, if given; {} removes the headers. `count=False` is a snooze: the attempt does not count, unless they were
+        snoozed
+        `max_snoozes` times (a setting).
         """
         terms = retry_terms(delay, delay_ms, error, count)
         if priority is not None:
@@ -334,22 +347,28 @@ class Leases:
     async def dead(
         self, items: Sequence[Item], error: str | BaseException | None = None, *, timeout: Duration | None = None
     ) -> list[Held]:
-        """They cannot be done: for the group they are dead at once, whatever attempts are left; their dead letters say
-        `error`, with the reason "rejected". Returns those whose lease was lost."""
+        """Make messages dead for the group at once, however many attempts remain.
+
+        Their dead letters have the `error` and the reason "rejected". Returns the messages whose lease was lost.
+        """
         return await self._settle(items, dead_terms(error).item, Nack)
 
     @timed_change
     async def give_back(self, items: Sequence[Item], *, timeout: Duration | None = None) -> list[Held]:
-        """Not begun: they are ready again at once, and the attempt is not counted. Returns those whose lease was
-        lost."""
+        """Give messages back that were not begun: they are ready at once, and the attempt does not count.
+
+        Returns the messages whose lease was lost.
+        """
         return await self._settle(items, NOT_BEGUN.item, Nack)
 
     @timed_change
     async def extend(
         self, items: Sequence[Item], lease: Duration, *, timeout: Duration | None = None
     ) -> list[int | None]:
-        """Hold them until `lease` from now, and whatever else is under their leases. Returns the new deadline (epoch
-        ms) of each, None for a lease that was lost."""
+        """Hold messages, and all others of their leases, until `lease` from now.
+
+        Returns the new deadline of each item (epoch ms), or None if its lease was lost.
+        """
         lease_ms = duration_ms(lease)
         if not lease_ms:
             raise InvalidRequest("extend: a lease cannot be extended by nothing")
@@ -380,18 +399,20 @@ class Leases:
             if (group_number, partition) in elsewhere:
                 lost.update(*tokens.values())
                 continue
-            rows = [row(token, _what(ones)) for token, ones in tokens.items()]
-            # A nack that is repeated would be reported as lost, for it ended the lease.
+            rows = [row(token, _ranges(ones)) for token, ones in tokens.items()]
+            # A repeated nack would be reported as lost, because the first one ended the lease.
             found = await self._results(request(group_number, partition, rows), len(rows), idempotent=request is Ack)
             for ones, result in zip(tokens.values(), found, strict=True):
                 lost.update(_lost(ones, result))
         return [one for one in held if one in lost]
 
-    async def _elsewhere(self, places: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Of the Raft groups and partitions that leases name, those that this topic does not have: the leases are of
-        another topic, or were lost with one of its name."""
-        wrong = _not_in(await self._cluster.topic(self.topic), places)
-        return wrong and _not_in(await fresh_topic(self._cluster, self.topic), places)
+    async def _elsewhere(self, keys: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Return those of the (Raft group, partition) pairs that this topic does not have.
+
+        Their leases belong to another topic, or were lost with a deleted topic of the same name.
+        """
+        wrong = _not_in(await self._cluster.topic(self.topic), keys)
+        return wrong and _not_in(await fresh_topic(self._cluster, self.topic), keys)
 
     async def _results(self, request: Ack | AckThen | Nack | Extend, count: int, *, idempotent: bool) -> list[Any]:
         try:
@@ -420,7 +441,7 @@ class _Taking:
             with anyio.move_on_after(self._request.wait_ms / 1000 + _SPARE_S):
                 await self._done.wait()
         except BaseException:
-            self._give_back(request_id)  # also what has come already: our caller will not get it
+            self._give_back(request_id)  # also messages that have arrived: the caller will not get them
             raise
         finally:
             connection.listeners.pop(request_id, None)
@@ -456,11 +477,11 @@ class _Taking:
         ]
 
     def on_end(self, error: SandqError) -> None:
-        """The connection is lost: the request is told, too."""
+        """Do nothing: if the connection is lost, the request's callback gets the error, too."""
 
 
 def _held(items: Sequence[Item]) -> list[Held]:
-    """Who names what; InvalidRequest says which item is wrong."""
+    """Return the items as `Held`. Raises InvalidRequest for a wrong item."""
     if isinstance(items, (str, bytes)) or not isinstance(items, Sequence):
         raise InvalidRequest("a list of messages, or of (lease token, offset), is expected")
     if len(items) > SETTLE_ITEMS:
@@ -479,7 +500,7 @@ _Tokens = dict[int, list[Held]]
 
 
 def _by_partition(held: Iterable[Held]) -> dict[tuple[int, int], _Tokens]:
-    """By (group number, partition), then by token."""
+    """Group by (group number, partition), then by token."""
     found: dict[tuple[int, int], _Tokens] = {}
     for one in held:
         lease = offset_model.parse_lease(one.lease_token)
@@ -488,17 +509,21 @@ def _by_partition(held: Iterable[Held]) -> dict[tuple[int, int], _Tokens]:
 
 
 def are_elsewhere(leases: Leases, lost: Iterable[Held]) -> bool:
-    """Whether one of these, which `ack` and the others returned, is of another topic than theirs as it is now."""
+    """Return whether one of the items that `ack` and the other methods returned belongs to a different topic."""
     record = leases._cluster.record(leases.topic)
     return record is not None and bool(_not_in(record, _by_partition(lost)))
 
 
-def _not_in(record: TopicRecord, places: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    there = record.partitions
-    return {place for place in places if place[1] >= len(there) or there[place[1]].group_number != place[0]}
+def _not_in(record: TopicRecord, keys: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    partitions = record.partitions
+    return {
+        (number, partition)
+        for number, partition in keys
+        if partition >= len(partitions) or partitions[partition].group_number != number
+    }
 
 
-def _what(ones: Iterable[Held]) -> list[list[Any]] | None:
+def _ranges(ones: Iterable[Held]) -> list[list[Any]] | None:
     offsets: set[int] = set()
     for one in ones:
         if one.offset is None:
@@ -508,7 +533,7 @@ def _what(ones: Iterable[Held]) -> list[list[Any]] | None:
 
 
 def _lost(ones: Sequence[Held], result: object) -> list[Held]:
-    """Those of a lease that the answer names as lost."""
+    """Return the items of a lease that the reply names as lost."""
     ranges = lost_ranges(result)
     if ranges is None:
         return []

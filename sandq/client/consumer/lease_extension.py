@@ -1,4 +1,4 @@
-"""Extending leases of one partition: what `message.extend` and a subscription's `auto_extend` ask for."""
+"""Extend the leases of one partition, for `message.extend` and for `auto_extend` of a subscription."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Waiting = dict[Lease, list[Extension]]
 
 
 class LeaseExtensions(RequestQueue):
-    """Extensions of one partition's leases, queued or unanswered."""
+    """Queued and unanswered extensions of one partition's leases."""
 
     def __init__(self, held: HeldMessages, sender: PartitionSender) -> None:
         super().__init__(sender)
@@ -35,7 +35,7 @@ class LeaseExtensions(RequestQueue):
         return bool(self._queued)
 
     def add(self, lease: Lease, lease_ms: int) -> Extension:
-        """Queue one; done at once when the lease is known to be lost."""
+        """Queue an extension; it fails at once if the lease is known to be lost."""
         extension = Extension(lease_ms)
         if lease.lost:
             extension.finish(None, self._held.lost_error(lease))
@@ -45,7 +45,8 @@ class LeaseExtensions(RequestQueue):
         return extension
 
     def flush(self, connection: Connection) -> None:
-        """Send what is queued. Several of one lease: the last counts, and all of them get its answer."""
+        """Send the queued extensions. If a lease has several, the last duration counts, and all of them get its
+        reply."""
         queued, self._queued = self._queued, {}
         rows = [(_item_of(lease, queued[lease][-1].lease_ms), lease) for lease in queued]
         for items, leases in frames_of(rows, at=2):
@@ -57,7 +58,7 @@ class LeaseExtensions(RequestQueue):
         connection.request(request.frame, lambda reply: self._answered(connection, waiting, reply))
 
     def give_up(self, error: SandqError) -> None:
-        """Nothing more is sent."""
+        """Fail all queued extensions; nothing is sent any more."""
         waiting, self._queued = self._queued, {}
         for lease, extensions in waiting.items():
             self._finish(lease, extensions, None, error)
@@ -74,7 +75,7 @@ class LeaseExtensions(RequestQueue):
                     lease.expires_at = connection.local_time(deadline_ms)
                     self._finish(lease, extensions, deadline_ms, None)
                 else:
-                    held = lease.held  # 0: it ended because everything in it was settled meanwhile
+                    held = lease.held  # 0: the lease ended because all its messages were settled meanwhile
                     self._held.lose(lease)
                     failed += self._finish(lease, extensions, None, self._held.lost_error(lease)) and held > 0
             self._warn(failed, "they are not held any more")
@@ -82,7 +83,7 @@ class LeaseExtensions(RequestQueue):
         self._sender.wake()
 
     def _failed(self, waiting: Waiting, error: SandqError) -> None:
-        """Ask again while there is time, if that may help."""
+        """Queue extensions again if the error is retriable and their leases have not ended; fail the others."""
         now = anyio.current_time()
         failed = 0
         for lease, extensions in waiting.items():
@@ -97,7 +98,7 @@ class LeaseExtensions(RequestQueue):
     def _finish(
         self, lease: Lease, extensions: list[Extension], deadline_ms: int | None, error: SandqError | None
     ) -> bool:
-        """Tell who asked; whether it failed and nobody waits to be told."""
+        """Finish the extensions of a lease; return whether they failed and nobody awaits them."""
         lease.extending = False
         for extension in extensions:
             extension.finish(deadline_ms, error and again(error))

@@ -1,4 +1,4 @@
-"""What a consumer gets, one by one, and what it says about it."""
+"""A single delivered message, and the methods that settle it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandq.model.times import Duration, duration_ms
 
 
 class HeldMessage(LogMessage[DeliveredChunk]):
-    """What every delivered message tells, whatever the face of the client that it came through."""
+    """The attributes of a delivered message, common to the async and the blocking client."""
 
     __slots__ = ()
 
@@ -29,32 +29,32 @@ class HeldMessage(LogMessage[DeliveredChunk]):
 
     @property
     def partition(self) -> int:
-        """Where in the topic it lies."""
+        """Number of its partition."""
         return self._piece.consumer.partition
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery to this group."""
+        """Number of the attempt: 1 for the first delivery to this group."""
         return self._piece.lease.attempt
 
     @property
     def lease_token(self) -> str:
-        """The lease, as HTTP and sandctl name it: group number, partition, token."""
+        """The lease, as HTTP and sandctl write it: group number, partition, token."""
         return self._piece.lease.text
 
     @property
     def is_held(self) -> bool:
-        """Whether it is neither settled nor lost, as far as this client knows: a long handler may ask now and then."""
+        """True if it is neither settled nor lost, as far as this client knows; a long handler may check it."""
         return self._piece.state[self._position] == HELD
 
     @property
     def is_settled(self) -> bool:
-        """Whether it was acked, nacked or given up here (the broker may not have answered yet)."""
+        """True if it was acked, nacked or made dead here; the broker may not have answered yet."""
         return self._piece.state[self._position] in SETTLED
 
     @property
     def is_lost(self) -> bool:
-        """Whether the broker said that the lease is over: what is done with the message now does not count."""
+        """True if the broker said that the lease is over: settling the message has no effect."""
         return self._piece.state[self._position] == LOST
 
     def __repr__(self) -> str:
@@ -68,20 +68,22 @@ class HeldMessage(LogMessage[DeliveredChunk]):
 class Message(HeldMessage):
     """One delivered message, held under a lease until it is settled, or the lease ends.
 
-    `ack`, `nack`, `dead` and `extend` take effect without being awaited: they are queued and leave within about a
-    millisecond, many in one frame. Awaiting what they return waits for the broker's answer and raises
-    LeaseLost when the lease was not held any more. A failure that nobody awaits is logged as a warning
-    ("sandq.client").
+    `ack`, `nack`, `dead` and `extend` need not be awaited: they are queued and sent within about a millisecond, many in
+    one
+    frame. Awaiting the result waits for the broker's reply, and raises LeaseLost if the lease was lost. A failure that
+    nobody awaits is logged as a warning ("sandq.client").
     """
 
     __slots__ = ()
 
     def ack(self, *, then: Sequence[Outgoing] | None = None) -> Settlement:
-        """Done with it: this group gets it no more. Acking twice is once.
+        """Ack the message: this group does not get it again. Acking twice has the effect of one ack.
 
-        `then`: messages that are sent with it (100 and 1 MiB at most), as one promise: once this is confirmed each of
-        them arrives exactly once, whatever fails; when the lease was lost, or one is refused, none is sent and nothing
-        is acked. Raises InvalidRequest for a message that could not be produced.
+        `then`: messages to send together with the ack, at most 100 and 1 MiB. Once the ack is confirmed, each of them
+        is
+        delivered exactly once, whatever fails. If the lease was lost or one of them is refused, none is sent and
+        nothing is
+        acked. Raises InvalidRequest for a message that could not be produced.
         """
         consumer = self._piece.consumer
         if then:
@@ -100,12 +102,14 @@ class Message(HeldMessage):
         headers: Headers | None = None,
         count: bool = True,
     ) -> Settlement:
-        """Not done: it comes back after `delay`, or `delay_ms` whole milliseconds (None: the topic's
-        back-off), or is dead at the last attempt.
+        """Nack the message: it is retried after `delay`, or `delay_ms` whole milliseconds, or is dead after the last
+        attempt.
 
-        `count=False`, a snooze: the attempt is not counted, unless it was snoozed `max_snoozes` times (a setting).
-        For this group it has from then on another `priority` (in a topic of the kind priority or fair), or other
-        `headers` in place of those it had ({}: none), where they are given.
+        Without a delay the topic's back-off applies. `count=False` is a snooze: the attempt does not count, unless the
+        message
+        was snoozed `max_snoozes` times (a setting). `priority` (in a topic of the kind priority or fair) and `headers`
+        replace
+        those of the message for this group from now on, if given; {} removes the headers.
         """
         consumer = self._piece.consumer
         terms = retry_terms(delay, delay_ms, error, count, consumer.nack_change(priority, headers))
@@ -113,18 +117,20 @@ class Message(HeldMessage):
         return Settlement(self._piece, self._position)
 
     def dead(self, error: str | BaseException | None = None) -> Settlement:
-        """It cannot be done: for this group it is dead at once, whatever attempts are left; its dead letter says
-        `error`, with the reason "rejected"."""
+        """Make the message dead for this group at once, however many attempts remain.
+
+        Its dead letter has the `error` and the reason "rejected".
+        """
         self._piece.consumer.nack(self._piece, self._position, dead_terms(error))
         return Settlement(self._piece, self._position)
 
     def extend(self, lease: Duration) -> Extension:
-        """Hold it until `lease` from now. The lease may cover other messages: they are extended with it."""
+        """Hold the message until `lease` from now. Other messages of the same lease are extended, too."""
         return self._piece.consumer.extend(self._piece.lease, extension_ms(lease))
 
 
 class Settlement:
-    """What `ack`, `nack` and `dead` return: nothing to do, or `await` it to know that the broker did it."""
+    """The result of `ack`, `nack` and `dead`: it may be ignored, or awaited to wait for the broker's confirmation."""
 
     __slots__ = ("_chunk", "_position")
 
@@ -137,7 +143,7 @@ class Settlement:
 
 
 def extension_ms(lease: Duration) -> int:
-    """How long a lease is to be extended for."""
+    """Return the duration of an extension in ms. Raises InvalidRequest."""
     lease_ms = duration_ms(lease)
     if not lease_ms:
         raise InvalidRequest("extend: a lease cannot be extended by nothing")
@@ -145,7 +151,7 @@ def extension_ms(lease: Duration) -> int:
 
 
 def lease_ms_of(lease: Duration | None) -> int | None:
-    """The lease of a subscription; None is the topic's."""
+    """Return a subscription's lease duration in ms; None for the topic's setting. Raises InvalidRequest."""
     if lease is None:
         return None
     lease_ms = duration_ms(lease)

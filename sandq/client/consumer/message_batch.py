@@ -1,4 +1,4 @@
-"""Messages by the batch: what `subscription.batches()` gives."""
+"""Batches of messages: the items of `subscription.batches()`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sandq.model.times import Duration
 
 
 class HeldBatch:
-    """What every batch tells, whatever the face of the client that it came through."""
+    """The attributes of a batch, common to the async and the blocking client."""
 
     __slots__ = ("_chunk", "_positions", "_start", "_values")
 
@@ -33,7 +33,7 @@ class HeldBatch:
 
     @property
     def values(self) -> list[bytes]:
-        """Of every message, in their order."""
+        """The value of each message, in order."""
         if self._values is None:
             values = self._chunk.values()
             if None in values:
@@ -43,24 +43,24 @@ class HeldBatch:
 
     @property
     def deleted(self) -> list[bool]:
-        """Of every message, whether it says that its key was deleted; its value is b"" then."""
+        """For each message, whether it says that its key was deleted; its value is b"" then."""
         return self._of_ours([value is None for value in self._chunk.values()])
 
     @property
     def keys(self) -> list[bytes | None]:
-        """Of every message; None where there is none."""
+        """The key of each message; None if it has none."""
         keys = self._chunk.keys()
         return self._of_ours(keys) if keys else [None] * len(self)
 
     @property
     def priorities(self) -> list[int]:
-        """Of every message; 0 where it names none."""
+        """The priority of each message; 0 if it has none."""
         priorities = self._chunk.priorities()
         return [priority or 0 for priority in self._of_ours(priorities)] if priorities else [0] * len(self)
 
     @property
     def tenants(self) -> list[str | None]:
-        """Of every message; None where it names none: "default"."""
+        """The tenant of each message; None if it has none, which means "default"."""
         tenants = self._chunk.tenants()
         return [text_of_tenant(name) for name in self._of_ours(tenants)] if tenants else [None] * len(self)
 
@@ -71,24 +71,24 @@ class HeldBatch:
 
     @property
     def partition(self) -> int:
-        """The one partition that all of it is from."""
+        """Number of the partition that the whole batch is from."""
         return self._chunk.consumer.partition
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery to this group."""
+        """Number of the attempt: 1 for the first delivery to this group."""
         return self._chunk.lease.attempt
 
     @property
     def lease_token(self) -> str:
-        """The lease, as HTTP and sandctl name it: group number, partition, token."""
+        """The lease, as HTTP and sandctl write it: group number, partition, token."""
         return self._chunk.lease.text
 
     def __repr__(self) -> str:
         return f"<MessageBatch of {len(self)} topic={self.topic!r} partition={self.partition} attempt={self.attempt}>"
 
     def _rows(self) -> Iterator[tuple[int, bytes]]:
-        """Position and value of every message."""
+        """Return position and value of every message."""
         positions = range(self._chunk.count) if self._positions is None else self._positions
         return zip(positions, self.values, strict=True)
 
@@ -100,26 +100,28 @@ class HeldBatch:
 
 @suggesting
 class MessageBatch(HeldBatch):
-    """Messages of one partition that came together, under one lease. There is no object for each of them until
-    `messages` is asked for, and settling all of them is one item of a request.
+    """Messages of one partition that arrived together, under one lease.
 
-    `ack`, `nack` and `dead` are about what of the batch is not settled yet; they are queued, and awaiting what they
-    return waits for the broker's answer, as with a message.
+    There are no message objects until `messages` is used, and settling the whole batch is one item of a request. `ack`,
+    `nack` and `dead` apply to the messages that are not settled yet. They are queued; awaiting the result waits for the
+    broker's reply, as with a message.
     """
 
     __slots__ = ()
 
     @property
     def messages(self) -> list[Message]:
-        """An object for each message, for what the batch does not tell, or to settle some in another way."""
+        """A message object for each message: for other attributes, or to settle some messages in a different way."""
         return [Message(self._chunk, *row) for row in self._rows()]
 
     def ack(self, *, then: Sequence[Outgoing] | None = None) -> BatchSettlement:
-        """Done with all of it.
+        """Ack the whole batch.
 
-        `then`: messages that are sent with it (100 and 1 MiB at most), as with a message: all of the batch that is not
-        settled yet is acked and each of these arrives exactly once, or, when one of it was lost, or one of these is
-        refused, nothing is acked and none is sent.
+        `then`: messages to send together with the ack, at most 100 and 1 MiB. Either all messages that are not settled
+        yet are
+        acked and each of `then` is delivered exactly once, or nothing is acked and none is sent. The latter happens if
+        a
+        message of the batch was lost or one of `then` is refused.
         """
         consumer = self._chunk.consumer
         if then:
@@ -138,10 +140,11 @@ class MessageBatch(HeldBatch):
         headers: Headers | None = None,
         count: bool = True,
     ) -> BatchSettlement:
-        """Not done: all of it comes back after `delay`, or `delay_ms` whole milliseconds (None: the topic's
-        back-off), or is dead at the last attempt.
+        """Nack the whole batch: it is retried after `delay`, or `delay_ms` whole milliseconds, or is dead after the
+        last attempt.
 
-        `priority`, `headers` and `count` as with a message: they are about all of it.
+        Without a delay the topic's back-off applies. `priority`, `headers` and `count` apply to all of it, as with a
+        message.
         """
         consumer = self._chunk.consumer
         terms = retry_terms(delay, delay_ms, error, count, consumer.nack_change(priority, headers))
@@ -149,18 +152,20 @@ class MessageBatch(HeldBatch):
         return BatchSettlement(self._chunk, self._start)
 
     def dead(self, error: str | BaseException | None = None) -> BatchSettlement:
-        """It cannot be done: all of it is dead for this group at once, as with a message."""
+        """Make the whole batch dead for this group at once, as with a message."""
         self._chunk.consumer.nack_from(self._chunk, self._start, dead_terms(error))
         return BatchSettlement(self._chunk, self._start)
 
     def extend(self, lease: Duration) -> Extension:
-        """Hold it until `lease` from now, and what else came under the same lease."""
+        """Hold the batch until `lease` from now. Other messages of the same lease are extended, too."""
         return self._chunk.consumer.extend(self._chunk.lease, extension_ms(lease))
 
 
 class BatchSettlement:
-    """What a batch's `ack`, `nack` and `dead` return: nothing to do, or `await` it to know that the broker did it for
-    every message. LeaseLost: one or more were not held any more."""
+    """The result of a batch's `ack`, `nack` and `dead`: it may be ignored or awaited.
+
+    Awaiting it waits until the broker has confirmed every message, and raises LeaseLost if any was lost.
+    """
 
     __slots__ = ("_chunk", "_start")
 

@@ -1,4 +1,4 @@
-"""How messages are nacked, and what they have otherwise from then on, for the group that gave them back."""
+"""The terms of a nack, and the changes that it makes to its messages for the group that nacks them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sandq.model.times import Duration, duration_ms
 
 
 class NackChange(NamedTuple):
-    """Another priority, other headers, or both."""
+    """A new priority, new headers, or both."""
 
     priority: int | None
-    """None: as before."""
+    """None for no change."""
     headers: bytes | None
-    """Packed; None: as before, empty: none."""
+    """Packed headers; None for no change, empty to remove them."""
 
     @classmethod
     def of(cls, cluster: Cluster, topic: str, priority: int | None, headers: Headers | None) -> NackChange | None:
-        """Return the change that a caller asks for, checked; None: nothing is to change. Of any thread.
+        """Return the checked change that a caller asks for; None for no change. May be called from any thread.
 
-        Raises InvalidRequest: what the broker refuses it refuses with the whole frame.
+        Raises InvalidRequest: the broker would refuse the whole frame.
         """
         if priority is None and headers is None:
             return None
@@ -38,30 +38,30 @@ class NackChange(NamedTuple):
         return cls(priority, packed)
 
     def to_map(self) -> dict[str, int | bytes]:
-        """As an item of a NACK has it."""
+        """Return the change as an item of a NACK has it."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class NackTerms(NamedTuple):
-    """What a nack says of its messages."""
+    """The terms of a nack: when its messages are retried, with which error and change."""
 
     delay_ms: int | None = None
-    """None: the topic's back-off."""
+    """None for the topic's back-off."""
     error: str | None = None
     begun: bool = True
-    """Otherwise they are ready at once, and the attempt is not counted."""
+    """False if the messages were not begun: they are ready at once, and the attempt does not count."""
     change: NackChange | None = None
     end: int = RETRY
     """How the attempt ends: see `model.nack_ends`."""
 
     @property
     def feature(self) -> int:
-        """What a broker must know to take it: it refuses all of a request in which there is one that it does not."""
+        """The feature level that a broker needs for these terms; one that is older refuses the whole request."""
         return 2 if self.end != RETRY else 1 if self.change is not None else 0
 
-    def item(self, token: int, what: list[list[Any]] | None) -> list[Any]:
+    def item(self, token: int, ranges: list[list[Any]] | None) -> list[Any]:
         """Return the item of a NACK."""
-        item: list[Any] = [token, what, self.delay_ms, self.error]
+        item: list[Any] = [token, ranges, self.delay_ms, self.error]
         change = None if self.change is None else self.change.to_map()
         if self.end != RETRY:
             return [*item, True, change, self.end]
@@ -71,7 +71,7 @@ class NackTerms(NamedTuple):
 
 
 NOT_BEGUN: Final = NackTerms(begun=False)
-"""Nothing was done with them."""
+"""Terms for messages that were not begun."""
 
 
 def retry_terms(
@@ -81,7 +81,7 @@ def retry_terms(
     count: bool,
     change: NackChange | None = None,
 ) -> NackTerms:
-    """Return the terms of a nack after which messages come again. Raises InvalidRequest, InvalidTime."""
+    """Return the terms of a nack whose messages are retried. Raises InvalidRequest, InvalidTime."""
     if delay_ms is not None:
         delay = delay_of(delay, delay_ms)
     if type(count) is not bool:
@@ -91,12 +91,12 @@ def retry_terms(
 
 
 def dead_terms(error: str | BaseException | None) -> NackTerms:
-    """Return the terms of a nack after which messages are dead."""
+    """Return the terms of a nack that makes its messages dead."""
     return NackTerms(error=_text_of(error), end=DEAD)
 
 
 def error_text(error: str | BaseException) -> str:
-    """The error of a nack; what UTF-8 cannot say (file names have such text) is escaped."""
+    """Return the error text of a nack. Text that UTF-8 cannot encode, as in some file names, is escaped."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return text[: FIXED.error_chars].encode(errors="backslashreplace").decode()[: FIXED.error_chars]
 

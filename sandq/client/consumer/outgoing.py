@@ -19,8 +19,10 @@ from sandq.model.times import Duration, Instant
 @suggesting
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message that `message.ack(then=[...])` sends: what `produce` takes of one. `topic`: None is that of the message
-    that is acked. It has no unique key: the ack itself is done once."""
+    """A message that `message.ack(then=[...])` sends, with the options of `produce`.
+
+    `topic`: None for the topic of the acked message. It has no unique key, because the ack itself takes effect once.
+    """
 
     value: Value | None = MISSING
     topic: str | None = None
@@ -34,10 +36,10 @@ class Outgoing:
     tenant: str | None = field(default=None, kw_only=True)
 
     def row(self, checks: MessageValidation) -> list[Any]:
-        """As ACK_THEN has it. Raises InvalidRequest, InvalidTime, TooLarge."""
+        """Return the message as ACK_THEN has it. Raises InvalidRequest, InvalidTime, TooLarge."""
         if self.topic is not None:
             check_name("topic", self.topic)
-        value, key, headers, lot, at_ms, _, ttl_ms, _, rank = checks.message(
+        value, key, headers, traits, at_ms, _, ttl_ms, _, rank = checks.message(
             self.value,
             self.json,
             key=self.key,
@@ -51,7 +53,7 @@ class Outgoing:
         priority, tenant = rank or (None, None)
         named: dict[str, Any] = {"value": value, "key": key, "headers": headers, "ttl_ms": ttl_ms}
         named |= {"priority": priority, "tenant": None if tenant is None else tenant.decode()}
-        time = lot & TIME_BITS
+        time = traits & TIME_BITS
         is_timed, is_delay = time in (AT, DELAY), time == DELAY
         return [
             self.topic,
@@ -62,7 +64,10 @@ class Outgoing:
 
 
 def rows_of(cluster: Cluster, then: Sequence[Outgoing]) -> list[list[Any]]:
-    """Messages as ACK_THEN has them, checked. Of any thread. Raises InvalidRequest, which says which one is wrong."""
+    """Return checked messages as ACK_THEN has them. May be called from any thread.
+
+    Raises InvalidRequest with the position of a wrong message.
+    """
     if isinstance(then, Outgoing) or not isinstance(then, Sequence):
         raise InvalidRequest("then: a list of sandq.Outgoing is expected")
     if not 1 <= len(then) <= FIXED.then_messages:

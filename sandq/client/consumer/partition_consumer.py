@@ -1,7 +1,7 @@
-"""Settle what a subscription holds of one partition, and extend its leases: what messages and batches call.
+"""Settle the messages that a subscription holds of one partition, and extend their leases.
 
-`HeldMessages` has the state of each message. `AckQueue` (acks and nacks) and `LeaseExtensions` have the requests, which
-`PartitionSender` sends to the leader of the partition.
+Messages and batches call it. `HeldMessages` has the state of each message. `AckQueue` (acks and nacks) and
+`LeaseExtensions` have the requests, which `PartitionSender` sends to the leader of the partition.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sandq.model.nack_ends import DEAD
 
 
 class PartitionConsumer:
-    """One partition of one group, as one subscription sees it."""
+    """One partition of one group, for one subscription."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class PartitionConsumer:
         wake: Callable[[], None],
         lease_ms: Callable[[], int],
     ) -> None:
-        """`lease_ms()`: for how long messages are held."""
+        """`lease_ms()` returns how long messages are held."""
         self.topic = topic
         self.partition = partition
         self.sender = PartitionSender(cluster, topic, partition, on_quiet, wake)
@@ -48,26 +48,28 @@ class PartitionConsumer:
         self._ack_queue = AckQueue(self.held, self.sender)
         self._extensions = LeaseExtensions(self.held, self.sender)
 
-    # What the methods of a message and of a batch do.
+    # The methods of a message and of a batch call these.
 
     def ack(self, chunk: Chunk, position: int) -> None:
         if self.held.begin(chunk, position, ACKING):
             self._ack_queue.ack_one(chunk, position)
 
     def then_rows(self, then: Sequence[Outgoing]) -> list[list[Any]]:
-        """Messages that an ack is to send, checked. Of any thread: it only looks."""
+        """Return the checked messages that an ack sends. Changes nothing; may be called from any thread."""
         return rows_of(self._cluster, then)
 
     def ack_then(self, chunk: Chunk, position: int, then: list[list[Any]]) -> None:
-        """Ack a message and send others."""
+        """Ack a message and send other messages with it."""
         if self.held.begin(chunk, position, ACKING):
             self._ack_queue.ack_then(chunk, [(position, position + 1)], then)
         elif chunk.state[position] != LOST:
             raise acked_before()
 
     def ack_then_from(self, chunk: Chunk, start: int, then: list[list[Any]]) -> None:
-        """Ack all messages from position `start` on that are not settled yet, and send others; nothing of it when one
-        of them is known to be lost."""
+        """Ack all unsettled messages from position `start` on, and send other messages with them.
+
+        Does nothing if one of them is known to be lost.
+        """
         self.held.check_open()
         if chunk.state.find(LOST, start) >= 0:
             return
@@ -81,23 +83,23 @@ class PartitionConsumer:
             self._ack_queue.nack(chunk, [(position, position + 1)], terms)
 
     def ack_from(self, chunk: Chunk, start: int) -> None:
-        """Ack all messages from position `start` on that are not settled yet."""
+        """Ack all unsettled messages from position `start` on."""
         spans = self.held.begin_from(chunk, start, ACKING)
         if spans:
             self._ack_queue.ack(chunk, spans)
 
     def nack_from(self, chunk: Chunk, start: int, terms: NackTerms) -> None:
-        """Nack all messages from position `start` on that are not settled yet."""
+        """Nack all unsettled messages from position `start` on."""
         spans = self.held.begin_from(chunk, start, _settling(terms))
         if spans:
             self._ack_queue.nack(chunk, spans, terms)
 
     def nack_change(self, priority: int | None, headers: Headers | None) -> NackChange | None:
-        """What a nack changes of its messages, checked. Of any thread: it only looks."""
+        """Return the checked change that a nack makes. Changes nothing; may be called from any thread."""
         return NackChange.of(self._cluster, self.topic, priority, headers)
 
     def give_back_from(self, chunk: Chunk, start: int) -> None:
-        """From position `start` on nothing was begun: ready for others at once, the attempt not counted."""
+        """Give back the messages from position `start` on: they were not begun, and their attempt does not count."""
         self.nack_from(chunk, start, NOT_BEGUN)
 
     def extend(self, lease: Lease, lease_ms: int) -> Extension:
@@ -108,13 +110,15 @@ class PartitionConsumer:
         return extension
 
     def report_begun(self, lease: Lease) -> Extension:
-        """Extend a lease, so that the broker learns which of its messages were begun. The lease never ends earlier for
-        that: other messages of it may be held for longer."""
+        """Extend a lease in order to report which of its messages were begun.
+
+        This never shortens the lease, since its other messages may be needed for longer.
+        """
         left_s = max(lease.expires_at, lease.asked_until) - anyio.current_time()
         return self.extend(lease, max(self._lease_ms(), int(left_s * 1000)))
 
     def give_up_all(self, error: SandqError) -> None:
-        """The subscription is over: what is still queued is not sent, and nothing can be queued any more."""
+        """Fail all queued requests, and refuse new ones: the subscription has ended."""
         self.held.close(error)
         self._ack_queue.give_up(error)
         self._extensions.give_up(error)

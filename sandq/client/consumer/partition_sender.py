@@ -1,4 +1,4 @@
-"""When the requests about leases of one partition are sent to its leader, and when again after a failure."""
+"""Send the requests about leases of one partition to its leader, with a pause after failures."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ log = logging.getLogger("sandq.client")
 
 
 class RequestQueue(ABC):
-    """Requests of one kind that are queued or unanswered."""
+    """Queued and unanswered requests of one kind."""
 
     def __init__(self, sender: PartitionSender) -> None:
         self.in_flight = 0
-        """Number of requests without an answer."""
+        """Number of unanswered requests."""
         self._sender = sender
         sender.queues.append(self)
 
     @property
     @abstractmethod
     def is_queued(self) -> bool:
-        """Whether something is to be sent."""
+        """True if there are requests to send."""
 
     @abstractmethod
     def flush(self, connection: Connection) -> None:
-        """Send what is queued."""
+        """Send the queued requests."""
 
 
 class PartitionSender:
-    """Sends what the queues of one partition hold, with the next send of the connection to its leader."""
+    """Sends the requests of one partition's queues, with the next send of the connection to its leader."""
 
     def __init__(
         self, cluster: Cluster, topic: str, partition: int, on_quiet: Signal, wake: Callable[[], None]
     ) -> None:
-        """`on_quiet`: set when nothing is queued or unanswered any more. `wake`: run the subscription's task, which
-        calls `poke` when it is due."""
+        """`on_quiet` is set when nothing is queued or unanswered any more.
+
+        `wake` runs the subscription's task, which calls `poke` when it is due.
+        """
         self.queues: list[RequestQueue] = []
         self.topic = topic
         self.partition = partition
@@ -56,12 +58,12 @@ class PartitionSender:
 
     @property
     def options(self) -> Options:
-        """The named times of the client."""
+        """The options of the client."""
         return self._cluster.options
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is queued or unanswered."""
+        """True if nothing is queued or unanswered."""
         return not any([queue.is_queued or queue.in_flight for queue in self.queues])
 
     @property
@@ -69,7 +71,7 @@ class PartitionSender:
         return any([queue.is_queued for queue in self.queues])
 
     def poke(self) -> None:
-        """Send what is queued, if the partition has a leader and the last failure is long enough ago."""
+        """Send the queued requests, unless the partition has no leader or a pause after a failure is not over."""
         if anyio.current_time() < self._resume_at:
             self.wake()
             return
@@ -78,7 +80,7 @@ class PartitionSender:
             connection.flush_soon(self._flush)
 
     def next_time(self, now: float) -> float:
-        """Return when `poke` is due without any event."""
+        """Return the next time at which `poke` is due without an event."""
         return self._resume_at if self._resume_at > now and self._is_queued else math.inf
 
     def _flush(self) -> None:
@@ -88,19 +90,19 @@ class PartitionSender:
                 queue.flush(connection)
 
     def answered(self) -> None:
-        """A request was answered and its answer is processed: tell whoever waits for the last one."""
+        """Set `on_quiet` if the last reply was processed."""
         if self.is_quiet:
             self._on_quiet.set()
 
     def pause(self, error: SandqError) -> None:
-        """Send nothing for a while, after a failure that may pass."""
-        log.debug("topic %s partition %d: %s; trying again", self.topic, self.partition, error)
+        """Pause sending after a retriable failure."""
+        log.debug("topic %s partition %d: %s; retrying", self.topic, self.partition, error)
         self._resume_at = anyio.current_time() + self.options.back_off_s(self._failures)
         self._failures += 1
         if error.code not in ("OVERLOADED", "TIMED_OUT"):
             self._cluster.refresh(self.topic)
         self.wake()
 
-    def went_well(self) -> None:
-        """A request succeeded: the next failure is the first one again."""
+    def reset_failures(self) -> None:
+        """Reset the back-off: a request succeeded."""
         self._failures = 0

@@ -1,4 +1,4 @@
-"""A consumer: a subscription of a group to topics, over all nodes that lead their partitions."""
+"""A consumer: the subscription of a group to topics, on all nodes that lead their partitions."""
 
 from __future__ import annotations
 
@@ -42,24 +42,29 @@ T = TypeVar("T")
 
 CREDIT: Final = 10
 BATCH_CREDIT: Final = 10_000
-"""Messages that may be held when the caller names no number: of who takes them one by one, and by the batch."""
+"""Default credit: `CREDIT` for single messages, `BATCH_CREDIT` for batches."""
 _REFUSALS: Final = (InvalidRequest, Conflict, Forbidden)
-"""How a topic says that it does not take a subscription."""
+"""Errors with which a topic refuses a subscription."""
 YIELD_S: Final = 0.001
-"""The iterator lets other tasks run at least this often, so that queued acks leave while the caller computes."""
+"""The iterator lets other tasks run at least this often (in seconds), so that acks are sent while the caller
+computes."""
 
 
 class Subscription:
-    """Messages of topics for a consumer group; made by `client.subscribe`, an async context manager and iterator.
+    """Messages of topics for a consumer group. Created by `client.subscribe`; an async context manager and iterator.
 
-    Resource handling: entering waits until the nodes that lead partitions have accepted the subscription.
-    Leaving waits (5 s at most; 1 s when cancelled) until queued acks are confirmed, then gives back
-    whatever was not settled: it is delivered to others at once, and its attempt is not counted.
+    Entering waits until the nodes that lead partitions have accepted the subscription. Leaving waits until queued acks
+    are
+    confirmed (at most 5 s, or 1 s when cancelled), then gives back the messages that were not settled: they are ready
+    for
+    other consumers at once, and their attempt does not count.
 
-    Error handling: connections that break are made again for ever, held messages stay held; the iterator raises only
-    what cannot get better (a topic was deleted, unless it was one of a pattern), and ClosedError after the block was
-    left. Topics of a pattern that refuse the subscription, for a lease above their `max_lease` say, are left out with a
-    warning, and tried again; `refused` names them. When none of a pattern takes it, the iterator raises why.
+    Broken connections are reopened, without a limit on attempts, and held messages stay held. The iterator raises only
+    permanent errors (a topic was deleted, unless it belongs to a pattern), and ClosedError after the block was left. If
+    topics of a pattern refuse the subscription, for example because of a lease above their `max_lease`, they are
+    skipped
+    with a warning and retried; `refused` lists them. If all topics of a pattern refuse it, the iterator raises the
+    reason.
     """
 
     def __init__(
@@ -79,9 +84,12 @@ class Subscription:
         consumer_id: str | None = None,
         partitions: Partitions | None = None,
     ) -> None:
-        """`credit`: messages held at most. None: `worked_on`, and more as long as they are settled quickly. `handlers`:
-        messages that are worked on at the same time, as a rule.
-        `consumer_id`: one that lasts; None: one of this subscription alone. `partitions`: None is all."""
+        """`credit`: maximum number of held messages. None: `worked_on`, and more as long as they are settled quickly.
+
+        `handlers`: the usual number of messages that are worked on at the same time. `consumer_id`: a lasting id; None
+        for an
+        id of this subscription alone. `partitions`: None for all.
+        """
         if credit is not None and (type(credit) is not int or not 1 <= credit <= DEFAULT.credit_max):
             raise InvalidRequest(f"credit: an int within 1..{DEFAULT.credit_max} is expected, not {credit!r}")
         self._chosen = ChosenTopics.of(topics)
@@ -109,7 +117,7 @@ class Subscription:
         self._tasks = tasks
         self._consumers: dict[str, TopicConsumer] = {}
         self._refused: dict[str, SandqError] = {}
-        """Topics of a pattern that refused the subscription, and why, until it is known that they take it."""
+        """Topics of a pattern that refused the subscription, with the reason, until they accept it."""
         self._scope = anyio.CancelScope()
         self._follower = anyio.CancelScope()
         self._error: SandqError | None = None
@@ -119,7 +127,7 @@ class Subscription:
 
     async def __aenter__(self) -> Subscription:
         if self._entered:
-            raise ClosedError("a subscription is entered once; make another one with client.subscribe")
+            raise ClosedError("a subscription is entered once; make a new one with client.subscribe")
         self._entered = True
         self.cluster.check_open()
         names = await self._chosen.names(self.cluster)
@@ -128,7 +136,7 @@ class Subscription:
         consumers = [self._consumer_of(name) for name in names]
         for name in names:
             if self.cluster.record(name) is None:
-                self.cluster.refresh(name)  # all of them are asked for together
+                self.cluster.refresh(name)  # all topics are requested together
         for consumer in consumers:
             try:
                 await consumer.check(makes=self._chosen.pattern is None)
@@ -147,7 +155,7 @@ class Subscription:
         except BaseException:
             await self._leave(0.0)
             raise
-        self._terms.identity.has_come = True
+        self._terms.identity.is_accepted = True
         return self
 
     def _consumer_of(self, topic: str) -> TopicConsumer:
@@ -172,19 +180,23 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Message:
-        """The next message; several tasks may iterate over one subscription, each message goes to one of them."""
+        """Return the next message. Several tasks may iterate over one subscription; each message goes to one of
+        them."""
         message = self.take_ready()
         return message if message is not None else await self._next(self._take_message)
 
     def take_ready(self) -> Message | None:
-        """The short way, for one after another: the next message, when nothing special is the matter."""
+        """Return the next message without waiting, or None if `__anext__` must be used (for instance, to yield
+        first)."""
         return self.take_arrived() if time.monotonic() - self._yielded_at <= YIELD_S else None
 
     def take_arrived(self) -> Message | None:
-        """The next message if it has come already; never waits. None also if the broker is to know first that it is
-        begun."""
+        """Return the next message if it has arrived; never wait.
+
+        None also if the broker must know first that the message was begun.
+        """
         while self._arrivals and self._is_open and self._error is None:
-            if self._arrivals[0].is_to_be_reported:
+            if self._arrivals[0].needs_report:
                 return None
             message = self._take_message()
             if message is not None:
@@ -193,23 +205,23 @@ class Subscription:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether something has come and was not taken yet."""
+        """True if messages have arrived that were not taken yet."""
         return bool(self._arrivals)
 
     @property
     def topic(self) -> str:
-        """The topic's name; of several, all of them, or their pattern."""
+        """The topic's name; for several topics, all names or their pattern."""
         return self._chosen.text
 
     @property
     def topics(self) -> list[str]:
-        """The names of the topics that it is subscribed to at present."""
+        """The names of the topics that are currently subscribed to."""
         return list(self._consumers) if self._entered else self._chosen.listed
 
     @property
     def refused(self) -> dict[str, SandqError]:
-        """The topics of a pattern that do not take the subscription at present, each with its reason: messages of the
-        others come. They are asked again every few seconds."""
+        """The topics of a pattern that currently refuse the subscription, with the reason. They are retried
+        periodically."""
         consumers = self._consumers
         return {
             name: error
@@ -219,16 +231,17 @@ class Subscription:
 
     @property
     def consumer_id(self) -> str:
-        """What the broker knows this consumer by."""
+        """The id by which the broker knows this consumer."""
         return self._terms.identity.id
 
     @property
     def options(self) -> Options:
-        """The named times of the client."""
+        """The options of the client."""
         return self.cluster.options
 
     def batches(self) -> Batches:
-        """`async for batch in subscription.batches():` messages by the batch, as they were pushed: many at little cost.
+        """Iterate over batches, as the nodes pushed them: `async for batch in subscription.batches():`. Cheap per
+        message.
 
         Unless `credit` was given, up to 10,000 messages are held from now on.
         """
@@ -237,32 +250,38 @@ class Subscription:
         return Batches(self)
 
     async def next_batch(self) -> MessageBatch:
-        """The next batch, for `Batches`."""
+        """Return the next batch, for `Batches`."""
         return await self._next(self._take_batch, whole=True)
 
     async def next_arrivals(self) -> list[Arrival]:
-        """All that has come, for who reads it elsewhere: another thread. What waits there cannot be given back."""
+        """Return all arrived chunks, to be read elsewhere, for example in another thread. They cannot be given back
+        later."""
         self._intake.hold_no_more()
         return await self._next(self._take_all, whole=None)
 
     async def flush(self) -> None:
-        """Until every ack, nack and extension that is queued was answered, or cannot be any more."""
+        """Wait until every queued ack, nack and extension was answered, or can no longer be."""
         while self._error is None and not all(consumer.is_quiet for consumer in self._consumers.values()):
             await self._wakeups.quiet.wait()
 
     def stop(self) -> None:
-        """Take nothing more: what has come and was not taken, and what still comes, is given back at once."""
+        """Stop receiving: give back the messages that were not taken yet, and those that still come."""
         self._intake.stop()
 
     def check_open(self) -> None:
-        """Raise what the iterator would: that it was left, or why it cannot go on. Of any thread."""
+        """Raise the error that the iterator would raise: the subscription was left or failed. May be called from any
+        thread."""
         if self._error is not None:
             raise again(self._error)
         if not self._is_open:
             raise closed(self.topic)
 
     async def _next(self, take: Callable[[], T | None], *, whole: bool | None = False) -> T:
-        """`whole`: whether all that came together is begun, or only the next message; None: nothing is begun yet."""
+        """Return the next result of `take` that is not None.
+
+        `whole`: True if all messages of a chunk are begun together, False if only the next one, None if none is begun
+        yet.
+        """
         while True:
             self.check_open()
             if self._arrivals:
@@ -270,7 +289,7 @@ class Subscription:
                     await anyio.lowlevel.checkpoint()
                     self._yielded_at = time.monotonic()
                     continue
-                if whole is not None and self._arrivals[0].is_to_be_reported:
+                if whole is not None and self._arrivals[0].needs_report:
                     await self._arrivals[0].report(whole=whole)
                     continue
                 found = take()
@@ -295,11 +314,11 @@ class Subscription:
         self._arrivals.clear()
         return arrivals
 
-    # What topics and their sessions report.
+    # Topics and their sessions call these.
 
     def _outrank(self, error: ConsumerFenced) -> bool:
-        """Have this process be the last that came, if it has only just come. Whether it is."""
-        if not self._is_open or self._terms.identity.is_outrun_by(error):
+        """Claim a newer epoch if this process has only just started; return whether to subscribe again."""
+        if not self._is_open or self._terms.identity.is_replaced_by(error):
             return False
         if self._terms.identity.outrank(error):
             self._arrivals.clear()
@@ -308,8 +327,12 @@ class Subscription:
         return True
 
     def _topic_failed(self, topic: str, error: SandqError) -> None:
-        """A topic cannot go on: nor can the iterator, unless the topic was one of a pattern, and is gone, or refuses
-        what others take."""
+        """Handle a topic's permanent error: fail the iterator, or continue without the topic.
+
+        The subscription continues only if the topic belongs to a pattern, and it is gone or refuses the subscription
+        while other
+        topics accept it.
+        """
         self.cluster.forget_if_unknown(topic, error)
         if not self._goes_on_without(topic, error):
             self._fail(error)
@@ -320,7 +343,7 @@ class Subscription:
             else:
                 if topic not in self._refused:
                     log.warning(
-                        "subscription to %s: topic %s refuses it (%s); it goes on without that one",
+                        "subscription to %s: topic %s refuses it (%s); continuing without this topic",
                         self.topic, topic, error,
                     )  # fmt: skip
                 self._refused[topic] = error
@@ -337,14 +360,14 @@ class Subscription:
         return is_refusal and (topic in self._refused or len(self._consumers) > 1)
 
     def _fail(self, error: SandqError) -> None:
-        """It cannot go on: the iterator raises this."""
+        """Fail the subscription: the iterator raises this error."""
         if self._error is None:
             self._error = error
         self._intake.arrived.set()
         self._wakeups.changed.set()
         self._wakeups.quiet.set()
 
-    # The subscription's tasks: sessions where leaders are, leases kept alive, topics that come.
+    # The subscription's tasks: open sessions on the leaders, extend leases, join new topics.
 
     async def _run(self) -> None:
         try:
@@ -353,7 +376,7 @@ class Subscription:
                     now = anyio.current_time()
                     if self._error is None:
                         for consumer in list(self._consumers.values()):
-                            consumer.place_sessions(self._tasks)
+                            consumer.update_sessions(self._tasks)
                     self._wakeups.due_at = self._tend(now)
                     await self._wakeups.task.wait(self._wakeups.due_at - now)
         finally:
@@ -362,13 +385,15 @@ class Subscription:
                 self._give_up()
 
     def _tend(self, now: float) -> float:
-        """Extend leases, let go of those that are over, send what had to wait, give back what waits too long; when to
-        look again."""
+        """Extend leases, drop expired ones, send what was delayed, and give back what waits too long.
+
+        Return the time of the next call.
+        """
         due_at = self._intake.tend(now)
         return min([due_at, *[consumer.tend(now) for consumer in self._consumers.values()]])
 
     async def _follow(self) -> None:
-        """Join topics of the pattern that come."""
+        """Join new topics of the pattern."""
         is_full = False
         with self._follower:
             while self._error is None:
@@ -378,33 +403,33 @@ class Subscription:
                 except SandqError as error:
                     log.info("subscription to %s: %s; asking again", self.topic, error)
                     continue
-                self._look_at_refused(names)
+                self._update_refused(names)
                 new = [name for name in names if name not in self._consumers]
-                room = TOPICS_MAX - len(self._consumers)
-                if len(new) > room and not is_full:
+                free = TOPICS_MAX - len(self._consumers)
+                if len(new) > free and not is_full:
                     log.warning("%s", too_many(self.topic, len(names)).message)
-                is_full = len(new) > room
-                for name in new[: max(room, 0)]:
+                is_full = len(new) > free
+                for name in new[: max(free, 0)]:
                     await self._join(name)
 
-    def _look_at_refused(self, names: Sequence[str]) -> None:
-        """Forget of topics that they refused the subscription once they take it, or are gone."""
+    def _update_refused(self, names: Sequence[str]) -> None:
+        """Remove topics from `refused` that accept the subscription now, or that are gone."""
         for name in list(self._refused):
             consumer = self._consumers.get(name)
             if consumer is not None and consumer.is_ready:
-                log.info("subscription to %s: topic %s takes it now", self.topic, name)
+                log.info("subscription to %s: topic %s accepts it now", self.topic, name)
                 del self._refused[name]
             elif consumer is None and name not in names:
                 del self._refused[name]
 
     async def _join(self, name: str) -> None:
         try:
-            await self.cluster.fetch_topic(name)  # it may be known that there was none
+            await self.cluster.fetch_topic(name)  # the cached answer may be that there is no such topic
         except SandqError as error:
             log.info("subscription to %s: topic %s: %s", self.topic, name, error)
             return
-        if name not in self._refused:  # it is only asked again
-            log.info("subscription to %s: topic %s has come", self.topic, name)
+        if name not in self._refused:  # otherwise it is only retried
+            log.info("subscription to %s: new topic %s", self.topic, name)
         self._consumers[name] = self._consumer_of(name)
         self._wakeups.wake()
 
@@ -424,7 +449,7 @@ class Subscription:
                 raise Unavailable(f"no node accepted a subscription to topic {name!r} in {timeout_s:g} s")
 
     async def _leave(self, timeout_s: float) -> None:
-        """Confirm what is queued, give back the rest, end the tasks."""
+        """Confirm the queued acks, give back the unsettled messages, and end the tasks."""
         self._is_open = False
         self._intake.arrived.set()
         with anyio.CancelScope(shield=True), anyio.move_on_after(timeout_s):
@@ -446,7 +471,7 @@ class Subscription:
 
 
 class Batches:
-    """An async iterator over a subscription's messages by the batch; several tasks may share one."""
+    """An async iterator over the batches of a subscription; several tasks may share it."""
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
@@ -459,5 +484,5 @@ class Batches:
 
 
 def closed(topic: str) -> ClosedError:
-    """The error of using a subscription that was left."""
+    """Return the error for using a subscription that was left."""
     return ClosedError(f"the subscription to topic {topic!r} is closed")

@@ -1,4 +1,4 @@
-"""Messages for code that runs in another thread than the client: handlers that are plain functions, `sandq.sync`."""
+"""Messages for other threads than the client's: for plain functions as handlers, and for `sandq.sync`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ _OPEN: Final = 0
 class Message(HeldMessage):
     """One delivered message, held under a lease until it is settled, or the lease ends.
 
-    `ack`, `nack`, `dead` and `extend` only queue what they ask for, and may be called from any thread;
-    `message.ack().wait()` waits for the broker's answer, and raises LeaseLost when the lease was not held any more. A
-    failure that nobody waits for is logged as a warning ("sandq.client").
+    `ack`, `nack`, `dead` and `extend` only queue their request, and may be called from any thread.
+    `message.ack().wait()`
+    waits for the broker's reply, and raises LeaseLost if the lease was lost. A failure that nobody waits for is logged
+    as a
+    warning ("sandq.client").
     """
 
     __slots__ = ("_asked", "_portal")
@@ -34,14 +36,16 @@ class Message(HeldMessage):
     def __init__(self, portal: Portal, piece: DeliveredChunk, position: int, value: bytes) -> None:
         super().__init__(piece, position, value)
         self._portal = portal
-        self._asked = _OPEN  # what was queued through this object: the state of the chunk may not show it yet
+        self._asked = _OPEN  # the end queued through this object; the chunk's state may not show it yet
 
     def ack(self, *, then: Sequence[Outgoing] | None = None) -> Confirmation[None]:
-        """Done with it: this group gets it no more. Acking twice is once.
+        """Ack the message: this group does not get it again. Acking twice has the effect of one ack.
 
-        `then`: messages that are sent with it (100 and 1 MiB at most), as one promise: once this is confirmed each of
-        them arrives exactly once, whatever fails; when the lease was lost, or one is refused, none is sent and nothing
-        is acked. Raises InvalidRequest for a message that could not be produced.
+        `then`: messages to send together with the ack, at most 100 and 1 MiB. Once the ack is confirmed, each of them
+        is
+        delivered exactly once, whatever fails. If the lease was lost or one of them is refused, none is sent and
+        nothing is
+        acked. Raises InvalidRequest for a message that could not be produced.
         """
         if not then:
             self._ask(ACKING)
@@ -68,25 +72,30 @@ class Message(HeldMessage):
         headers: Headers | None = None,
         count: bool = True,
     ) -> Confirmation[None]:
-        """Not done: it comes back after `delay`, or `delay_ms` whole milliseconds (None: the topic's
-        back-off), or is dead at the last attempt.
+        """Nack the message: it is retried after `delay`, or `delay_ms` whole milliseconds, or is dead after the last
+        attempt.
 
-        `count=False`, a snooze: the attempt is not counted, unless it was snoozed `max_snoozes` times (a setting).
-        For this group it has from then on another `priority` (in a topic of the kind priority or fair), or other
-        `headers` in place of those it had ({}: none), where they are given.
+        Without a delay the topic's back-off applies. `count=False` is a snooze: the attempt does not count, unless the
+        message
+        was snoozed `max_snoozes` times (a setting). `priority` (in a topic of the kind priority or fair) and `headers`
+        replace
+        those of the message for this group from now on, if given; {} removes the headers.
         """
         change = self._piece.consumer.nack_change(priority, headers)
         return self._nack(NACKING, retry_terms(delay, delay_ms, error, count, change))
 
     def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
-        """It cannot be done: for this group it is dead at once, whatever attempts are left; its dead letter says
-        `error`, with the reason "rejected"."""
+        """Make the message dead for this group at once, however many attempts remain.
+
+        Its dead letter has the `error` and the reason "rejected".
+        """
         return self._nack(REJECTING, dead_terms(error))
 
     def extend(self, lease: Duration) -> Confirmation[int]:
-        """Hold it until `lease` from now; waiting gives the new deadline, epoch milliseconds.
+        """Hold the message until `lease` from now; waiting for the result returns the new deadline in epoch
+        milliseconds.
 
-        The lease may cover other messages: they are extended with it.
+        Other messages of the same lease are extended, too.
         """
         return extension_of(self._portal, self._piece, lease)
 
@@ -106,7 +115,7 @@ class Message(HeldMessage):
         return Confirmation(self._portal, begin)
 
     def _ask(self, settling: int) -> None:
-        """Refuse at once what is known to be wrong; the loop has the last word."""
+        """Raise at once if this settling is known to be wrong. The event loop checks it again."""
         if self._portal.is_foreign:
             self._portal.check()
         if self._asked == _OPEN or self._piece.was_refused(self._position):
@@ -118,11 +127,12 @@ class Message(HeldMessage):
 
 @suggesting
 class MessageBatch(HeldBatch):
-    """Messages of one partition that came together, under one lease. There is no object for each of them until
-    `messages` is asked for, and settling all of them is one item of a request.
+    """Messages of one partition that arrived together, under one lease.
 
-    `ack`, `nack` and `dead` are about what of the batch is not settled yet; they are queued, and `batch.ack().wait()`
-    waits for the broker's answer.
+    There are no message objects until `messages` is used, and settling the whole batch is one item of a request. `ack`,
+    `nack` and `dead` apply to the messages that are not settled yet. They are queued; `batch.ack().wait()` waits for
+    the
+    broker's reply.
     """
 
     __slots__ = ("_portal",)
@@ -133,15 +143,17 @@ class MessageBatch(HeldBatch):
 
     @property
     def messages(self) -> list[Message]:
-        """An object for each message, for what the batch does not tell, or to settle some in another way."""
+        """A message object for each message: for other attributes, or to settle some messages in a different way."""
         return [Message(self._portal, self._chunk, *row) for row in self._rows()]
 
     def ack(self, *, then: Sequence[Outgoing] | None = None) -> Confirmation[None]:
-        """Done with all of it.
+        """Ack the whole batch.
 
-        `then`: messages that are sent with it (100 and 1 MiB at most), as with a message: all of the batch that is not
-        settled yet is acked and each of these arrives exactly once, or, when one of it was lost, or one of these is
-        refused, nothing is acked and none is sent.
+        `then`: messages to send together with the ack, at most 100 and 1 MiB. Either all messages that are not settled
+        yet are
+        acked and each of `then` is delivered exactly once, or nothing is acked and none is sent. The latter happens if
+        a
+        message of the batch was lost or one of `then` is refused.
         """
         chunk, start = self._chunk, self._start
         consumer = chunk.consumer
@@ -167,16 +179,17 @@ class MessageBatch(HeldBatch):
         headers: Headers | None = None,
         count: bool = True,
     ) -> Confirmation[None]:
-        """Not done: all of it comes back after `delay`, or `delay_ms` whole milliseconds (None: the topic's
-        back-off), or is dead at the last attempt.
+        """Nack the whole batch: it is retried after `delay`, or `delay_ms` whole milliseconds, or is dead after the
+        last attempt.
 
-        `priority`, `headers` and `count` as with a message: they are about all of it.
+        Without a delay the topic's back-off applies. `priority`, `headers` and `count` apply to all of it, as with a
+        message.
         """
         change = self._chunk.consumer.nack_change(priority, headers)
         return self._nack(retry_terms(delay, delay_ms, error, count, change))
 
     def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
-        """It cannot be done: all of it is dead for this group at once, as with a message."""
+        """Make the whole batch dead for this group at once, as with a message."""
         return self._nack(dead_terms(error))
 
     def _nack(self, terms: NackTerms) -> Confirmation[None]:
@@ -190,7 +203,7 @@ class MessageBatch(HeldBatch):
         return Confirmation(self._portal, begin)
 
     def extend(self, lease: Duration) -> Confirmation[int]:
-        """Hold it until `lease` from now, and what else came under the same lease."""
+        """Hold the batch until `lease` from now. Other messages of the same lease are extended, too."""
         return extension_of(self._portal, self._chunk, lease)
 
 

@@ -1,4 +1,4 @@
-"""One topic of a subscription: its sessions on the nodes that lead partitions of it, and what it holds of each."""
+"""One topic of a subscription: its sessions on the nodes that lead its partitions, and the messages held of each."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from sandq.protocol.requests import Subscribe, Unsubscribe
 
 log = logging.getLogger("sandq.client")
 
-_LEASE_DEFAULT_MS: Final = 30_000  # a topic record always tells; this is for one that does not
-_EXTEND_PART: Final = 3  # extended when a third of the lease is left
+_LEASE_DEFAULT_MS: Final = 30_000  # used if a topic record has no lease, which does not happen
+_EXTEND_PART: Final = 3  # a lease is extended when a third of it remains
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a subscription asks of the nodes, for all of its topics."""
+    """The parameters of a subscription, the same for all its topics."""
 
     group: str
     identity: ConsumerIdentity
     lease_ms: int | None
-    """How long messages are held; None: the setting of the topic."""
+    """How long messages are held, in ms; None for the topic's setting."""
     start: str | int | bytes
     partitions: Sequence[int] | None
-    """Numbers of the partitions to take messages of; None: all."""
+    """Numbers of the partitions to consume; None for all."""
     auto_extend: bool
     handlers: int
-    """Messages that are worked on at the same time, as a rule."""
+    """The usual number of messages that are worked on at the same time."""
 
 
 class TopicConsumer:
@@ -71,8 +71,12 @@ class TopicConsumer:
         on_failed: Callable[[str, SandqError], None],
         on_fenced: Callable[[ConsumerFenced], bool],
     ) -> None:
-        """`on_failed(topic, error)`: the topic cannot go on. `on_fenced(error)`: a node knows a later process of this
-        consumer; returns whether to subscribe again, as a later one still."""
+        """`on_failed(topic, error)` is called when the topic cannot continue.
+
+        `on_fenced(error)` is called when a node knows a later process of this consumer. It returns whether to subscribe
+        again,
+        with a still later epoch.
+        """
         self.topic = topic
         self.cluster = cluster
         self.terms = terms
@@ -84,28 +88,30 @@ class TopicConsumer:
         self._partition_consumers: dict[tuple[int, int], PartitionConsumer] = {}
 
     async def check(self, *, makes: bool) -> None:
-        """Raises UnknownTopic, UnknownPartition, or what kept the cluster from answering. `makes`: a topic that is not
-        there is made, if the nodes make such."""
+        """Check that the topic and its partitions exist. `makes`: create the topic if the nodes create such topics.
+
+        Raises UnknownTopic, UnknownPartition, or the error that kept the cluster from answering.
+        """
         try:
             known = await (used_topic(self.cluster, self.topic) if makes else self.cluster.topic(self.topic))
             chosen_of(known, self.terms.partitions)
         except UnknownPartition:
-            chosen_of(await self.cluster.fetch_topic(self.topic), self.terms.partitions)  # it may be new
+            chosen_of(await self.cluster.fetch_topic(self.topic), self.terms.partitions)  # the partition may be new
 
     @property
     def is_ready(self) -> bool:
-        """Whether all nodes that lead partitions have accepted the subscription."""
+        """True if all nodes that lead partitions have accepted the subscription."""
         return bool(self.sessions) and all(session.credit.is_accepted for session in self.sessions.values())
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no ack, nack or extension is queued or unanswered."""
+        """True if no ack, nack or extension is queued or unanswered."""
         return all(consumer.sender.is_quiet for consumer in self._partition_consumers.values())
 
-    # What its sessions ask and tell.
+    # The sessions call these.
 
     def partition_consumer(self, group_number: int, partition: int) -> PartitionConsumer:
-        """Return the consumer of a partition, made when its first message comes."""
+        """Return the consumer of a partition; it is created when the first message of the partition comes."""
         found = self._partition_consumers.get((group_number, partition))
         if found is None:
             found = self._partition_consumers[group_number, partition] = PartitionConsumer(
@@ -120,28 +126,28 @@ class TopicConsumer:
         return found
 
     def watch(self, lease: Lease) -> None:
-        """Something was delivered under this lease: be there when it has to be extended, or ends."""
+        """Run the subscription's task in time to extend this lease, or to handle its end."""
         if self._extend_at(lease) < self.wakeups.due_at:
             self.wakeups.task.set()
 
     def fail(self, error: SandqError) -> None:
-        """It cannot go on."""
+        """Report a permanent error of the topic."""
         self._on_failed(self.topic, error)
 
     def held_tokens(self) -> list[list[int]]:
-        """The leases that need not be pushed again: everything of them has come."""
+        """Return the leases whose messages have all arrived: the nodes need not push them again."""
         return [list(lease.key) for _, lease in self.leases() if lease.complete or lease.superseded]
 
     def leases(self) -> Iterator[tuple[PartitionConsumer, Lease]]:
-        """All that is held, by partition."""
+        """Yield all held leases, with the consumer of their partition."""
         for partition_consumer in self._partition_consumers.values():
             for lease in list(partition_consumer.held.leases.values()):
                 yield partition_consumer, lease
 
-    # What the subscription's task has it do.
+    # The subscription's task calls these.
 
-    def place_sessions(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Have a session on every node that leads a partition."""
+    def update_sessions(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Open a session on every node that leads a partition, and retire the others."""
         missing = self.cluster.missing(self.topic)
         if missing is not None:
             self.fail(missing)
@@ -150,7 +156,7 @@ class TopicConsumer:
         if record is None:
             return
         if record.settings.get("max_attempts") == 1:
-            self.intake.hold_no_more()  # should this process die, what it holds is dead
+            self.intake.hold_no_more()  # with one attempt, messages that are held when this process dies are dead
         try:
             wanted = chosen_of(record, self.terms.partitions)
         except UnknownPartition as error:
@@ -178,13 +184,13 @@ class TopicConsumer:
             self.intake.nodes_changed()
 
     def tend(self, now: float) -> float:
-        """Extend leases, let go of those that are over, send what had to wait; when to look again."""
+        """Extend leases, drop expired ones, send what was delayed; return the time of the next call."""
         due_at = math.inf
         for partition_consumer in self._partition_consumers.values():
             partition_consumer.sender.poke()
             due_at = min(due_at, partition_consumer.sender.next_time(now))
         for partition_consumer, lease in self.leases():
-            if lease.held and not lease.lost:  # also one that had lapsed, and was pushed again
+            if lease.held and not lease.lost:  # includes leases that had lapsed and were pushed again
                 due_at = min(due_at, self._tend_lease(partition_consumer, lease, now))
         return due_at
 
@@ -205,7 +211,7 @@ class TopicConsumer:
         return lease.expires_at
 
     def _extend_at(self, lease: Lease) -> float:
-        """When something has to be done about a lease."""
+        """Return the next time at which a lease must be extended or dropped."""
         if not self.terms.auto_extend:
             return lease.expires_at
         return lease.expires_at - self._effective_lease_ms() / 1000 / _EXTEND_PART
@@ -220,25 +226,25 @@ class TopicConsumer:
     # Ends.
 
     def restart(self) -> None:
-        """Subscribe anew everywhere, as the consumer has another epoch: what came before comes again."""
+        """Subscribe again on all nodes with the new epoch; earlier messages are delivered again."""
         self._lose_all()
         for session in self.sessions.values():
             session.restart()
 
     def leave(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Have every node take back what is held of it."""
+        """Give back the held messages on every node."""
         for session in self.sessions.values():
             tasks.start_soon(session.leave)
 
     def close(self, error: SandqError) -> None:
-        """End all that goes on for it; what is still queued is not sent, and its messages say why."""
+        """End the sessions; fail the queued requests with this error."""
         for session in self.sessions.values():
             session.scope.cancel()
         for partition_consumer in self._partition_consumers.values():
             partition_consumer.give_up_all(error)
 
     def drop(self, error: SandqError) -> None:
-        """The topic is gone, and the subscription goes on without it: what was held of it is lost."""
+        """Drop the topic while the subscription continues without it; its held messages are lost."""
         for session in self.sessions.values():
             session.credit.drop()
         self._lose_all()
@@ -251,7 +257,8 @@ class TopicConsumer:
 
 
 class Session:
-    """The subscription to the topic on one node: SUBSCRIBE, and what the node pushes. `run` is its task."""
+    """The subscription to the topic on one node: sends SUBSCRIBE and receives what the node pushes. `run` is its
+    task."""
 
     def __init__(self, consumer: TopicConsumer, node_id: str) -> None:
         self.node_id = node_id
@@ -266,7 +273,7 @@ class Session:
         self._last_tokens: dict[tuple[int, int], int] = {}
 
     async def run(self) -> None:
-        """Be subscribed on the node whenever it can be reached; returns when the subscription has failed."""
+        """Stay subscribed on the node whenever it is reachable. Returns when the subscription has failed."""
         cluster, options = self._consumer.cluster, self._consumer.cluster.options
         attempt = 0
         cluster.on_change[self._wake.set] = None
@@ -275,14 +282,16 @@ class Session:
                 while True:
                     connection = cluster.connection(self.node_id)
                     if connection is None:
-                        # Whoever named this node may not have noticed yet that it is gone.
+                        # Ask even if the node is known: the node that named it may not have noticed yet that it is
+                        # gone.
                         cluster.refresh(self._consumer.topic)
                         await self._wake.wait()
                         continue
                     started_at = anyio.current_time()
                     error = await self._serve(connection)
                     if isinstance(error, ConsumerFenced) and self._consumer.on_fenced(error):
-                        # Of two that come at the same time each may outrank the other: not at the speed of the network.
+                        # Two processes that start at the same time may outrank each other in turn. The pause limits the
+                        # rate.
                         await anyio.sleep(options.back_off_s(attempt))
                         attempt += 1
                         continue
@@ -291,7 +300,7 @@ class Session:
                         return
                     log.info("subscription to %s on %s: %s", self._consumer.topic, self.node_id, error)
                     cluster.refresh(self._consumer.topic, self.node_id)
-                    self._consumer.wakeups.wake()  # it may have nothing to do there any more
+                    self._consumer.wakeups.wake()  # the node may lead nothing any more
                     if anyio.current_time() - started_at > options.back_off_max_s:
                         attempt = 0
                     await anyio.sleep(options.back_off_s(attempt))
@@ -300,7 +309,7 @@ class Session:
             cluster.on_change.pop(self._wake.set, None)
 
     async def _serve(self, connection: Connection) -> SandqError:
-        """Subscribe on this connection and stay until it ends; why it ended."""
+        """Subscribe on this connection and stay until the subscription ends; return the reason."""
         consumer, terms = self._consumer, self._consumer.terms
         self._ended = None
         self._id = connection.new_id()
@@ -328,12 +337,12 @@ class Session:
                 await self._wake.wait()
             return self._ended
         except SandqError as error:
-            # The next SUBSCRIBE takes the place of one without an answer; UNSUBSCRIBE would give back what is held.
+            # The next SUBSCRIBE replaces one that was not answered. UNSUBSCRIBE would give back the held messages.
             self._ended = error if self.credit.held or error.code != "TIMED_OUT" else None
             return error
         finally:
             connection.listeners.pop(self._id, None)
-            if self._ended is None and not self._left:  # the node may still think that somebody listens
+            if self._ended is None and not self._left:  # the node may still consider this client subscribed
                 connection.post(Unsubscribe(self._id).frame(connection.new_id()))
             self._connection = None
             self.credit.end()
@@ -342,11 +351,14 @@ class Session:
             self._last_tokens.clear()
 
     def retire(self) -> bool:
-        """Give the node no more credit, as it seems to lead nothing of the topic; end the session, if there is no
-        subscription on the node. Returns whether it has ended.
+        """Give the node no more credit, because it seems to lead nothing of the topic; return whether the session
+        ended.
 
-        To unsubscribe would give back what is held of the node, and what seems so may be wrong: its leaders may only
-        not be known for a moment. A node that ceases to lead ends the subscription itself.
+        The session ends at once if there is no subscription on the node. Otherwise it stays: to unsubscribe would give
+        back the
+        messages held from the node, and its leadership may just be unknown for a moment. A node that ceases to lead
+        ends the
+        subscription itself.
         """
         self.credit.target, self.credit.is_retired = 0, True
         if self._connection is not None:
@@ -356,7 +368,7 @@ class Session:
         return True
 
     async def leave(self) -> None:
-        """Give back what is leased here; returns when the node has done it (or cannot be reached)."""
+        """Give back the messages leased here. Returns when the node has done it or cannot be reached."""
         connection = self._connection
         if connection is not None and connection.is_open:
             self._left = True
@@ -366,12 +378,12 @@ class Session:
             except SandqError as error:
                 log.debug("unsubscribing from %s: %s", self.node_id, error)
 
-    # What the connection tells.
+    # The connection calls these.
 
     def on_deliver(self, frame: Frame) -> None:
-        """Messages: raises ProtocolError when the frame makes no sense, which closes the connection."""
+        """Process pushed messages. Raises ProtocolError for an invalid frame, which closes the connection."""
         consumer, connection = self._consumer, self._connection
-        assert connection is not None, "pushed to a session that listens to no connection"
+        assert connection is not None, "delivery for a session that has no connection"
         deliver = Deliver.parse(frame)
         expires_at = connection.local_time(deliver.deadline_ms)
         partition_consumer = consumer.partition_consumer(deliver.group_number, deliver.partition)
@@ -387,28 +399,28 @@ class Session:
         lease.complete, lease.begin_first = lease.complete or deliver.last, deliver.begin_first
         self.credit.pushed(pushed, count)
         if count and anyio.current_time() >= lease.expires_at:
-            held.lapse(lease)  # long on its way: another consumer may have it by now
+            held.lapse(lease)  # it was in transit for long: another consumer may have leased the messages by now
         elif count:
             consumer.intake.receive(chunk, self.credit.crossed(count))
         if count < pushed:
-            self.credit.top_up()  # what had been pushed before is not held twice: the credit it cost goes back
+            self.credit.top_up()  # messages that were pushed before are not held twice, so their credit is given back
         consumer.watch(lease)
         if not self.credit.is_busy and pushed:
             self.credit.is_busy = True
             consumer.intake.nodes_changed()
 
     def on_end(self, error: SandqError) -> None:
-        """The connection is lost, or the node ended the subscription."""
+        """Record that the connection is lost or that the node ended the subscription."""
         self._ended = error
         self._wake.set()
 
     def restart(self) -> None:
-        """Subscribe anew, as the consumer has another epoch now."""
+        """Subscribe again: the consumer has a new epoch."""
         if self._connection is not None:
             self.on_end(Unavailable("the consumer has a later epoch now"))
 
     def _supersede(self, held: HeldMessages, token: int) -> None:
-        """A later lease of the partition: the frames of the one before have all come."""
+        """Mark the previous lease of the partition as superseded: all its frames have arrived."""
         partition = (held.group_number, held.partition)
         last = self._last_tokens.get(partition)
         if last is not None and last != token and (lease := held.leases.get(last)) is not None:

@@ -1,13 +1,12 @@
-"""`client.run`: a handler called for each message, by so many workers; what becomes of a message follows from how the
-handler ends.
+"""`client.run`: call a handler for each message with a fixed number of workers, and settle by the handler's outcome.
 
     returned                     acked            raised Retry     nacked, with the delay that it names
     settled the message itself   left alone       raised Dead      dead at once, with the error that it names
-    took too long                nacked           raised another   `EndRules` says which; logged with its traceback
+    took too long                nacked           raised another   decided by `EndRules`; logged with its traceback
 
-Workers are tasks that pull from one subscription; none is made for a message. Idle ones queue up, so that a message
-wakes one of them. Each lives in a cancel scope of its own, shielded from whoever cancels `run`: at the end the idle
-ones are cancelled at once, the others when the grace time is over.
+Workers are tasks that pull from one subscription; there is no task per message. Idle workers queue up, so that a
+message wakes one of them. Each worker has its own cancel scope, shielded from cancellation of `run`. At the end, idle
+workers are cancelled at once, the others when the grace time is over.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ GRACE: Final = "30s"
 
 
 class Runner:
-    """One `client.run`."""
+    """One call of `client.run`."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class Runner:
         rules: EndRules = DEFAULT_RULES,
         timeout_s: float | None = None,
     ) -> None:
-        """`timeout_s`: how long the handler may take for a message; None: as long as it likes."""
+        """`timeout_s`: how long the handler may work on a message, in seconds; None for no limit."""
         self._subscription = subscription
         self._tracing = subscription.options.tracing
         self._rules = rules
@@ -65,15 +64,16 @@ class Runner:
         self._handler: Callable[[Any], Any] = handler
         self._concurrency = concurrency
         self._grace_s = duration_ms(grace) / 1000
-        self._turn = anyio.Lock(fast_acquire=True)  # held by the worker that waits for the next message
-        self._workers: dict[anyio.CancelScope, Message | None] = {}  # and what each is working on
+        self._next_lock = anyio.Lock(fast_acquire=True)  # held by the worker that waits for the next message
+        self._workers: dict[anyio.CancelScope, Message | None] = {}  # the message that each worker handles
         self._stopping = False
         self._failed = anyio.Event()
         self._failure: BaseException | None = None
         self._threads = None if is_async(handler) else _Threads(concurrency)
 
     async def run(self) -> NoReturn:
-        """Until it is cancelled, or something fails for good: that is raised, after the grace time of the rest."""
+        """Run until cancelled or until a permanent failure, which is raised after the grace time of the other
+        workers."""
         async with self._subscription, anyio.create_task_group() as others:
             if self._threads is not None:
                 others.start_soon(self._threads.serve)
@@ -91,12 +91,12 @@ class Runner:
         raise self._failure
 
     async def _wait(self) -> None:
-        """Until there is a reason to stop; from then on nothing is begun, and what runs has its grace time."""
+        """Wait for a reason to stop. Then no handler is started any more, and running ones get the grace time."""
         try:
             await self._failed.wait()
         except anyio.get_cancelled_exc_class():
             raise
-        except BaseException as error:  # Ctrl-C under trio: to be raised as it is, not in the group of a task group
+        except BaseException as error:  # Ctrl-C under trio: raise it as it is, without the group of a task group
             self._fail(error)
         finally:
             self._stopping = True
@@ -120,7 +120,7 @@ class Runner:
                 while not self._stopping:
                     message = self._subscription.take_ready()
                     if message is None:
-                        async with self._turn:
+                        async with self._next_lock:
                             message = await self._subscription.__anext__()
                     self._workers[scope] = message
                     await self._handle(message, scope)
@@ -135,7 +135,7 @@ class Runner:
                 del self._workers[scope]
 
     async def _handle(self, message: Message, scope: anyio.CancelScope) -> None:
-        """Call the handler and settle the message. Raises what ends the worker."""
+        """Call the handler and settle the message. Raises errors that end the worker."""
         limit = anyio.CancelScope()
         try:
             if self._timeout_s is None:
@@ -145,7 +145,7 @@ class Runner:
             else:
                 await self._threads.within(self._timeout_s, partial(self._time_out, message), self._call, message)
         except GeneratorExit:
-            raise  # the loop is being torn down
+            raise  # the event loop is being torn down
         except (KeyboardInterrupt, _NotAHandler):
             raise  # not the message's fault: it is given back
         except BaseException as error:
@@ -154,13 +154,14 @@ class Runner:
                 if failure is not None:
                     self._failed_on(message, failure)
                 else:
-                    becomes = "" if message.is_settled else ": given back"
-                    log.warning("%s did not end in %g s and was cancelled%s", _of(message), self._grace_s, becomes)
+                    outcome = "" if message.is_settled else ": given back"
+                    log.warning("%s did not end in %g s and was cancelled%s", _of(message), self._grace_s, outcome)
                 raise cancelled from None
             if limit.cancel_called and isinstance(failure, Exception) and not self._rules.rule(failure).is_expected:
-                self._time_out(message, failure)  # raised because it was cancelled: it says nothing about the message
+                # raised because of the cancellation: it says nothing about the message
+                self._time_out(message, failure)
                 return
-            # Cancelled without anybody here having asked for it: the handler awaited something that was.
+            # Cancelled, but not by this runner: the handler awaited something that was cancelled.
             self._failed_on(message, error)
             if not isinstance(error, Exception) and cancelled is None:
                 raise
@@ -176,16 +177,17 @@ class Runner:
                 await self._threads.call(self._handler, message)
 
     async def _call_within(self, message: Message, limit: anyio.CancelScope, timeout_s: float) -> None:
-        """Call an async handler, and cancel it when it takes longer than this."""
+        """Call an async handler, and cancel it after `timeout_s`."""
         limit.deadline = anyio.current_time() + timeout_s
         with limit, processing(self._tracing, message, self._subscription.group):
             _check_has_run(self._handler, await self._handler(message))
         self._warn_if_it_blocked(message)
-        if limit.cancel_called:  # also where the handler swallowed it: whatever it left undone is done again
+        # even if the handler swallowed the cancellation: its work is incomplete, so it is retried
+        if limit.cancel_called:
             self._time_out(message)
 
     def _warn_if_it_blocked(self, message: Message) -> None:
-        """Log that an async handler kept the event loop so long that its lease ended without an extension."""
+        """Log a warning if an async handler blocked the event loop until its lease ended without an extension."""
         lease = message._piece.lease
         late_s = anyio.current_time() - lease.expires_at
         if lease.lost or message.is_settled or late_s < 0:
@@ -198,13 +200,13 @@ class Runner:
             )
 
     def _time_out(self, message: Message, failure: Exception | None = None) -> None:
-        """The handler took too long, and raised this when it was cancelled: the message comes again, unless it was
-        settled before."""
+        """Nack a message whose handler took too long, unless it is settled. `failure`: raised by the cancelled
+        handler."""
         assert self._timeout_s is not None
         error = f"took longer than {format_duration(round(self._timeout_s * 1000))}"
         if failure is not None:
             error = f"{error}, and then: {failure_text(failure)}"
-        ended = "was cancelled" if self._threads is None else "goes on in its thread, which nobody can cancel"
+        ended = "was cancelled" if self._threads is None else "goes on in its thread, which cannot be cancelled"
         log.error("%s %s: it %s", _of(message), error, ended, exc_info=failure)
         if not (message.is_settled or message.is_lost):
             self._settle(lambda: message.nack(error=error))
@@ -213,7 +215,7 @@ class Runner:
         if message.is_settled:
             return
         if message.is_lost:
-            log.warning("%s came too late: the lease was lost, so it is handled again", _of(message))
+            log.warning("%s came too late: the lease was lost, so the message is handled again", _of(message))
             return
         self._settle(message.ack)
 
@@ -221,21 +223,21 @@ class Runner:
         rule = self._rules.rule(error)
         if message.is_settled or message.is_lost:
             failure = None if rule.is_expected else error
-            log.error("%s raised behind its message's end: %s", _of(message), rule.error, exc_info=failure)
+            log.error("%s raised after its message was settled or lost: %s", _of(message), rule.error, exc_info=failure)
             return
         if not rule.is_expected:
             failed = "failed, and the message is dead" if rule.is_dead else "failed"
             log.error("%s %s: %s", _of(message), failed, rule.error, exc_info=error)
         elif rule.is_dead:
-            log.warning("%s gives it up: it is dead: %s", _of(message), rule.error)
+            log.warning("%s raised Dead: the message is dead: %s", _of(message), rule.error)
         else:
-            log.info("%s asks to be tried again: %s", _of(message), rule.error)
+            log.info("%s raised Retry: the message is retried: %s", _of(message), rule.error)
         self._settle(partial(_end, message, rule))
 
     def _settle(self, settle: Callable[[], object]) -> None:
         try:
             settle()
-        except SandqError as error:  # the client was closed: the iterator says so, too
+        except SandqError as error:  # the client was closed: the iterator raises that, too
             log.warning("topic %s: %s", self._subscription.topic, error)
 
 
@@ -247,7 +249,7 @@ def _end(message: Message, rule: Rule) -> None:
 
 
 class _NotAHandler(InvalidRequest):
-    """What was given as a handler is none."""
+    """The given handler cannot be used as one."""
 
 
 class _Threads:
@@ -259,7 +261,7 @@ class _Threads:
         self._limiter = anyio.CapacityLimiter(concurrency)
 
     async def serve(self) -> None:
-        """What those threads do to messages is done here, until the pump is stopped."""
+        """Run the jobs that those threads post for their messages, until the pump is stopped."""
         with anyio.CancelScope(shield=True):
             await self.pump.run()
 
@@ -270,12 +272,14 @@ class _Threads:
         call: Callable[[Message], Awaitable[None]],
         message: Message,
     ) -> None:
-        """Call, and tell `on_late` when it takes longer than this. It is waited for nevertheless: its thread has a
-        place among those that may run until it ends."""
+        """Call a handler, and call `on_late` after `timeout_s`.
+
+        The call is awaited all the same: its thread counts against the limit on concurrent threads until it ends.
+        """
 
         async def watch() -> None:
             await anyio.sleep(timeout_s)
-            self.pump.empty()  # it may have settled the message
+            self.pump.empty()  # jobs in it may have settled the message
             on_late()
 
         failure: BaseException | None = None
@@ -286,32 +290,32 @@ class _Threads:
             except anyio.get_cancelled_exc_class():
                 raise
             except BaseException as error:
-                failure = error  # raised below: as it is, not in the group of a task group
+                failure = error  # raised below: as it is, without the group of a task group
             tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
 
     async def call(self, handler: Callable[[ThreadedMessage], object], message: Message) -> None:
-        """A thread cannot be cancelled: it is left to itself then."""
+        """Call a handler in a thread. On cancellation the thread goes on, because it cannot be cancelled."""
         threaded = ThreadedMessage(self._portal, message._piece, message._position, message.value)
-        # In a tuple, for trio has an error of its own about functions that return coroutines.
+        # The result is wrapped in a tuple, because trio rejects functions that return coroutines.
         (found,) = await anyio.to_thread.run_sync(
             lambda: (handler(threaded),), abandon_on_cancel=True, limiter=self._limiter
         )
-        self.pump.empty()  # it may have settled the message
+        self.pump.empty()  # jobs in it may have settled the message
         _check_has_run(handler, found)
 
 
 def _check_has_run(handler: Callable[[Any], object], found: object) -> None:
-    """Raise _NotAHandler if a handler returned something that has yet to run: its message would be acked before."""
+    """Raise _NotAHandler if a handler returned something that has yet to run: its message would be acked too early."""
     if inspect.isgenerator(found) or inspect.isasyncgen(found):
-        kind = "a generator, whose lines run only when somebody iterates over it"
+        kind = "a generator, whose lines run only when it is iterated over"
     elif inspect.isawaitable(found):
         kind = "something to be awaited"
     elif isinstance(found, Future) and not found.done():
         kind = "a future of work that has not ended"
     elif isinstance(found, map | filter):
-        kind = f"a {type(found).__name__}, which calls its function only when somebody iterates over it"
+        kind = f"a {type(found).__name__}, which calls its function only when it is iterated over"
     else:
         return
     if inspect.iscoroutine(found):
@@ -320,7 +324,7 @@ def _check_has_run(handler: Callable[[Any], object], found: object) -> None:
 
 
 def check_options(handler: object, concurrency: object) -> None:
-    """InvalidRequest when these cannot be run."""
+    """Raise InvalidRequest if these cannot be run."""
     if not callable(handler):
         raise InvalidRequest(f"handler: a function that takes a message is expected, not {handler!r}")
     _check_signature(handler)
@@ -334,7 +338,7 @@ def check_options(handler: object, concurrency: object) -> None:
 
 
 def _check_signature(handler: Callable[..., object]) -> None:
-    """InvalidRequest unless it can be called with a message and nothing else; what does not tell is believed."""
+    """Raise InvalidRequest unless it can be called with a message as the only argument; accept unknown signatures."""
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
@@ -362,7 +366,7 @@ def timeout_s_of(timeout: Duration | None) -> float | None:
 
 
 def is_async(handler: object) -> bool:
-    """Whether calling it gives something to be awaited."""
+    """Return whether a call of the handler returns an awaitable."""
     call = getattr(handler, "__call__", None)  # noqa: B004 - of an object that is called like a function
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
 
@@ -372,7 +376,7 @@ def _of(message: Message) -> str:
 
 
 def _split(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """What of an exception is cancellation, and the rest."""
+    """Split an exception into cancellation and the rest."""
     cancelled = anyio.get_cancelled_exc_class()
     if isinstance(error, BaseExceptionGroup):
         ended, rest = error.split(cancelled)
@@ -381,7 +385,7 @@ def _split(error: BaseException) -> tuple[BaseException | None, BaseException | 
 
 
 def _is_task_cancelled() -> bool:
-    """Whether somebody cancels this very task by asyncio's own means, as its loop does at its end."""
+    """Return whether this task is being cancelled by asyncio itself, as the loop does at its end."""
     asyncio = sys.modules.get("asyncio")
     try:
         task = asyncio.current_task() if asyncio is not None else None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandq.client.client import Client
-from sandq.client.consumer.ack_ranges import PLACE, ranges_of
+from sandq.client.consumer.ack_ranges import OFFSET_STEP, ranges_of
 from sandq.client.consumer.subscription import Subscription
 from sandq.model import offsets
 from sandq.model.batch import Column
@@ -240,7 +240,9 @@ BASE = int.from_bytes(offsets.pack(NOW_MS, 9, 1000, 3), "big")
     later=st.sets(st.integers(0, 200_000), max_size=20),
 )
 def test_ranges_name_what_they_are_made_of(places: set[int], later: set[int]) -> None:
-    numbers = {BASE + place * PLACE for place in places} | {BASE + (1 << 80) + place * PLACE for place in later}
+    numbers = {BASE + place * OFFSET_STEP for place in places} | {
+        BASE + (1 << 80) + place * OFFSET_STEP for place in later
+    }
     rows = ranges_of((number, 1) for number in sorted(numbers, reverse=True))
     named = FakeServer.named(rows)
     assert named == {number.to_bytes(16, "big") for number in numbers}
@@ -248,14 +250,14 @@ def test_ranges_name_what_they_are_made_of(places: set[int], later: set[int]) ->
 
 
 def test_ranges_are_as_short_as_may_be() -> None:
-    every_other = [(BASE + place * PLACE, 1) for place in range(0, 1000, 2)]
+    every_other = [(BASE + place * OFFSET_STEP, 1) for place in range(0, 1000, 2)]
     ((_, bitmap),) = ranges_of(every_other)
     assert isinstance(bitmap, bytes) and len(bitmap) == 125
-    far_apart = [(BASE + place * PLACE, 1) for place in range(0, 60_000, 5000)]
+    far_apart = [(BASE + place * OFFSET_STEP, 1) for place in range(0, 60_000, 5000)]
     assert [extent for _, extent in ranges_of(far_apart)] == [1] * 12
-    assert [extent for _, extent in ranges_of([(BASE, 5), (BASE + 5 * PLACE, 7)])] == [12]
+    assert [extent for _, extent in ranges_of([(BASE, 5), (BASE + 5 * OFFSET_STEP, 7)])] == [12]
     # Two dense stretches that lie far apart are two bitmaps.
-    other = [(number + 50_000 * PLACE, count) for number, count in every_other]
+    other = [(number + 50_000 * OFFSET_STEP, count) for number, count in every_other]
     assert [len(extent) for _, extent in ranges_of(every_other + other)] == [125, 125]
     # Messages that were moved lie at instants of their own.
     moved = [(BASE + (place << 80), 1) for place in range(5)]

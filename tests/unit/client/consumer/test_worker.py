@@ -122,7 +122,7 @@ def test_a_handler_gives_messages_up_and_snoozes_them(with_client: Any, caplog: 
 
     with_client(body)
     assert {type(record.exc_info[1]) for record in caplog.records if record.exc_info} == {ValueError, ConnectionError}
-    assert "gives it up: it is dead: 410 gone" in caplog.text
+    assert "raised Dead: the message is dead: 410 gone" in caplog.text
     assert "failed, and the message is dead: ValueError: never right" in caplog.text
 
 
@@ -189,7 +189,7 @@ def test_a_plain_handler_that_takes_too_long_goes_on_in_its_place(with_client: A
 
     with_client(body)
     assert told == ["the message was nacked already, it cannot be acked"]
-    assert "goes on in its thread, which nobody can cancel" in caplog.text
+    assert "goes on in its thread, which cannot be cancelled" in caplog.text
 
 
 def test_a_plain_handler_in_time_fails_as_without_a_timeout(with_client: Any) -> None:
