@@ -20,7 +20,7 @@ from sandq.broker.clock.timers import Timers
 from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery import sending_acks
-from sandq.broker.delivery.group_takers import GroupTakers
+from sandq.broker.delivery.group_waiters import GroupWaiters
 from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.nack_changes import with_columns
 from sandq.broker.delivery.outbox_sender import OutboxSender
@@ -89,7 +89,7 @@ LISTS_AT_ONCE: Final = 4
 """Lists of groups that are made at once, for all clients: each may be 12 MB."""
 
 
-_TakersKey = tuple[str, str, tuple[int, ...]]
+_WaitersKey = tuple[str, str, tuple[int, ...]]
 """Topic, group, and the partitions that are wanted; (): all."""
 
 
@@ -136,7 +136,7 @@ class Broker:
         self.listing = trio.Semaphore(LISTS_AT_ONCE)
         """Of those who list groups, whose answers may be large and are counted once they are made."""
         self._openings = GroupOpenings(limits.groups, node_log)
-        self._takers: dict[_TakersKey, GroupTakers] = {}
+        self._waiters: dict[_WaitersKey, GroupWaiters] = {}
         """Of LEASE requests."""
         self._producers_counted_s = -math.inf
         """When it was looked last whether there are too many ..."""
@@ -227,7 +227,7 @@ class Broker:
     def _checks(self, request: Produce, leader: PartitionLeader) -> Callable[[], Checked]:
         """What checks a batch, on any thread."""
         topic = self.catalog.topics[request.topic]
-        where, own = topic.places[request.partition], limits_of(request.topic, topic.record.settings)
+        where, own = topic.targets[request.partition], limits_of(request.topic, topic.record.settings)
         return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own)
 
     def _check_producers(self) -> None:
@@ -386,14 +386,14 @@ class Broker:
         """
         topic = self.catalog.topic(request.topic)
         check_name("group", request.group)
-        lease_ms, room_ms = self._lease_ms(topic, request.lease_ms), self.clock.now_ms()
+        lease_ms, free_since_ms = self._lease_ms(topic, request.lease_ms), self.clock.now_ms()
         leaders = self._led_of(request)
-        takers = self._takers_of(request)
-        lease_once = LeaseOnce(request, caller, leaders, takers, lease_ms, self.clock, self._timers, congested)
+        waiters = self._waiters_of(request)
+        lease_once = LeaseOnce(request, caller, leaders, waiters, lease_ms, self.clock, self._timers, congested)
         opens = partial(self._openings.open, request.topic, group=request.group, start=request.start)
         try:
-            with takers.joined():
-                await takers.know(leaders, opens)
+            with waiters.joined():
+                await waiters.know(leaders, opens)
                 if leaders != self._led_of(request):
                     raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; ask again")
                 taken = await lease_once.run()
@@ -403,24 +403,26 @@ class Broker:
             release(lease_once.asked, request)
             raise
         finally:
-            self._forget(request, takers)
+            self._forget(request, waiters)
         for leader, delivery in taken:
-            leader.stats.delivered(delivery, self.clock.now_s(), None if leader.is_held(request.group) else room_ms)
+            leader.stats.delivered(
+                delivery, self.clock.now_s(), None if leader.is_held(request.group) else free_since_ms
+            )
         return [delivery for _, delivery in taken]
 
-    def _takers_of(self, request: Lease) -> GroupTakers:
-        key = _takers_key(request)
-        takers = self._takers.get(key)
-        if takers is None or takers.error is not None:
-            takers = GroupTakers(request.topic, request.group, self.clock, self._timers)
-            self._takers[key] = takers
-        return takers
+    def _waiters_of(self, request: Lease) -> GroupWaiters:
+        key = _waiters_key(request)
+        waiters = self._waiters.get(key)
+        if waiters is None or waiters.error is not None:
+            waiters = GroupWaiters(request.topic, request.group, self.clock, self._timers)
+            self._waiters[key] = waiters
+        return waiters
 
-    def _forget(self, request: Lease, takers: GroupTakers) -> None:
+    def _forget(self, request: Lease, waiters: GroupWaiters) -> None:
         """Unless others are there, or new ones have begun anew."""
-        key = _takers_key(request)
-        if not takers.in_use and self._takers.get(key) is takers:
-            del self._takers[key]
+        key = _waiters_key(request)
+        if not waiters.in_use and self._waiters.get(key) is waiters:
+            del self._waiters[key]
 
     def give_back(self, request: Lease, partitions: Iterable[int]) -> None:
         """Nobody is there any more to get what was leased in these partitions."""
@@ -470,7 +472,7 @@ def _check_lease(lease_ms: int, own: TopicLimits | None) -> None:
         )
 
 
-def _takers_key(request: Lease) -> _TakersKey:
+def _waiters_key(request: Lease) -> _WaitersKey:
     """Requests for other partitions wait apart: nobody is woken by what is not for it."""
     return request.topic, request.group, tuple(sorted(request.partitions or ()))
 

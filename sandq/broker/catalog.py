@@ -41,7 +41,7 @@ class OpenTopic(NamedTuple):
 
     record: Topic
     partitions: dict[int, PartitionLeader]
-    places: dict[int, BatchTarget]
+    targets: dict[int, BatchTarget]
     stats: TopicStats
     attended: set[PartitionLeader]
     """Those of them that somebody takes part in or watches."""
@@ -222,7 +222,7 @@ class Catalog:
         self._led.clear()  # its topic may be gone already
         for opened in self.topics.values():
             if opened.partitions.get(leader.partition) is leader:
-                del opened.partitions[leader.partition], opened.places[leader.partition]
+                del opened.partitions[leader.partition], opened.targets[leader.partition]
         self._routes.led(number, 0, False)
 
     def changed(self, before: Topic, opened: OpenTopic) -> None:

@@ -74,7 +74,7 @@ async def test_who_waits_for_some_is_woken_by_these_alone(node: Serving, api: sa
         async with trio.open_nursery() as nursery:
             for partition in range(2):
                 nursery.start_soon(wait, partition)
-            await until_holds(lambda: sum(takers.in_use for takers in node.broker._takers.values()) == 2)
+            await until_holds(lambda: sum(waiters.in_use for waiters in node.broker._waiters.values()) == 2)
             await api.produce("t", b"second", partition=1)
             await until_holds(lambda: got == {1: [b"second"]})
             await api.produce("t", b"first", partition=0)

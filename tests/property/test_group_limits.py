@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from sandq.broker.delivery.limit_home import LimitHome, Told, newer, told_of
+from sandq.broker.delivery.limit_home import LimitHome, Report, newer, report_of
 from sandq.model.batch import Column, encode
 from sandq.model.group_limits import GroupLimit, limits_of, next_epoch, parse_limit, with_limit
 from sandq.model.settings import parse_settings
@@ -69,8 +69,8 @@ class Partition:
         self.stores.write(self.view.drain())
         return results
 
-    def told(self, at: int) -> Told | None:
-        return told_of(self.machine.status(self.view), "g", True, T + at + self.skew_ms)
+    def told(self, at: int) -> Report | None:
+        return report_of(self.machine.status(self.view), "g", True, T + at + self.skew_ms)
 
     @property
     def leased(self) -> int:

@@ -18,7 +18,7 @@ from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
-from sandq.broker.delivery.sending_acks import place_of
+from sandq.broker.delivery.sending_acks import target_of
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.leader.schedule_firing import ScheduleFiring
 from sandq.broker.peers.metadata_progress import MetadataProgress
@@ -170,7 +170,7 @@ class Reconciler:
         for at, partition in enumerate(topic.partitions):
             if at not in opened.partitions and self._node_log.pointers.get(partition.group) is not None:
                 leader = opened.partitions[at] = self._deliver(topic, at, opened)
-                opened.places[at] = place_of(topic, at)
+                opened.targets[at] = target_of(topic, at)
                 self._catalog.opened(topic.name, leader)
                 fresh.append(leader)
                 if len(fresh) % OPENED_AT_ONCE == 0:
@@ -189,9 +189,9 @@ class Reconciler:
         compaction = StoreCompaction(host, self._node_log, self._runner, self._nursery)
         firing = ScheduleFiring(host, self._runner, self._clock, self._timers, self._nursery, self._planning)
 
-        def look(status: Status) -> None:
+        def on_status(status: Status) -> None:
             compaction.on_status(status)
-            firing.look(status)
+            firing.on_status(status)
 
         return PartitionLeader(
             raft_group=host,
@@ -199,12 +199,12 @@ class Reconciler:
             clock=self._clock,
             timers=self._timers,
             lease_ahead_ms=self._lease_ahead_ms,
-            look=look,
+            on_status=on_status,
             stats=opened.stats,
             cluster_level=lambda: self._catalog.view.feature_level,
             attended=opened.attended,
-            on_limits=self._limits.look,
-            on_outbox=self._outbox.look,
+            on_limits=self._limits.on_change,
+            on_outbox=self._outbox.on_change,
             highest_level=self._node_log.levels.highest,
         )
 

@@ -1,4 +1,4 @@
-"""Leasing once, without a subscription: for HTTP, scripts, and whoever asks what is ready now."""
+"""Lease messages once, without a subscription: for HTTP, scripts and other callers that ask what is ready now."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
-from sandq.broker.delivery.group_takers import Bell, GroupTakers
+from sandq.broker.delivery.group_waiters import Bell, GroupWaiters
 from sandq.broker.event_loop import Turn
 from sandq.broker.leader.partition_leader import RETRY_MS, PartitionLeader, lease_work
 from sandq.broker.reads.fan_out import answers_of
@@ -20,66 +20,68 @@ from sandq.partition.groups.group import RESETTING, SEEKING
 from sandq.protocol.requests import Lease
 
 TAKE_BYTES = 8 << 20
-"""No further lease is asked for beyond."""
+"""Bytes of leased messages after which no further lease is requested."""
 
 Taken = tuple[PartitionLeader, Delivery]
 
 
 def release(leaders: Iterable[PartitionLeader], request: Lease) -> None:
-    """Nobody is there any more to get what was leased, or is being leased."""
+    """Give back what was leased, or is being leased, for a request that has ended."""
     for leader in leaders:
         give_back = partial(_release, leader, request)
         give_back()
         if leader.raft_group.stalled is not None:
-            leader.raft_group.after_stall(give_back)  # what is on its way to the log may be applied all the same
+            leader.raft_group.after_stall(give_back)  # a command on its way to the log may still be applied
 
 
 def _release(leader: PartitionLeader, request: Lease) -> None:
-    with suppress(SandqError):  # it runs out then
+    with suppress(SandqError):  # otherwise the lease expires
         leader.raft_group.submit(c.Release(request.group, request.consumer_id), lambda result: None)
 
 
 class LeaseOnce:
-    """One LEASE on its way through the partitions of a topic."""
+    """One LEASE request over the partitions of a topic."""
 
     def __init__(
         self,
         request: Lease,
         caller: Caller,
         leaders: Sequence[PartitionLeader],
-        takers: GroupTakers,
+        waiters: GroupWaiters,
         lease_ms: int,
         clock: GuardedClock,
         timers: Timers,
         congested: Callable[[], bool],
     ) -> None:
-        """`takers` knows the `leaders`. `congested()`: the connection takes nothing now."""
+        """Create it.
+
+        `waiters` must know the `leaders`. `congested()`: return whether the connection accepts nothing now."""
         self._request = request
         self._line = caller.line
         self._deliveries = leaders
-        self._takers = takers
+        self._waiters = waiters
         self._lease_ms = lease_ms
         self._clock = clock
         self._timers = timers
         self._congested = congested
-        self._turn = Turn()
-        """Of thousands of partitions some hundred are looked at in one turn of the loop."""
+        self._slice = Turn()
+        """Time slice: of thousands of partitions, about a hundred are checked per iteration of the loop."""
         self.asked: dict[PartitionLeader, None] = {}
-        """Those in which it has, or may be given, something."""
+        """Partitions in which the request has leases, or may get some."""
 
     async def run(self) -> list[Taken]:
-        """Lease what is due; when that is nothing, what is first due within `wait_ms`."""
+        """Lease due messages. If there are none, wait up to `wait_ms` for the first ones."""
         for leader in self._deliveries:
             if leader.limits_wanted:
                 leader.note_asked(self._request.group)
-                await self._turn.spend(1)
+                await self._slice.spend(1)
         taken = await self._lease_due()
         if not taken and self._request.wait_ms:
             taken = await self._wait()
         if not taken:
             self._check_not_halted()
             return []
-        self._takers.pass_on()
+        self._waiters.wake_next()
         return await self._acked(taken) if self._request.ack else taken
 
     async def _wait(self) -> list[Taken]:
@@ -89,20 +91,20 @@ class LeaseOnce:
         try:
             while True:
                 if self._congested():
-                    self._takers.pass_on()
+                    self._waiters.wake_next()
                     self._timers.at(self._clock.now_ms() + RETRY_MS, bell)
                     await bell.heard()
-                elif not self._takers.due():
-                    await self._takers.wait(bell, first=was_woken)
+                elif not self._waiters.due():
+                    await self._waiters.wait(bell, first=was_woken)
                     was_woken = True
                 taken = await self._lease_due()
                 if taken or self._clock.now_ms() >= deadline_ms:
                     return taken
         finally:
-            deadline.cancel()  # most of these end long before
+            deadline.cancel()  # most requests end long before
 
     def _check_not_halted(self) -> None:
-        """Raises Unavailable: nothing is there only because a seek, or a clock reset, is under way."""
+        """Raise Unavailable if nothing was leased because a seek or a clock reset is in progress."""
         name = self._request.group
         halted: dict[str, list[int]] = {SEEKING: [], RESETTING: []}
         for leader in self._deliveries:
@@ -115,15 +117,15 @@ class LeaseOnce:
                 raise Unavailable(f"group {name!r}, partition {where}: {why}; ask again in a moment")
 
     async def _lease_due(self) -> list[Taken]:
-        """What could be leased where something may be due."""
-        await self._takers.touch()
-        self._takers.check()
+        """Lease from the partitions in which messages may be due."""
+        await self._waiters.touch()
+        self._waiters.check()
         left, left_bytes = self._request.max, TAKE_BYTES
         taken: list[Taken] = []
-        for leader in self._takers.due():
+        for leader in self._waiters.due():
             if left <= 0 or left_bytes <= 0 or self._congested():
                 break
-            await self._turn.spend(1)
+            await self._slice.spend(1)
             for lease in await self._lease(leader, left):
                 taken.append((leader, lease))
                 left -= lease.count
@@ -132,9 +134,9 @@ class LeaseOnce:
 
     async def _lease(self, leader: PartitionLeader, limit: int) -> list[Delivery]:
         request = self._request
-        self._takers.look_at(leader)
-        self._takers.check()
-        if not self._takers.is_due(leader):
+        self._waiters.check_partition(leader)
+        self._waiters.check()
+        if not self._waiters.is_due(leader):
             return []
         self.asked[leader] = None
         now_ms = self._clock.now_ms()
@@ -147,15 +149,17 @@ class LeaseOnce:
                 break
             now_ms = self._clock.now_ms()
         if found:
-            self._takers.looked_at(leader)
+            self._waiters.note_leased(leader)
         else:
-            # Due and not granted: it is another's, or the group is paused.
-            self._takers.look_again(leader, now_ms + RETRY_MS)
+            # Due but not granted: it belongs to another consumer, or the group is paused.
+            self._waiters.check_at(leader, now_ms + RETRY_MS)
         return found
 
     async def _acked(self, taken: list[Taken]) -> list[Taken]:
-        """Those of which the ack is done; what could not be acked is given back, what a seek revoked comes again.
-        Raises when that is all of them, and not because of seeks."""
+        """Ack the leases, and return those whose ack is done.
+
+        Leases that could not be acked are given back; those revoked by a seek are delivered again. Raise the error if
+        all acks failed, unless seeks caused that."""
         acks = [(leader.raft_group, c.Ack([(lease.token, None)])) for leader, lease in taken]
         answers = await answers_of(acks, self._line)
         if any(answer != [None] for answer in answers):

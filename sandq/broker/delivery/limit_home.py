@@ -1,8 +1,8 @@
-"""What the leader of a home partition knows of one group's limits, and decides: pure, so that a test can walk it.
+"""Decide how the limits of one group are divided, on the leader of its home partition.
 
-It is told by the leaders of the other partitions how they stand, and asks those of which it has to know. All of that
-may be lost, or late: what counts is in the ledger (`partition.limits.ledger`). The frames are `LIMITS_ASKED` and
-`LIMITS_TOLD` (`protocol.peer`).
+`LimitHome` has no side effects, so that tests can explore it. The leaders of the other partitions report their state,
+and are asked for it when it is needed. Each of these messages may be lost or late: only the ledger counts
+(`partition.limits.ledger`). The frames are `LIMITS_ASKED` and `LIMITS_TOLD` (`protocol.peer`).
 """
 
 from __future__ import annotations
@@ -10,39 +10,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from sandq.broker.delivery.limit_plan import LimitPlan, Standing
+from sandq.broker.delivery.limit_plan import LimitPlan, PartitionUse
 from sandq.partition import commands as c
 from sandq.partition.groups.group_limits import HOME
 from sandq.partition.limits.ledger import LedgerStatus, Share
 from sandq.partition.partition_status import Status
 
 ASK_MS: Final = 200
-"""Before what was not answered is asked again, and somebody who waits says so again."""
+"""Time in ms before an unanswered request is repeated, and before a starved partition reports again."""
 FRESH_MS: Final = 3 * ASK_MS
-"""So long it is believed that somebody waits."""
+"""Time in ms for which a report that a partition is starved is valid."""
 
 
-class Asked(NamedTuple):
-    """What the home partition lets another one have: an item of `AllowLimit`."""
+class Offer(NamedTuple):
+    """A share that the home partition sends to another partition: an item of `AllowLimit`."""
 
     group: str
     epoch: int
     version: int
     in_flight: int
-    """Messages in flight."""
+    """Number of messages in flight."""
     units: int
     given_us: int
 
 
-class Told(NamedTuple):
-    """How one partition stands, as its leader tells."""
+class Report(NamedTuple):
+    """The state of one partition, as reported by its leader."""
 
     group: str
     epoch: int
     version: int
     leased: int
     may_have: int
-    """Messages in flight."""
+    """Number of messages that may be in flight."""
     returned_us: int
     used: int
     wants_in_flight: int
@@ -50,19 +50,21 @@ class Told(NamedTuple):
 
     @property
     def is_starved(self) -> bool:
-        """Whether it waits for the limits."""
+        """Whether messages of the partition wait for the limits."""
         return self.wants_in_flight > 0 or self.wants_rate
 
     @classmethod
-    def parse(cls, row: Any) -> Told | None:
-        """From what another node sent; None when it is nothing of the kind."""
+    def parse(cls, row: Any) -> Report | None:
+        """Parse a report from another node. Return None if it is malformed."""
         if not isinstance(row, tuple) or [type(part) for part in row] != [str, *[int] * 7, bool]:
             return None
         return cls(*row)
 
 
-def told_of(status: Status, group: str, is_hungry: bool, now_ms: int) -> Told | None:
-    """How a partition stands; None when the group has no limits there. `is_hungry`: some consumer would take more."""
+def report_of(status: Status, group: str, is_hungry: bool, now_ms: int) -> Report | None:
+    """Return the report of a partition; None if the group has no limits there.
+
+    `is_hungry`: some consumer would take more messages."""
     allowance = None if status.limits is None else status.limits.allowances.get(group)
     if allowance is None:
         return None
@@ -71,9 +73,9 @@ def told_of(status: Status, group: str, is_hungry: bool, now_ms: int) -> Told | 
     if found is not None:
         leased = found.leased
         if is_hungry and found.limit is not None:
-            waits_for_room, wants_rate = found.limit.holds_up(now_ms)
-            wants_in_flight = max(found.ready, 1) if waits_for_room else 0
-    return Told(
+            waits_for_acks, wants_rate = found.limit.holds_up(now_ms)
+            wants_in_flight = max(found.ready, 1) if waits_for_acks else 0
+    return Report(
         group,
         allowance.epoch,
         allowance.version,
@@ -87,102 +89,112 @@ def told_of(status: Status, group: str, is_hungry: bool, now_ms: int) -> Told | 
 
 
 class LimitHome:
-    """Of one group, while this node leads the home partition."""
+    """The home partition's view of one group, while this node leads the home partition."""
 
     def __init__(self) -> None:
         self._plan = LimitPlan()
-        self._told: dict[int, tuple[Told, int]] = {}
-        """By partition, and when."""
+        self._reports: dict[int, tuple[Report, int]] = {}
+        """Last report and its time in ms, by partition."""
         self._asked: dict[int, tuple[int, int, int]] = {}
-        """By partition: the epoch and the version that were asked for last, and when."""
+        """Epoch and version of the last request and its time in ms, by partition."""
 
-    def heard(self, partition: int, told: Told, now_ms: int) -> bool:
-        """A partition says how it stands. Whether that is news, and not what it is believed to be anyhow."""
-        before, heard_ms = self._told.get(partition, (None, 0))
-        self._told[partition] = told, now_ms
-        return told != before or not 0 <= now_ms - heard_ms < FRESH_MS
+    def heard(self, partition: int, report: Report, now_ms: int) -> bool:
+        """Record the report of a partition. Return whether it is news."""
+        before, reported_ms = self._reports.get(partition, (None, 0))
+        self._reports[partition] = report, now_ms
+        return report != before or not 0 <= now_ms - reported_ms < FRESH_MS
 
-    def decide(self, group: str, ledger: LedgerStatus, own: Told, now_ms: int) -> c.ShareLimit | None:
-        """What to write into the ledger; None: nothing."""
+    def decide(self, group: str, ledger: LedgerStatus, own: Report, now_ms: int) -> c.ShareLimit | None:
+        """Return the command that changes the ledger; None if nothing changes."""
         limit, confirmed = ledger.limit, []
         shares = dict(ledger.shares)
-        for partition, (told, _) in self._told.items():
-            if told.epoch != limit.epoch:
+        for partition, (report, _) in self._reports.items():
+            if report.epoch != limit.epoch:
                 continue
             share = shares.get(partition)
             if share is None:
-                if partition in ledger.unheard and told.version == 0:
-                    confirmed.append((partition, 0, told.leased, 0))
-            elif told.version == share.version:
-                held = min(share.held, max(share.in_flight, told.leased))
+                if partition in ledger.unheard and report.version == 0:
+                    confirmed.append((partition, 0, report.leased, 0))
+            elif report.version == share.version:
+                held = min(share.held, max(share.in_flight, report.leased))
                 if not share.confirmed or held < share.held:
-                    confirmed.append((partition, told.version, told.leased, told.returned_us))
+                    confirmed.append((partition, report.version, report.leased, report.returned_us))
                 shares[partition] = share._replace(held=held, held_units=share.units, confirmed=True)
         targets: list[tuple[int, int, int]] = []
         if not ledger.unheard:
-            wanted = self._plan.plan(limit, self._standings(ledger, shares, own, now_ms), now_ms)
+            wanted = self._plan.plan(limit, self._uses(ledger, shares, own, now_ms), now_ms)
             targets = [(partition, *target) for partition, target in wanted.items()]
         if not targets and not confirmed and not _may_raise(ledger, shares, own):
             return None
         return c.ShareLimit(group, limit.epoch, confirmed, targets)
 
-    def _standings(self, ledger: LedgerStatus, shares: dict[int, Share], own: Told, now_ms: int) -> dict[int, Standing]:
-        standings = {
-            HOME: Standing(
+    def _uses(
+        self, ledger: LedgerStatus, shares: dict[int, Share], own: Report, now_ms: int
+    ) -> dict[int, PartitionUse]:
+        uses = {
+            HOME: PartitionUse(
                 own.leased, ledger.own_in_flight, ledger.own_units, own.used, own.wants_in_flight, own.wants_rate
             )
         }
-        for partition in sorted(shares.keys() | self._told.keys()):
+        for partition in sorted(shares.keys() | self._reports.keys()):
             share = shares.get(partition, Share())
-            told, heard_ms = self._told.get(partition, (None, 0))
-            if told is None or told.epoch != ledger.limit.epoch or not share.confirmed:
-                held = Standing(share.held, share.target, share.units, -1, is_open=share.confirmed)
-                standings[partition] = held
+            report, reported_ms = self._reports.get(partition, (None, 0))
+            if report is None or report.epoch != ledger.limit.epoch or not share.confirmed:
+                held = PartitionUse(share.held, share.target, share.units, -1, is_open=share.confirmed)
+                uses[partition] = held
                 continue
-            is_fresh = 0 <= now_ms - heard_ms < FRESH_MS
-            standings[partition] = Standing(
-                told.leased,
+            is_fresh = 0 <= now_ms - reported_ms < FRESH_MS
+            uses[partition] = PartitionUse(
+                report.leased,
                 share.target,
                 share.units,
-                told.used,
-                told.wants_in_flight if is_fresh else 0,
-                told.wants_rate and is_fresh,
+                report.used,
+                report.wants_in_flight if is_fresh else 0,
+                report.wants_rate and is_fresh,
             )
-        return standings
+        return uses
 
-    def asks(self, ledger: LedgerStatus, own: Told, now_ms: int) -> Iterator[tuple[int, Asked]]:
-        """Whom to ask how they stand, and what they may have. Of those who were asked lately none."""
+    def asks(self, ledger: LedgerStatus, own: Report, now_ms: int) -> Iterator[tuple[int, Offer]]:
+        """Yield the partitions to ask for their state, with the shares to send them.
+
+        Skip those that were asked recently."""
         is_any_starved = own.is_starved or self.is_any_starved(now_ms)
         open_shares = {partition: Share(confirmed=False) for partition in ledger.unheard} | ledger.shares
         for partition, share in open_shares.items():
             epoch, version = ledger.limit.epoch, share.version
-            told, heard_ms = self._told.get(partition, (None, 0))
-            is_told = told is not None and (told.epoch, told.version) == (epoch, version)
-            is_fresh = is_told and 0 <= now_ms - heard_ms < ASK_MS
+            report, reported_ms = self._reports.get(partition, (None, 0))
+            is_reported = report is not None and (report.epoch, report.version) == (epoch, version)
+            is_fresh = is_reported and 0 <= now_ms - reported_ms < ASK_MS
             if share.confirmed:
                 holds = share.held > 0 or share.held_units > 0
                 if is_fresh or not (is_any_starved and holds):
                     continue
-            elif is_told:
-                continue  # what it said comes into the ledger
+            elif is_reported:
+                continue  # its report is about to be recorded in the ledger
             asked = self._asked.get(partition)
             if asked is None or asked[:2] != (epoch, version) or not 0 <= now_ms - asked[2] < ASK_MS:
                 self._asked[partition] = epoch, version, now_ms
-                yield partition, Asked(own.group, epoch, version, share.in_flight, share.units, share.given_us)
+                yield partition, Offer(own.group, epoch, version, share.in_flight, share.units, share.given_us)
 
-    def is_restless(self, ledger: LedgerStatus, own: Told, now_ms: int) -> bool:
-        """Whether to look again before long, though nothing happens."""
+    def needs_recheck(self, ledger: LedgerStatus, own: Report, now_ms: int) -> bool:
+        """Return whether to check again soon, even if nothing happens."""
         if ledger.unheard or any([not share.confirmed for share in ledger.shares.values()]):
             return True
         return own.is_starved or self.is_any_starved(now_ms)
 
     def is_any_starved(self, now_ms: int) -> bool:
-        """Whether another partition waits for the limits."""
-        return any([told.is_starved for told, heard_ms in self._told.values() if 0 <= now_ms - heard_ms < FRESH_MS])
+        """Return whether another partition waits for the limits."""
+        return any(
+            [
+                report.is_starved
+                for report, reported_ms in self._reports.values()
+                if 0 <= now_ms - reported_ms < FRESH_MS
+            ]
+        )
 
 
-def _may_raise(ledger: LedgerStatus, shares: dict[int, Share], own: Told) -> bool:
-    """Whether somebody who is to have more in flight can get some of it now."""
+def _may_raise(ledger: LedgerStatus, shares: dict[int, Share], own: Report) -> bool:
+    """Return whether a partition below its target can get more messages in flight now."""
     if ledger.unheard or ledger.limit.max_in_flight is None:
         return False
     left = ledger.limit.max_in_flight - own.leased - sum([share.held for share in shares.values()])
@@ -194,8 +206,8 @@ def _may_raise(ledger: LedgerStatus, shares: dict[int, Share], own: Told) -> boo
     )
 
 
-def newer(status: Status, asked: Sequence[Asked]) -> list[Asked]:
-    """Those of what a partition is told that it does not go by yet."""
+def newer(status: Status, asked: Sequence[Offer]) -> list[Offer]:
+    """Return the shares that are newer than those that the partition applies."""
     allowances = status.limits.allowances if status.limits is not None else {}
     found = []
     for one in asked:

@@ -1,8 +1,8 @@
-"""Moves limits of groups between the partitions of a topic, whoever leads them.
+"""Move shares of group limits between the partitions of a topic, even if different nodes lead them.
 
-The node that leads partition 0 decides, and writes it into the ledger there (`LimitHome`); the nodes that lead the
-others tell it when something waits for the limits, and have their partitions go by what it lets them have. Between them
-go `LIMITS_ASKED` and `LIMITS_TOLD`. For topics without limits, and for those of one partition, nothing is done.
+The leader of partition 0 decides, and records that in its ledger (`LimitHome`). The leaders of the other partitions
+report when messages wait for the limits, and have their partitions apply the shares that they get. They exchange
+`LIMITS_ASKED` and `LIMITS_TOLD`. Topics without limits, or with one partition, need none of this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
-from sandq.broker.delivery.limit_home import ASK_MS, Asked, LimitHome, Told, newer, told_of
+from sandq.broker.delivery.limit_home import ASK_MS, LimitHome, Offer, Report, newer, report_of
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.fair_queue import BEHIND
@@ -30,24 +30,26 @@ _ASKED: Final = [str, *[int] * 5]
 
 
 class _Known:
-    """What is remembered for one partition that is led here; it may be lost at any time."""
+    """The state kept for one partition that is led here. It may be lost at any time."""
 
     def __init__(self) -> None:
         self.homes: dict[str, LimitHome] = {}
-        """In the home partition, by group."""
+        """State of each group, in the home partition."""
         self.busy: set[str] = set()
         """Groups whose ledger is being changed."""
-        self.told: dict[str, tuple[Told, int]] = {}
-        """In others: what was told last of each group, and when."""
+        self.reported: dict[str, tuple[Report, int]] = {}
+        """Last report of each group, and its time in ms, in the other partitions."""
         self.is_due = False
-        """It is looked at in the next turn of the loop."""
+        """True if the partition is checked in the next iteration of the loop."""
         self.again_ms: int | None = None
-        """When it is looked at again."""
+        """Time in ms of the next check."""
 
 
 class LimitShares:
+    """Exchange reports and shares with the leaders of other partitions."""
+
     def __init__(self, own: str, catalog: Catalog, links: PeerLinks, clock: GuardedClock, timers: Timers) -> None:
-        """`own`: this node."""
+        """Create it. `own`: this node."""
         self._own = own
         self._catalog = catalog
         self._links = links
@@ -55,23 +57,23 @@ class LimitShares:
         self._timers = timers
         self._known: WeakKeyDictionary[PartitionLeader, _Known] = WeakKeyDictionary()
 
-    def look(self, leader: PartitionLeader) -> None:
-        """Something has changed in a partition that is led here and has limits, or somebody waits for them."""
+    def on_change(self, leader: PartitionLeader) -> None:
+        """Check a partition that is led here and has limits, because something changed or a consumer waits for them."""
         known = self._known.get(leader)
         if known is None:
             known = self._known[leader] = _Known()
         if not known.is_due:
             known.is_due = True
-            self._timers.at(self._clock.now_ms(), partial(self._look, leader, known))
+            self._timers.at(self._clock.now_ms(), partial(self._check, leader, known))
 
-    def _look_again(self, leader: PartitionLeader, known: _Known) -> None:
-        """Look before long, though nothing may happen."""
+    def _check_later(self, leader: PartitionLeader, known: _Known) -> None:
+        """Check again soon, even if nothing happens."""
         at_ms = self._clock.now_ms() + ASK_MS
         if known.again_ms is None or not self._clock.now_ms() < known.again_ms <= at_ms:
             known.again_ms = at_ms
-            self._timers.at(at_ms, partial(self.look, leader))
+            self._timers.at(at_ms, partial(self.on_change, leader))
 
-    def _look(self, leader: PartitionLeader, known: _Known) -> None:
+    def _check(self, leader: PartitionLeader, known: _Known) -> None:
         known.is_due = False
         topic = self._topic_of(leader)
         if topic is None or leader.raft_group.status.limits is None or len(topic.record.partitions) == 1:
@@ -79,10 +81,10 @@ class LimitShares:
         if leader.partition == HOME:
             self._decide(topic, leader, known)
         else:
-            self._tell(topic, leader, known, leader.raft_group.status.limits.allowances, is_asked=False)
+            self._report(topic, leader, known, leader.raft_group.status.limits.allowances, is_asked=False)
 
     def _topic_of(self, leader: PartitionLeader) -> OpenTopic | None:
-        """The topic of a partition that this node leads."""
+        """Return the topic of a partition that this node leads; None if it does not lead it."""
         if leader.closed or not leader.raft_group.ready:
             return None
         name, partition = self._catalog.view.partition_of_group.get(leader.raft_group.number, ("", -1))
@@ -93,24 +95,24 @@ class LimitShares:
 
     def _decide(self, topic: OpenTopic, leader: PartitionLeader, known: _Known) -> None:
         status, now_ms = leader.raft_group.status, self._clock.now_ms()
-        asks: dict[int, list[Asked]] = defaultdict(list)
-        is_restless = False
+        asks: dict[int, list[Offer]] = defaultdict(list)
+        needs_recheck = False
         for name, ledger in status.limits.ledgers.items():
             home = known.homes.get(name)
             if home is None:
                 home = known.homes[name] = LimitHome()
-            own = told_of(status, name, leader.is_hungry(name), now_ms)
+            own = report_of(status, name, leader.is_hungry(name), now_ms)
             if own is None:
                 continue
             if name not in known.busy and (command := home.decide(name, ledger, own, now_ms)) is not None:
                 self._share(leader, known, command)
             for partition, asked in home.asks(ledger, own, now_ms):
                 asks[partition].append(asked)
-            is_restless |= home.is_restless(ledger, own, now_ms)
+            needs_recheck |= home.needs_recheck(ledger, own, now_ms)
         for partition, items in asks.items():
             self._ask(topic, partition, items)
-        if is_restless:
-            self._look_again(leader, known)
+        if needs_recheck:
+            self._check_later(leader, known)
 
     def _share(self, leader: PartitionLeader, known: _Known, command: c.ShareLimit) -> None:
         known.busy.add(command.group)
@@ -118,72 +120,72 @@ class LimitShares:
         def done(result: Any) -> None:
             known.busy.discard(command.group)
             if not isinstance(result, SandqError):
-                self.look(leader)
+                self.on_change(leader)
 
         try:
             leader.raft_group.submit(command, done, line=BEHIND)
         except SandqError:
             known.busy.discard(command.group)
-        # Refused, or lost: it is thought over again.
-        self._look_again(leader, known)
+        # If it was refused or lost, decide again later.
+        self._check_later(leader, known)
 
-    def _ask(self, topic: OpenTopic, partition: int, items: list[Asked]) -> None:
+    def _ask(self, topic: OpenTopic, partition: int, items: list[Offer]) -> None:
         if partition >= len(topic.record.partitions):
             return
         node = self._catalog.leader(topic, partition)
         if node == self._own:
             local = topic.partitions.get(partition)
             if local is not None:
-                self._asked(local, items)
+                self._take_offers(local, items)
         elif node is not None:
             self._links.send(node, PeerFrame.LIMITS_ASKED, (topic.record.partitions[partition].group, items))
 
-    def _heard(self, leader: PartitionLeader, partition: int, rows: Iterable[Told]) -> None:
-        """A partition tells the home partition how it stands."""
+    def _take_reports(self, leader: PartitionLeader, partition: int, rows: Iterable[Report]) -> None:
+        """Handle reports of a partition, on the leader of the home partition."""
         if self._topic_of(leader) is None or leader.partition != HOME:
             return
         known, is_news = self._known.setdefault(leader, _Known()), False
-        for told in rows:
-            is_news |= known.homes.setdefault(told.group, LimitHome()).heard(partition, told, self._clock.now_ms())
+        for report in rows:
+            is_news |= known.homes.setdefault(report.group, LimitHome()).heard(partition, report, self._clock.now_ms())
         if is_news:
-            self.look(leader)
+            self.on_change(leader)
 
     # -- the others -----------------------------------------------------------------------------------------------
 
-    def _asked(self, leader: PartitionLeader, items: list[Asked]) -> None:
-        """The home partition asks how this one stands, and says what it may have."""
+    def _take_offers(self, leader: PartitionLeader, items: list[Offer]) -> None:
+        """Apply shares sent by the home partition, and report the state of this one."""
         topic = self._topic_of(leader)
         if topic is None or leader.partition == HOME:
             return
         known = self._known.setdefault(leader, _Known())
-        tell = partial(self._tell, topic, leader, known, [item.group for item in items], is_asked=True)
+        report = partial(self._report, topic, leader, known, [item.group for item in items], is_asked=True)
         news = newer(leader.raft_group.status, items)
         if not news:
-            tell()
+            report()
             return
-        with suppress(SandqError):  # it is asked again
-            leader.raft_group.submit(c.AllowLimit(news), lambda result: tell(), line=BEHIND)
+        with suppress(SandqError):  # the home partition asks again
+            leader.raft_group.submit(c.AllowLimit(news), lambda result: report(), line=BEHIND)
 
-    def _tell(
+    def _report(
         self, topic: OpenTopic, leader: PartitionLeader, known: _Known, groups: Iterable[str], *, is_asked: bool
     ) -> None:
-        """Tell the home partition how this one stands, if it has asked or has to know."""
+        """Report the state of this partition to the home partition, if that has asked or must know."""
         status, now_ms = leader.raft_group.status, self._clock.now_ms()
         rows = []
         for name in list(groups):
-            told = told_of(status, name, leader.is_hungry(name), now_ms)
-            if told is None:
-                known.told.pop(name, None)
+            report = report_of(status, name, leader.is_hungry(name), now_ms)
+            if report is None:
+                known.reported.pop(name, None)
                 continue
-            if told.is_starved:
-                self._look_again(leader, known)
-            before, before_ms = known.told.get(name, (None, 0))
-            if is_asked or _is_news(told, before, before_ms, now_ms):
-                known.told[name] = told, now_ms
-                rows.append(told)
+            if report.is_starved:
+                self._check_later(leader, known)
+            before, before_ms = known.reported.get(name, (None, 0))
+            if is_asked or _is_news(report, before, before_ms, now_ms):
+                known.reported[name] = report, now_ms
+                rows.append(report)
         node = self._catalog.leader(topic, HOME) if rows else None
         if node == self._own:
-            self._heard(topic.partitions[HOME], leader.partition, rows)
+            self._take_reports(topic.partitions[HOME], leader.partition, rows)
         elif node is not None:
             body = (topic.record.partitions[HOME].group, leader.partition, rows)
             self._links.send(node, PeerFrame.LIMITS_TOLD, body)
@@ -191,46 +193,46 @@ class LimitShares:
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Take what another node sent. Whether it was of this kind, and whole."""
+        """Handle a frame from another node. Return whether it was of one of these kinds, and well-formed."""
         if kind == PeerFrame.LIMITS_ASKED:
             items = _items(body)
             if items is None:
                 return False
             leader = self._catalog.by_group.get(body[0])
             if leader is not None:
-                self._asked(leader, items)
+                self._take_offers(leader, items)
             return True
         if kind == PeerFrame.LIMITS_TOLD:
             if not isinstance(body, tuple) or [type(part) for part in body] != [int, int, tuple]:
                 return False
-            rows = [Told.parse(row) for row in body[2]]
+            rows = [Report.parse(row) for row in body[2]]
             if None in rows:
                 return False
             leader = self._catalog.by_group.get(body[0])
             if leader is not None:
-                self._heard(leader, body[1], [row for row in rows if row is not None])
+                self._take_reports(leader, body[1], [row for row in rows if row is not None])
             return True
         return False
 
 
-def _is_news(told: Told, before: Told | None, before_ms: int, now_ms: int) -> bool:
-    """Whether the home partition has to know: somebody waits, or does not any more; something came back."""
-    if before is None or before.epoch != told.epoch:
-        return told.is_starved or told.version == 0
-    if told.is_starved != before.is_starved or told.version != before.version:
+def _is_news(report: Report, before: Report | None, before_ms: int, now_ms: int) -> bool:
+    """Return whether the home partition must know: the need for limits has changed, or a share was returned."""
+    if before is None or before.epoch != report.epoch:
+        return report.is_starved or report.version == 0
+    if report.is_starved != before.is_starved or report.version != before.version:
         return True
-    if told.is_starved and not 0 <= now_ms - before_ms < ASK_MS:
+    if report.is_starved and not 0 <= now_ms - before_ms < ASK_MS:
         return True
-    return told.leased < before.leased and before.leased > told.may_have
+    return report.leased < before.leased and before.leased > report.may_have
 
 
-def _items(body: Any) -> list[Asked] | None:
-    """What LIMITS_ASKED asks; None when that is nothing of the kind."""
+def _items(body: Any) -> list[Offer] | None:
+    """Return the shares in a LIMITS_ASKED frame; None if it is malformed."""
     if not isinstance(body, tuple) or [type(part) for part in body] != [int, tuple]:
         return None
-    items: list[Asked] = []
+    items: list[Offer] = []
     for row in body[1]:
         if not isinstance(row, tuple) or [type(part) for part in row] != _ASKED:
             return None
-        items.append(Asked(*row))
+        items.append(Offer(*row))
     return items

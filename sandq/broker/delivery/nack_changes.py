@@ -1,4 +1,4 @@
-"""What a nack changes of its messages, as a command of the partition has it."""
+"""Convert the changes that a nack makes to its messages to the form of a partition's command."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from sandq.protocol.requests import CHANGES, Nack, NackItem
 
 
 def with_columns(request: Nack, limits: Limits, check_ranked: Callable[[], None]) -> list[list[Any]]:
-    """The items of a nack, with what they change of their messages by column. `check_ranked`: raises where
-    messages have no priorities. Raises TooLarge, InvalidRequest."""
+    """Return the items of a nack, with the changes of their messages by column.
+
+    `check_ranked`: raises if the topic has no priorities. Raise TooLarge, InvalidRequest."""
     most = limits.headers_bytes
     items = []
     for number, item in enumerate(request.items, 1):

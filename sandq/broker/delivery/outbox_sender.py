@@ -1,8 +1,8 @@
-"""Sends what the partitions led here have in their outboxes to the nodes that lead the partitions it is for.
+"""Send the outboxes of the partitions led here to the leaders of the target partitions.
 
-One batch for a partition is under way at a time, and it is sent until its outcome is known. Between nodes go
-`OUTBOX_BATCH` and `OUTBOX_ANSWER`. Who sends is a producer of the partition that it sends to, by an id that no client
-may use (`model.outbox`), so that what was sent twice is stored once.
+Each pair of partitions has one batch in progress at a time, which is sent until its outcome is known. Nodes exchange
+`OUTBOX_BATCH` and `OUTBOX_ANSWER`. The sending partition is an idempotent producer of the target partition, with an id
+that clients may not use (`model.outbox`). So a batch that is sent twice is stored once.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from sandq.protocol.peer import PeerFrame
 log = structlog.get_logger("sandq.broker")
 
 SENDING: Final = 16
-"""Batches that are read and under way at a time, of all partitions led here."""
+"""Maximum number of batches that are read and in progress at the same time, for all partitions led here."""
 ANSWER_S: Final = 10.0
-"""For another node to answer; then it is sent again."""
+"""Time in s that another node has to answer. Then the batch is sent again."""
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
-"""After a refusal that passes, doubled each time."""
-TOLD_TRIES: Final = 30
-"""So many tries, about a minute, are told of in the log."""
+"""Longest pause in s after a transient error. The pause doubles with each one."""
+LOGGED_TRIES: Final = 30
+"""Number of attempts, which take about a minute, between two warnings in the log."""
 NUMBER: Final = sequence_of(1)
-"""Of each batch in its epoch, which is of it alone."""
+"""Sequence number of each batch, which is the only one in its epoch."""
 _LIMITS: Final = replace(
     DEFAULT,
     message_bytes=DEFAULT.batch_bytes,
@@ -68,20 +68,24 @@ _LIMITS: Final = replace(
     headers_bytes=DEFAULT.batch_bytes,
     delay_days=4_000_000,
 )
-"""Of the format, and of no node: a batch that one of them refused may have been stored by another one before, and would
-come twice. Messages were checked where they came in."""
+"""The limits of the format, not those of a node.
+
+A batch that one node refused by its own limits may have been stored by a previous leader, and would then be stored
+twice. The messages were checked when they were accepted."""
 _BATCH_FIELDS: Final = [int, int, int, int, bytes]
 
 
 @dataclass(slots=True)
 class Stuck:
-    """What has not been taken yet by a partition, and why."""
+    """A batch that its target partition has not stored yet, and the reason."""
 
     tries: int
     error: str
 
 
 class OutboxSender:
+    """Send the outbox batches of all partitions led here."""
+
     def __init__(
         self,
         own: str,
@@ -91,7 +95,7 @@ class OutboxSender:
         links: PeerLinks,
         nursery: trio.Nursery,
     ) -> None:
-        """`own`: this node. `nursery` outlives every connection."""
+        """Create it. `own`: this node. `nursery` must outlive every connection."""
         self._own = own
         self._catalog = catalog
         self._runner = runner
@@ -100,30 +104,30 @@ class OutboxSender:
         self._nursery = nursery
         self._sending = trio.Semaphore(SENDING)
         self._busy: WeakKeyDictionary[PartitionLeader, set[Target]] = WeakKeyDictionary()
-        """What somebody here is sending."""
+        """Targets to which batches are being sent, by partition."""
         self._stuck: WeakKeyDictionary[PartitionLeader, dict[Target, Stuck]] = WeakKeyDictionary()
-        self._numbers = count(secrets.randbits(62))  # an answer to the process before this one is nobody's
+        self._numbers = count(secrets.randbits(62))  # replies to requests of a previous process match no number
         self._answers: dict[int, tuple[str, Callable[[SandqError | None], None]]] = {}
-        """By the number of the batch: the node that it was sent to, and who waits."""
+        """The node that a batch was sent to, and the callback for its reply, by number of the batch."""
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    def look(self, leader: PartitionLeader) -> None:
-        """Something has changed in a partition that is led here, and has something to be sent."""
+    def on_change(self, leader: PartitionLeader) -> None:
+        """Start sending, because a partition that is led here has changed and has something to send."""
         status: OutboxStatus | None = leader.raft_group.status.outbox
         if status is None or self._nursery.cancel_scope.cancel_called:
-            return  # the last entries of a node that ends are applied after its tasks: the next leader sends
+            return  # the last entries are applied after the tasks of a stopping node have ended: the next leader sends
         busy = self._busy.setdefault(leader, set())
         for target in status.batches.keys() - busy:
             busy.add(target)
             self._nursery.start_soon(self._keep_sending, leader, target)
 
     def stuck(self, leader: PartitionLeader) -> Mapping[Target, Stuck]:
-        """What of a partition led here could not be sent yet."""
+        """Return the batches of a partition led here that could not be sent yet, by target."""
         return self._stuck.get(leader, {})
 
     async def _keep_sending(self, leader: PartitionLeader, target: Target) -> None:
-        """Send batch after batch, until there is none."""
+        """Send one batch after the other until there is none."""
         pause_s, stuck = FIRST_PAUSE_S, Stuck(0, "")
         try:
             while not leader.closed and leader.raft_group.works:
@@ -137,7 +141,7 @@ class OutboxSender:
                     continue
                 stuck = Stuck(stuck.tries + 1, error.message)
                 self._stuck.setdefault(leader, {})[target] = stuck
-                if stuck.tries % TOLD_TRIES == 0:
+                if stuck.tries % LOGGED_TRIES == 0:
                     log.warning("the outbox waits", to=list(target), tries=stuck.tries, error=error.message)
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -145,7 +149,7 @@ class OutboxSender:
             self._busy[leader].discard(target)
             self._stuck.get(leader, {}).pop(target, None)
         if self._epoch(leader, target) is not None and leader.raft_group.works and not leader.closed:
-            self.look(leader)
+            self.on_change(leader)
 
     @staticmethod
     def _epoch(leader: PartitionLeader, target: Target) -> int | None:
@@ -153,7 +157,9 @@ class OutboxSender:
         return None if status is None else status.batches.get(target)
 
     async def _try(self, leader: PartitionLeader, target: Target, epoch: int) -> SandqError | None:
-        """Send a batch, and note what came of it. The error that passes, if it is to be sent again."""
+        """Send a batch and record the outcome.
+
+        Return the transient error after which it must be sent again, else None."""
         try:
             async with self._sending:
                 refusal = await self._outcome(leader, target, epoch)
@@ -165,15 +171,17 @@ class OutboxSender:
         except SandqError as error:
             return error
         except Exception as error:
-            # What stands in an outbox has no other way out: it is tried again, and told of.
+            # The outbox is the only copy of these messages: try again, and log the error.
             log.exception("the outbox failed unexpectedly", to=list(target), epoch=epoch)
             return Unavailable(f"an unexpected error, which the node's log has: {error!r}")
-        # Whatever makes it need another epoch, it is not sought without a pause.
+        # If it needs another epoch, for whatever reason, do not retry without a pause.
         return Unavailable("it is sent again in another epoch") if refusal == "" else None
 
     async def _outcome(self, leader: PartitionLeader, target: Target, epoch: int) -> str | None:
-        """Send a batch. None: it is stored; else why it never will be, or empty: under this number it never will.
-        Raises what passes."""
+        """Send a batch. Return None if it is stored.
+
+        Otherwise return the reason why it never will be, or "" if it cannot be stored under this number. Raise
+        transient errors."""
         try:
             topic = await self._topic(target)
             replica = leader.raft_group.replica
@@ -181,25 +189,26 @@ class OutboxSender:
             read = partial(_read, replica, target, epoch)
             batch = await self._runner.ask(read, group=leader.raft_group.number, patient=False)
             if batch is None:
-                raise Unavailable("the batch is over")  # the status is about to say so
+                raise Unavailable("the batch is over")  # the status is about to show that
             if not batch:
-                return None  # its letters were withdrawn: those behind them are next
+                return None  # its dead letters were withdrawn: the next batch follows
             await self._deliver(topic, target.partition, reserved_producer(leader.raft_group.number), epoch, batch)
         except AlreadyStored:
             return None
         except OutOfSequence:
             return ""
         except Conflict:
-            return ""  # fenced, or others were sent under this number: one of the two was set back by force
+            # Fenced, or other messages have this number because one of the two partitions was set back by force.
+            return ""
         except (InvalidRequest, NotFound) as error:
             return error.message
         return None
 
     async def _topic(self, target: Target) -> OpenTopic:
-        """The topic that a batch is for. Raises UnknownTopic once it is sure that it was deleted; Unavailable."""
+        """Return the topic of a batch. Raise UnknownTopic once it is certain that it was deleted; else Unavailable."""
         found = self._find(target)
         if found is None:
-            # This node may not have heard of it yet.
+            # This node may not know the topic yet.
             await self._catalog.catch_up()
             found = self._find(target)
         if found is None:
@@ -213,7 +222,7 @@ class OutboxSender:
         return None
 
     async def _deliver(self, topic: OpenTopic, partition: int, producer_id: int, epoch: int, batch: bytes) -> None:
-        """Have the leader of a partition store a batch. Raises what refused it; TimedOut."""
+        """Let the leader of a partition store a batch. Raise the error that it was refused with, or TimedOut."""
         answered, answers = trio.Event(), []
 
         def done(error: SandqError | None) -> None:
@@ -246,16 +255,16 @@ class OutboxSender:
     def _store(
         self, group: int, producer_id: int, epoch: int, batch: bytes, done: Callable[[SandqError | None], None]
     ) -> None:
-        """Store what another partition sends to one that is led here. `done` gets what refused it, or None."""
+        """Store a batch that another partition sends to one that is led here. `done` gets the error, or None."""
         try:
             leader = self._catalog.by_group.get(group)
             if leader is None:
                 raise NotLeader("the partition is not on this node")
             leader.raft_group.check_ready()
             name, partition = self._catalog.view.partition_of_group[group]
-            place = self._catalog.topics[name].places[partition]
-            # A refusal here loses acked messages, and those of a restored backup may have headers of any form.
-            checked = check_batch(batch, self._clock.now_ms(), _LIMITS, place, is_checked=True)
+            batch_target = self._catalog.topics[name].targets[partition]
+            # A refusal here would lose acked messages. Messages of a restored backup may have headers of any form.
+            checked = check_batch(batch, self._clock.now_ms(), _LIMITS, batch_target, is_checked=True)
             command = c.Append(batch, producer_id, epoch, NUMBER, c.REJECT, checked.split)
             leader.raft_group.submit(
                 command, partial(_stored, done), size=len(batch), messages=checked.messages, line=BEHIND
@@ -268,7 +277,7 @@ class OutboxSender:
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Take what another node sent. Whether it was of this kind, and whole."""
+        """Handle a frame from another node. Return whether it was of one of these kinds, and well-formed."""
         if not isinstance(body, tuple):
             return False
         if kind == PeerFrame.OUTBOX_BATCH and [type(part) for part in body] == _BATCH_FIELDS:
@@ -280,15 +289,15 @@ class OutboxSender:
         if kind == PeerFrame.OUTBOX_ANSWER and len(body) == 2 and type(body[0]) is int:
             error = None if body[1] is None else _error(body[1])
             asked, answer = self._answers.get(body[0], (None, None))
-            if answer is not None and asked == node:  # else it came too late, and is sent again
+            if answer is not None and asked == node:  # otherwise it came too late, and the batch is sent again
                 answer(error)
             return True
         return False
 
     def _answer(self, node: str, number: int, error: SandqError | None) -> None:
-        said = None if error is None else to_wire(error)[:3]
-        with suppress(SandqError):  # no link, no answer: it is sent again
-            self._links.send(node, PeerFrame.OUTBOX_ANSWER, (number, said))
+        record = None if error is None else to_wire(error)[:3]
+        with suppress(SandqError):  # without a link there is no reply, and the batch is sent again
+            self._links.send(node, PeerFrame.OUTBOX_ANSWER, (number, record))
 
 
 def _read(replica: PartitionReplica, target: Target, epoch: int) -> bytes | None:
@@ -299,9 +308,9 @@ def _stored(done: Callable[[SandqError | None], None], result: Any) -> None:
     done(result if isinstance(result, SandqError) else None)
 
 
-def _error(said: Any) -> SandqError:
-    """The error of an answer, whatever it is: what cannot be read passes."""
-    if isinstance(said, tuple) and [type(part) for part in said] == [str, str, bool]:
-        code, message, is_retriable = said
+def _error(record: Any) -> SandqError:
+    """Return the error in a reply. A malformed one counts as transient."""
+    if isinstance(record, tuple) and [type(part) for part in record] == [str, str, bool]:
+        code, message, is_retriable = record
         return from_wire(code, message, is_retriable, None)
     return Unavailable("the answer cannot be read")

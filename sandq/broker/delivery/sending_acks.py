@@ -1,5 +1,7 @@
-"""Acks that send messages, as the leader of their partition proposes them: each message is checked as if it was
-produced, and where it goes is decided, before anything is."""
+"""Prepare acks that send messages, on the leader of their partition.
+
+Before anything is proposed, each message is validated like a produced one, and its target partition is chosen.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,17 @@ _COLUMNS: Final = {
 }
 
 
-def place_of(topic: Topic, partition: int) -> BatchTarget:
-    """Return what checking a batch for a partition of a topic needs to know."""
+def target_of(topic: Topic, partition: int) -> BatchTarget:
+    """Return the data needed to validate a batch for a partition of a topic."""
     ordered, compacted = key_limit(topic.settings) is not None, topic.kind == COMPACTED
     rank, delimiter = topic.kind if topic.kind in RANKED else None, delimiter_of(topic.settings)
     return BatchTarget(partition, topic.initial_partitions, ordered, compacted, rank, delimiter)
 
 
 def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) -> tuple[c.AckThen, int]:
-    """Return what to propose for an ack that sends messages, and its bytes. Raises UnknownTopic, InvalidRequest,
-    InvalidTime, TooLarge: then nothing is acked; Unavailable."""
+    """Return the command for an ack that sends messages, and its size in bytes.
+
+    Raise UnknownTopic, InvalidRequest, InvalidTime, TooLarge or Unavailable: then nothing is acked."""
     own = catalog.topic(catalog.view.partition_of_group[request.group_number][0]).record
     messages = []
     size = 0
@@ -50,7 +53,7 @@ def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) 
         partition = _partition_of(fields, topic, own, request.partition)
         try:
             own_limits = limits_of(topic.name, topic.settings)
-            _check(fields, at_ms, is_delay, now_ms, limits, place_of(topic, partition), own_limits)
+            _check(fields, at_ms, is_delay, now_ms, limits, target_of(topic, partition), own_limits)
         except InvalidRequest as error:
             raise type(error)(f"message {number} for topic {topic.name!r}: {error.message}", **error.details) from None
         is_here = topic.number == own.number and partition == request.partition and topic.kind != COMPACTED
@@ -65,7 +68,9 @@ def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) 
 
 
 def _partition_of(fields: dict[int, Any], topic: Topic, own: Topic, sender: int) -> int:
-    """The partition of a message: without a key, the one that it is sent from, where that is of the topic."""
+    """Return the partition of a message.
+
+    A message without a key stays in the sending partition, if that belongs to the topic."""
     if topic.number == own.number and topic.kind != FAIR and Column.KEY not in fields:
         return sender
     key = fields.get(Column.KEY)
@@ -80,11 +85,11 @@ def _check(
     is_delay: bool,
     now_ms: int,
     limits: Limits,
-    place: BatchTarget,
+    target: BatchTarget,
     own: TopicLimits | None,
 ) -> None:
-    """Refuse a message that could not be produced. `own`: limits of its topic."""
+    """Raise an error if the message could not be produced. `own`: limits of its topic."""
     columns: dict[int, Any] = {Column.VALUE: [None]} | {column: [cell] for column, cell in fields.items()}
     if at_ms is not None:
         columns[Column.DELIVER_MS] = [at_ms]
-    check_batch(encode(columns, relative=is_delay), now_ms, limits, place, own)
+    check_batch(encode(columns, relative=is_delay), now_ms, limits, target, own)

@@ -1,4 +1,4 @@
-"""What a consumer asks for when it subscribes, and what it is owed."""
+"""Prepare a consumer's subscription: create its group, find its leases, and reclaim those of earlier processes."""
 
 from __future__ import annotations
 
@@ -20,43 +20,48 @@ from sandq.partition import commands as c
 from sandq.protocol.requests import Subscribe
 
 PARTITIONS_AT_ONCE: Final = 20
-"""In which a group is made. The thread that applies goes round over the partitions: one that has a message to store is
-not to come behind hundreds of these, each of which takes it about a ms. Fewer would be more syncs of the log ..."""
+"""Number of partitions in which a group is created at the same time.
+
+The apply thread serves the partitions round robin, and each creation takes about 1 ms. With hundreds at once, a
+partition with a message to store would wait for all of them. Fewer would cost more syncs of the log."""
 GROUPS_AT_ONCE: Final = 2
-"""... and so many are made at a time: one is not kept waiting by a partition that does not answer."""
+"""Number of groups that are created at the same time.
+
+With more than one, a partition that does not answer does not block all."""
 EPOCH_BITS: Final = 20
-"""Of the epoch of a consumer that lasts, below the node's milliseconds by which clients choose it."""
+"""Number of low bits of a durable consumer's epoch, below the milliseconds by which clients choose it."""
 EPOCHS_AHEAD_MS: Final = 366 * 86_400_000
-"""An epoch is of a moment so far ahead at most: clocks are wrong, by less."""
+"""Maximum time in ms by which an epoch may be ahead of this node's clock. Clocks are wrong, but by less."""
 COUNT_S: Final = 1.0
-"""The groups of all partitions are counted at most so often: there may be thousands of partitions."""
+"""Minimum time in s between two counts of the groups in all partitions, as there may be thousands of partitions."""
 
 
 class GroupOpenings:
-    """Makes groups where they are new: for all who ask for the same one at a time, once."""
+    """Create groups where they do not exist. Concurrent requests for the same group create it once."""
 
     def __init__(self, most: int, node_log: NodeLog) -> None:
-        """`most`: groups on this node, each counted in every partition."""
+        """Create it. `most`: maximum number of groups on this node, each counted once per partition."""
         self._most = most
         self._node_log = node_log
         self._counted_s = -math.inf
         self._there = 0
-        """How many there were when they were counted, and those that were asked for since ..."""
+        """Number of groups at the last count, plus those requested since."""
         self._opening = 0
-        """... of which these are being made."""
+        """Number of groups that are being created."""
         self._locks: dict[tuple[str, str], trio.Lock] = {}
-        self._room = trio.Semaphore(GROUPS_AT_ONCE)
+        self._slots = trio.Semaphore(GROUPS_AT_ONCE)
 
     async def open(self, topic: str, leaders: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
-        """Make the group in those of these partitions where it is new. Raises NotLeader, InvalidRequest, TooLarge,
-        StorageFailed."""
+        """Create the group in those of these partitions where it does not exist.
+
+        Raise NotLeader, InvalidRequest, TooLarge, StorageFailed."""
         if not _without(group, leaders):
             return
         lock = self._locks.setdefault((topic, group), trio.Lock())
         try:
             async with lock:
                 opening = _without(group, leaders)
-                self._check_room(len(opening))
+                self._check_limit(len(opening))
                 self._opening += (left := len(opening))
                 try:
                     for first in range(0, len(opening), PARTITIONS_AT_ONCE):
@@ -70,8 +75,8 @@ class GroupOpenings:
             if not (lock.locked() or lock.statistics().tasks_waiting):
                 self._locks.pop((topic, group), None)
 
-    def _check_room(self, more: int) -> None:
-        """Whether there may be so many groups more, which count from now on. Raises TooLarge."""
+    def _check_limit(self, more: int) -> None:
+        """Count `more` groups. Raise TooLarge if that exceeds the limit."""
         now_s = trio.current_time()
         if now_s >= self._counted_s + COUNT_S:
             self._counted_s = now_s
@@ -90,7 +95,7 @@ class GroupOpenings:
     async def _open(
         self, opening: Sequence[PartitionLeader], group: str, start: c.Position, among: Sequence[PartitionLeader]
     ) -> None:
-        async with self._room:
+        async with self._slots:
             there = [status for each in among if (status := each.raft_group.status.groups.get(group)) is not None]
             is_paused = any(status.is_paused for status in there)
             await call_all(
@@ -105,18 +110,20 @@ def _without(group: str, leaders: Sequence[PartitionLeader]) -> list[PartitionLe
 
 
 def start_in(start: c.Position, partition: int) -> c.Position:
-    """An offset is of one partition: the others begin at its time."""
+    """Return the start position for a partition.
+
+    An offset applies to its own partition; the others start at its time."""
     if isinstance(start, bytes) and offsets.unpack(start).partition != partition:
         return offsets.deliver_ms(start)
     return start
 
 
 Known = Mapping[tuple[int, int], set[int]]
-"""Tokens of leases that a consumer knows of, by group number and partition."""
+"""Tokens of the leases that a consumer knows, by group number and partition."""
 
 
 async def known_to(request: Subscribe) -> Known:
-    """The leases that the consumer knows of; there may be many."""
+    """Return the leases that the consumer knows. There may be many, so this yields."""
     turn, known = Turn(), defaultdict[tuple[int, int], set[int]](set)
     for group, partition, token in request.held:
         known[group, partition].add(token)
@@ -127,12 +134,10 @@ async def known_to(request: Subscribe) -> Known:
 def held_by(
     leaders: Sequence[PartitionLeader], request: Subscribe, known: Known, most_bytes: int
 ) -> tuple[list[tuple[PartitionLeader, Delivery]], list[PartitionLeader]]:
-    """Live leases of a consumer that it does not know of, as many as its connection may hold, and the partitions that
-    are to be looked at later: an entry of theirs is half done, and the loop has not been told yet what it leased (apply
-    thread).
+    """Return the live leases of a consumer that it does not know, and the partitions to check later (apply thread).
 
-    Those beyond run out, and come back.
-    """
+    Returns as many leases as its connection may hold; the others expire and are delivered again. In a partition to
+    check later, an entry is half applied, and the loop does not know yet what that leased."""
     found: list[tuple[PartitionLeader, Delivery]] = []
     later: list[PartitionLeader] = []
     left = most_bytes
@@ -152,8 +157,9 @@ def held_by(
 
 
 def check_epoch(epoch: int, now_ms: int) -> None:
-    """Raise InvalidRequest when an epoch of a consumer is far ahead of the node's time, by which clients choose theirs:
-    no process could come after it, and take over, as long as it is known."""
+    """Raise InvalidRequest if a consumer's epoch is far ahead of this node's time, from which clients derive epochs.
+
+    No later process could have a higher epoch and take over while this one is remembered."""
     most = now_ms + EPOCHS_AHEAD_MS << EPOCH_BITS
     if epoch > most:
         raise InvalidRequest(
@@ -163,7 +169,7 @@ def check_epoch(epoch: int, now_ms: int) -> None:
 
 
 def reclaimable(leaders: Sequence[PartitionLeader], request: Subscribe, epoch: int) -> list[PartitionLeader]:
-    """Those of the partitions in which the consumer may have leases of another epoch (apply thread)."""
+    """Return the partitions in which the consumer may have leases of another epoch (apply thread)."""
     found = []
     for leader in leaders:
         replica = leader.raft_group.replica
@@ -174,8 +180,9 @@ def reclaimable(leaders: Sequence[PartitionLeader], request: Subscribe, epoch: i
 
 
 async def reclaim(leaders: Sequence[PartitionLeader], command: c.Reclaim) -> None:
-    """Have a consumer's leases of lower epochs leased to it anew, in these partitions. Raises ConsumerFenced, and what
-    refuses a command."""
+    """Lease again to a consumer what it holds under lower epochs, in these partitions.
+
+    Raise ConsumerFenced, and the errors of `RaftGroup.submit`."""
     left = list(leaders)
     while left:
         some, left = left[:PARTITIONS_AT_ONCE], left[PARTITIONS_AT_ONCE:]
@@ -184,5 +191,5 @@ async def reclaim(leaders: Sequence[PartitionLeader], command: c.Reclaim) -> Non
 
 
 def size_of(held: Delivery) -> int:
-    """Bytes that its consumer's connection holds for it."""
+    """Return the bytes of a lease in its consumer's connection."""
     return sum(len(piece.batch) for piece in held.pieces)

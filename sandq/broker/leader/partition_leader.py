@@ -1,4 +1,8 @@
-"""Leases what is due to consumers with credit, pushes it when its time has come, and keeps a partition's house."""
+"""Run a partition on the node that leads it: lease due messages, push them to consumers, and do the housekeeping.
+
+A `_GroupPump` holds the subscriptions of one group. `pump` leases messages for consumers with credit, and `push` sends
+each lease once its time has come. Timers start leases, expiry and upkeep.
+"""
 
 from __future__ import annotations
 
@@ -27,79 +31,98 @@ from sandq.partition.leasing.lease_grants import MAX_LEASE_AHEAD_MS
 from sandq.partition.partition_status import Status
 
 MAX_GRANTS = 64
+"""Maximum number of grants in one lease command."""
 SHARED_GRANT_MESSAGES = 64
-"""Of one grant while several consumers have room, so that what is due is spread."""
+"""Maximum messages of one grant while several consumers have credit, so that due messages are spread over them."""
 RETRY_MS = 50
-"""After a refusal (overload, leadership not settled)."""
+"""Pause after a refusal (overload, no settled leader), in ms."""
 PAUSE_MS, DENSE_PAUSE_MS = 3, 8
-"""So much of what is not due yet is in one lease: at most so much later than it is due comes its first message. The
-longer one while so many come due that a lease has `DENSE_PER_MS` for each ms."""
+"""Time span of future messages in one lease, in ms.
+
+A lease is sent when its last message is due, so its first one may be late by this span. The longer span applies while
+messages are so dense that a lease has `DENSE_PER_MS` for each ms."""
 STORE_MS = 5
-"""So long before its last message is due, at the latest, a lease is asked for: in this time it is stored, most often.
-It is asked for before that when something else is stored anyway, acks above all, once all of it may be leased."""
+"""Time in ms before the last message of a lease is due by which the lease is requested at the latest.
+
+Storing the lease usually takes no longer than this. It is requested earlier if something else, such as an ack, is
+stored anyway and all its messages may be leased."""
 DENSE_PER_MS = 5
+"""Number of granted messages per ms of a lease from which a group counts as dense."""
 FIRST_WINDOW = 8
+"""Minimum number of messages that each partition may request when a consumer's credit is shared."""
 UPKEEP_PAUSE_MS = 100
+"""Minimum time between two upkeeps, in ms."""
 HUNGRY_MS: Final = 5000
-"""So long somebody who asked once for messages of a group that has limits is believed to ask again."""
+"""Time in ms after a LEASE request of a group with limits during which the consumer is expected to ask again."""
 RETURN_MS: Final = 10_000
-"""Who takes part within so long after this node began to lead is believed to have taken part where another one led:
-what was due in so long before that waited for a leader, not for consumers."""
+"""A consumer that subscribes this soon after a failover (in ms) is assumed to have been subscribed to the previous
+leader.
+
+Messages that became due this long before the failover waited for a leader, not for consumers."""
 TOUCH_MS = 3_600_000
-"""How often a group with consumers is said to have them, at least; oftener where `group_ttl` is short."""
+"""Longest interval in ms at which groups with consumers are marked as in use. It is shorter if `group_ttl` is short."""
 
 
 LEASE_WORK: Final = 256
+"""Cost of a lease command without its messages, in the unit of `RaftGroup.submit`."""
 MESSAGE_WORK: Final = 1024
-"""Of each message that a lease may give: as much as of an item of an ack, ..."""
+"""Cost of each message that a lease may grant: the same as an item of an ack."""
 LEASE_WORK_MOST: Final = 1 << 20
-"""... so that acks that are no larger, and came before it, come first."""
+"""Maximum cost of a lease, so that an earlier ack that is not larger is applied first."""
 Watcher = Callable[["PartitionLeader", SandqError | None], None]
 
 
 def lease_work(grants: Iterable[c.Grant]) -> int:
-    """What a lease counts for in its line (see `RaftGroup.submit`)."""
+    """Return the cost of a lease command (see `RaftGroup.submit`)."""
     return min(LEASE_WORK + MESSAGE_WORK * sum([grant.limit for grant in grants]), LEASE_WORK_MOST)
 
 
 class _GroupPump:
-    """Delivery of one group in one partition: at most one lease command is under way."""
+    """Deliver messages of one group in one partition, with at most one lease command in progress."""
 
     def __init__(self) -> None:
         self.consumers: dict[str, Subscription] = {}
-        """Those who take part, each by its name."""
-        self.line: OrderedDict[Subscription, None] = OrderedDict()
-        """Of them those that may have room, whose turn is next first. The others are not looked at, however many they
-        are: they come back once there may be room (`PartitionLeader._has_room`)."""
+        """Subscriptions by consumer."""
+        self.queue: OrderedDict[Subscription, None] = OrderedDict()
+        """Subscriptions that may have free credit; the next one to serve is first.
+
+        The others are not visited, however many there are. They return when credit may be free again
+        (`PartitionLeader._credit_freed`)."""
         self.busy = False
         self.asked_ms = 0
-        """When it was last asked for a lease, ..."""
+        """Wall-clock time of the last lease request, in ms."""
         self.asked_early = False
-        """... and that was of what was waited for."""
+        """True if that lease was requested before its first message was due, or by the timer for that message."""
         self.awaited_ms: int | None = None
-        """What the timer is for is due then."""
+        """Due time in ms of the message that the timer is set for."""
         self.is_dense = False
-        """Very many come due, each at its time: they are leased less often, and further ahead."""
+        """True while messages are due at a high rate. They are then leased less often and further ahead."""
         self.timer_ms: int | None = None
         self.timer: Timer | None = None
-        """For then; to be cancelled with `sleep_no_more`."""
-        self.room_ms: int | None = None
-        """Since when there is room for what is due; None: there is none, or something else holds the group up."""
-        self.asked_room_ms: int | None = None
-        """The same, when the lease that is under way was asked for."""
+        """Timer that fires at `timer_ms`. Cancel it with `sleep_no_more`."""
+        self.free_since_ms: int | None = None
+        """Time in ms since which consumers have had free credit for due messages.
+
+        None if they have none, or something else blocks the group."""
+        self.asked_free_since_ms: int | None = None
+        """The same as of the request of the lease that is in progress."""
         self.window = 1
-        """Messages to ask for at once, beyond one grant, and also below it while the credit is shared with other
-        partitions: it doubles while it is filled, so that those with little to give keep nothing from the others."""
+        """Number of messages to request at once.
+
+        Applies to requests beyond one grant, and to credit shared with other partitions.
+
+        It doubles after each lease that is filled, and otherwise shrinks to the number granted (slow start). So
+        partitions with few ready messages do not reserve credit that others could use."""
 
     def sleep_no_more(self) -> None:
-        """There is no timer any more."""
+        """Cancel the timer."""
         if self.timer is not None:
             self.timer.cancel()
         self.timer = self.timer_ms = None
 
 
 class PartitionLeader:
-    """Everything a partition's leader does by the clock: leases, expiry, trimming."""
+    """Everything that the leader of a partition does by the clock: leases, expiry and trimming."""
 
     def __init__(
         self,
@@ -109,7 +132,7 @@ class PartitionLeader:
         clock: GuardedClock,
         timers: Timers,
         lease_ahead_ms: int,
-        look: Callable[[Status], None] = lambda status: None,
+        on_status: Callable[[Status], None] = lambda status: None,
         stats: TopicStats | None = None,
         cluster_level: Callable[[], int] = lambda: FIRST_LEVEL,
         attended: set[PartitionLeader] | None = None,
@@ -117,13 +140,15 @@ class PartitionLeader:
         on_outbox: Callable[[PartitionLeader], None] = lambda leader: None,
         highest_level: int = KNOWN.highest,
     ) -> None:
-        """`look`: called with each status, also where another node leads. `cluster_level()`: the feature level that the
-        cluster has come to, as far as this node knows. `attended`: of the topic's partitions here those that somebody
-        takes part in or watches; this one is put there while it is one of them. `on_limits`: called with this when
-        limits of groups may have to be shared otherwise, `on_outbox` when there is something to be sent to others.
-        `highest_level`: the highest feature level that this node's version knows."""
+        """Create the leader.
+
+        `on_status` is called with each status, even if another node leads. `cluster_level()`: feature level of the
+        cluster, as far as this node knows. `attended`: set of the topic's partitions here with a subscription or a
+        watcher; this one adds and removes itself. `on_limits` is called with this leader if limits of groups may have
+        to be divided differently, `on_outbox` if there are messages to send to other partitions. `highest_level`:
+        highest feature level that this node's version supports."""
         self.raft_group = raft_group
-        self._look = look
+        self._on_status = on_status
         self.partition = partition
         self.stats = stats or TopicStats(NodeStats())
         self._clock = clock
@@ -134,75 +159,78 @@ class PartitionLeader:
         self._on_limits = on_limits
         self._on_outbox = on_outbox
         self.limits_wanted = 0
-        """The `next_epoch` of limits of groups in the topic's settings, as metadata has them."""
+        """The `next_epoch` of the limits of groups in the topic's settings, according to the metadata."""
         self._asked_ms: dict[str, int] = {}
-        """When somebody asked a group for messages once, without a subscription."""
+        """Time in ms of the last LEASE request without a subscription, by group."""
         self._raising = False
-        """The partition is about to be raised to the cluster's level."""
+        """True while the partition is being raised to the cluster's feature level."""
         self._pumps: dict[str, _GroupPump] = {}
         self._along_ms: dict[str, int] = {}
-        """By group: from when on something is leased to it along with what is stored anyway, before its timer is."""
+        """Time in ms from which a lease may be requested together with other commands, before its timer fires, by
+        group."""
         self._attended = set() if attended is None else attended
         self.groups = GroupStatuses()
-        """What is known of each."""
+        """Last known status of each group."""
         self._seen_version: int | None = None
-        """Of `groups`, that everything here goes by; None: all of it is to be looked at anew."""
+        """Version of `groups` that was handled last. None if all groups must be checked again."""
         self._led_ms = 0
-        """When this node began to lead."""
+        """Wall-clock time at which this node started to lead, in ms."""
         self._ahead: dict[int, tuple[Subscription, Delivery, int | None]] = {}
-        """Leases that wait for their time to be pushed, by token; one that is pushed anew waits once."""
+        """Leases that wait for the time to be pushed, by token. A lease that is pushed again waits once."""
         self._taken_ms: dict[str, int] = {}
-        """When a group was last said to have takers."""
+        """Time in ms at which a group was last marked as in use, by group."""
         self._expiring = False
         self._expiry_timer_ms: int | None = None
         self._expiry_timer: Timer | None = None
         self._keeping = False
-        """An upkeep is under way, or a timer is set for it ..."""
+        """True while an upkeep is in progress."""
         self._upkeep_timer_ms: int | None = None
-        """... for then."""
+        """Time in ms of the timer for the next upkeep."""
         self._upkeep_timer: Timer | None = None
         self._touched_ms: int | None = None
-        """When the groups were last said to have consumers; None: they may all have had some before we led, and nothing
-        is kept in order before that is said."""
+        """Time in ms at which all groups were last marked as in use.
+
+        None if they were not yet since this node leads. They may have had consumers before, so no upkeep runs until
+        they are marked."""
         self.closed = False
         self.watchers: dict[str, dict[Watcher, None]] = {}
-        """By group."""
+        """Watchers by group."""
         raft_group.listen(on_status=self.status_changed, on_flush=self._lease_along)
 
     def attach(self, subscription: Subscription) -> None:
-        """From now on the subscription takes part; one of the same consumer is replaced."""
+        """Add a subscription. It replaces an earlier one of the same consumer."""
         self._attended.add(self)
         pump = self._pumps.setdefault(subscription.group, _GroupPump())
         subscription.partitions += 1
         old = pump.consumers.pop(subscription.consumer, None)
         if old is not None:
-            pump.line.pop(old, None)
+            pump.queue.pop(old, None)
         pump.consumers[subscription.consumer] = subscription
-        pump.line[subscription] = None
-        if pump.room_ms is None:
-            pump.room_ms = self._clock.now_ms()
-            if pump.room_ms - self._led_ms <= RETURN_MS:
-                pump.room_ms = self._led_ms - RETURN_MS
+        pump.queue[subscription] = None
+        if pump.free_since_ms is None:
+            pump.free_since_ms = self._clock.now_ms()
+            if pump.free_since_ms - self._led_ms <= RETURN_MS:
+                pump.free_since_ms = self._led_ms - RETURN_MS
         self.pump(subscription.group)
 
     def detach(self, subscription: Subscription) -> bool:
-        """False: it was replaced meanwhile."""
+        """Remove a subscription. Return False if it was replaced in the meantime."""
         pump = self._pumps.get(subscription.group)
         if pump is None or pump.consumers.get(subscription.consumer) is not subscription:
             return False
         del pump.consumers[subscription.consumer]
-        pump.line.pop(subscription, None)
-        if not pump.line:
-            pump.room_ms = None
+        pump.queue.pop(subscription, None)
+        if not pump.queue:
+            pump.free_since_ms = None
         return True
 
     def subscription_of(self, group: str, consumer: str) -> Subscription | None:
-        """The one with which a consumer takes part here."""
+        """Return the subscription of a consumer here, if it has one."""
         pump = self._pumps.get(group)
         return None if pump is None else pump.consumers.get(consumer)
 
     def consumers(self, group: str) -> int:
-        """How many take part here."""
+        """Return the number of consumers of a group that are subscribed here."""
         pump = self._pumps.get(group)
         return len(pump.consumers) if pump is not None else 0
 
@@ -212,11 +240,11 @@ class PartitionLeader:
         return {} if pump is None else pump.consumers
 
     def consumers_by_group(self) -> dict[str, int]:
-        """From any thread."""
+        """Return the number of consumers of each group. For any thread."""
         return {name: len(pump.consumers) for name, pump in list(self._pumps.items())}
 
     def end_subscriptions(self, error: SandqError) -> None:
-        """Nobody takes part any more; who did is told why."""
+        """End all subscriptions, and report the reason to their consumers."""
         pumps = list(self._pumps.values())
         self._pumps.clear()
         for pump in pumps:
@@ -225,17 +253,17 @@ class PartitionLeader:
                 if not subscription.closed:
                     subscription.closed = subscription.moved = True
                     subscription.receiver.ended(error)
-        self._tell_watchers(list(self.watchers), error)
+        self._notify_watchers(list(self.watchers), error)
         if not (self.watchers or self._pumps):
             self._attended.discard(self)
 
     def close(self, error: SandqError) -> None:
-        """The partition is gone: nothing more is leased or pushed."""
+        """Stop leasing and pushing, because the partition is gone."""
         self.closed = True
         self.end_subscriptions(error)
 
     def lead(self) -> None:
-        """This node begins to lead: from here on it does what is to be done by the clock."""
+        """Start the work of a leader."""
         self._led_ms = self._clock.now_ms()
         self._touched_ms = self._expiry_timer_ms = self._upkeep_timer_ms = None
         self._expiring = self._keeping = self._raising = False
@@ -243,30 +271,33 @@ class PartitionLeader:
         self.status_changed()
 
     def watch(self, group: str, watcher: Watcher) -> None:
-        """Call this from now on after each change of a group's status; with an error where who takes part is to ask
-        anew, for another node leads the partition, or this one leads others of the topic as well."""
+        """Call `watcher` from now on after each change of the group's status.
+
+        It gets an error if the consumer must ask again. This is so if another node leads the partition now, or this
+        node leads other partitions of the topic as well."""
         self._attended.add(self)
         self.watchers.setdefault(group, {})[watcher] = None
 
     def unwatch(self, group: str, watcher: Watcher) -> None:
-        """Call it no more."""
+        """Stop calling a watcher."""
         watchers = self.watchers.get(group)
         if watchers is not None:
             watchers.pop(watcher, None)
             if not watchers:
                 del self.watchers[group]
 
-    def _tell_watchers(self, groups: Iterable[str], error: SandqError | None = None) -> None:
+    def _notify_watchers(self, groups: Iterable[str], error: SandqError | None = None) -> None:
         for group in groups:
             for watcher in list(self.watchers.get(group, ())):
                 watcher(self, error)
 
     def status_changed(self) -> None:
+        """Handle a new status: lease messages, set the timers and notify watchers."""
         if self.closed:
             return
         status: Status = self.raft_group.status
         self.groups = status.groups
-        self._look(status)
+        self._on_status(status)
         if not self.raft_group.works:
             self._seen_version = None
             return
@@ -287,10 +318,10 @@ class PartitionLeader:
         if status.level < self._highest_level:
             self.raise_level()
         if self.watchers:
-            self._tell_watchers(changed)
+            self._notify_watchers(changed)
 
     def _changed_groups(self) -> list[str]:
-        """The groups that somebody here waits for, and that may be others than when this was asked last."""
+        """Return the groups with subscriptions or watchers here whose status may have changed since the last call."""
         seen, self._seen_version = self._seen_version, self.groups.version
         if seen is not None and seen == self.groups.version:
             return []
@@ -299,7 +330,7 @@ class PartitionLeader:
         return [*self._pumps, *[name for name in self.watchers if name not in self._pumps]]
 
     def raise_level(self) -> None:
-        """Have the partition go by the rules of the cluster's feature level, unless it does."""
+        """Raise the partition to the cluster's feature level, if it is below that."""
         if self._raising or self.closed or not self.raft_group.works:
             return
         level = min(self._cluster_level(), self._highest_level)
@@ -317,7 +348,9 @@ class PartitionLeader:
             self._timers.at(self._clock.now_ms() + RETRY_MS, self.raise_level)
 
     def touch(self, name: str) -> int:
-        """Somebody takes from the group, who has no subscription. Returns when (ms) to say so again, if still."""
+        """Mark a group as in use by a consumer without a subscription.
+
+        Return the time in ms at which to call this again."""
         now_ms, taken_ms = self._clock.now_ms(), self._taken_ms.get(name, 0)
         again_ms = taken_ms + self._touch_interval_ms(self.raft_group.status)
         if taken_ms <= now_ms < again_ms:
@@ -327,11 +360,11 @@ class PartitionLeader:
         return now_ms + self._touch_interval_ms(self.raft_group.status)
 
     def touched_with(self, name: str) -> None:
-        """The group was made just now: it need not be said that it is in use."""
+        """Note that the group was created just now, so it need not be marked as in use."""
         self._taken_ms[name] = self._clock.now_ms()
 
     def _end_group(self, name: str) -> None:
-        """The group was deleted: whoever takes part is told, and may make it anew."""
+        """End the subscriptions of a deleted group. Their consumers may create it again."""
         pump = self._pumps.pop(name)
         pump.sleep_no_more()
         for subscription in pump.consumers.values():
@@ -342,37 +375,39 @@ class PartitionLeader:
     # -- leasing --------------------------------------------------------------------------------------------------
 
     def pump(self, name: str, *, is_along: bool = False) -> None:
-        """Lease what is due, or set a timer for when it will be. `is_along`: something else is stored anyway."""
+        """Lease messages that are due, or set a timer for the next one.
+
+        `is_along`: something else is stored anyway."""
         self._along_ms.pop(name, None)
         pump, group = self._pumps.get(name), self.groups.get(name)
         if pump is None or group is None:
             return
         now_ms = self._clock.now_ms()
-        if group.paused is not None or not pump.line:
-            pump.room_ms = None
-        elif pump.room_ms is None:
-            pump.room_ms = now_ms
+        if group.paused is not None or not pump.queue:
+            pump.free_since_ms = None
+        elif pump.free_since_ms is None:
+            pump.free_since_ms = now_ms
         if pump.busy:
             return
         if not self.knows_limits:
             self._wake_at(name, pump, now_ms + RETRY_MS)
             return
         if group.limit is not None and any(group.limit.holds_up(now_ms)):
-            pump.room_ms = None
-            if self._with_room(pump):
+            pump.free_since_ms = None
+            if self._with_credit(pump):
                 self._on_limits(self)
         if group.next_ms is None:
             return
         ahead_ms, pause_ms = self._lease_ahead_ms, PAUSE_MS
         if self.raft_group.status.settings.get("rank") is not None:
-            ahead_ms = 0  # what goes before it may come until then
+            ahead_ms = 0  # a message of higher rank may arrive until then
         elif pump.is_dense:
             ahead_ms, pause_ms = min(2 * ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
-        # No earlier: what is produced meanwhile comes behind the last of a lease.
+        # Do not lease earlier: messages produced in the meantime are delivered after the last one of the lease.
         along_ms = max(group.next_ms + pause_ms - ahead_ms, group.not_before_ms)
         wake_ms = max(group.next_ms - ahead_ms, group.not_before_ms)
         if pump.asked_ms <= now_ms:  # the clock was not set back
-            # What comes dense comes together: a lease for each millisecond would cost as much as a lease for several.
+            # Dense messages are leased together: a lease for each ms costs as much as one for several ms.
             latest_ms = group.next_ms + min(pause_ms, ahead_ms) - STORE_MS
             wake_ms = max(wake_ms, latest_ms if pump.is_dense else min(pump.asked_ms + pause_ms, latest_ms))
         if wake_ms > now_ms and not (is_along and along_ms <= now_ms):
@@ -383,15 +418,15 @@ class PartitionLeader:
             return
         grants, reserved = self._grants(pump)
         if not grants:
-            pump.room_ms = None
+            pump.free_since_ms = None
             return
-        # The first of a lease waits for the last.
+        # The first message of a lease waits for the last.
         horizon_ms = max(now_ms, min(now_ms + ahead_ms, group.next_ms + pause_ms))
         command = c.Lease(name, horizon_ms, tuple(grants))
-        pump.busy, pump.asked_ms, pump.asked_room_ms = True, now_ms, pump.room_ms
+        pump.busy, pump.asked_ms, pump.asked_free_since_ms = True, now_ms, pump.free_since_ms
         pump.asked_early = group.next_ms > now_ms or group.next_ms == pump.awaited_ms
         try:
-            # Behind acks that came before it: they may set free what it is to give.
+            # The lease follows acks that came before it, as they may free what it can grant.
             done, work = partial(self._leased, name, pump, reserved), lease_work(grants)
             self.raft_group.submit(command, done, work=work, line=pump)
         except SandqError:
@@ -399,24 +434,24 @@ class PartitionLeader:
 
     @property
     def knows_limits(self) -> bool:
-        """Whether the partition goes by the limits of groups that the topic has; before that nothing is leased."""
+        """Whether the partition applies the topic's current limits of groups. Until then nothing is leased."""
         return not self.limits_wanted or next_epoch(self.raft_group.status.settings) >= self.limits_wanted
 
     def is_hungry(self, name: str) -> bool:
-        """Whether somebody would take more messages of a group."""
+        """Return whether some consumer would take more messages of a group."""
         pump = self._pumps.get(name)
-        if pump is not None and any(subscription.room > 0 for subscription in pump.line):
+        if pump is not None and any(subscription.free_credit > 0 for subscription in pump.queue):
             return True
         return bool(self.watchers.get(name)) or 0 <= self._clock.now_ms() - self._asked_ms.get(name, 0) < HUNGRY_MS
 
     def note_asked(self, name: str) -> None:
-        """Somebody asks a group for messages, who has no subscription."""
+        """Note a LEASE request for a group without a subscription."""
         if self.raft_group.status.limits is not None and name in self.raft_group.status.limits.allowances:
             self._asked_ms[name] = self._clock.now_ms()
             self._on_limits(self)
 
     def _lease_along(self) -> None:
-        """Something is proposed: have it take leases along that would be asked for soon."""
+        """Add leases that would be requested soon to the commands that are proposed now."""
         if self._along_ms:
             now_ms = self._clock.now_ms()
             for name in [name for name, along_ms in self._along_ms.items() if along_ms <= now_ms]:
@@ -433,67 +468,72 @@ class PartitionLeader:
         pump.sleep_no_more()
         pump.timer_ms, pump.timer = at_ms, self._timers.at(at_ms, wake)
 
-    def _has_room(self, subscription: Subscription) -> None:
-        """A consumer that had no room may have some."""
+    def _credit_freed(self, subscription: Subscription) -> None:
+        """Queue a consumer again, because it may have free credit."""
         pump = self._pumps.get(subscription.group)
         if pump is not None and pump.consumers.get(subscription.consumer) is subscription:
-            pump.line[subscription] = None
+            pump.queue[subscription] = None
             self.pump(subscription.group)
 
-    def _with_room(self, pump: _GroupPump) -> dict[Subscription, int]:
-        """Whose turn is next, as many as there are grants at most, and what each may be given. Who is found to have no
-        room leaves the line."""
-        room: dict[Subscription, int] = {}
+    def _with_credit(self, pump: _GroupPump) -> dict[Subscription, int]:
+        """Return the next subscriptions to serve and the credit of each that this partition may use.
+
+        Returns at most `MAX_GRANTS`. Subscriptions without free credit leave the queue."""
+        credit: dict[Subscription, int] = {}
         starved = []
-        for subscription in pump.line:
+        for subscription in pump.queue:
             share = self._share(pump, subscription)
             if share <= 0:
                 starved.append(subscription)
             else:
-                room[subscription] = share
-                if len(room) == MAX_GRANTS:
+                credit[subscription] = share
+                if len(credit) == MAX_GRANTS:
                     break
         for subscription in starved:
-            del pump.line[subscription]
-            subscription.when_room(self._has_room)
-        return room
+            del pump.queue[subscription]
+            subscription.when_free(self._credit_freed)
+        return credit
 
     def _grants(self, pump: _GroupPump) -> tuple[list[c.Grant], dict[Subscription, int]]:
-        """Round robin over the consumers with room; what is granted is taken off their credit."""
-        room = self._with_room(pump)
-        takers = deque(room)
-        most = SHARED_GRANT_MESSAGES if len(takers) > 1 else FIXED.grant_messages
+        """Grant messages round robin to the consumers with free credit, and reserve that credit."""
+        credit = self._with_credit(pump)
+        waiting = deque(credit)
+        most = SHARED_GRANT_MESSAGES if len(waiting) > 1 else FIXED.grant_messages
         grants: list[c.Grant] = []
         reserved: dict[Subscription, int] = {}
-        # One alone asks for twice as much only while that is filled. Of several one may not be granted anything more.
-        left = max(pump.window, most) if len(room) == 1 else sum(room.values())
-        while takers and left > 0 and len(grants) < MAX_GRANTS:
-            taker = takers.popleft()
-            limit = min(room[taker], most)
+        # For a single consumer, request more than the window only if the window was filled. For several consumers there
+        # is no such limit, as one of them may get nothing.
+        left = max(pump.window, most) if len(credit) == 1 else sum(credit.values())
+        while waiting and left > 0 and len(grants) < MAX_GRANTS:
+            subscription = waiting.popleft()
+            limit = min(credit[subscription], most)
             left -= limit
-            grants.append(c.Grant(taker.consumer, limit, taker.lease_ms, taker.epoch, taker.handlers))
-            reserved[taker] = reserved.get(taker, 0) + limit
-            taker.credit -= limit
-            room[taker] -= limit
-            if room[taker] > 0:
-                takers.append(taker)
+            grants.append(
+                c.Grant(subscription.consumer, limit, subscription.lease_ms, subscription.epoch, subscription.handlers)
+            )
+            reserved[subscription] = reserved.get(subscription, 0) + limit
+            subscription.credit -= limit
+            credit[subscription] -= limit
+            if credit[subscription] > 0:
+                waiting.append(subscription)
         if grants:
-            pump.line.move_to_end(next(iter(room)))
+            pump.queue.move_to_end(next(iter(credit)))
         return grants, reserved
 
     def _share(self, pump: _GroupPump, subscription: Subscription) -> int:
-        """What of a consumer's room this partition may ask for at once."""
-        room = subscription.room
+        """Return how much of a consumer's free credit this partition may request at once."""
+        free = subscription.free_credit
         if subscription.partitions <= 1:
-            return room
-        return min(room, max(pump.window, min(room // subscription.partitions, FIRST_WINDOW)))
+            return free
+        return min(free, max(pump.window, min(free // subscription.partitions, FIRST_WINDOW)))
 
     def _leased(self, name: str, pump: _GroupPump, reserved: dict[Subscription, int], result: Any) -> None:
+        """Handle the result of a lease command."""
         if isinstance(result, SandqError):
             self._refused(name, pump, reserved)
             return
         pump.busy = False
-        room_ms = None if self.has_turns else pump.asked_room_ms
+        free_since_ms = None if self.may_block else pump.asked_free_since_ms
         by_consumer = {s.consumer: s for s in reserved}
         for subscription, limit in reserved.items():
             subscription.credit += limit
@@ -504,17 +544,17 @@ class PartitionLeader:
         for delivery in result:
             subscription = by_consumer[delivery.consumer]
             subscription.credit -= delivery.count
-            self.push(subscription, delivery, room_ms)
+            self.push(subscription, delivery, free_since_ms)
         if result or self.is_promoting(name):
             self.pump(name)
         else:
-            # Nothing could be granted (a consumer with too many leases, say): no reason to ask again at once.
+            # Nothing could be granted, for example because a consumer has too many leases. Do not retry at once.
             self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
         for subscription in reserved:
             subscription.notify_room()
 
     def is_promoting(self, name: str) -> bool:
-        """Whether there is more that is due, and has to be ranked, than one lease came to: the next goes on with it."""
+        """Return whether more due messages must be ranked than one lease could rank. The next lease continues."""
         group = self.groups.get(name)
         return group is not None and group.is_promoting
 
@@ -528,48 +568,49 @@ class PartitionLeader:
             subscription.notify_room()
 
     @property
-    def has_turns(self) -> bool:
-        """Whether messages wait for others to be settled: those of their keys, or of their tenants."""
+    def may_block(self) -> bool:
+        """Whether messages may wait until others are settled: those of the same key or tenant."""
         settings = self.raft_group.status.settings
         return key_limit(settings) is not None or bool(settings.get("tenants"))
 
     def is_held(self, name: str) -> bool:
-        """Whether messages of a group may have to wait for others, or for its limits."""
+        """Return whether messages of a group may wait for other messages or for the group's limits."""
         group = self.groups.get(name)
-        return self.has_turns or (group is not None and group.limit is not None)
+        return self.may_block or (group is not None and group.limit is not None)
 
-    def push(self, subscription: Subscription, delivery: Delivery, room_ms: int | None = None) -> None:
-        """Send once the latest of it is due. A lease whose consumer has gone meanwhile runs out, or is pushed
-        again when the consumer returns; one that a later process has replaced gives it back. `room_ms`: see
-        `TopicStats.delivered`."""
+    def push(self, subscription: Subscription, delivery: Delivery, free_since_ms: int | None = None) -> None:
+        """Send a lease once its last message is due.
+
+        If its consumer has left, the lease expires, or is pushed again when the consumer returns. If a later process of
+        the consumer has taken over, the lease is given back. `free_since_ms`: see `TopicStats.delivered`."""
         now_ms = self._clock.now_ms()
         if delivery.due_ms > now_ms:
-            self._ahead[delivery.token] = subscription, delivery, room_ms
+            self._ahead[delivery.token] = subscription, delivery, free_since_ms
             self._timers.at(delivery.due_ms, lambda: self._due(subscription, delivery))
             return
         self._ahead.pop(delivery.token, None)
         if self._ahead:
-            # Their timers are late, and they were leased before.
+            # The timers of these leases are late, and they were leased earlier.
             for earlier in [held for held in self._ahead.values() if held[1].due_ms <= now_ms]:
                 del self._ahead[earlier[1].token]
                 self._push(*earlier)
-        self._push(subscription, delivery, room_ms)
+        self._push(subscription, delivery, free_since_ms)
 
-    def _push(self, subscription: Subscription, delivery: Delivery, room_ms: int | None) -> None:
+    def _push(self, subscription: Subscription, delivery: Delivery, free_since_ms: int | None) -> None:
         group, to = self.groups.get(subscription.group), self._present(subscription)
         if to is None or group is None:
             if self._is_replaced(subscription):
-                # Refused: it runs out. What the later process has reclaimed is its own under another token.
+                # If this is refused, the lease expires. Leases that the later process has reclaimed have new tokens.
                 with suppress(SandqError):
                     self.raft_group.submit(c.Nack([(delivery.token, None, None, None, False)]), lambda result: None)
             return
         if to is not subscription:
-            to.credit -= delivery.count  # it was taken off the one that is gone
+            to.credit -= delivery.count  # it was taken from the credit of the previous subscription
         if group.generation == delivery.generation:
-            self.stats.delivered(delivery, self._clock.now_s(), room_ms)
+            self.stats.delivered(delivery, self._clock.now_s(), free_since_ms)
             to.receiver.push(delivery)
         else:
-            # A seek came before: the lease is over, nobody hears of it, and it takes no room.
+            # The group has been moved by a seek: the lease is revoked. It is not sent, and its credit becomes free.
             to.credit += delivery.count
             to.notify_room()
 
@@ -579,7 +620,9 @@ class PartitionLeader:
             self.push(subscription, delivery, held[2])
 
     def _present(self, subscription: Subscription) -> Subscription | None:
-        """The subscription, or the one with which its consumer has come back meanwhile."""
+        """Return the subscription, or the one with which its consumer has returned since.
+
+        None if the consumer is gone."""
         if not subscription.closed:
             return subscription
         pump = self._pumps.get(subscription.group) if subscription.moved else None
@@ -587,7 +630,7 @@ class PartitionLeader:
         return None if other is None or other.closed or other.epoch != subscription.epoch else other
 
     def _is_replaced(self, subscription: Subscription) -> bool:
-        """Whether a later process has taken over what the consumer of a subscription holds."""
+        """Return whether a later process has taken over the leases of a subscription's consumer."""
         other = self.subscription_of(subscription.group, subscription.consumer)
         return subscription.fenced or (other is not None and other.epoch > subscription.epoch)
 
@@ -624,7 +667,7 @@ class PartitionLeader:
             self._timers.at(self._clock.now_ms() + RETRY_MS, self._expiry_due)
 
     def _set_upkeep(self, status: Status) -> None:
-        """Have the partition's bounded housekeeping done when some is due, and not more often than needed."""
+        """Set a timer for the partition's next upkeep or touch, but not earlier than needed."""
         if self._keeping or not self.raft_group.works:
             return
         now_ms = self._clock.now_ms()
@@ -643,8 +686,9 @@ class PartitionLeader:
             self._upkeep_timer = self._timers.at(at_ms, lambda: self._upkeep_due(at_ms))
 
     def _touch_all(self, status: Status) -> None:
-        """Say of all groups that they have consumers: no upkeep comes before it, which would drop those that were last
-        said to have some before nobody led."""
+        """Mark all groups as in use before the first upkeep.
+
+        Otherwise the upkeep would delete groups whose consumers could not be recorded while no node led."""
         self._keeping = True
         names = status.groups.names
         if not names:
@@ -685,7 +729,7 @@ class PartitionLeader:
 
     def _touch(self, names: list[str]) -> None:
         if names:
-            # Refused: the next one comes long before a group goes.
+            # If this is refused, the next one comes long before a group expires.
             with suppress(SandqError):
                 self.raft_group.submit(c.Touch(names), lambda result: None, line=BEHIND)
 

@@ -1,7 +1,7 @@
-"""Lets the schedules of one partition fire while this node leads it.
+"""Fire the schedules of one partition while this node leads it.
 
-What is due is looked up on the apply thread, planned in a thread of its own, for expressions cost some 50 us each, and
-proposed. The partition does nothing of it twice, so a leader that is late, or two of them, do no harm.
+Due schedules are read on the apply thread. They are planned on a separate thread, as each expression takes about 50 us,
+and then proposed. The partition ignores repeated firings, so a late leader, or two leaders, do no harm.
 """
 
 from __future__ import annotations
@@ -31,22 +31,26 @@ from sandq.schedules.recurrence import Recurrence
 log = structlog.get_logger("sandq.broker")
 
 FIRE_MOST: Final = 256
-"""Schedules of one command."""
+"""Maximum number of schedules in one command."""
 FIRE_WORK: Final = 8192
-"""To let one fire costs as much as so many bytes of a batch."""
+"""Cost of firing one schedule, as bytes of a batch that costs the same."""
 DONE_MOST: Final = 8
-"""Stretches of occurrences to come that are over, of a schedule."""
+"""Maximum number of ranges of future occurrences that a schedule remembers as done."""
 PAUSE_MS: Final = 20
-"""Between two rounds: what fires meanwhile fires together. Most messages are made long before their time."""
+"""Minimum time between two rounds, in ms.
+
+Schedules that become due in between fire together. Most messages are created long before their time."""
 RETRY_MS: Final = 50
-"""After a refusal (overload, leadership not settled)."""
+"""Pause after a refusal (overload, no settled leader), in ms."""
 FULL_MS: Final = 1000
-"""While the disk has no room."""
-STRANGE_MS: Final = 1000
-"""While some are due that this node cannot go by."""
+"""Pause while the disk is full, in ms."""
+UNPLANNABLE_MS: Final = 1000
+"""Pause while schedules are due that this node cannot plan, in ms."""
 
 
 class ScheduleFiring:
+    """Fire the due schedules of one partition, in rounds."""
+
     def __init__(
         self,
         host: RaftGroup,
@@ -56,7 +60,7 @@ class ScheduleFiring:
         nursery: trio.Nursery,
         planning: trio.CapacityLimiter,
     ) -> None:
-        """`planning`: of the threads in which partitions of this node plan."""
+        """Create it. `planning`: limits the number of planning threads on this node."""
         self._host = host
         self._runner = runner
         self._clock = clock
@@ -64,15 +68,15 @@ class ScheduleFiring:
         self._nursery = nursery
         self._planning = planning
         self._is_working = False
-        self._strange = frozenset[str]()
-        """Schedules that are due and that this node cannot go by."""
+        self._unplannable = frozenset[str]()
+        """Names of due schedules that this node cannot plan."""
         self._earliest_ms = 0
-        """Before then is no other round."""
+        """Earliest time of the next round, in ms."""
         self._timer: Timer | None = None
         self._timer_ms: int | None = None
 
-    def look(self, status: Status) -> None:
-        """Something was applied, or this node began to lead: set a timer for what is due next."""
+    def on_status(self, status: Status) -> None:
+        """Set a timer for the next due schedule, after something was applied or this node started to lead."""
         at_ms = 0 if _is_behind(status) else status.schedule_ms
         if at_ms is not None and not self._is_working and self._host.works:
             now_ms = self._clock.now_ms()
@@ -86,58 +90,58 @@ class ScheduleFiring:
         def wake() -> None:
             self._timer = self._timer_ms = None
             if self._is_working:
-                return  # and looks again when it has done
+                return  # the round in progress checks again when it ends
             if self._is_due() or _is_behind(self._host.status):
                 self._is_working = True
                 self._nursery.start_soon(self._fire)
             else:
-                # What was to fire now fires later since, or no more.
-                self.look(self._host.status)
+                # The schedule that was due was changed or deleted in the meantime.
+                self.on_status(self._host.status)
 
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms, self._timer = at_ms, self._timers.at(at_ms, wake)
 
     async def _fire(self) -> None:
-        """Fire what is due."""
+        """Fire all due schedules."""
         again_ms = RETRY_MS
         try:
             while self._host.works and _is_behind(self._host.status):
                 await self._plan_some()
             while self._is_due() and await self._fire_some() >= FIRE_MOST:
                 pass
-            again_ms = STRANGE_MS if self._strange else PAUSE_MS
+            again_ms = UNPLANNABLE_MS if self._unplannable else PAUSE_MS
         except DiskFull:
             again_ms = FULL_MS
         except SandqError:
-            pass  # overloaded, or another node leads: who leads looks again
+            pass  # overloaded, or another node leads: the leader checks again
         self._is_working = False
         self._earliest_ms = self._clock.now_ms() + self._timers.pause_ms(again_ms)
-        self.look(self._host.status)
+        self.on_status(self._host.status)
 
     def _is_due(self) -> bool:
         at_ms = self._host.status.schedule_ms
         return self._host.works and at_ms is not None and bool(at_ms <= self._clock.now_ms())
 
     async def _plan_some(self) -> None:
-        """Have a page of schedules go by the time that the partition's clock was set back to."""
+        """Plan a page of schedules again, for the time to which the partition's clock was set back."""
         now_ms, replica, behind = self._clock.now_ms(), self._host.replica, self._host.status.planned_to
         assert isinstance(replica, PartitionReplica)
-        look = partial(_page, replica, behind)
-        stored, behind = await self._runner.ask(look, group=self._host.number, patient=False)
+        read = partial(_page, replica, behind)
+        stored, behind = await self._runner.ask(read, group=self._host.number, patient=False)
         items = await trio.to_thread.run_sync(plan_anew, stored, now_ms, limiter=self._planning)
         command, count = c.PlanSchedules(items, behind), len(items)
         await self._host.call(command, BEHIND, size=64 + 128 * count, work=FIRE_WORK * count + 64, messages=count)
 
     async def _fire_some(self) -> int:
-        """Fire as many as one command has. How many there were."""
+        """Fire as many schedules as one command may contain. Return their number."""
         now_ms, replica = self._clock.now_ms(), self._host.replica
         assert isinstance(replica, PartitionReplica)
-        # Those that stay due come first each time.
-        look = partial(_due, replica, now_ms, FIRE_MOST + len(self._strange))
-        stored = await self._runner.ask(look, group=self._host.number, patient=False)
-        fires = await trio.to_thread.run_sync(plan, stored, now_ms, self._strange, limiter=self._planning)
-        self._strange = frozenset([name for name, _ in stored]) - {fire[0] for fire in fires}
+        # Schedules that cannot be planned stay due and come first: read that many more.
+        read = partial(_due, replica, now_ms, FIRE_MOST + len(self._unplannable))
+        stored = await self._runner.ask(read, group=self._host.number, patient=False)
+        fires = await trio.to_thread.run_sync(plan, stored, now_ms, self._unplannable, limiter=self._planning)
+        self._unplannable = frozenset([name for name, _ in stored]) - {fire[0] for fire in fires}
         count = len(fires)
         if not count:
             return 0
@@ -155,13 +159,12 @@ def _page(replica: PartitionReplica, behind: str | None) -> tuple[list[Stored], 
 
 
 def _is_behind(status: Status) -> bool:
-    """Whether schedules do not go by the partition's time yet, which was set back."""
+    """Return whether schedules must be planned again because the partition's clock was set back."""
     return status.planned_to is not None and status.reset is None
 
 
 def plan_anew(stored: Sequence[Stored], now_ms: int) -> list[Any]:
-    """Return the items that put the next occurrences of schedules where they are after an instant, as far as they stand
-    behind that."""
+    """Return the items that move schedules back to their next occurrence after `now_ms`, where they are later now."""
     items = []
     for name, row in stored:
         schedule = Schedule.load(name, row)
@@ -169,7 +172,8 @@ def plan_anew(stored: Sequence[Stored], now_ms: int) -> list[Any]:
             continue
         last_ms, done = schedule.last_ms or 0, schedule.done
         if schedule.gap is not None and schedule.gap[1] > now_ms:
-            # What was left out is yet to come. What fired behind that is over, and its messages come at their times.
+            # The occurrences in the gap are yet to come. Occurrences after the gap have fired; their
+            # messages are delivered in time.
             last_ms, *over = schedule.gap[0], [schedule.gap[1], last_ms]
             done = sorted([*done, *[one for one in over if one[0] <= one[1]]])[:DONE_MOST]
         try:
@@ -177,17 +181,19 @@ def plan_anew(stored: Sequence[Stored], now_ms: int) -> list[Any]:
             after_ms = max(now_ms, last_ms)
             found = planning.first(name, recurrence, schedule.settings, schedule.fired, after_ms, done)
         except SandqError:
-            continue  # that is told when it fires
+            continue  # reported when it fires
         if found.next_ms is not None and found.next_ms < schedule.expected_ms:
             seen = schedule.version, schedule.expected_ms
             items.append((name, *seen, found.next_ms, found.fire_ms, last_ms, done))
     return items
 
 
-def plan(stored: Sequence[Stored], now_ms: int, strange: AbstractSet[str] = frozenset()) -> list[Any]:
-    """Return the items of the command that lets these schedules fire, but of those that this node cannot go by: each
-    was checked when it was made, by a node which knows other zones. They wait until such a one leads, or this one is
-    started with newer data. `strange`: those of which that is known."""
+def plan(stored: Sequence[Stored], now_ms: int, unplannable: AbstractSet[str] = frozenset()) -> list[Any]:
+    """Return the items of the command that fires these schedules.
+
+    Omit the schedules that this node cannot plan. Each was validated when it was created, by a node with other time
+    zone data. They wait until such a node leads, or this one is restarted with newer data. `unplannable`: names of
+    those that were already logged."""
     items = []
     for name, row in stored:
         schedule = Schedule.load(name, row)
@@ -195,10 +201,10 @@ def plan(stored: Sequence[Stored], now_ms: int, strange: AbstractSet[str] = froz
         try:
             recurrence = Recurrence.from_record(schedule.recurrence)
             fired, settings, done = schedule.fired + 1, schedule.settings, schedule.done
-            # A leader that died, or a node that stood still for a moment, is no downtime.
+            # A failover, or a short stall of a node, does not count as downtime.
             found = planning.following(name, recurrence, settings, fired, schedule.expected_ms, now_ms, done, GRACE_MS)
         except SandqError as error:
-            if name not in strange:
+            if name not in unplannable:
                 log.error(
                     "a schedule waits, for this node cannot go by it: give it the zone data of the others",
                     schedule=name,

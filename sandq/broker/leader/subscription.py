@@ -1,4 +1,4 @@
-"""A consumer that messages are pushed to."""
+"""The subscription of a consumer that messages are pushed to."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sandq.model.errors import SandqError
 
 
 class DeliveryReceiver(Protocol):
-    """The connection of a consumer, as a subscription sees it: `server.subscriptions` implements it."""
+    """The connection of a consumer, as seen by a subscription. `server.subscriptions` implements it."""
 
     @property
     def congested(self) -> bool:
-        """Whether the connection takes nothing now."""
+        """Whether the connection accepts nothing now."""
 
     def push(self, delivery: Delivery) -> None:
         """Send a lease."""
@@ -24,7 +24,7 @@ class DeliveryReceiver(Protocol):
 
 
 class Subscription:
-    """A consumer's room on this node: one pool of credit for all partitions of the topic."""
+    """A consumer's subscription on this node: one pool of credit for all partitions of the topic."""
 
     def __init__(
         self,
@@ -39,12 +39,16 @@ class Subscription:
         address: str | None = None,
         since_ms: int = 0,
     ) -> None:
-        """`epoch`: of the consumer; 0: it has none. `handlers`: messages that it works on at the same time at most; 0:
-        it did not say. `address`: of its connection. `since_ms`: when it subscribed."""
+        """Create it.
+
+        `epoch`: epoch of the consumer; 0: none. `handlers`: maximum number of messages that it handles at the same
+        time; 0: unknown. `address`: address of its connection. `since_ms`: time of the subscription."""
         self.group = group
         self.consumer = consumer
         self.credit = credit
-        """Whoever raises it calls `notify_room` then: a partition that found no room does not look again by itself."""
+        """Number of messages that the consumer may still receive.
+
+        After raising it, call `notify_room`: a partition that found no credit does not check again by itself."""
         self.lease_ms = lease_ms
         self.receiver = receiver
         self.epoch = epoch
@@ -52,31 +56,36 @@ class Subscription:
         self.address = address
         self.since_ms = since_ms
         self.partitions = 0
-        """How many partitions share this pool."""
+        """Number of partitions that share this pool."""
         self._starved: dict[Callable[[Subscription], None], None] = {}
         self.closed = False
         self.moved = False
-        """It ended because partitions are led elsewhere now: its consumer comes back, and still holds what it held."""
+        """True if it ended because other nodes lead its partitions now.
+
+        Its consumer will return, and still holds its leases."""
 
         self.fenced = False
-        """It ended because a later process has taken over what its consumer holds: what is granted to it yet is given
-        back."""
+        """True if it ended because a later process has taken over its consumer's leases.
+
+        Messages that are still granted to it are given back."""
 
     def fence(self, error: SandqError) -> None:
-        """End it: a later process of its consumer has come."""
+        """End it, because a later process of its consumer has subscribed."""
         self.closed = self.fenced = True
         self.receiver.ended(error)
 
     @property
-    def room(self) -> int:
+    def free_credit(self) -> int:
+        """Number of messages that may be granted now: the credit, or 0 if it is closed or its connection is
+        congested."""
         return 0 if self.closed or self.receiver.congested else max(self.credit, 0)
 
-    def when_room(self, lease: Callable[[Subscription], None]) -> None:
-        """Have a partition that found no room call `lease(subscription)` once there may be room again."""
+    def when_free(self, lease: Callable[[Subscription], None]) -> None:
+        """Call `lease(subscription)` once credit may be free again. For a partition that found none."""
         self._starved[lease] = None
 
     def notify_room(self) -> None:
-        """Let the partitions that found no room try again."""
+        """Let the partitions that found no free credit try again."""
         starved, self._starved = self._starved, {}
         for lease in starved:
             lease(self)

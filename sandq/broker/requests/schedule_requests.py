@@ -200,7 +200,7 @@ class ScheduleRequests:
                 topic=topic,
             )
         host = self._broker.catalog.partition(topic, partition).raft_group
-        return host, opened.places[partition]
+        return host, opened.targets[partition]
 
     def _check_count(self, host: RaftGroup, more: int) -> None:
         most = self._broker.limits.schedules_per_partition

@@ -60,9 +60,10 @@ class TopicStats:
         self.slo_late = 0
         """... and those of them that came later than the objective allows."""
 
-    def delivered(self, delivery: Delivery, now_s: float, room_ms: int | None = None) -> None:
-        """A lease is being sent at this moment of the guarded clock (epoch seconds). `room_ms`: since when a consumer
-        has room for it, without a stop; what was due before that waited for consumers, and None says that of all."""
+    def delivered(self, delivery: Delivery, now_s: float, free_since_ms: int | None = None) -> None:
+        """A lease is being sent at this moment of the guarded clock (epoch seconds). `free_since_ms`: since when a
+        consumer has room for it, without a stop; what was due before that waited for consumers, and None says that of
+        all."""
         self.sent += delivery.count
         now_ms = now_s * 1000
         for piece in delivery.pieces:
@@ -71,12 +72,12 @@ class TopicStats:
             if last_ms > now_ms:
                 self._node.early += _after(piece.offsets, now_ms, piece.count)
             if not (delivery.returning or delivery.repeated):
-                counts = room_ms is not None and last_ms >= room_ms
+                counts = free_since_ms is not None and last_ms >= free_since_ms
                 if len(piece.offsets) == offsets.OFFSET_BYTES:
                     self._observe((now_ms - last_ms) / 1000, piece.count, counts)
                     continue
-                if room_ms is not None and counts:
-                    self._observe_for_slo(piece.offsets, piece.count, now_ms, room_ms)
+                if free_since_ms is not None and counts:
+                    self._observe_for_slo(piece.offsets, piece.count, now_ms, free_since_ms)
                 else:
                     _spread(piece.offsets, 0, piece.count, now_ms, self.lateness)
         if not delivery.repeated:
@@ -97,10 +98,10 @@ class TopicStats:
             if late_s > node.slo_lateness_s:
                 self.slo_late += count
 
-    def _observe_for_slo(self, column: bytes, count: int, now_ms: float, room_ms: int) -> None:
-        """A column of messages, of which some were due at `room_ms` or later: those count for the objective."""
+    def _observe_for_slo(self, column: bytes, count: int, now_ms: float, free_since_ms: int) -> None:
+        """A column of messages, of which some were due at `free_since_ms` or later: those count for the objective."""
         node = self._node
-        start = 0 if _ms_at(column, 0) >= room_ms else _first_from(column, room_ms, 0, count)
+        start = 0 if _ms_at(column, 0) >= free_since_ms else _first_from(column, free_since_ms, 0, count)
         if start:
             _spread(column, 0, count, now_ms, self.lateness)
             _spread(column, start, count, now_ms, node.slo)

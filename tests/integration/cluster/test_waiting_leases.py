@@ -17,8 +17,8 @@ WAITING = 30
 
 def waiting(nodes: ThreeNodes) -> int:
     """LEASE requests that wait, on all nodes."""
-    takers = [takers for at in nodes.running.values() for takers in at.broker._takers.values()]
-    return sum(len(one._waiting) for one in takers)
+    waiters = [waiters for at in nodes.running.values() for waiters in at.broker._waiters.values()]
+    return sum(len(one._waiting) for one in waiters)
 
 
 async def led_by_each(nodes: ThreeNodes, client: sandq.Client) -> None:
@@ -102,4 +102,4 @@ async def test_they_get_what_comes_after_leadership_went_elsewhere(tmp_path: Pat
             for number, value in enumerate(sent):
                 await client.produce("t", value, key=b"%d" % (number % 7))
         assert sorted(got) == sorted(sent), "each once"
-        await until_holds(lambda: not any(at.broker._takers for at in nodes.running.values()))
+        await until_holds(lambda: not any(at.broker._waiters for at in nodes.running.values()))

@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from sandq.broker.delivery.group_takers import GroupTakers
+from sandq.broker.delivery.group_waiters import GroupWaiters
 from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.model.caller import NODE
 from sandq.model.errors import NotLeader, SandqError, Unavailable, UnknownTopic
@@ -107,7 +107,7 @@ class Room:
         self.clock = VirtualClock()
         self.timers = VirtualTimers(self.clock)
         self.partitions = [Led(self.clock, number) for number in range(partitions)]
-        self.takers = GroupTakers("t", "g", self.clock, self.timers)  # type: ignore[arg-type]
+        self.waiters = GroupWaiters("t", "g", self.clock, self.timers)  # type: ignore[arg-type]
         self.got: dict[str, int | SandqError] = {}
         self.opened = 0
         self.congested: set[str] = set()
@@ -123,11 +123,11 @@ class Room:
         timers: Any = self.timers
         clock: Any = self.clock
         congested = partial(self.congested.__contains__, name)
-        once = LeaseOnce(request, NODE, deliveries, self.takers, 30_000, clock, timers, congested)
+        once = LeaseOnce(request, NODE, deliveries, self.waiters, 30_000, clock, timers, congested)
         with trio.CancelScope() as self.scopes[name]:
             try:
-                with self.takers.joined():
-                    await self.takers.know(deliveries, self._open)
+                with self.waiters.joined():
+                    await self.waiters.know(deliveries, self._open)
                     self.got[name] = sum(lease.count for _, lease in await once.run())
             except SandqError as error:
                 self.got[name] = error
@@ -238,7 +238,7 @@ async def test_no_partition_is_always_the_last(nursery: trio.Nursery) -> None:
     room = Room(nursery, 3)
     for led in room.partitions:
         led.come(10)
-    with room.takers.joined():  # others are there
+    with room.waiters.joined():  # others are there
         for number in range(6):
             await room.take(f"c{number}", wait_ms=0)
     assert [len(led.due_ms) for led in room.partitions] == [8, 8, 8]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandq.broker.delivery.limit_home import ASK_MS, FRESH_MS, LimitHome, Told
-from sandq.broker.delivery.limit_plan import TURN_MS, LimitPlan, Standing
+from sandq.broker.delivery.limit_home import ASK_MS, FRESH_MS, LimitHome, Report
+from sandq.broker.delivery.limit_plan import ROTATION_MS, LimitPlan, PartitionUse
 from sandq.model.group_limits import GroupLimit
 from sandq.partition import commands as c
 from sandq.partition.limits.allowance import fresh
@@ -26,7 +26,7 @@ class Home:
         self.decide()
         assert not self.ledger.unheard()
 
-    def heard(self, one: Told, partition: int) -> None:
+    def heard(self, one: Report, partition: int) -> None:
         self.home.heard(partition, one, self.now_ms)
 
     def decide(self) -> c.ShareLimit | None:
@@ -41,8 +41,8 @@ class Home:
         return [partition for partition, _ in self.home.asks(self.ledger.status(), self.own, self.now_ms)]
 
 
-def told(partition: int, version: int = 0, leased: int = 0, **more: Any) -> Told:
-    one = Told("g", 1, version, leased, 0, 0, 0, 0, False)
+def told(partition: int, version: int = 0, leased: int = 0, **more: Any) -> Report:
+    one = Report("g", 1, version, leased, 0, 0, 0, 0, False)
     return one._replace(**more)
 
 
@@ -61,7 +61,7 @@ def test_nothing_is_written_while_nobody_waits() -> None:
     for partition in (1, 2):
         home.heard(told(partition, leased=0, used=7), partition)
     assert home.decide() is None and home.asked() == []
-    assert not home.home.is_restless(home.ledger.status(), home.own, home.now_ms)
+    assert not home.home.needs_recheck(home.ledger.status(), home.own, home.now_ms)
 
 
 def test_who_was_asked_is_not_asked_again_at_once_and_what_was_told_is_asked_of_who_has_not_answered() -> None:
@@ -84,13 +84,13 @@ def test_one_that_does_not_answer_keeps_what_it_has_and_nothing_is_written_for_i
     assert home.ledger.shares[1].units == 4 and not home.ledger.shares[1].confirmed
     before = home.entries
     for _ in range(20):
-        home.now_ms += TURN_MS
+        home.now_ms += ROTATION_MS
         home.heard(told(2, wants_in_flight=4, wants_rate=True), 2)
         home.decide()
     assert home.entries == before
     home.heard(told(1, version=home.ledger.shares[1].version, used=4), 1)
     for _ in range(3):
-        home.now_ms += TURN_MS
+        home.now_ms += ROTATION_MS
         home.heard(told(2, wants_in_flight=4, wants_rate=True), 2)
         home.decide()
         home.heard(told(1, version=home.ledger.shares[1].version, used=4), 1)
@@ -116,10 +116,10 @@ def test_more_who_wait_than_there_are_units_take_turns() -> None:
     plan, limit = LimitPlan(), GroupLimit(1, 4, 1, None, None)
     has, used, turns, now_ms = 0, [0, 0, 0, 0], [], NOW_MS
     for _ in range(12):
-        now_ms += TURN_MS
+        now_ms += ROTATION_MS
         used[has] += 1
         standings = {
-            partition: Standing(int(partition == has), int(partition == has), 0, used[partition], 5)
+            partition: PartitionUse(int(partition == has), int(partition == has), 0, used[partition], 5)
             for partition in range(4)
         }
         changes = plan.plan(limit, standings, now_ms)
@@ -133,10 +133,10 @@ def test_more_who_wait_than_there_are_units_take_turns() -> None:
 def test_a_turn_in_which_nothing_was_leased_goes_on() -> None:
     """As where the one message that may be in flight is held for hours: nothing is written for it."""
     plan, limit = LimitPlan(), GroupLimit(1, 3, 1, None, None)
-    standings = {0: Standing(0, 0, 0, 0, 5), 1: Standing(1, 1, 0, 1, 5), 2: Standing(0, 0, 0, 0, 5)}
+    standings = {0: PartitionUse(0, 0, 0, 0, 5), 1: PartitionUse(1, 1, 0, 1, 5), 2: PartitionUse(0, 0, 0, 0, 5)}
     now_ms, changes = NOW_MS, 0
     for _ in range(50):
-        now_ms += TURN_MS
+        now_ms += ROTATION_MS
         for partition, target in plan.plan(limit, standings, now_ms).items():
             changes += 1
             standings[partition] = standings[partition]._replace(in_flight=target[0])
@@ -146,14 +146,14 @@ def test_a_turn_in_which_nothing_was_leased_goes_on() -> None:
 def test_partitions_keep_their_turn_between_two_of_their_messages() -> None:
     """When the last was settled, and the next is not leased yet, it does not wait."""
     plan, limit = LimitPlan(), GroupLimit(1, 2, 1, None, None)
-    waits = Standing(0, 0, 0, 7, 5)
-    assert plan.plan(limit, {0: waits, 1: Standing(0, 1, 0, 9, 5)}, NOW_MS) == {}
-    now_ms = NOW_MS + TURN_MS
-    assert plan.plan(limit, {0: waits, 1: Standing(1, 1, 0, 10, 5)}, now_ms) == {1: (0, 0)}
-    between = {0: Standing(0, 1, 0, 8), 1: waits}
-    assert plan.plan(limit, between, now_ms + TURN_MS - 1) == {}
-    now_ms += TURN_MS
+    waits = PartitionUse(0, 0, 0, 7, 5)
+    assert plan.plan(limit, {0: waits, 1: PartitionUse(0, 1, 0, 9, 5)}, NOW_MS) == {}
+    now_ms = NOW_MS + ROTATION_MS
+    assert plan.plan(limit, {0: waits, 1: PartitionUse(1, 1, 0, 10, 5)}, now_ms) == {1: (0, 0)}
+    between = {0: PartitionUse(0, 1, 0, 8), 1: waits}
+    assert plan.plan(limit, between, now_ms + ROTATION_MS - 1) == {}
+    now_ms += ROTATION_MS
     assert plan.plan(limit, between, now_ms) == {1: (1, 0)}
-    between = {0: waits, 1: Standing(0, 1, 0, 11)}
-    assert plan.plan(limit, between, now_ms + TURN_MS - 1) == {}
-    assert plan.plan(limit, between, now_ms + TURN_MS) == {1: (0, 0)}
+    between = {0: waits, 1: PartitionUse(0, 1, 0, 11)}
+    assert plan.plan(limit, between, now_ms + ROTATION_MS - 1) == {}
+    assert plan.plan(limit, between, now_ms + ROTATION_MS) == {1: (0, 0)}

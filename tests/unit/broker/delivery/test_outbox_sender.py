@@ -41,7 +41,7 @@ class Bed:
         catalog: Any = SimpleNamespace(
             by_group={7: SimpleNamespace(raft_group=host)},
             view=SimpleNamespace(partition_of_group={7: ("t", 0)}),
-            topics={"t": SimpleNamespace(places={0: BatchTarget(0, 1, ordered=True)})},
+            topics={"t": SimpleNamespace(targets={0: BatchTarget(0, 1, ordered=True)})},
         )
         clock: Any = SimpleNamespace(now_ms=lambda: 1_800_000_000_000)
         nothing: Any = None
@@ -154,7 +154,7 @@ async def test_an_unexpected_error_ends_no_sending(autojump_clock: trio.testing.
     sender._outcome = fails_at_first
     async with trio.open_nursery() as nursery:
         sender._nursery = nursery
-        sender.look(leader)
+        sender.on_change(leader)
         await trio.testing.wait_all_tasks_blocked()
         assert "KeyError" in sender.stuck(leader)[target].error, "it is told of meanwhile"
     assert (tries, said) == ([5] * 4, [c.OutboxSent(*target, 5)])
@@ -169,5 +169,5 @@ async def test_look_once_the_node_has_ended_starts_nothing() -> None:
     async with trio.open_nursery() as nursery:
         sender._nursery = nursery
         nursery.cancel_scope.cancel()
-    sender.look(leader)
+    sender.on_change(leader)
     assert not sender.stuck(leader)

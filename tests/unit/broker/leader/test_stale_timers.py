@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from sandq.broker.delivery.group_takers import GroupTakers
+from sandq.broker.delivery.group_waiters import GroupWaiters
 from sandq.broker.delivery.lease_once import LeaseOnce
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.model.caller import NODE
@@ -44,13 +44,13 @@ async def test_a_lease_that_is_answered_leaves_no_timer() -> None:
         request = Lease("t", "g", "c", 1, 30_000, LEASE_MS, "earliest", False)
         clock: Any = bed.clock
         timers: Any = bed.timers
-        takers = GroupTakers("t", "g", clock, timers)
-        once = LeaseOnce(request, NODE, [bed.delivery], takers, LEASE_MS, clock, timers, lambda: False)
+        waiters = GroupWaiters("t", "g", clock, timers)
+        once = LeaseOnce(request, NODE, [bed.delivery], waiters, LEASE_MS, clock, timers, lambda: False)
         taken = []
 
-        async def run(once: LeaseOnce = once, takers: GroupTakers = takers, taken: list[object] = taken) -> None:
-            with takers.joined():
-                await takers.know([bed.delivery], opens)
+        async def run(once: LeaseOnce = once, waiters: GroupWaiters = waiters, taken: list[object] = taken) -> None:
+            with waiters.joined():
+                await waiters.know([bed.delivery], opens)
                 taken += await once.run()
 
         with trio.fail_after(PATIENCE_S):

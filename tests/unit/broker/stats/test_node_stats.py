@@ -103,9 +103,9 @@ def test_what_counts_for_the_objective_was_due_while_there_was_room(seed: int) -
     node = NodeStats(slo_lateness_s=0.1)
     topic = TopicStats(node)
     times = sorted(NOW_MS - rng.choice((0, 50, 99, 100, 101, 500, 10_000)) - rng.randint(0, 2) for _ in range(200))
-    room_ms = NOW_MS - rng.choice((0, 100, 1000, 100_000))
-    topic.delivered(delivery(column(times)), NOW_MS / 1000, room_ms)
-    counted = [at for at in times if at >= room_ms]
+    free_since_ms = NOW_MS - rng.choice((0, 100, 1000, 100_000))
+    topic.delivered(delivery(column(times)), NOW_MS / 1000, free_since_ms)
+    counted = [at for at in times if at >= free_since_ms]
     assert topic.slo_deliveries == sum(node.slo.counts) == len(counted)
     assert topic.slo_late == sum(NOW_MS - at > 100 for at in counted)
     assert sum(node.slo.counts[bisect_left(LATENESS, 0.1) + 1 :]) == topic.slo_late, "as the histogram has it"
@@ -113,8 +113,13 @@ def test_what_counts_for_the_objective_was_due_while_there_was_room(seed: int) -
 
 
 def test_a_batch_of_one_moment_counts_whole_or_not_at_all(node: NodeStats, topic: TopicStats) -> None:
-    for due_ms, room_ms in ((NOW_MS - 100, NOW_MS - 100), (NOW_MS - 101, 0), (NOW_MS - 5, NOW_MS), (NOW_MS, None)):
-        topic.delivered(delivery(run(due_ms, 1000)), NOW_MS / 1000, room_ms)
+    for due_ms, free_since_ms in (
+        (NOW_MS - 100, NOW_MS - 100),
+        (NOW_MS - 101, 0),
+        (NOW_MS - 5, NOW_MS),
+        (NOW_MS, None),
+    ):
+        topic.delivered(delivery(run(due_ms, 1000)), NOW_MS / 1000, free_since_ms)
     assert (topic.slo_deliveries, topic.slo_late) == (2000, 1000)
     topic.delivered(delivery(run(NOW_MS - 200, 7), attempt=2, returning=True), NOW_MS / 1000, 0)
     topic.delivered(delivery(run(NOW_MS - 200, 7), repeated=True), NOW_MS / 1000, 0)

@@ -1,6 +1,9 @@
-"""What the LEASE requests for one group of a topic know together: where something may be due, when to look at the other
-partitions, and who waits. So one that waits costs next to nothing, however many partitions there are, and a message
-that comes is asked for by a few of those who wait for it, not by all."""
+"""Coordinate the LEASE requests for one group of a topic.
+
+The requests share the knowledge of where messages may be due, and when to check the other partitions. So a waiting
+request costs almost nothing, however many partitions there are. A new message wakes a few waiting requests, not all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from sandq.broker.leader.partition_leader import RETRY_MS, PartitionLeader
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
 
 Opens = Callable[[Sequence[PartitionLeader]], Awaitable[None]]
-"""Makes the group in those of these partitions where it is new."""
+"""Creates the group in those of these partitions where it does not exist."""
 
 
 class Bell:
-    """What wakes one request that waits."""
+    """Wakes one waiting request."""
 
     def __init__(self) -> None:
         self._event = trio.Event()
@@ -30,14 +33,16 @@ class Bell:
         self._event.set()
 
     async def heard(self) -> None:
-        """Until it rang since this returned last."""
+        """Wait until it was rung since the last call returned."""
         await self._event.wait()
         self._event = trio.Event()
 
 
-class GroupTakers:
-    """Is told of its group by the partitions from the first request on, until the last one of those that were there at
-    the same time has ended."""
+class GroupWaiters:
+    """The LEASE requests for one group that are in progress, and the partitions that they ask.
+
+    It watches the partitions from the first request until the last of the concurrent requests has ended.
+    """
 
     def __init__(self, topic: str, group: str, clock: GuardedClock, timers: Timers) -> None:
         self._topic = topic
@@ -46,26 +51,26 @@ class GroupTakers:
         self._timers = timers
         self._requests = 0
         self._lock = trio.Lock()
-        """One request at a time gets to know partitions, or says for all that the group is in use."""
+        """Held by the one request that adds partitions, or marks the group as in use for all requests."""
         self._known: dict[PartitionLeader, None] = {}
         self._due: OrderedDict[PartitionLeader, None] = OrderedDict()
-        """Partitions in which something may be due, those looked at longest ago first."""
+        """Partitions in which messages may be due, least recently checked first."""
         self._later_ms: dict[PartitionLeader, int] = {}
-        """Others: when to look there, whether or not anything changes."""
+        """Times in ms at which to check other partitions, even if nothing changes there."""
         self._armed_ms: int | None = None
-        """For when a timer is set ..."""
+        """Time in ms for which the timer is set."""
         self._armed: Timer | None = None
-        """... which is this."""
+        """The timer."""
         self._touch_ms: int | None = None
-        """When to say again that the group is in use."""
+        """Time in ms at which to mark the group as in use again."""
         self._waiting: OrderedDict[Bell, None] = OrderedDict()
-        """Who came first stands first, but for those that were woken together and got nothing."""
+        """Waiting requests, longest waiting first; those that were woken and got nothing come first."""
         self.error: SandqError | None = None
-        """Other partitions are led here than before, or the group is gone: who takes part is to ask anew."""
+        """Set if requests must ask again: other partitions are led here than before, or the group is gone."""
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """While a request is under way."""
+        """Register a request while it is in progress."""
         self._requests += 1
         try:
             yield
@@ -74,14 +79,15 @@ class GroupTakers:
             if not self._requests:
                 self._leave()
             elif self._is_wanted():
-                self.wake(1)  # it may have been woken, and have ended instead
+                self.wake(1)  # this request may have been woken, and has ended instead of leasing
 
     @property
     def in_use(self) -> bool:
+        """Whether requests are in progress."""
         return self._requests > 0
 
     async def know(self, leaders: Sequence[PartitionLeader], opens: Opens) -> None:
-        """Be told of these partitions from now on. Raises what `opens` does, and what `check` does."""
+        """Add these partitions. Raise what `opens` and `check` raise."""
         if not self._unknown(leaders):
             self.check()
             return
@@ -92,8 +98,8 @@ class GroupTakers:
                 turn = Turn()
                 for leader in new:
                     self._known[leader] = None
-                    leader.watch(self._group, self._told)
-                    self.look_at(leader)
+                    leader.watch(self._group, self._on_change)
+                    self.check_partition(leader)
                     await turn.spend(1)
                 self._touch_ms = None
         self.check()
@@ -103,7 +109,7 @@ class GroupTakers:
 
     def _leave(self) -> None:
         for leader in self._known:
-            leader.unwatch(self._group, self._told)
+            leader.unwatch(self._group, self._on_change)
         self._known.clear()
         self._due.clear()
         self._later_ms.clear()
@@ -112,12 +118,12 @@ class GroupTakers:
         self._armed_ms = self._armed = self._touch_ms = None
 
     def check(self) -> None:
-        """Raises UnknownTopic, NotLeader, Unavailable: a partition, or the group, is not what it was."""
+        """Raise UnknownTopic, NotLeader or Unavailable if a partition or the group has changed."""
         if self.error is not None:
             raise self.error
 
     async def touch(self) -> None:
-        """Say that the group is in use, whether or not there is anything, when that is to be said again."""
+        """Mark the group as in use when that is due, whether it has messages or not."""
         if not self._is_untouched():
             return
         async with self._lock:
@@ -136,34 +142,35 @@ class GroupTakers:
     # -- what is due ----------------------------------------------------------------------------------------------
 
     def due(self) -> list[PartitionLeader]:
-        """Where to look now."""
+        """Return the partitions to check now."""
         return list(self._due)
 
     def is_due(self, leader: PartitionLeader) -> bool:
-        """Whether something may be due there."""
+        """Return whether messages may be due in a partition."""
         return leader in self._due
 
-    def looked_at(self, leader: PartitionLeader) -> None:
-        """Something was asked for there: others come before it now."""
+    def note_leased(self, leader: PartitionLeader) -> None:
+        """Note that messages were leased in a partition: check the others first."""
         if leader in self._due:
             self._due.move_to_end(leader)
 
-    def look_again(self, leader: PartitionLeader, at_ms: int) -> None:
-        """Nothing is to be had there until then, unless something changes."""
+    def check_at(self, leader: PartitionLeader, at_ms: int) -> None:
+        """Do not check a partition again before `at_ms`, unless something changes there."""
         self._due.pop(leader, None)
         self._later_ms[leader] = at_ms
         self._arm(at_ms)
 
-    def _told(self, leader: PartitionLeader, error: SandqError | None) -> None:
+    def _on_change(self, leader: PartitionLeader, error: SandqError | None) -> None:
+        """Handle a change of the group in a partition, or the error that ends the watch."""
         if error is None:
-            self.look_at(leader)
+            self.check_partition(leader)
             if leader in self._due:
                 self.wake(1)
         else:
             self._end(error)
 
-    def look_at(self, leader: PartitionLeader) -> None:
-        """Something happened there, or may have."""
+    def check_partition(self, leader: PartitionLeader) -> None:
+        """Check the group's status in a partition, and note when messages may be due."""
         group = leader.groups.get(self._group)
         if leader.closed:
             self._end(UnknownTopic(f"topic {self._topic!r} was deleted", topic=self._topic))
@@ -175,12 +182,12 @@ class GroupTakers:
         elif group is None:
             self._end(Unavailable(f"group {self._group!r} was deleted; ask again", group=self._group))
         elif not leader.knows_limits:
-            self.look_again(leader, self._clock.now_ms() + RETRY_MS)
+            self.check_at(leader, self._clock.now_ms() + RETRY_MS)
         elif group.due_ms is None:
             self._due.pop(leader, None)
             self._later_ms.pop(leader, None)
         elif group.due_ms > self._clock.now_ms():
-            self.look_again(leader, group.due_ms)
+            self.check_at(leader, group.due_ms)
         else:
             self._later_ms.pop(leader, None)
             self._due.setdefault(leader)
@@ -193,9 +200,9 @@ class GroupTakers:
         if self._armed_ms is None or at_ms < self._armed_ms:
             if self._armed is not None:
                 self._armed.cancel()
-            self._armed_ms, self._armed = at_ms, self._timers.at(at_ms, self._look_later)
+            self._armed_ms, self._armed = at_ms, self._timers.at(at_ms, self._check_due)
 
-    def _look_later(self) -> None:
+    def _check_due(self) -> None:
         self._armed_ms = self._armed = None
         now_ms = self._clock.now_ms()
         for leader in [at for at, due_ms in self._later_ms.items() if due_ms <= now_ms]:
@@ -212,23 +219,26 @@ class GroupTakers:
     # -- who waits ------------------------------------------------------------------------------------------------
 
     def _is_wanted(self) -> bool:
-        """There is something to do for whoever waits."""
+        """Return whether there is work for a waiting request."""
         return bool(self._due) or self.error is not None or self._is_untouched()
 
-    def pass_on(self) -> None:
-        """Whoever got something wakes two: all look soon where there is enough for all, few where one message came."""
+    def wake_next(self) -> None:
+        """Wake two waiting requests, because this one got messages.
+
+        If there is enough for all, all are woken soon. If only one message came, few are."""
         if self._due:
             self.wake(2)
 
     def wake(self, most: int) -> None:
-        """Have so many of those who wait look."""
+        """Wake up to `most` waiting requests."""
         for _ in range(min(most, len(self._waiting))):
             bell, _ = self._waiting.popitem(last=False)
             bell()
 
     async def wait(self, bell: Bell, *, first: bool) -> None:
-        """Until `bell` rings: for something that may be due, or by who has it. `first`: before those who wait already,
-        as one that was woken for nothing."""
+        """Wait until `bell` rings: because messages may be due, or because its owner rings it.
+
+        `first`: wait before the others, as a request that was woken for nothing."""
         self._waiting[bell] = None
         self._waiting.move_to_end(bell, last=not first)
         try:
