@@ -50,7 +50,7 @@ def test_a_schedule_from_beginning_to_end(ctl: Ctl, topic: str) -> None:
         ctl("create", topic, "daily", "make it", *at).out,
     )
     refused = ctl("create", topic, "daily", "make it well", *at, code=1)
-    assert "another schedule 'daily'" in refused.err
+    assert "a different schedule 'daily'" in refused.err
     (shown,) = ctl("show", topic, "daily", "-o", "jsonl").rows
     assert (shown["cron"], shown["zone"], shown["text"], shown["state"]) == (at[1], at[3], "make it", "active")
     assert "0 9 * * MON-FRI" in ctl("show", topic, "daily").out

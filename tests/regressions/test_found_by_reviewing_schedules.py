@@ -140,7 +140,7 @@ ONE = {"name": "s", "value": b"", "every": "1h"}
         ([{**ONE, "paused": "no"}], "schedule 's': paused: a bool is expected, not 'no'"),
         ([ONE, {**ONE, "name": "t", "count": "3"}], "schedule 't': count: a whole number"),
         ([ONE, {**ONE, "name": "t", "ttl": 0}], "schedule 't': ttl: it must be longer"),
-        ([*[{**ONE, "name": f"s{at % 1100}"} for at in range(1200)]], "schedule 's0' is told twice"),
+        ([*[{**ONE, "name": f"s{at % 1100}"} for at in range(1200)]], "schedule 's0' is given twice"),
     ],
 )
 def test_what_is_wrong_with_many_is_told(broker: Broker, schedules: Schedules, told: list[Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""What the keys of a compacted topic have, as reading gives it, and what becomes of it, as watching does."""
+"""The results of reading keys of a compacted topic, and the changes that a watch returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandq.protocol.requests_keys import KeyValue
 
 
 class Entry:
-    """A key and its value. Two are equal when key, version and value are."""
+    """A key and its value. Two entries are equal if their key, version and value are."""
 
     __slots__ = ("_found", "key", "partition", "stale_ms", "value")
 
@@ -21,7 +21,7 @@ class Entry:
     value: bytes
     partition: int
     stale_ms: int
-    """It was certainly so at most that long before the answer (milliseconds); 0 of a linearizable read."""
+    """Maximum age of this information when the node replied, in ms; 0 for a linearizable read."""
 
     def __init__(self, key: bytes, found: KeyValue, partition: int, stale_ms: int) -> None:
         self._found = found
@@ -32,7 +32,7 @@ class Entry:
 
     @property
     def version(self) -> str:
-        """The offset of the write that the value came by: 26 characters. Of one key, later ones are greater."""
+        """The offset of the write of this value: 26 characters. Later versions of a key are greater."""
         return offset_model.to_text(self._found.version)
 
     @property
@@ -42,21 +42,21 @@ class Entry:
 
     @property
     def headers(self) -> dict[str, Any]:
-        """A new dict each time; {} when there are none."""
+        """The headers, as a new dict for each access; {} if there are none."""
         return headers_unpack(self._found.headers)
 
     @property
     def headers_bytes(self) -> bytes | None:
-        """The headers as they are stored: msgpack; None when there are none."""
+        """The headers as they are stored (msgpack); None if there are none."""
         return self._found.headers
 
     def json(self) -> Any:
-        """Return the value, read as JSON. Raises InvalidRequest if it is none."""
+        """Return the value, decoded as JSON. Raises InvalidRequest if it is not JSON."""
         return json_of(self.value)
 
     @property
     def expires_ms(self) -> int | None:
-        """When its time to live is over: epoch milliseconds; None: never."""
+        """End of its time to live, in epoch milliseconds; None if it does not expire."""
         return self._found.expires_ms or None
 
     def __eq__(self, other: object) -> bool:
@@ -72,24 +72,24 @@ class Entry:
 
 
 class Entries(Sequence[Entry | None]):
-    """What several keys have, in the order in which they were asked for; None for a key without a value."""
+    """The entries of several keys, in the order in which they were requested; None for a key without a value."""
 
     __slots__ = ("_rows", "stale_ms")
 
     def __init__(self, rows: list[Entry | None], stale_ms: int) -> None:
         self._rows = rows
         self.stale_ms = stale_ms
-        """All of it was certainly so at most that long before it was answered (milliseconds); 0 when linearizable."""
+        """Maximum age of all entries when the nodes replied, in ms; 0 for a linearizable read."""
 
     @overload
-    def __getitem__(self, place: int) -> Entry | None: ...
+    def __getitem__(self, index: int) -> Entry | None: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[Entry | None]: ...
+    def __getitem__(self, index: slice) -> list[Entry | None]: ...
 
-    def __getitem__(self, place: int | slice) -> Entry | list[Entry | None] | None:
-        """By place, as a list's."""
-        return self._rows[place]
+    def __getitem__(self, index: int | slice) -> Entry | list[Entry | None] | None:
+        """Return the entry at an index, or a list for a slice."""
+        return self._rows[index]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -98,18 +98,18 @@ class Entries(Sequence[Entry | None]):
         return iter(self._rows)
 
     def __repr__(self) -> str:
-        there = sum(row is not None for row in self._rows)
-        return f"<Entries of {len(self)} keys, {there} with a value, stale_ms={self.stale_ms}>"
+        count = sum(row is not None for row in self._rows)
+        return f"<Entries of {len(self)} keys, {count} with a value, stale_ms={self.stale_ms}>"
 
 
 class Change:
-    """One write: a key got a value, or lost it."""
+    """One write to a key: it got a value, or was deleted."""
 
     __slots__ = ("_piece", "_position", "key", "partition", "value")
 
     key: bytes
     value: bytes | None
-    """None: the key was deleted, by somebody or because its time was over."""
+    """None if the key was deleted, by a client or because it expired."""
     partition: int
 
     def __init__(self, piece: LogPiece, position: int, key: bytes, value: bytes | None, partition: int) -> None:
@@ -121,38 +121,39 @@ class Change:
 
     @property
     def deleted(self) -> bool:
-        """Whether the key has no value from here on."""
+        """True if this write deleted the key."""
         return self.value is None
 
     @property
     def version(self) -> str:
-        """The offset of the write: 26 characters. Of one key, later ones are greater."""
+        """The offset of the write: 26 characters. Later versions of a key are greater."""
         return offset_model.to_text(self.offset)
 
     @property
     def offset(self) -> bytes:
-        """The same in 16 bytes."""
+        """The version as 16 bytes."""
         return self._piece.offset(self._position)
 
     @property
     def headers(self) -> dict[str, Any]:
-        """A new dict each time; {} when there are none. Raises InvalidRequest if `headers_bytes` is no map."""
+        """The headers, as a new dict for each access; {} if there are none. Raises InvalidRequest if they are not a
+        map."""
         return headers_unpack(self._piece.headers(self._position))
 
     @property
     def headers_bytes(self) -> bytes | None:
-        """The headers as they are stored: msgpack; None when there are none."""
+        """The headers as they are stored (msgpack); None if there are none."""
         return self._piece.headers(self._position)
 
     def json(self) -> Any:
-        """Return the value, read as JSON. Raises InvalidRequest if it is none."""
+        """Return the value, decoded as JSON. Raises InvalidRequest if it is not JSON."""
         return json_of(self.value)
 
     @property
     def created_ms(self) -> int:
-        """When the broker stored it: epoch milliseconds."""
+        """Time at which the broker stored it, in epoch milliseconds."""
         return self._piece.created_ms(self._position)
 
     def __repr__(self) -> str:
-        what = "deleted" if self.value is None else f"bytes={len(self.value)}"
-        return f"<Change {self.key[:80]!r} version={self.version} partition={self.partition} {what}>"
+        size = "deleted" if self.value is None else f"bytes={len(self.value)}"
+        return f"<Change {self.key[:80]!r} version={self.version} partition={self.partition} {size}>"

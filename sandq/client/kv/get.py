@@ -1,4 +1,4 @@
-"""Reading keys by name: frames of some 1,000 keys, several under way together, asked again for what did not fit."""
+"""Read keys by name, in frames of up to 1,000 keys, several at a time; ask again for keys that an answer left out."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from sandq.protocol.requests_keys import KvGet, KvValues
 
 FRAME_KEYS: Final = 1000
 FRAME_BYTES: Final = 1 << 20
-"""Keys of one request, and their bytes (a single key may be longer): a node takes 4 MiB."""
+"""Maximum number of keys per request, and of their bytes (a single key may be longer); a node accepts 4 MiB."""
 
 LINEARIZABLE: Final = "linearizable"
 STALE: Final = "stale"
 
 
 def is_stale(consistency: str) -> bool:
-    """What a read is to be."""
+    """Return whether a read is stale. Raises InvalidRequest for an unknown consistency."""
     if consistency not in (LINEARIZABLE, STALE):
         raise InvalidRequest(f"consistency: {LINEARIZABLE!r} or {STALE!r} is expected, not {consistency!r}")
     return consistency == STALE
 
 
 async def read_latest(cluster: Cluster, topic: str, partition: int, keys: Sequence[bytes]) -> Entries:
-    """What keys of a partition have: at least what was acknowledged before."""
+    """Read keys of a partition from its leader; the result includes all writes acknowledged before the call."""
     return await _read(cluster, topic, partition, keys, stale=False)
 
 
 async def read_stale(cluster: Cluster, topic: str, partition: int, keys: Sequence[bytes]) -> Entries:
-    """The same, as some node that holds the partition knows it."""
+    """Read keys of a partition from any of its replicas; the result may be old."""
     return await _read(cluster, topic, partition, keys, stale=True)
 
 
 async def _read(cluster: Cluster, topic: str, partition: int, keys: Sequence[bytes], *, stale: bool) -> Entries:
     record = cluster.record(topic)
-    if record is not None and partition >= record.initial_partitions:  # nobody would ever lead it
-        raise UnknownPartition(f"topic {topic!r} was made anew, with {record.initial_partitions} partitions")
+    if record is not None and partition >= record.initial_partitions:  # such a partition never gets a leader
+        raise UnknownPartition(f"topic {topic!r} was recreated with {record.initial_partitions} partitions")
     call = call_replica if stale else call_leader
     rows: list[Entry | None] = []
     stale_ms = 0
     while len(rows) < len(keys):
         asked = _part(keys, len(rows))
         frame = await call(cluster, KvGet(topic, partition, stale, asked))
-        age_ms, found = KvValues.parse(frame, len(asked))  # of the first keys: an answer is bounded
+        age_ms, found = KvValues.parse(frame, len(asked))  # of the first keys: the size of a reply is limited
         rows += [
             None if value is None else Entry(key, value, partition, age_ms)
             for key, value in zip(asked, found, strict=False)
@@ -57,7 +57,7 @@ async def _read(cluster: Cluster, topic: str, partition: int, keys: Sequence[byt
 
 
 def _part(keys: Sequence[bytes], start: int) -> Sequence[bytes]:
-    """The next keys that go into one frame; one at least."""
+    """Return the next keys that fit into one frame; at least one."""
     part = keys[start : start + FRAME_KEYS]
     if sum(map(len, part)) <= FRAME_BYTES:
         return part
@@ -73,30 +73,30 @@ def _part(keys: Sequence[bytes], start: int) -> Sequence[bytes]:
 async def read_many(
     cluster: Cluster, topic: str, partitions: KeyPartitions, keys: Sequence[bytes], *, stale: bool
 ) -> Entries:
-    """What keys of any partitions have, in their order."""
-    places = _by_partition(keys, partitions)
+    """Read keys of any partitions; return the entries in the order of `keys`."""
+    positions = _by_partition(keys, partitions)
     loads = [
         (partition, at[start : start + FRAME_KEYS])
-        for partition, at in places.items()
+        for partition, at in positions.items()
         for start in range(0, len(at), FRAME_KEYS)
     ]
 
     async def read(load: tuple[int, Sequence[int]]) -> Entries:
         partition, at = load
-        return await _read(cluster, topic, partition, [keys[place] for place in at], stale=stale)
+        return await _read(cluster, topic, partition, [keys[position] for position in at], stale=stale)
 
     found = [await read(loads[0])] if len(loads) == 1 else await each(read, loads)
     rows: list[Entry | None] = [None] * len(keys)
     for (_, at), entries in zip(loads, found, strict=True):
-        for place, entry in zip(at, entries, strict=True):
-            rows[place] = entry
+        for position, entry in zip(at, entries, strict=True):
+            rows[position] = entry
     return Entries(rows, max((entries.stale_ms for entries in found), default=0))
 
 
 def _by_partition(keys: Sequence[bytes], partitions: KeyPartitions) -> dict[int, Sequence[int]]:
     if partitions.partitions == 1:
         return {0: range(len(keys))}
-    places: dict[int, list[int]] = {}
-    for place, key in enumerate(keys):
-        places.setdefault(partitions.of(key), []).append(place)
-    return {**places}
+    positions: dict[int, list[int]] = {}
+    for position, key in enumerate(keys):
+        positions.setdefault(partitions.of(key), []).append(position)
+    return {**positions}

@@ -34,26 +34,30 @@ from sandq.protocol.replies import TopicRecord
 __all__ = ["Change", "Entries", "Entry", "Keys", "Watch"]
 
 T = TypeVar("T")
-_LOOKS: Final = 4
-"""So often a key is looked for, or written, with the topic as it is known to be by then."""
+_ATTEMPTS: Final = 4
+"""Maximum number of attempts to read or write a key with a newly fetched record of the topic."""
 _ABSENT: Final = b""
-"""What is expected of a key that is to have no value."""
+"""The expected version of a key that must have no value."""
 
 Pairs = Mapping[Value, Value | None] | Mapping[str, Value | None] | Mapping[bytes, Value | None]
-"""Keys and their values; None deletes."""
+"""Keys and their values; None deletes the key."""
 
 
 @suggesting
 class Keys:
-    """The keys of one compacted topic; made by `client.kv`. Any number of tasks may use it.
+    """The keys of one compacted topic. Created by `client.kv`; may be used by any number of tasks.
 
-    Keys and values are bytes, or text as UTF-8. A *version* is the offset of a write (26 characters): no two values of
-    a key ever have the same one. Writes go through the topic's producer of `client.produce`, so each is stored once
-    however often it is sent, and those at the same time share batches. Retriable errors are raised after
-    `delivery_timeout` (writes) and `timeout` (reads). InvalidRequest: the topic is of another kind.
+    Keys and values are bytes, or text that is encoded as UTF-8. A *version* is the offset of a write (26 characters);
+    no two
+    values of a key have the same version. Writes use the topic's producer of `client.produce`: each is stored once,
+    even if
+    it is retried, and concurrent writes share batches. Retriable errors are raised after `delivery_timeout` (writes)
+    and
+    `timeout` (reads). Raises InvalidRequest if the topic is of another kind.
 
-    A read is "linearizable" (it shows at least what was acknowledged before it was asked for) or "stale": what some
-    node that holds the key knows, the leader or another one, and `stale_ms` says how old that is at most.
+    A read is "linearizable" (it includes all writes that were acknowledged before it) or "stale": any replica answers
+    from
+    its own state, and `stale_ms` is the maximum age of the result.
     """
 
     def __init__(
@@ -84,8 +88,10 @@ class Keys:
         ttl: Duration | None = None,
         timeout: Duration | None = None,
     ) -> str:
-        """Let a key have a value, whatever it had; its version, once it is safe. `ttl`: after that it has none (None:
-        the topic's setting). `json` is put in place of a value, as `produce` sends it."""
+        """Set the value of a key, and return the new version once it is safely stored.
+
+        `ttl`: time to live (None: the topic's setting). `json` is stored in place of a value, as `produce` sends it.
+        """
         value, headers = content_of(value, json, headers)
         return await self._write(key, _no_null(value), headers, ttl)
 
@@ -93,33 +99,37 @@ class Keys:
     async def put_many(
         self, items: Pairs | Iterable[tuple[Value, Value | None]], *, timeout: Duration | None = None
     ) -> list[str]:
-        """`put` many, in batches: a mapping of keys to values, or an iterable of such pairs. A value of None deletes.
-        Their versions, in this order; writes to one key happen in it.
+        """Set many keys in batches; return their versions, in the given order.
 
-        A mistake in one raises at once, naming its place; those before it are written all the same.
+        `items`: a mapping of keys to values, or an iterable of such pairs. A value of None deletes the key. Writes to
+        the same
+        key are stored in this order. An invalid item raises at once, with its position in the text; the items before it
+        are
+        written all the same.
         """
         producer = await self._producer()
         receipts = Receipts()
-        place = 0
+        index = 0
         try:
-            for place, item in enumerate(items.items() if isinstance(items, Mapping) else items):  # noqa: B007
+            for index, item in enumerate(items.items() if isinstance(items, Mapping) else items):  # noqa: B007
                 key, value = _pair(item)
                 message = producer.checks.message(value, key=self._key(key))
                 await producer.wait_for_capacity()
                 batch, position, sealed = producer.add(*message)
                 receipts.add(batch, position)
                 if sealed:
-                    await anyio.lowlevel.checkpoint()  # so that the batches leave
+                    await anyio.lowlevel.checkpoint()  # let the connection send the sealed batches
         except InvalidRequest as error:
-            raise again(error, f"item {place} of put_many: {error.message}") from None
+            raise again(error, f"item {index} of put_many: {error.message}") from None
         return await receipts
 
     @timed_change
     async def delete(self, key: Value, *, expected: str | None = None, timeout: Duration | None = None) -> str:
-        """Let a key have no value; the version of that. No error when it has none.
+        """Delete a key, and return the version of the deletion. Deleting a key without a value is no error.
 
-        `expected`: only if the key has this version; VersionChanged (`details["version"]`: what it has, None for no
-        value) otherwise.
+        `expected`: delete only if the key has this version. Otherwise VersionChanged is raised; its
+        `details["version"]` is the
+        current version, or None if the key has no value.
         """
         return await self._write(key, None, expected=None if expected is None else _version(expected))
 
@@ -135,11 +145,15 @@ class Keys:
         ttl: Duration | None = None,
         timeout: Duration | None = None,
     ) -> str:
-        """Compare and set: `put` (`delete` with None) only if the key has the version `expected`; None: only if it has
-        no value. VersionChanged (`details["version"]`: what it has, None for no value) otherwise.
+        """Compare and set: `put` (or `delete` for None) only if the key has the version `expected` (None: has no
+        value).
 
-        It is done once: sent again after a lost answer, it is answered as the first time. TimedOut and ConnectionLost
-        after `delivery_timeout` leave open whether it was done.
+        Otherwise VersionChanged is raised; its `details["version"]` is the current version, or None if the key has no
+        value.
+
+        The write takes effect once: a retry after a lost reply gets the first reply. If TimedOut or ConnectionLost is
+        raised
+        after `delivery_timeout`, the outcome is unknown.
         """
         value, headers = content_of(value, json, headers)
         condition = _ABSENT if expected is None else _version(expected)
@@ -151,29 +165,30 @@ class Keys:
     async def get(
         self, key: Value, *, consistency: str = LINEARIZABLE, timeout: Duration | None = None
     ) -> Entry | None:
-        """What a key has; None when it has no value. Calls at the same time share frames."""
+        """Return the entry of a key; None if it has no value. Concurrent calls share frames."""
         ask = read_stale if is_stale(consistency) else read_latest
         data = self._key(key)
 
-        async def read(places: KeyPartitions) -> Entry | None:
-            return await self._batcher.run(Counter(ask, self.topic, places.of(data)), data)
+        async def read(routing: KeyPartitions) -> Entry | None:
+            return await self._batcher.run(Counter(ask, self.topic, routing.of(data)), data)
 
-        return await self._where_keys_are(self._record, lambda record: read(_places(record)))
+        return await self._with_routing(self._record, lambda record: read(_routing(record)))
 
     @timed_read
     async def get_many(
         self, keys: Iterable[Value], *, consistency: str = LINEARIZABLE, timeout: Duration | None = None
     ) -> Entries:
-        """What many keys have, in the order in which they are given. Each is read for itself: this is no snapshot."""
+        """Return the entries of many keys, in the given order. Each key is read on its own: the result is no
+        snapshot."""
         stale = is_stale(consistency)
         if isinstance(keys, (str, bytes, bytearray, memoryview)):
             raise InvalidRequest(f"keys: several are expected, not {type(keys).__name__}: one key is for `get`")
         wanted = [self._key(key) for key in keys]
 
-        async def read(places: KeyPartitions) -> Entries:
-            return await read_many(self._cluster, self.topic, places, wanted, stale=stale)
+        async def read(routing: KeyPartitions) -> Entries:
+            return await read_many(self._cluster, self.topic, routing, wanted, stale=stale)
 
-        return await self._where_keys_are(self._record, lambda record: read(_places(record)))
+        return await self._with_routing(self._record, lambda record: read(_routing(record)))
 
     def scan(
         self,
@@ -186,21 +201,23 @@ class Keys:
         consistency: str = LINEARIZABLE,
         timeout: Duration | None = None,
     ) -> Scan:
-        """`async for entry in kv.scan(prefix="user/"):` keys that have a value, in their order (of bytes), those of all
-        partitions, or of one.
+        """Iterate over the keys that have a value, in byte order: `async for entry in kv.scan(prefix="user/"):`.
 
-        Either those that begin with `prefix`, or those from `start` up to `stop`, which is not included. To go on
-        behind an entry later, begin with `start=entry.key + b"\\0"`. In a topic with a `partition_delimiter`, keys that
-        all begin with the same partition key and the delimiter are asked of its partition alone.
+        The scan covers all partitions, or only `partition`. It returns either keys that begin with `prefix`, or keys
+        from
+        `start` up to, but excluding, `stop`. To continue after an entry later, use `start=entry.key + b"\\0"`. In a
+        topic with a
+        `partition_delimiter`, keys that begin with one partition key and the delimiter are read from its partition
+        only.
         """
         check_limit(limit)
         stale, keys = is_stale(consistency), key_range(prefix, start, stop)
 
         async def partitions() -> Sequence[int]:
-            places = _places(await self._fresh_record())
-            count = places.partitions
+            routing = _routing(await self._fresh_record())
+            count = routing.partitions
             if partition is None:
-                only = places.of_range(keys.start, keys.stop)
+                only = routing.of_range(keys.start, keys.stop)
                 return range(count) if only is None else (only,)
             if not 0 <= partition < count:
                 raise UnknownPartition(f"topic {self.topic!r} has partitions 0..{count - 1}, there is no {partition}")
@@ -216,17 +233,24 @@ class Keys:
         start: WatchStart = NOW,
         latest: bool = False,
     ) -> Watch:
-        """`async with kv.watch(prefix="user/") as watch: async for change in watch:` what is written from then on, of
-        one key, of those with a prefix, or of all.
+        """Watch the writes to one key, to the keys with a prefix, or to all keys.
 
-        `start`: "now"; "earliest"; a version, to go on behind it (in its partition; the others begin at its time); or
-        what `watch.position` gave. What is written after the block was entered is seen. Changes of one key come in
-        their order, each once, also across reconnects and failovers.
+        Use it as `async with kv.watch(prefix="user/") as watch: async for change in watch:`. `start` is one of:
 
-        `latest=False` is every change; HistoryGone when some of them are compacted away (the topic's `history`), also
-        for a watch from "earliest" that is overtaken by that.
-        `latest=True` leaves out what a later change of the key has overtaken: from "earliest" on, the present values
-        come first. HistoryGone then says that deletions may be missed (`tombstone_retention`).
+        - "now": writes after the block was entered;
+        - "earliest";
+        - a version: writes after it in its partition, and from its time on in the other partitions;
+        - a former `watch.position`.
+
+        Changes of one key are returned in order, each once, also across reconnects and failovers.
+
+        With `latest=False`, every change is returned. HistoryGone is raised if some of them are compacted away (the
+        topic's
+        `history`); this also happens to a watch from "earliest" that falls too far behind. With `latest=True`, a change
+        may be
+        left out if the key was written again later: from "earliest" on, the current values come first. HistoryGone then
+        means
+        that deletions may have been missed (`tombstone_retention`).
         """
         if key is not None and prefix is not None:
             raise InvalidRequest("watch: one of key and prefix, not both")
@@ -237,7 +261,7 @@ class Keys:
         keys = key_range(prefix, None, None)
         return Watch(self._cluster, self._tasks, self.topic, self._fresh_record, keys, None, start, latest)
 
-    # Below: how.
+    # Private methods.
 
     def _key(self, key: Value) -> bytes:
         data = self._checks.key(key)
@@ -250,28 +274,31 @@ class Keys:
         return self._compacted(await self._cluster.topic(self.topic))
 
     async def _fresh_record(self) -> TopicRecord:
-        """For what asks partitions that nobody can say are the wrong ones: the topic may have been made anew."""
+        """Return a newly fetched record, for requests whose partition the node cannot check: the topic may be
+        recreated."""
         self._cluster.check_open()
         return self._compacted(await fresh_topic(self._cluster, self.topic))
 
-    async def _where_keys_are(
+    async def _with_routing(
         self, record_of: Callable[[], Awaitable[TopicRecord]], work: Callable[[TopicRecord], Awaitable[T]]
     ) -> T:
-        """What is to be done with keys where the topic has them; again where a node says that they belong elsewhere:
-        the topic was made anew, with other partitions or another delimiter. Nothing was done then."""
-        for attempt in range(_LOOKS):
+        """Call `work` with the topic's record; repeat with a newer one if a node says that a key belongs elsewhere.
+
+        In that case the topic was recreated with other partitions or another delimiter, and nothing was done.
+        """
+        for attempt in range(_ATTEMPTS):
             record = await record_of()
             try:
                 return await work(record)
             except (InvalidRequest, UnknownPartition) as error:
                 is_elsewhere = isinstance(error, UnknownPartition) or BELONGS_TO in error.details
-                if not is_elsewhere or attempt == _LOOKS - 1:
+                if not is_elsewhere or attempt == _ATTEMPTS - 1:
                     raise
-            if self._cluster.record(self.topic) is record:  # nobody has asked since
+            if self._cluster.record(self.topic) is record:  # it was not fetched again since
                 fresh = await fresh_topic(self._cluster, self.topic)
-                if _places(fresh) == _places(record):  # the node that refused it has not heard yet
+                if _routing(fresh) == _routing(record):  # the node that refused it lags behind
                     await anyio.sleep(self._cluster.options.back_off_s(attempt))
-        raise AssertionError("the last one raises")
+        raise AssertionError("the last attempt raises")
 
     def _compacted(self, record: TopicRecord) -> TopicRecord:
         if record.kind != COMPACTED:
@@ -295,24 +322,24 @@ class Keys:
         ttl: Duration | None = None,
         expected: bytes | None = None,
     ) -> str:
-        data, key_bytes, packed, lot, time, partition, ttl_ms, unique, _ = self._checks.message(
+        data, key_bytes, packed, traits, time, partition, ttl_ms, unique, _ = self._checks.message(
             value, key=self._key(key), headers=headers, ttl=ttl
         )
         if expected is not None:
-            lot |= EXPECTED_BIT
+            traits |= EXPECTED_BIT
 
         async def write(record: TopicRecord) -> str:
             producer = await self._producer_of(self.topic)
             await producer.wait_for_capacity()
-            message = data, key_bytes, packed, lot, time, partition, ttl_ms, unique, None, expected
+            message = data, key_bytes, packed, traits, time, partition, ttl_ms, unique, None, expected
             batch, position, _ = producer.add(*message)
             return await Receipt(batch, position)
 
-        return await self._where_keys_are(self._used_record, write)
+        return await self._with_routing(self._used_record, write)
 
 
 def key_range(prefix: Value | None, start: Value | None, stop: Value | None) -> KeyRange:
-    """The keys that a caller means."""
+    """Return the range of keys that the arguments of a scan or watch describe. Raises InvalidRequest."""
     if prefix is not None:
         if start is not None or stop is not None:
             raise InvalidRequest("prefix: it goes without start and stop")
@@ -321,13 +348,13 @@ def key_range(prefix: Value | None, start: Value | None, stop: Value | None) -> 
     return KeyRange(first, None if stop is None else as_bytes("stop", stop))
 
 
-def _places(record: TopicRecord) -> KeyPartitions:
+def _routing(record: TopicRecord) -> KeyPartitions:
     return KeyPartitions.of_topic(record.initial_partitions, record.settings)
 
 
 def _no_null(value: Value) -> Value:
     if value is None:
-        raise InvalidRequest("value: bytes or str is expected, not NoneType: `delete` takes a key's value away")
+        raise InvalidRequest("value: bytes or str is expected, not NoneType: use `delete` to delete a key")
     return value
 
 

@@ -1,8 +1,8 @@
-"""A scan: keys of all partitions in their order, by pages.
+"""A scan: the keys of all partitions in order, read page by page.
 
-Of each partition the next page is asked for as soon as one has come. Rows are merged by the page and not one by one:
-up to the least key behind which some partition has more to tell, everything is known, and sorted. So what is in memory
-is two pages of each partition.
+The next page of a partition is requested as soon as one arrives. Pages are merged as a whole, not row by row: below the
+smallest key that any partition has not read yet, all rows are known and only need to be sorted. So the scan holds at
+most two pages per partition in memory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sandq.protocol.requests_keys import KvPage, KvScan
 
 PAGE_ROWS = 2_000
 PAGE_BYTES = 1 << 20
-"""Of one partition."""
+"""Maximum rows and bytes of one page."""
 ALL_ROWS = 40_000
 ALL_BYTES = 16 << 20
-"""Of the pages of all partitions together, about."""
+"""Approximate maximum rows and bytes of the pages of all partitions together."""
 _LEAST_ROWS = 10
 _LEAST_BYTES = 16 << 10
 
@@ -36,7 +36,7 @@ _key_of = attrgetter("key")
 
 
 class KeyRange:
-    """Keys from `start` up to, without, `stop` (None: to the last)."""
+    """The keys from `start` up to, but excluding, `stop`; without a limit if `stop` is None."""
 
     __slots__ = ("start", "stop")
 
@@ -46,7 +46,7 @@ class KeyRange:
 
     @classmethod
     def of_prefix(cls, prefix: bytes) -> KeyRange:
-        """Those that begin with it."""
+        """Return the range of keys that begin with `prefix`."""
         kept = prefix.rstrip(b"\xff")
         return cls(prefix, kept[:-1] + bytes([kept[-1] + 1]) if kept else None)
 
@@ -56,7 +56,7 @@ class KeyRange:
 
 
 class _Page:
-    """A page that was asked for."""
+    """A requested page, or the error of the request."""
 
     __slots__ = ("done", "error", "page")
 
@@ -67,7 +67,7 @@ class _Page:
 
 
 class _Source:
-    """One partition: the rows that were read and not given out, and the page after them."""
+    """One partition: the rows that were read but not returned, and the page after them."""
 
     __slots__ = ("coming", "next", "partition", "rows")
 
@@ -75,13 +75,16 @@ class _Source:
         self.partition = partition
         self.rows: list[Entry] = []
         self.next: bytes | None = start
-        """From here on nothing is known yet; None: everything is."""
+        """First key that was not read yet; None if all rows were read."""
         self.coming: _Page | None = None
 
 
 class Scan:
-    """An async iterator over entries, in the order of their keys. Each page is as the partition stood when it was read,
-    a little ahead of where the iterator is; there is no snapshot of the whole. One task iterates; it may stop anywhere.
+    """An async iterator over entries, in the order of their keys.
+
+    Each page shows its partition at the time of reading, slightly ahead of the iterator; there is no snapshot of the
+    whole.
+    Only one task may iterate; it may stop at any time.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class Scan:
         stale: bool,
         timeout: Duration | None = None,
     ) -> None:
-        """`timeout`: how long the next rows are waited for."""
+        """`timeout`: how long each step waits for the next rows."""
         check_timeout(timeout)
         self._cluster = cluster
         self._tasks = tasks
@@ -106,10 +109,10 @@ class Scan:
         self._left = limit
         self._stale = stale
         self.stale_ms = 0
-        """Of the pages read so far, the age of the oldest: a stale scan shows every write from before that."""
+        """Age of the oldest page read so far, in ms: a stale scan shows all writes that are older than this."""
         self._page_rows, self._page_bytes = PAGE_ROWS, PAGE_BYTES
         self._sources: list[_Source] | None = None
-        self._ready: list[Entry] = []  # the next one last
+        self._ready: list[Entry] = []  # in reverse order: the next one is last
         self._timeout = timeout
         if keys.is_empty:
             self._sources = []
@@ -126,7 +129,7 @@ class Scan:
         return ready.pop()
 
     async def _more(self) -> list[Entry]:
-        """The next rows, last first; [] at the end."""
+        """Return the next rows, last first; [] at the end."""
         if self._left is not None and self._left <= 0:
             return []
         if self._sources is None:
@@ -139,7 +142,7 @@ class Scan:
             self._sources = sources = [source for source in self._sources if source.rows or source.next is not None]
             if not sources:
                 return []
-            # Those that have told all they had: until the slowest has said more, nothing can be given out.
+            # Nothing can be returned until the partitions with the smallest unread key have sent their next page.
             bound = min((source.next for source in sources if source.next is not None), default=None)
             for source in sources:
                 if bound is not None and source.next == bound:
@@ -163,7 +166,7 @@ class Scan:
 
     @staticmethod
     def _merged(sources: list[_Source]) -> list[Entry]:
-        """Take out what is certain to come next."""
+        """Remove and return the rows below the smallest unread key: no row can come before them."""
         bound = min((source.next for source in sources if source.next is not None), default=None)
         parts: list[list[Entry]] = []
         for source in sources:
@@ -177,7 +180,7 @@ class Scan:
         return sorted((row for part in parts for row in part), key=_key_of)
 
     def _ask(self, source: _Source) -> None:
-        """Have the next page of a partition coming. The task ends by itself, also when nobody goes on with the scan."""
+        """Request the next page of a partition. The task ends by itself, even if the scan is not continued."""
         self._cluster.check_open()
         if source.coming is None and source.next is not None:
             source.coming = _Page()

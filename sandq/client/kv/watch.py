@@ -1,8 +1,8 @@
-"""A watch: what is written to the keys of a compacted topic, as it is written.
+"""A watch: the writes to the keys of a compacted topic, as they happen.
 
-One task a partition asks for changes again and again (KV_WATCH waits for the first) and goes on from where the last
-answer ended, whoever leads by then. Answers wait for the consumer in one line; of a partition two at most, then it asks
-no more. So nothing is held for who is slow but what a few answers bring, and nothing is lost: the log keeps the rest.
+One task per partition sends KV_WATCH in a loop (the node waits for the first change) and continues after the end of the
+last answer, whichever node leads. Answers wait for the consumer in one queue, at most two per partition; then the task
+pauses. So a slow consumer costs only the memory of a few answers, and nothing is lost, since the log keeps the rest.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from sandq.protocol.replies import TopicRecord
 from sandq.protocol.requests_keys import KvChanges, KvWatch
 
 ANSWERS_AHEAD: Final = 2
-"""Of a partition, that wait for the consumer."""
+"""Maximum number of answers of one partition that wait for the consumer."""
 ANSWER_MESSAGES: Final = 1000
 ANSWER_BYTES: Final = 1 << 20
 ALL_BYTES: Final = 32 << 20
-"""Of what waits, over all partitions, about."""
+"""Approximate maximum size of all waiting answers, in bytes."""
 _LEAST_BYTES: Final = 64 << 10
 _WAIT_S: Final = 5.0
-"""How long a node waits for a change; half of what an answer may take at most."""
+"""How long a node waits for a change, in seconds; limited to half of the client's timeout."""
 _YIELD_S: Final = 0.001
-"""The iterator lets other tasks run at least this often."""
+"""The iterator lets other tasks run at least this often, in seconds."""
 
 
 class Answer:
-    """Changes of one partition that came together, and how far they were taken."""
+    """Changes of one partition that arrived together, and the consumer's position in them."""
 
     __slots__ = ("_changes", "_mark", "_taken", "end", "is_through", "source")
 
@@ -57,7 +57,7 @@ class Answer:
         self._taken = 0
 
     def take(self) -> Change:
-        """The next one; there is one unless it is through."""
+        """Return the next change. Must not be called once `is_through`."""
         change = self._changes[self._taken]
         self._taken += 1
         self.source.current = self
@@ -68,36 +68,36 @@ class Answer:
 
     @property
     def position(self) -> WatchPosition | None:
-        """Where it was taken to; None: not begun, or through."""
+        """Position after the last taken change; None if nothing was taken, or all was."""
         if not self._taken or self.is_through:
             return None
         return WatchPosition(self._changes[self._taken - 1].offset, self._mark)
 
 
 class _Source:
-    """One partition. What the consumer does with it may happen in another thread: it writes `current` and `reached`."""
+    """One partition. The consumer may run in another thread, which writes only `current` and `reached`."""
 
     def __init__(self, partition: int, position: WatchPosition | None) -> None:
         self.partition = partition
         self.reached = position
-        """Where the consumer stands, unless it is amid `current`; None: nobody has said yet where "now" is."""
+        """Position of the consumer, unless it is within `current`; None if no node has reported yet where "now" is."""
         self.current: Answer | None = None
         self.asked = position
-        """From where the next answer goes on."""
+        """Position after which the next answer continues."""
         self.last: Answer | None = None
         self.has_answered = False
         self.waiting = 0
-        """Answers in the line."""
-        self.room = Signal()
+        """Number of answers in the queue."""
+        self.capacity_freed = Signal()
 
     @property
     def position(self) -> WatchPosition | None:
-        """Everything up to there was handed out."""
+        """Position up to which everything was returned to the consumer."""
         current = self.current
         return (current.position if current is not None else None) or self.reached
 
     def passed(self, end: WatchPosition) -> None:
-        """Nothing more is there up to the end."""
+        """Record that there are no changes up to `end`."""
         last = self.last
         if last is not None and not last.is_through:
             last.end = end
@@ -106,11 +106,13 @@ class _Source:
 
 
 class Watch:
-    """Changes of keys; made by `kv.watch`, an async context manager and iterator. One task iterates.
+    """Changes of keys. Created by `kv.watch`; an async context manager and iterator. Only one task may iterate.
 
-    Error handling: connections that break are made again for ever; the iterator raises only what cannot get better
-    (the topic was deleted; HistoryGone), behind the changes that came before it, and ClosedError after the block was
-    left. Entering raises Unavailable when a partition cannot say where "now" is within the client's `timeout`.
+    Broken connections are reopened, without a limit on attempts. The iterator raises only permanent errors (the topic
+    was
+    deleted; HistoryGone), after the changes that came before the error, and ClosedError after the block was left.
+    Entering
+    raises Unavailable if a partition does not report within the client's `timeout` where "now" is.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class Watch:
         self._bytes = ANSWER_BYTES
         self._wait_ms = round(min(_WAIT_S, cluster.options.timeout_s / 2) * 1000)
         self._sources: list[_Source] = []
-        self._line: deque[Answer] = deque()
+        self._answers: deque[Answer] = deque()
         self._arrived = Signal()
         self._known = Signal()
         self._scope = anyio.CancelScope()
@@ -147,7 +149,7 @@ class Watch:
 
     async def __aenter__(self) -> Watch:
         if self._entered:
-            raise ClosedError("a watch is entered once; make another one with kv.watch")
+            raise ClosedError("a watch is entered once; make a new one with kv.watch")
         self._entered = True
         record = await self._record()
         self._number, count = record.number, record.initial_partitions
@@ -175,16 +177,18 @@ class Watch:
         return self
 
     async def __anext__(self) -> Change:
-        """The next change; waits for it."""
-        if time.monotonic() - self._yielded_at <= _YIELD_S and self._line:
+        """Return the next change; wait for it."""
+        if time.monotonic() - self._yielded_at <= _YIELD_S and self._answers:
             return self._take()
         await self._until_arrived()
         return self._take()
 
     @property
     def position(self) -> dict[int, str]:
-        """How far changes were handed out, by partition: the `start` of a watch that goes on from there. May be saved
-        as JSON."""
+        """Position up to which changes were returned, by partition. Can be saved as JSON.
+
+        It can be the `start` of another watch, which continues from there.
+        """
         positions = {source.partition: source.position for source in self._sources}
         found = {partition: position.text for partition, position in positions.items() if position is not None}
         if not found:
@@ -192,22 +196,22 @@ class Watch:
         return found
 
     def take_arrived(self) -> Change | None:
-        """The next change if it has come already; never waits."""
-        if not self._line:
+        """Return the next change if it has arrived; never wait."""
+        if not self._answers:
             self.check_open()
-        return self._take() if self._line else None
+        return self._take() if self._answers else None
 
     async def next_answers(self) -> list[Answer]:
-        """All that has come, for who reads it elsewhere: another thread."""
+        """Return all arrived answers, to be read elsewhere, for example in another thread."""
         await self._until_arrived()
-        answers = list(self._line)
-        self._line.clear()
+        answers = list(self._answers)
+        self._answers.clear()
         for answer in answers:
-            self._makes_room(answer)
+            self._release(answer)
         return answers
 
     def check_open(self) -> None:
-        """Raise what the iterator would behind the last change: that it was left, or why it cannot go on."""
+        """Raise the error that the iterator raises after the last change: the watch was left or has failed."""
         if self._error is not None:
             raise again(self._error)
         if not self._is_open:
@@ -218,23 +222,23 @@ class Watch:
     async def _until_arrived(self) -> None:
         if time.monotonic() - self._yielded_at > _YIELD_S:
             await anyio.lowlevel.checkpoint()
-        while not self._line:
+        while not self._answers:
             self.check_open()
             await self._arrived.wait()
         self._yielded_at = time.monotonic()
 
     def _take(self) -> Change:
-        answer = self._line[0]
+        answer = self._answers[0]
         change = answer.take()
         if answer.is_through:
-            self._line.popleft()
-            self._makes_room(answer)
+            self._answers.popleft()
+            self._release(answer)
         return change
 
     @staticmethod
-    def _makes_room(answer: Answer) -> None:
+    def _release(answer: Answer) -> None:
         answer.source.waiting -= 1
-        answer.source.room.set()
+        answer.source.capacity_freed.set()
 
     # The tasks.
 
@@ -252,7 +256,7 @@ class Watch:
         try:
             while True:
                 while source.waiting >= ANSWERS_AHEAD:
-                    await source.room.wait()
+                    await source.capacity_freed.wait()
                 frame = await call_leader_until_closed(
                     self._cluster, self._request(source), wait_s=self._wait_ms / 1000
                 )
@@ -263,7 +267,7 @@ class Watch:
 
     def _request(self, source: _Source) -> KvWatch:
         after, mark = source.asked if source.asked is not None else (None, None)
-        # The first answer comes at once: it says how far there is nothing to be seen.
+        # The first answer comes at once: it reports up to where there are no changes.
         wait_ms = self._wait_ms if source.has_answered else 0
         return KvWatch(
             *(self.topic, source.partition, after, mark, self._every, self._keys.start, self._keys.stop),
@@ -278,7 +282,7 @@ class Watch:
         if changes:
             source.last = Answer(source, changes, source.asked)
             source.waiting += 1
-            self._line.append(source.last)
+            self._answers.append(source.last)
             self._arrived.set()
         else:
             source.passed(source.asked)
@@ -288,7 +292,7 @@ class Watch:
     def _check_number(self) -> None:
         record = self._cluster.record(self.topic)
         if record is not None and record.number != self._number:
-            raise UnknownTopic(f"topic {self.topic!r} was deleted; there is another one of this name", topic=self.topic)
+            raise UnknownTopic(f"topic {self.topic!r} was deleted and created again", topic=self.topic)
 
     def _fail(self, error: SandqError) -> None:
         if self._error is None:
@@ -300,7 +304,7 @@ class Watch:
     # Entering and leaving.
 
     async def _until_known(self) -> None:
-        """Until every partition has answered; that long at most, unless nobody knows yet where it begins."""
+        """Wait until every partition has answered. After the timeout, go on if the starting positions are known."""
         timeout_s = self._cluster.options.timeout_s
         with anyio.move_on_after(timeout_s):
             while self._error is None and not all(source.has_answered for source in self._sources):
@@ -313,7 +317,7 @@ class Watch:
 
     def _leave(self) -> None:
         self._is_open = False
-        self._line.clear()
+        self._answers.clear()
         self._scope.cancel()
         self._arrived.set()
 

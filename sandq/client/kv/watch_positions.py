@@ -1,4 +1,4 @@
-"""Where a watch begins, and where it stands."""
+"""The start of a watch, and its position in each partition."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ NOW: Final = "now"
 EARLIEST: Final = "earliest"
 
 WatchStart = str | Mapping[int, str] | Mapping[str, str]
-"""NOW, EARLIEST, a version, or where a watch stood: partition -> text."""
+"""NOW, EARLIEST, a version, or the position of a watch: partition -> text."""
 
 _SEPARATOR: Final = "."
 
 
 class WatchPosition(NamedTuple):
-    """In one partition: everything up to `after` is known. `mark`: that of the answer that said so, None at first."""
+    """A position in one partition: everything up to `after` is known. `mark`: of the last answer; None at first."""
 
     after: bytes
     mark: bytes | None = None
 
     @property
     def text(self) -> str:
-        """The version, and the mark where it matters: what it stands for lies behind the version."""
+        """The version, with the mark appended if it lies behind the version; otherwise the mark has no effect."""
         text = offset_model.to_text(self.after)
         if self.mark is None or self.mark <= self.after:
             return text
@@ -34,7 +34,7 @@ class WatchPosition(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> WatchPosition:
-        """From its text; InvalidRequest when it is none."""
+        """Parse the text of a position. Raises InvalidRequest."""
         if not isinstance(text, str):
             raise InvalidRequest(f"start: a position is text, not {type(text).__name__}")
         after, _, mark = text.partition(_SEPARATOR)
@@ -48,7 +48,7 @@ _EARLIEST: Final = WatchPosition(offset_model.FIRST)
 
 
 class Beginning:
-    """What a caller said; checked as far as it can be before the partitions are known."""
+    """The start that a caller gave, checked as far as possible before the partitions are known."""
 
     def __init__(self, start: WatchStart) -> None:
         self._version: bytes | None = None
@@ -64,7 +64,8 @@ class Beginning:
             )
 
     def positions(self, watched: Sequence[int], partitions: int) -> dict[int, WatchPosition | None]:
-        """Where each of these partitions begins, of so many; None: now."""
+        """Return the start of each watched partition; None means now. `partitions`: number of partitions of the
+        topic."""
         if self._positions is not None:
             return {**self._given(self._positions, watched, partitions)}
         if self._version is not None:
@@ -80,12 +81,12 @@ class Beginning:
             raise InvalidRequest(f"start: the topic has partitions 0..{partitions - 1}, there is no {foreign[0]}")
         missing = [number for number in watched if number not in positions]
         if missing:
-            raise InvalidRequest(f"start: it says nothing of partition {missing[0]}")
+            raise InvalidRequest(f"start: it has no position of partition {missing[0]}")
         return {number: positions[number] for number in watched}
 
     @staticmethod
     def _behind(version: bytes, partition: int, partitions: int) -> WatchPosition:
-        """Behind the version in its own partition; in another one from its time on."""
+        """Return the position after the version in its own partition; in another partition, from its time on."""
         its_own = offset_model.unpack(version).partition
         if its_own >= partitions:
             raise InvalidRequest(f"start: the version is of partition {its_own}, the topic has {partitions}")
@@ -95,7 +96,7 @@ class Beginning:
 
 
 def _partition(number: object) -> int:
-    """Of a key of the mapping: JSON makes text of it."""
+    """Return the partition number of a key of the mapping, which is text if the mapping was saved as JSON."""
     if isinstance(number, str) and number.isascii() and number.isdecimal():
         number = int(number[:6])
     if type(number) is not int or not 0 <= number <= offset_model.PARTITION_MAX:

@@ -1,4 +1,4 @@
-"""Schedules: named messages that recur. Here, for others: schedules as JSON."""
+"""Schedules: named messages that recur. The exported functions convert schedules from and to JSON."""
 
 from __future__ import annotations
 

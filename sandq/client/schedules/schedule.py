@@ -1,4 +1,4 @@
-"""Schedules as the broker keeps them: what looking at them gives."""
+"""Schedules as the broker reports them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,29 @@ ACTIVE, PAUSED, ENDED = "active", "paused", "ended"
 
 
 class Occurrence(NamedTuple):
-    """What became of an occurrence: its message was "sent", it was "skipped" because the one before was unacked, it
-    was "missed" because it came too late; or somebody "triggered" a message beside all occurrences."""
+    """The outcome of one occurrence.
+
+    "sent": its message was sent. "skipped": the message of the previous occurrence was not acked. "missed": it would
+    have
+    been too late. "triggered": an additional message that a caller asked for.
+    """
 
     occurrence_ms: int
     fired_ms: int
     outcome: str
     id: str | None
-    """The id of its message."""
+    """Id of its message; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A schedule, how it stands, and what it did last. All times are epoch milliseconds.
+    """A schedule, its state, and its latest occurrences. All times are epoch milliseconds.
 
-    `next_ms` is the next occurrence, `fire_ms` when its message is delivered (later by the jitter), `next_id` the id of
-    that message where it is made ahead of its time. `fired` counts occurrences that are over, `missed` those that
-    were left out because nobody could fire them in time. `state` is active, paused or ended.
+    `next_ms` is the next occurrence. `fire_ms` is the delivery time of its message, later by the jitter. `next_id` is
+    the id
+    of that message if it exists already. `fired` counts past occurrences; `missed` counts those that were left out
+    because
+    no node could fire them in time. `state` is active, paused or ended.
     """
 
     name: str
@@ -67,7 +73,7 @@ class Schedule:
 
     @classmethod
     def of(cls, topic: str, partition: int, record: ScheduleRecord) -> Schedule:
-        """From what the broker said."""
+        """Build it from the broker's record."""
         settings = record.settings
         return cls(
             name=of_schedule(record.name)[0],
@@ -104,22 +110,22 @@ class Schedule:
 
     @property
     def headers(self) -> dict[str, Any]:
-        """Those of each message, beside what sandq adds; a new dict each time."""
+        """The headers of each message, without those that sandq adds; a new dict for each access."""
         return headers_unpack(self._headers)
 
     @property
     def headers_bytes(self) -> bytes | None:
-        """The headers as they are stored: msgpack; None when there are none."""
+        """The headers as they are stored (msgpack); None if there are none."""
         return self._headers
 
     @property
     def id(self) -> str:
-        """Its name, with the tenant behind it in a fair topic: what `list` takes as `after`."""
+        """The name, followed by the tenant in a fair topic; `list` accepts it as `after`."""
         return schedule_id(self.name, self.tenant)
 
     @property
     def state(self) -> str:
-        """active, paused, or ended: there is no occurrence any more."""
+        """active, paused, or ended (no occurrence is left)."""
         if self.paused:
             return PAUSED
         return ENDED if self.next_ms is None else ACTIVE

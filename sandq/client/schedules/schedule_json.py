@@ -1,6 +1,6 @@
-"""Schedules as JSON: what HTTP and the commands read and write.
+"""Schedules as JSON, for HTTP and the commands.
 
-Settings have the names and units in which `Schedules.create` takes them, so that what was shown can be given back.
+Settings have the names and units of `Schedules.create`, so that the JSON of a schedule can be used to create it again.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ SETTINGS: Final = (
     *("cron", "every", "zone", "start", "end", "count", "jitter"),
     *("misfire", "misfire_most", "overlap_group", "ttl", "priority"),
 )
-"""What stands in JSON as `Schedules.create` takes it."""
+"""Fields whose JSON value `Schedules.create` accepts as it is."""
 FROM_BROKERS: Final = frozenset(
     (
         *("topic", "partition", "version", "state", "next_at", "fire_at", "next_id", "next_local"),
         *("fired", "missed", "created_at", "changed_at", "history"),
     )
 )
-"""What a broker tells of a schedule, and nobody says who makes one."""
+"""Fields that only a broker sets."""
 _MAKING: Final = frozenset((*SETTINGS, *VALUES, "name", "key", "key_base64", "headers", "tenant", "paused"))
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def schedule_json(schedule: Schedule, *, value: bool = True, as_text: bool = False) -> dict[str, Any]:
-    """A schedule: its settings, its message (without the value unless that is wanted), how it stands, and what it did
-    last."""
+    """Return a schedule with its settings, message, state and latest occurrences. `value`: include the message's value.
+
+    `as_text`: never return the value as `json`.
+    """
     settings: dict[str, Any] = {
         "cron": schedule.cron,
         "every": _length(schedule.every_ms),
@@ -60,7 +62,7 @@ def schedule_json(schedule: Schedule, *, value: bool = True, as_text: bool = Fal
     }
     return {
         "name": schedule.name,
-        **{name: told for name, told in settings.items() if told is not None},
+        **{name: setting for name, setting in settings.items() if setting is not None},
         **(value_fields(schedule.value, None if as_text else schedule.headers_bytes) if value else {}),
         **content_fields(schedule.key, schedule.headers_bytes),
         **rank_fields(schedule.priority, schedule.tenant),
@@ -85,7 +87,7 @@ def schedule_json(schedule: Schedule, *, value: bool = True, as_text: bool = Fal
 
 
 def fire_json(fire: Fire, zone: str) -> dict[str, Any]:
-    """An occurrence to come: when it is, the same on a clock of the schedule's zone, and when it is delivered."""
+    """Return a future occurrence: its instant, its local time in the schedule's zone, and its delivery time."""
     return {
         "occurrence_at": when(fire.occurrence_ms),
         "local": local(fire.occurrence_ms, zone),
@@ -94,8 +96,10 @@ def fire_json(fire: Fire, zone: str) -> dict[str, Any]:
 
 
 def local(ms: int, zone: str) -> str | None:
-    """An instant on the clock of a zone, with its offset: "2030-01-31T09:00:00+01:00". None: the zone is not known
-    here, or the calendar has no such year."""
+    """Return an instant as local time with its offset: "2030-01-31T09:00:00+01:00".
+
+    None if the zone is unknown here, or if the calendar does not have that year.
+    """
     from sandq.schedules.zones import zone as zone_of
 
     try:
@@ -106,8 +110,10 @@ def local(ms: int, zone: str) -> str | None:
 
 
 def read_schedule(found: object) -> dict[str, Any]:
-    """The arguments of `Schedules.create` that an object of JSON means; InvalidRequest says which field is wrong. What
-    a broker tells of a schedule is passed over, so that one that was shown can be made again."""
+    """Return the arguments of `Schedules.create` for a JSON object. Raises InvalidRequest with the wrong field.
+
+    Fields that only a broker sets are ignored, so that the JSON of a schedule can be used to create it again.
+    """
     if not isinstance(found, Mapping):
         raise InvalidRequest("a schedule: a JSON object is expected")
     unknown = sorted(found.keys() - _MAKING - FROM_BROKERS)
@@ -125,8 +131,10 @@ def read_schedule(found: object) -> dict[str, Any]:
 
 
 def read_changes(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `Schedules.update` that an object of JSON means: what is not in it stays, null stands for what
-    `create` takes when nothing is said. InvalidRequest says which field is wrong."""
+    """Return the arguments of `Schedules.update` for a JSON object. Raises InvalidRequest with the wrong field.
+
+    A missing field stays unchanged; null restores the default of `create`.
+    """
     changes = {name: found[name] for name in SETTINGS if name in found}
     if any([name in found for name in VALUES]):
         changes |= _content(found)
@@ -138,7 +146,7 @@ def read_changes(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of a schedule's messages as the client takes it, as `json` or as `value`."""
+    """Return the value of a schedule's messages as an argument of the client: as `json` or as `value`."""
     value = read_value(found)
     if value is None:
         raise InvalidRequest("value: null is none, and each occurrence is a message")

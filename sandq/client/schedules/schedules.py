@@ -1,4 +1,4 @@
-"""`client.schedules(topic)`: named messages that recur, each occurrence exactly one message."""
+"""`client.schedules(topic)`: named messages that recur; each occurrence sends exactly one message."""
 
 from __future__ import annotations
 
@@ -51,31 +51,31 @@ from sandq.protocol.requests_schedules import (
 )
 
 KEEP: Final[Any] = ...
-"""In `update`: leave it as it is."""
+"""The default of the arguments of `update`: leave the setting unchanged."""
 CHANGED_AGAIN_MOST: Final = 20
 SETTING_BYTES: Final = 1 << 10
-"""Of a text among the settings; brokers allow less, and say why."""
+"""Maximum size of a text setting, in bytes. Brokers allow less, and report the reason."""
 PUT_BYTES: Final = 3 << 20
-"""Of the items of one request, as `_size_of` counts them: of a frame, what is within arrays is 4 MiB at most."""
+"""Maximum size of the items of one request, as `_size_of` counts them, in bytes. A frame's arrays may have 4 MiB."""
 
 
 class Fire(NamedTuple):
-    """One occurrence to come: when it nominally is, and when its message is delivered (ms)."""
+    """A future occurrence: its nominal time, and the delivery time of its message (epoch ms)."""
 
     occurrence_ms: int
     fire_ms: int
 
 
 class SchedulesStored(NamedTuple):
-    """How many schedules `create_many` made, changed, and left as they were: all that it was told."""
+    """The number of schedules that `create_many` created, changed, and left unchanged."""
 
     created: int
     changed: int
     unchanged: int
 
 
-class _Told(NamedTuple):
-    """A schedule as it is put."""
+class _Definition(NamedTuple):
+    """A schedule as SCHEDULE_PUT sends it."""
 
     name: str
     version: int | None
@@ -89,7 +89,9 @@ class _Told(NamedTuple):
 class Schedules:
     """The schedules of one topic.
 
-    A schedule is known by its name, in a fair topic by that and the `tenant` of its messages, unless that is "default".
+    A schedule is identified by its name. In a fair topic it is identified by the name and the `tenant` of its messages;
+    the
+    tenant may be left out if it is "default".
     """
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
@@ -121,17 +123,22 @@ class Schedules:
         paused: bool | None = None,
         timeout: Duration | None = None,
     ) -> Schedule:
-        """Make a schedule that sends a message at each occurrence, and return it.
+        """Create a schedule that sends a message at each occurrence, and return it.
 
-        It recurs by `cron`, an expression of five fields or six (seconds first) in the time zone `zone` (UTC), or
-        `every` so long; from `start` on, before `end`, `count` times. Each message comes by up to `jitter` later,
-        always the same for one occurrence. `misfire` says what becomes of occurrences that nobody could fire: "one"
-        message for all, none ("skip"), or one for each ("all", at most the last `misfire_most`). With `overlap_group`
-        an occurrence is skipped while the message of the last one is not acked in that group.
+        Occurrences are defined by `cron`, an expression of five fields or six (seconds first) in the time zone `zone`
+        (default
+        UTC), or by `every`, a duration. The schedule runs from `start` on, before `end`, `count` times. Each message is
+        delayed
+        by up to `jitter`, always by the same amount for one occurrence. `misfire` handles occurrences that no node
+        could fire in
+        time: "one" message for all of them, none ("skip"), or one for each ("all", at most the last `misfire_most`).
+        With
+        `overlap_group`, an occurrence is skipped while that group has not acked the message of the last one.
 
-        The message is that of `produce`, with a value or `json`; it gets the headers `sandq-schedule` and
-        `sandq-occurrence` (ms). Conflict: there is another schedule of this name; one that is the same is returned as
-        it is, also if somebody has paused it, unless `paused` is told.
+        The message has the options of `produce`, with a value or `json`. It gets the headers `sandq-schedule` and
+        `sandq-occurrence` (ms). Raises Conflict if a different schedule of this name exists. An identical one is
+        returned as it
+        is, even if it is paused, unless `paused` is given.
         """
         settings = _settings(
             cron=cron,
@@ -147,19 +154,22 @@ class Schedules:
         )
         value, headers = content_of(value, json, headers)
         message = {"value": value, "key": key, "headers": headers, "ttl": ttl, "priority": priority}
-        await self._put([_Told(name, NEW, settings, message, paused, tenant)])
+        await self._put([_Definition(name, NEW, settings, message, paused, tenant)])
         return await self.get(name, tenant=tenant)
 
     @timed_change
     async def create_many(
         self, schedules: Iterable[Mapping[str, Any]], *, timeout: Duration | None = None
     ) -> SchedulesStored:
-        """Make many schedules, or give those that are there these settings: each is a mapping of the arguments of
-        `create`. Return how many were made and changed; all of them are now as they are told. One that somebody has
-        paused stays so unless `paused` is told."""
-        told: list[_Told] = []
+        """Create many schedules, or change existing ones; return how many were created and changed.
+
+        Each item is a mapping of the arguments of `create`. Afterwards every schedule has the given settings. A paused
+        schedule
+        stays paused unless `paused` is given.
+        """
+        definitions: list[_Definition] = []
         for one in schedules:
-            where = f"create_many: schedule {len(told) + 1}"
+            where = f"create_many: schedule {len(definitions) + 1}"
             if not isinstance(one, Mapping):
                 raise InvalidRequest(f"{where}: a mapping of the arguments of create is expected, not {one!r:.60}")
             unknown = [name for name in one if name not in _ARGUMENTS]
@@ -175,10 +185,10 @@ class Schedules:
                 message["value"], message["headers"] = content_of(given, arguments.pop("json"), message["headers"])
             paused, tenant = arguments.pop("paused", None), arguments.pop("tenant", None)
             try:
-                told.append(_Told(name, None, _settings(**arguments), message, paused, tenant))
+                definitions.append(_Definition(name, None, _settings(**arguments), message, paused, tenant))
             except SandqError as error:
                 raise _about(name, error) from None
-        outcomes = Counter([result.outcome for result in await self._put(told)])
+        outcomes = Counter([result.outcome for result in await self._put(definitions)])
         return SchedulesStored(*[outcomes[outcome] for outcome in SchedulesStored._fields])
 
     @timed_change
@@ -205,9 +215,9 @@ class Schedules:
         priority: int | None = KEEP,
         timeout: Duration | None = None,
     ) -> Schedule:
-        """Change what is named of a schedule, and return it; None stands for what `create` takes when nothing is said.
+        """Change the given settings of a schedule, and return it. None restores the default of `create`.
 
-        The message of an occurrence that has come stays as it was; the next is already another one. NotFound.
+        The message of an occurrence that has come is not changed; that of the next occurrence is. Raises NotFound.
         """
         named: dict[str, Any] = {
             "cron": cron,
@@ -221,7 +231,7 @@ class Schedules:
             "misfire_most": misfire_most,
             "overlap_group": overlap_group,
         }
-        changes = {what: told for what, told in named.items() if told is not KEEP}
+        changes = {name: setting for name, setting in named.items() if setting is not KEEP}
         if json is not KEEP:
             value, _ = content_of(value, json, None)
         parts = {"value": value, "key": key, "headers": headers, "ttl": ttl, "priority": priority}
@@ -231,20 +241,20 @@ class Schedules:
             message: dict[str, Any] = {"value": old.value, "key": old.key, "headers": old.headers}
             message["ttl"] = None if old.ttl_ms is None else timedelta(milliseconds=old.ttl_ms)
             message["priority"] = old.priority or None
-            message |= {what: told for what, told in parts.items() if told is not KEEP}
+            message |= {part: new for part, new in parts.items() if new is not KEEP}
             if json is not KEEP:
                 message["headers"] = with_json_type(message["headers"])
-            told = _Told(name, old.version, settings, message, old.paused, old.tenant)
-            (result,) = await self._put([told], may_conflict=True)
+            definition = _Definition(name, old.version, settings, message, old.paused, old.tenant)
+            (result,) = await self._put([definition], may_conflict=True)
             if result.outcome == "not_found":
                 raise self._not_found(name)
             if result.outcome != "conflict":
                 return await self.get(name, tenant=tenant)
-        raise Conflict(f"schedule {name!r} is changed by others all the time", topic=self.topic)
+        raise Conflict(f"schedule {name!r} is changed by other clients all the time", topic=self.topic)
 
     @timed_read
     async def get(self, name: str, *, tenant: str | None = None, timeout: Duration | None = None) -> Schedule:
-        """One schedule. NotFound."""
+        """Return a schedule. Raises NotFound."""
         _check_name(name)
         partition = self._partition(await self._record(tenant), name, tenant)
         frame = await call_leader(self._cluster, ScheduleGet(self.topic, partition, [schedule_id(name, tenant)]))
@@ -262,29 +272,33 @@ class Schedules:
         after: str | None = None,
         timeout: Duration | None = None,
     ) -> ScheduleRows:
-        """`async for schedule in schedules.list():` in the order of their names' bytes; those that begin with `prefix`,
-        are of `tenant` (None: of any), and come behind the name `after`; in a fair topic behind the `id` of a schedule,
-        for its tenants may share a name."""
+        """Iterate over schedules in the byte order of their names: `async for schedule in schedules.list():`.
+
+        `prefix`: only names that begin with it. `tenant`: only schedules of this tenant. `after`: only names after this
+        one. In
+        a fair topic `after` is the `id` of a schedule, because tenants may have schedules of the same name.
+        """
         return ScheduleRows(self._cluster, self.topic, prefix, tenant, limit, after, timeout)
 
     @timed_change
     async def pause(self, name: str, *, tenant: str | None = None, timeout: Duration | None = None) -> None:
-        """Let it fire no more until it is resumed; the occurrences meanwhile are left out. NotFound."""
+        """Pause a schedule until it is resumed; occurrences during the pause are left out. Raises NotFound."""
         await self._change(PAUSE, name, tenant)
 
     @timed_change
     async def resume(self, name: str, *, tenant: str | None = None, timeout: Duration | None = None) -> None:
-        """Let it fire again, from the first occurrence behind now on. NotFound."""
+        """Resume a schedule, from its first occurrence after now. Raises NotFound."""
         await self._change(RESUME, name, tenant)
 
     @timed_change
     async def delete(self, name: str, *, tenant: str | None = None, timeout: Duration | None = None) -> None:
-        """Delete it. The message of an occurrence that has come stays, that of the next one is cancelled. NotFound."""
+        """Delete a schedule and the message of its next occurrence; messages of past occurrences stay. Raises
+        NotFound."""
         await self._change(DELETE, name, tenant)
 
     @timed_change
     async def trigger(self, name: str, *, tenant: str | None = None, timeout: Duration | None = None) -> str:
-        """Send its message now, beside all occurrences; the id. Also of one that is paused. NotFound."""
+        """Send an additional message of the schedule now, and return its id; also if it is paused. Raises NotFound."""
         result = await self._change(TRIGGER, name, tenant)
         if result.id is None:
             raise ProtocolError("an answer to a trigger without an id")
@@ -294,7 +308,7 @@ class Schedules:
     async def next(
         self, name: str, count: int = 10, *, tenant: str | None = None, timeout: Duration | None = None
     ) -> Sequence[Fire]:
-        """When it fires next, `count` times at most. NotFound."""
+        """Return the next occurrences, at most `count`. Raises NotFound."""
         schedule = await self.get(name, tenant=tenant)
         if schedule.next_ms is None:
             return []
@@ -320,7 +334,7 @@ class Schedules:
         name: str = "preview",
         timeout: Duration | None = None,
     ) -> Sequence[Fire]:
-        """When a schedule would fire behind an instant (None: now), without making it."""
+        """Return the occurrences that a schedule with these settings would have after an instant (None: now)."""
         _check_name(name)
         settings = _settings(cron=cron, every=every, zone=zone, start=start, end=end, jitter=jitter)
         return await self._preview(name, settings, None if after is None else instant_ms(after), count)
@@ -333,21 +347,21 @@ class Schedules:
         times, _ = schedule_times(await call(self._cluster, SchedulePreview(name, settings, after_ms, count)))
         return [Fire(*time) for time in times]
 
-    async def _put(self, told: Sequence[_Told], *, may_conflict: bool = False) -> Sequence[ScheduleResult]:
-        record = await self._record(next((one.tenant for one in told if one.tenant is not None), None))
+    async def _put(self, definitions: Sequence[_Definition], *, may_conflict: bool = False) -> Sequence[ScheduleResult]:
+        record = await self._record(next((one.tenant for one in definitions if one.tenant is not None), None))
         by_partition: dict[int, list[list[Any]]] = {}
         names = set[tuple[str, str]]()
-        for one in told:
+        for one in definitions:
             _check_name(one.name)
             if one.paused is not None and type(one.paused) is not bool:
                 raise InvalidRequest(f"schedule {one.name!r}: paused: a bool is expected, not {one.paused!r:.60}")
             try:
                 batch = self._batch(record, one)
             except SandqError as error:
-                raise (_about(one.name, error) if len(told) > 1 else error) from None
+                raise (_about(one.name, error) if len(definitions) > 1 else error) from None
             item = [schedule_id(one.name, one.tenant), one.version, one.settings, batch, one.paused]
             if (one.name, one.tenant or DEFAULT_TENANT) in names:
-                raise InvalidRequest(f"schedule {one.name!r} is told twice: a name is that of one schedule")
+                raise InvalidRequest(f"schedule {one.name!r} is given twice: a name identifies one schedule")
             names.add((one.name, one.tenant or DEFAULT_TENANT))
             by_partition.setdefault(self._partition(record, one.name, one.tenant), []).append(item)
         requests = [
@@ -362,15 +376,15 @@ class Schedules:
         found = [result for results in await each(put, requests) for result in results]
         if not may_conflict and any([result.outcome == "exists" for result in found]):
             raise Conflict(
-                f"topic {self.topic!r} has another schedule {told[0].name!r} already: update it, or take another name",
+                f"topic {self.topic!r} has a different schedule {definitions[0].name!r}: update it or use another name",
                 topic=self.topic,
             )
         return found
 
-    def _batch(self, record: TopicRecord, told: _Told) -> bytes:
-        """The message of a schedule, as a batch of one."""
-        message, checks = told.message, MessageValidation(self._cluster.limits)
-        priority, tenant = message["priority"], told.tenant
+    def _batch(self, record: TopicRecord, definition: _Definition) -> bytes:
+        """Return the message of a schedule, as a batch of one."""
+        message, checks = definition.message, MessageValidation(self._cluster.limits)
+        priority, tenant = message["priority"], definition.tenant
         if priority is not None or tenant is not None:
             rank_of(priority, tenant)
             check_rank(self.topic, record.kind, priority, tenant)
@@ -404,7 +418,7 @@ class Schedules:
 
     @staticmethod
     def _partition(record: TopicRecord, name: str, tenant: str | None) -> int:
-        """Where a schedule is: its name chose that; in a fair topic, its tenant did."""
+        """Return the partition of a schedule: that of its name, or of its tenant in a fair topic."""
         routes = (tenant or DEFAULT_TENANT) if record.kind == FAIR else name
         return partition_for(routes.encode(), record.initial_partitions)
 
@@ -413,7 +427,7 @@ class Schedules:
 
 
 class ScheduleRows:
-    """Schedules of all partitions as one sequence, in the order of their names' bytes; an async iterator."""
+    """An async iterator over the schedules of all partitions, in the byte order of their names."""
 
     def __init__(
         self,
@@ -425,7 +439,7 @@ class ScheduleRows:
         after: str | None,
         timeout: Duration | None = None,
     ) -> None:
-        """`timeout`: how long each page is waited for."""
+        """`timeout`: how long each step waits for the next page."""
         check_timeout(timeout)
         _check_text("prefix", prefix, NAME_BYTES)
         if tenant is not None:
@@ -441,7 +455,7 @@ class ScheduleRows:
         self._left = limit
         self._after = after
         self._heap: list[tuple[bytes, int, _Source]] | None = None
-        self._taken: _Source | None = None  # whose next row is not in the heap
+        self._taken: _Source | None = None  # the partition whose next row is not in the heap
         self._timeout = timeout
 
     def __aiter__(self) -> ScheduleRows:
@@ -460,7 +474,7 @@ class ScheduleRows:
         return Schedule.of(self._topic, source.partition, source.rows.popleft())
 
     async def _make_ready(self) -> None:
-        """Have the next row of each partition."""
+        """Put the next row of each partition into the heap."""
         if self._heap is None:
             record = await fresh_topic(self._cluster, self._topic)
             _check_kind(record, self._tenant)
@@ -493,7 +507,7 @@ class ScheduleRows:
 
 
 class _Source:
-    """One partition: the page that is being read, and where the next one begins."""
+    """One partition: the rest of its current page, and the start of the next one."""
 
     def __init__(self, partition: int, after: str | None) -> None:
         self.partition = partition
@@ -515,14 +529,14 @@ def _settings(
     misfire_most: int | None = None,
     overlap_group: str | None = None,
 ) -> dict[str, Any]:
-    """What goes over the wire of what a schedule is told; nothing of what is None."""
+    """Return the settings as sent to the broker, without those that are None."""
     for name, text in (("cron", cron), ("zone", zone), ("misfire", misfire), ("overlap_group", overlap_group)):
         if text is not None:
             _check_text(name, text, SETTING_BYTES)
     for name, number in (("count", count), ("misfire_most", misfire_most)):
         if number is not None and (type(number) is not int or not 1 <= number <= U48_MAX):
             raise InvalidRequest(f"{name}: a whole number from 1 on is expected, not {number!r:.60}")
-    told = {
+    settings = {
         "cron": cron,
         "every_ms": None if every is None else duration_ms(every),
         "zone": zone,
@@ -534,7 +548,7 @@ def _settings(
         "misfire_most": misfire_most,
         "overlap_group": overlap_group,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 _MESSAGE: Final = ("value", "key", "headers", "ttl", "priority")
@@ -542,13 +556,13 @@ _ARGUMENTS: Final = (
     *("name", "cron", "every", "zone", "start", "end", "count", "jitter", "misfire", "misfire_most", "overlap_group"),
     *(*_MESSAGE, "json", "tenant", "paused"),
 )
-"""Of `create`."""
+"""Names of the arguments of `create`."""
 _WIRE: Final = {"every": "every_ms", "start": "start_ms", "end": "end_ms", "jitter": "jitter_ms"}
 
 
 def _kept(old: Schedule, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a schedule, without those that are to be changed."""
-    told = {
+    """Return the settings of a schedule without those that are about to change."""
+    settings = {
         "cron": old.cron,
         "every_ms": old.every_ms,
         "zone": old.zone if old.cron is not None else None,
@@ -562,12 +576,12 @@ def _kept(old: Schedule, changes: Mapping[str, Any]) -> dict[str, Any]:
     }
     gone = {_WIRE.get(name, name) for name in changes}
     if changes.get("cron") is not None:
-        gone.add("every_ms")  # another way to recur takes the place of the one before
+        gone.add("every_ms")  # the new kind of recurrence replaces the old one
     elif changes.get("every") is not None:
         gone |= {"cron", "zone"}
     if changes.get("misfire", "all") != "all":
         gone.add("misfire_most")
-    return {name: value for name, value in told.items() if value is not None and name not in gone}
+    return {name: value for name, value in settings.items() if value is not None and name not in gone}
 
 
 def _meant(name: object) -> str:
@@ -575,7 +589,7 @@ def _meant(name: object) -> str:
 
 
 def _parts(items: Sequence[list[Any]]) -> list[list[list[Any]]]:
-    """Cut into what one request may have."""
+    """Split items into groups that fit into one request."""
     parts: list[list[list[Any]]] = []
     size = 0
     for item in items:
@@ -589,16 +603,16 @@ def _parts(items: Sequence[list[Any]]) -> list[list[list[Any]]]:
 
 def _size_of(item: Sequence[Any]) -> int:
     name, _, settings, batch, _ = item
-    return len(name) + len(batch) + sum([len(what) + len(str(told)) for what, told in settings.items()])
+    return len(name) + len(batch) + sum([len(key) + len(str(setting)) for key, setting in settings.items()])
 
 
 def _about(name: object, error: SandqError) -> SandqError:
-    """The same error, which says of which schedule."""
+    """Return the same error with the name of the schedule in its text."""
     return type(error)(f"schedule {name!r:.60}: {error.message}", **error.details)
 
 
 def _check_kind(record: TopicRecord, tenant: str | None) -> None:
-    """Refuse topics that have no schedules, and tenants in those that have no tenants."""
+    """Raise InvalidRequest for topics that have no schedules, and for a tenant in topics without tenants."""
     if record.kind == COMPACTED:
         raise InvalidRequest(f"topic {record.name!r} is a compacted topic, which has no schedules")
     if tenant is not None:
@@ -609,16 +623,16 @@ def _check_kind(record: TopicRecord, tenant: str | None) -> None:
             )
 
 
-def _check_text(what: str, text: str, most: int) -> None:
-    """Refuse what cannot be sent as text."""
+def _check_text(name: str, text: str, most: int) -> None:
+    """Raise InvalidRequest unless this is a text that can be sent."""
     if type(text) is not str:
-        raise InvalidRequest(f"{what}: text is expected, not {type(text).__name__}")
+        raise InvalidRequest(f"{name}: text is expected, not {type(text).__name__}")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{what}: it holds half a surrogate pair, which UTF-8 cannot") from None
+        raise InvalidRequest(f"{name}: it holds half a surrogate pair, which UTF-8 cannot") from None
     if size > most:
-        raise InvalidRequest(f"{what}: it has {size} bytes, and {most} are allowed")
+        raise InvalidRequest(f"{name}: it has {size} bytes, and {most} are allowed")
 
 
 def _check_name(name: str) -> None:

@@ -161,7 +161,7 @@ def test_the_position_is_what_was_handed_out(with_client: Any) -> None:
         async with kv.watch() as watch:
             before = watch.position
             versions = await kv.put_many([("a", str(n)) for n in range(5)])
-            await until_holds(lambda: len(watch._line) == 1)
+            await until_holds(lambda: len(watch._answers) == 1)
             assert watch.position == before, "what waits was not handed out"
             for version in versions[:4]:
                 assert (await anext(watch)).version == version and watch.position == {0: version}
@@ -242,7 +242,7 @@ def test_who_is_slow_is_not_sent_more(with_client: Any) -> None:
         await kv.put_many([("a", str(n)) for n in range(100)])
         server.watch_changes = 10
         async with kv.watch(start="earliest") as watch:
-            await until_holds(lambda: len(watch._line) == ANSWERS_AHEAD)
+            await until_holds(lambda: len(watch._answers) == ANSWERS_AHEAD)
             await behind_all(client)
             assert len(asked(server)) == ANSWERS_AHEAD
             for _ in range(9):
@@ -329,7 +329,7 @@ def test_topics_that_go(with_client: Any) -> None:
             server.topics["k"] = record
             client._cluster.learn(record, client._cluster.forgotten)
             server.tell_watchers(is_late=True)
-            with pytest.raises(UnknownTopic, match="there is another one of this name"):
+            with pytest.raises(UnknownTopic, match="was deleted and created again"):
                 await anext(watch)
 
     with_client(body)
@@ -344,7 +344,7 @@ def test_closing(with_client: Any) -> None:
                 await use()
         async with watch:
             await kv.put("a", "1")
-            await until_holds(lambda: watch._line)
+            await until_holds(lambda: watch._answers)
             assert watch.topic == "k" and watch.__aiter__() is watch
         for use in (lambda: anext(watch), watch.__aenter__):
             with pytest.raises(ClosedError):
@@ -398,8 +398,8 @@ def test_closing_the_client_ends_a_watch(run: Any) -> None:
         ({"start": {0: "now"}}, "is no position of a watch"),
         ({"start": {0: 7}}, "a position is text"),
         ({"start": {0: FIRST + ".x"}}, "is no position of a watch"),
-        ({"start": {}}, "it says nothing of partition 0"),
-        ({"start": {0: FIRST}}, "it says nothing of partition 1"),
+        ({"start": {}}, "it has no position of partition 0"),
+        ({"start": {0: FIRST}}, "it has no position of partition 1"),
         ({"start": {0: FIRST, 1: FIRST, 2: FIRST}}, "there is no 2"),
         ({"start": offset_text(offsets.pack(5, 5, 0, 2))}, "the version is of partition 2, the topic has 2"),
     ],
