@@ -95,7 +95,7 @@ async def replicating(context: Context, storage: Storage) -> AsyncIterator[Repli
         with sender.gathering():
             node_log.published(published)
 
-    hooks.wake, hooks.accepts = wakeup.set, links.room
+    hooks.wake, hooks.accepts = wakeup.set, links.accepts
     hooks.on_leads, hooks.reason_to_wait = clocks.leads, clocks.reason_to_wait
     node_log = _open_log(context, storage, hooks, publish=partial(inbox.put, publish))
     storage.save_identity()

@@ -10,7 +10,7 @@ import trio
 
 import sandq
 from sandq.broker.reads import kv_watch
-from sandq.broker.reads.linearizable_reads import Room
+from sandq.broker.reads.linearizable_reads import Output
 from sandq.model.batch import Batch, Column, encode
 from sandq.node.running import Serving
 from sandq.partition.kv.watch import Watch
@@ -29,9 +29,9 @@ def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no wait for changes end because its time is over; who does not want to wait at all is answered at once."""
 
     class Endless(kv_watch._Watcher):
-        def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float, room: Room) -> None:
+        def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float, output: Output) -> None:
             waits = deadline_s > trio.current_time()
-            super().__init__(watch, max_messages, max_bytes, math.inf if waits else deadline_s, room)
+            super().__init__(watch, max_messages, max_bytes, math.inf if waits else deadline_s, output)
 
     monkeypatch.setattr(kv_watch, "_Watcher", Endless)
 

@@ -73,7 +73,7 @@ async def test_three_nodes_are_linked_and_frames_are_in_order() -> None:
         await until_holds(lambda: is_up(*nodes))
         for node in nodes:
             for other in node.links.up:
-                assert node.links.room(other)
+                assert node.links.accepts(other)
                 assert all(node.links.send(other, 1 + number % 9, (number, b"x" * number)) for number in range(500))
         await until_holds(lambda: all(len(node.events) == 2 + 2 * 500 for node in nodes))
     for node in nodes:
@@ -86,11 +86,11 @@ async def test_there_is_no_sending_without_a_link() -> None:
     node1, node2 = await both()
     async with linked(node1, node2):
         await until_holds(lambda: is_up(node1, node2))
-        assert not node1.links.send("node3", 1, None) and not node1.links.room("node3")
+        assert not node1.links.send("node3", 1, None) and not node1.links.accepts("node3")
         await node2.stop()
         await until_holds(lambda: not node1.links.up)
         assert node1.names("node2") == ["up", "down"]
-        assert not node1.links.send("node2", 1, None) and not node1.links.room("node2")
+        assert not node1.links.send("node2", 1, None) and not node1.links.accepts("node2")
 
 
 async def test_who_was_met_before_is_known_when_it_returns(log: Log) -> None:
@@ -178,7 +178,7 @@ async def test_a_hundred_megabytes_take_little_memory() -> None:
         tracemalloc.start()
         try:
             for number in range(count):
-                await until_holds(lambda: node1.links.room("node2"))
+                await until_holds(lambda: node1.links.accepts("node2"))
                 assert node1.links.send("node2", 1, [(number, bytes(size))])
             await until_holds(lambda: got == count)
             peak = tracemalloc.get_traced_memory()[1]
@@ -284,7 +284,7 @@ async def test_garbage_ends_its_own_connection_only(log: Log, data: bytes, reaso
             async for part in raw:
                 said += part
             assert b"refused" in said and reason.encode() in said
-        await until_holds(lambda: refusals(log) == [("a stranger", reason, "this node")])
+        await until_holds(lambda: refusals(log) == [("an unknown peer", reason, "this node")])
         assert node1.links.send("node2", 1, "still there")
         await until_holds(lambda: node2.names("node1") == ["up", "still there"])
 
@@ -350,7 +350,7 @@ async def test_who_does_not_introduce_itself_keeps_nobody_out(
             await until_holds(lambda: node2.links.up)
             assert await silent[0].receive_some() == b"", "the oldest has gone"
             assert trio.current_time() - began < 0.9, "at once"
-            assert refusals(log) == [("a stranger", "OVERLOADED", "this node")]
+            assert refusals(log) == [("an unknown peer", "OVERLOADED", "this node")]
             for raw in silent:
                 assert await raw.receive_some() == b"", "the others go when they have said nothing for a while"
                 await raw.aclose()
@@ -371,7 +371,7 @@ async def test_one_source_that_is_no_peers_takes_few_places(jumping: trio.testin
             assert await raw.receive_some() == b""
         async with by_hand(node2, "node1"):
             await until_holds(lambda: node2.links.up)
-        assert refusals(log) == [("a stranger", "OVERLOADED", "this node")]
+        assert refusals(log) == [("an unknown peer", "OVERLOADED", "this node")]
         for raw in others:
             await raw.aclose()
         nursery.cancel_scope.cancel()
@@ -468,7 +468,7 @@ async def test_who_comes_from_another_machine_needs_the_secret(log: Log, secret:
             await until_holds(lambda: is_up(node1, node2))
             return
         await until_holds(lambda: len(refusals(log)) == 2)
-        assert sorted(refusals(log)) == [("a stranger", "place", "this node"), ("node2", "place", "the peer")]
+        assert sorted(refusals(log)) == [("an unknown peer", "place", "this node"), ("node2", "place", "the peer")]
         assert all("cluster.secret_file" in entry["remedy"] for entry in log)
         assert not node1.events and not node2.events
 

@@ -96,7 +96,7 @@ class PeerDispatch:
             self._node_log.group_commit.connected(node)
             self._clocks.up(node)
             self._routes.up(node)
-            self._progress.tell(node)
+            self._progress.report_to(node)
             self._shut_replicas.up(node)
         self._changed.set()
 
@@ -138,9 +138,9 @@ class PeerDispatch:
             self._progress.heard(node, body)
             self._changed.set()
         elif kind == PeerFrame.ASKED and type(body) is int:
-            self._barrier.asked(node, body)
+            self._barrier.on_request(node, body)
         elif kind == PeerFrame.TOLD and isinstance(body, tuple) and [type(part) for part in body] in _TOLD_FIELDS:
-            self._barrier.told(*body)
+            self._barrier.on_reply(*body)
         elif kind == PeerFrame.SETTLED and _is_settled(body):
             self._controller.settled(body)
             self._changed.set()

@@ -237,7 +237,7 @@ class OutboxSender:
         try:
             if node == self._own:
                 self._store(group, producer_id, epoch, batch, done)
-            elif not self._links.room(node) or not self._links.send(
+            elif not self._links.accepts(node) or not self._links.send(
                 node, PeerFrame.OUTBOX_BATCH, (number, group, producer_id, epoch, batch)
             ):
                 raise Unavailable(f"node {node} cannot be reached, or takes nothing at present")

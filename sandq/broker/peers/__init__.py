@@ -1,1 +1,1 @@
-"""Connections between nodes: handshake, links, dispatch of what comes over them."""
+"""Connections between nodes: handshake, links, and the dispatch of frames."""

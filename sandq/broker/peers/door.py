@@ -1,8 +1,8 @@
-"""Places at the peer port for connections that are not introduced yet, and at the gossip port for streams.
+"""Assign slots to connections before their handshake at the peer port, and to streams at the gossip port.
 
-Who takes a place and says nothing must not keep a node of the cluster out. So places are few for any one source, some
-are kept for the sources of known peers, and where there is none left the oldest connection goes: an introduction takes
-milliseconds, and whoever holds a place for longer has none to make.
+Connections that occupy slots and send nothing must not lock out a node of the cluster. So each source has few slots,
+and some slots are reserved for the sources of known peers. If no slot is free, the oldest connection is closed: a
+handshake takes milliseconds, so a connection that takes longer is not making one.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ import trio
 from sandq.model.sources import source_of
 
 SLOTS: Final = 32
-"""For those that come from anywhere ..."""
+"""Number of slots for connections from unknown sources."""
 KNOWN_SLOTS: Final = 32
-"""... and beside these for those that come from where a known peer is."""
+"""Number of additional slots for connections from the sources of known peers."""
 SOURCE_SLOTS: Final = 8
-"""For those of one source that is no known peer's."""
+"""Number of slots for one unknown source."""
 
 
 class Slot:
-    """One connection's."""
+    """The slot of one connection."""
 
     def __init__(self, source: str, *, is_known: bool = False) -> None:
         self.source = source
         self.is_known = is_known
-        """It is a known peer's."""
+        """True if the source belongs to a known peer."""
         self.is_lost = False
-        """A later connection has taken it."""
+        """True if a later connection has taken the slot."""
         self._scope = trio.CancelScope()
 
     def lose(self) -> None:
-        """Cancel whatever the connection waits for."""
+        """Cancel everything that the connection waits for."""
         self.is_lost = True
         self._scope.cancel()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What runs in it ends, quietly, when the place is lost."""
+        """Run the block in a cancel scope, which ends quietly when the slot is lost."""
         with self._scope:
             yield
 
 
 class Door:
-    """`known()`: the sources where known peers are."""
+    """The slots of a port. `known()` returns the sources of known peers."""
 
     def __init__(self, known: Callable[[], Collection[str]]) -> None:
         self._known = known
-        self._strangers: list[Slot] = []
+        self._unknown: list[Slot] = []
         self._peers: list[Slot] = []
-        """The oldest first."""
+        """Slots in use, oldest first."""
 
     @contextmanager
     def slot(self, host: str) -> Iterator[Slot]:
-        """Have a place for a connection from this address: there always is one, which may be lost to a later one."""
+        """Hold a slot for a connection from this address. There always is one, but a later connection may take it."""
         source = source_of(host)
         slot = Slot(source, is_known=source in self._known())
-        taken = self._peers if slot.is_known else self._strangers
-        self._make_room(taken, source)
+        taken = self._peers if slot.is_known else self._unknown
+        self._evict(taken, source)
         taken.append(slot)
         try:
             with slot.held():
@@ -70,9 +70,9 @@ class Door:
             if slot in taken:
                 taken.remove(slot)
 
-    def _make_room(self, taken: list[Slot], source: str) -> None:
+    def _evict(self, taken: list[Slot], source: str) -> None:
         same = [slot for slot in taken if slot.source == source]
-        if taken is self._strangers and len(same) >= SOURCE_SLOTS:
+        if taken is self._unknown and len(same) >= SOURCE_SLOTS:
             self._lose(taken, same[0])
         elif len(taken) >= (KNOWN_SLOTS if taken is self._peers else SLOTS):
             self._lose(taken, taken[0])

@@ -1,4 +1,4 @@
-"""Carries a handshake out on a connection."""
+"""Run a handshake on a connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from sandq.model.errors import ProtocolError
 
 
 async def shake_hands(stream: PeerStream, steps: Steps) -> Introduced:
-    """Nothing but the handshake is read. Raises Refusal, of which the other side has been told, and ConnectionLost."""
+    """Run the handshake. Nothing after it is read.
+
+    Raise ConnectionLost, or Refusal, of which the other side has been notified."""
     try:
         body = next(steps)
         while True:
@@ -31,7 +33,7 @@ async def shake_hands(stream: PeerStream, steps: Steps) -> Introduced:
 
 
 async def refuse(stream: PeerStream, refusal: Refusal) -> NoReturn:
-    """Tell the other side, and raise it."""
+    """Send the refusal to the other side, and raise it."""
     body = refusal.frame()
     await stream.farewell(LENGTH.pack(len(body)) + body)
     raise refusal

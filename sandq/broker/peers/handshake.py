@@ -1,4 +1,4 @@
-"""How two nodes get to know each other, without any I/O: the bodies of frames in, the bodies of frames out.
+"""The handshake of two nodes, without I/O: bodies of frames in, bodies of frames out.
 
     dialer    HELLO       [magic, version, "hello", cluster, purpose, to, nonce, node, store, cluster UUID, addresses,
                            zone, weight, lowest feature level, highest feature level, cluster's feature level, ...]
@@ -8,13 +8,14 @@
     dialer    WELCOME     ["welcome", known, cluster UUID, proof]
     either    REFUSED     ["refused", reason, message]               instead of its next frame, and then it closes
 
-A proof is HMAC-SHA256, with the secret of the cluster, over who proves what, all bytes of HELLO and CHALLENGE, and what
-its own frame says: a byte that is changed anywhere, a frame of another connection or of the other role proves nothing.
-The dialer proves first, so that a stranger who connects gets nothing to guess the secret from.
+A proof is an HMAC-SHA256 with the secret of the cluster. It covers the role and statement of the proving side, all
+bytes of HELLO and CHALLENGE, and the fields of its own frame. So a changed byte, a frame of another connection, or one
+of the other role proves nothing. The dialer proves first, so that an unknown caller gets nothing from which to guess
+the secret.
 
-`dial` and `accept` are generators: each yields a body to send (empty: none) and is sent the body that is received next;
-it returns when both sides are proved, or raises `Refusal`. What a later version adds to the end of HELLO or CHALLENGE
-is passed over. docs/protocol.md has the bytes.
+`dial` and `accept` are generators. Each yields a body to send (empty: none) and is sent the next received body. It
+returns when both sides are proved, or raises `Refusal`. Fields that a later version adds at the end of HELLO or
+CHALLENGE are ignored. docs/protocol.md describes the bytes.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from sandq.storage.known_peers import KnownPeers
 MAGIC: Final = "sandq-peer"
 VERSION: Final = 3
 HANDSHAKE_BYTES: Final = 4096
-"""The body of a frame of the handshake, at most."""
+"""Maximum size of the body of a handshake frame, in bytes."""
 UUID_CHARS: Final = 64
 VERSION_CHARS: Final = 64
 ADDRESSES_MOST: Final = 8
 MESSAGE_CHARS: Final = 500
-"""Of a refusal that a peer sends, more is cut off."""
+"""Maximum length of a refusal's message; a longer one from a peer is cut off."""
 
 LINK: Final = "link"
-"""The one connection of a pair of nodes; the one with the smaller id dials."""
+"""Purpose of the single connection of a pair of nodes. The node with the smaller id dials."""
 STREAM: Final = "stream"
-"""A connection for one large transfer."""
+"""Purpose of a connection for one large transfer."""
 
 REMEDIES: Final = {
     "malformed": "check that the peer's address is that of a sandq peer port (listen.peer), of this release",
@@ -54,21 +55,24 @@ REMEDIES: Final = {
     "cluster": "give all nodes the same cluster.name, or check the addresses in cluster.peers or cluster.seeds",
     "node": "check node.id and cluster.peers of both nodes",
     "purpose": "check that both nodes have different ids, the same in every cluster.peers",
-    "secret": "let cluster.secret_file hold the same on all nodes",
+    "secret": "give cluster.secret_file the same content on all nodes",
     "tls": "see tls.peer of both nodes: off and accept first, then send, then require, on all; and their certificates",
-    "certificate": "let each node have a certificate with its node.id among the DNS names: sandq certs node",
-    "place": "set cluster.secret_file on all nodes, or let them listen on and name loopback addresses",
+    "certificate": "give each node a certificate with its node.id among the DNS names: sandq certs node",
+    "place": "set cluster.secret_file on all nodes, or use only loopback addresses",
     "cluster-uuid": "one of the two has the data of another cluster: check node.data_dir",
-    "store": "give it back its data directory, or remove the node and add it anew",
-    "level": "start a version on that node that knows the feature level of the cluster (docs/upgrading.md)",
-    "removed": "end that node; to add it anew, start it with an empty data directory",
+    "store": "restore its data directory, or remove the node and add it again",
+    "level": "start a version on that node that supports the feature level of the cluster (docs/upgrading.md)",
+    "removed": "stop that node; to add it again, start it with an empty data directory",
 }
-"""What to do, for every reason of a refusal."""
+"""Remedy for each reason of a refusal."""
 
 
 class Refusal(ProtocolError):
-    """One side does not take the other; the message tells the other side nothing that it did not say itself, until it
-    has proved the secret. `by_peer`: it is the other side that refuses. `claimed_id`: who a dialer said it is."""
+    """One side does not accept the other.
+
+    Until the other side has proved the secret, the message tells it nothing that it did not say itself. `by_peer`: the
+    other side refused. `claimed_id`: node id that a dialer claimed.
+    """
 
     def __init__(self, reason: str, message: str, *, by_peer: bool = False) -> None:
         super().__init__(message, reason=reason)
@@ -77,16 +81,19 @@ class Refusal(ProtocolError):
         self.claimed_id: str | None = None
 
     def frame(self) -> bytes:
-        """The body of REFUSED."""
+        """Return the body of REFUSED."""
         return _pack("refused", self.reason, self.message[:MESSAGE_CHARS])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerIdentity:
-    """Who a node is. `cluster_uuid`: None before it has formed or joined a cluster. `addresses`: what listens there,
-    as "client" -> "host:port". `zone`, `weight`: where it stands, and how much it is to hold beside the others.
-    `levels`: the feature levels that its version knows. `feature_level`: what its cluster has come to, as far as it
-    knows; None: it does not know. `version`: of sandq; None: it did not say."""
+    """A node as it introduces itself.
+
+    `cluster_uuid`: None before it has formed or joined a cluster. `addresses`: its addresses by protocol, as "client"
+    -> "host:port". `zone`, `weight`: its location, and its share of the partitions relative to other nodes. `levels`:
+    feature levels that its version supports. `feature_level`: feature level of its cluster; None if unknown. `version`:
+    sandq version; None if unknown.
+    """
 
     node_id: str
     store_uuid: str
@@ -107,13 +114,13 @@ class Peer(NamedTuple):
 
 
 class Introduced(NamedTuple):
-    """What a handshake comes to: who it is, what the connection is for, and the body that is still to be sent."""
+    """The result of a handshake: the peer, the purpose of the connection, and a last body that must still be sent."""
 
     peer: Peer
     purpose: str
     last: bytes = b""
     secret: bytes = b""
-    """What both have proved."""
+    """The secret that both sides have proved."""
 
     def __repr__(self) -> str:
         return f"Introduced({self.peer!r}, {self.purpose!r})"
@@ -121,8 +128,11 @@ class Introduced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What this node asks of others. `peers`: the node ids that may come. `secrets`: as they are now; each is taken,
-    and the first one is proved by who dials. One that is empty: there is none."""
+    """The requirements of this node.
+
+    `peers`: node ids that may connect. `secrets`: the current secrets; each is accepted, and the dialer proves the
+    first one. An empty one means that there is none.
+    """
 
     cluster: str
     secrets: Callable[[], Sequence[bytes]]
@@ -135,14 +145,14 @@ Steps = Generator[bytes, bytes, Introduced]
 
 
 def dial(terms: Terms, nonce: bytes, to: str, purpose: str) -> Steps:
-    """The side that connected, to the node `to`. `nonce`: `NONCE_BYTES` random bytes, never used twice."""
+    """Run the side that connected to the node `to`. `nonce`: `NONCE_BYTES` random bytes, never used twice."""
     own = terms.identity()
     hello = _Opening("hello", terms.cluster, purpose, to, nonce, own).encode()
     challenge = yield hello
     theirs = _Opening.parse(challenge, "challenge")
-    _check_place(terms, own, theirs)
+    _check_addressee(terms, own, theirs)
     if theirs.identity.node_id != to or theirs.purpose != purpose:
-        raise Refusal("node", f"another node was expected here than {theirs.identity.node_id}")
+        raise Refusal("node", f"{theirs.identity.node_id} is not the node that was expected here")
     proofs = _Proofs(terms.secrets()[:1], hello, challenge)
     answer = yield proofs.proof()
     known, cluster_uuid = proofs.check_welcome("acceptor", answer)
@@ -151,8 +161,10 @@ def dial(terms: Terms, nonce: bytes, to: str, purpose: str) -> Steps:
 
 
 def accept(terms: Terms, nonce: bytes, is_certified: Callable[[str], bool] | None = None) -> Steps:
-    """The side that was connected to. `nonce`: as for `dial`. `is_certified`: whether the certificate that the other
-    side has shown is that of a node; None: the connection has none."""
+    """Run the side that was connected to. `nonce`: as for `dial`.
+
+    `is_certified(node_id)`: return whether the peer's TLS certificate belongs to this node. None if the connection has
+    no certificate."""
     hello = yield b""
     theirs = _Opening.parse(hello, "hello")
     try:
@@ -167,10 +179,10 @@ def _accept(
 ) -> Steps:
     own, peer_id = terms.identity(), theirs.identity.node_id
     if is_certified is not None and not is_certified(peer_id):
-        raise Refusal("certificate", f"the certificate that was shown is not that of {peer_id}")
-    _check_place(terms, own, theirs)
+        raise Refusal("certificate", f"the certificate that was shown does not belong to {peer_id}")
+    _check_addressee(terms, own, theirs)
     if theirs.purpose == LINK and peer_id > own.node_id:
-        raise Refusal("purpose", f"of two nodes the one with the smaller id dials, and {peer_id} has the greater one")
+        raise Refusal("purpose", f"the node with the smaller id dials, and {peer_id} has the greater one")
     challenge = _Opening("challenge", terms.cluster, theirs.purpose, peer_id, nonce, own).encode()
     proofs = _Proofs(terms.secrets(), hello, challenge)
     proofs.check_proof((yield challenge))
@@ -183,7 +195,7 @@ def _accept(
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """HELLO or CHALLENGE. `to`: the node that it is meant for."""
+    """A HELLO or CHALLENGE. `to`: the node that it is meant for."""
 
     kind: str
     cluster: str
@@ -195,17 +207,17 @@ class _Opening:
     def encode(self) -> bytes:
         own = self.identity
         fields = (self.kind, self.cluster, self.purpose, self.to, self.nonce)
-        who = (own.node_id, own.store_uuid, own.cluster_uuid, own.addresses, own.zone, own.weight)
-        return _pack(MAGIC, VERSION, *fields, *who, *own.levels, own.feature_level, own.version)
+        names = (own.node_id, own.store_uuid, own.cluster_uuid, own.addresses, own.zone, own.weight)
+        return _pack(MAGIC, VERSION, *fields, *names, *own.levels, own.feature_level, own.version)
 
     @classmethod
     def parse(cls, body: bytes, kind: str) -> _Opening:
-        """Raises Refusal when it is none of this kind."""
+        """Parse a body. Raise Refusal if it is not of this kind."""
         fields = _unpack(body)
         if len(fields) < 2 or fields[0] != MAGIC:
-            raise Refusal("malformed", "this is no greeting of a sandq node")
+            raise Refusal("malformed", "this is not the greeting of a sandq node")
         if type(fields[1]) is not int or fields[1] != VERSION:
-            raise Refusal("version", f"version {fields[1]!r:.20} of the peer protocol is not known here")
+            raise Refusal("version", f"version {fields[1]!r:.20} of the peer protocol is not supported here")
         types = (
             str,
             int,
@@ -259,7 +271,7 @@ def _checked(identity: PeerIdentity) -> PeerIdentity:
         raise Refusal("malformed", f"a weight is 1 to {WEIGHT_MOST}")
     (lowest, highest), level = identity.levels, identity.feature_level
     if not FIRST_LEVEL <= lowest <= highest or (level is not None and level < FIRST_LEVEL):
-        raise Refusal("malformed", "these are no feature levels")
+        raise Refusal("malformed", "the feature levels are invalid")
     if identity.version is not None and not 0 < len(identity.version) <= VERSION_CHARS:
         raise Refusal("malformed", "a version is empty or too long")
     _check_uuid(identity.store_uuid)
@@ -272,8 +284,8 @@ def _check_uuid(uuid: str | None) -> None:
         raise Refusal("malformed", "a UUID is empty or too long")
 
 
-def _check_place(terms: Terms, own: PeerIdentity, theirs: _Opening) -> None:
-    """Whether the other node belongs here at all, as far as it says itself."""
+def _check_addressee(terms: Terms, own: PeerIdentity, theirs: _Opening) -> None:
+    """Raise Refusal if the other node does not belong here, by its own claims."""
     node_id = theirs.identity.node_id
     if theirs.cluster != terms.cluster:
         raise Refusal("cluster", f"this is not a node of the cluster {theirs.cluster!r:.300}")
@@ -286,7 +298,7 @@ def _check_place(terms: Terms, own: PeerIdentity, theirs: _Opening) -> None:
 
 
 def _met(terms: Terms, theirs: _Opening, known: bool, cluster_uuid: str | None) -> tuple[Peer, bool]:
-    """The other node, and whether it was known here; after its proof. `cluster_uuid`: what it said last."""
+    """Return the other node after its proof, and whether it was known here. `cluster_uuid`: its latest claim."""
     identity = dataclasses.replace(theirs.identity, cluster_uuid=cluster_uuid)
     node_id, own_cluster = identity.node_id, terms.identity().cluster_uuid
     if cluster_uuid is not None and own_cluster not in (None, cluster_uuid):
@@ -301,19 +313,21 @@ def _met(terms: Terms, theirs: _Opening, known: bool, cluster_uuid: str | None) 
 
 
 def _check_levels(own: PeerIdentity, theirs: PeerIdentity) -> None:
-    """A node may be written and sent whatever the feature level of its cluster allows: it must know that level."""
+    """Raise Refusal if a node does not support the other one's feature level, as it may get data in that format."""
     for node, cluster_of in ((own, theirs), (theirs, own)):
         if cluster_of.feature_level is not None and cluster_of.feature_level not in node.levels:
             raise Refusal(
                 "level",
-                f"the version of {node.node_id} knows feature level {node.levels}, and the cluster of "
+                f"the version of {node.node_id} supports feature level {node.levels}, and the cluster of "
                 f"{cluster_of.node_id} is at {cluster_of.feature_level}",
             )
 
 
 class _Proofs:
-    """Of one handshake: both openings are part of each. Of several secrets the one counts that the other side
-    proves."""
+    """The proofs of one handshake; each includes both openings.
+
+    If there are several secrets, the one counts that the other side proves.
+    """
 
     def __init__(self, secrets: Sequence[bytes], hello: bytes, challenge: bytes) -> None:
         self._secrets = secrets
@@ -321,11 +335,11 @@ class _Proofs:
 
     @property
     def secret(self) -> bytes:
-        """What is proved."""
+        """The secret that is proved."""
         return self._secrets[0]
 
     def proof(self) -> bytes:
-        """The body of PROOF."""
+        """Return the body of PROOF."""
         return _pack("proof", self._sign(b"dialer proof"))
 
     def check_proof(self, body: bytes) -> None:
@@ -334,29 +348,29 @@ class _Proofs:
         self._check(fields[1], b"dialer proof")
 
     def welcome(self, role: str, known: bool, cluster_uuid: str | None) -> bytes:
-        """The body of WELCOME."""
-        return _pack("welcome", known, cluster_uuid, self._sign(_words(role, known, cluster_uuid)))
+        """Return the body of WELCOME."""
+        return _pack("welcome", known, cluster_uuid, self._sign(_statement(role, known, cluster_uuid)))
 
     def check_welcome(self, role: str, body: bytes) -> tuple[bool, str | None]:
-        """`known` and the cluster UUID, as the other side, being `role`, says."""
+        """Return `known` and the cluster UUID as stated by the other side, whose role is `role`."""
         fields = _unpack(body)
         _check_types(fields, (str, bool, (str, type(None)), bytes), "welcome")
         _, known, cluster_uuid, proof = fields
-        self._check(proof, _words(role, known, cluster_uuid))
+        self._check(proof, _statement(role, known, cluster_uuid))
         return known, cluster_uuid
 
-    def _sign(self, what: bytes) -> bytes:
-        return prove(self.secret, what, self._openings)
+    def _sign(self, statement: bytes) -> bytes:
+        return prove(self.secret, statement, self._openings)
 
-    def _check(self, proof: bytes, what: bytes) -> None:
-        # All are tried, so that nobody learns how many there are.
-        proved = [secret for secret in self._secrets if is_proof(proof, secret, what, self._openings)]
+    def _check(self, proof: bytes, statement: bytes) -> None:
+        # Try all, so that the time does not reveal how many there are.
+        proved = [secret for secret in self._secrets if is_proof(proof, secret, statement, self._openings)]
         if not proved:
             raise Refusal("secret", "the two nodes do not share the same secret")
         self._secrets = proved
 
 
-def _words(role: str, known: bool, cluster_uuid: str | None) -> bytes:
+def _statement(role: str, known: bool, cluster_uuid: str | None) -> bytes:
     return f"{role} welcome ".encode() + _pack(known, cluster_uuid)
 
 
@@ -367,7 +381,7 @@ def _pack(*fields: Any) -> bytes:
 
 
 def _unpack(body: bytes) -> list[Any]:
-    """The array that a body is; raises Refusal, also when it is one."""
+    """Return the fields of a body. Raise Refusal if it is malformed or a REFUSED."""
     try:
         fields = msgpack.unpackb(body)
     except Exception as error:  # msgpack raises a dozen kinds
@@ -383,7 +397,9 @@ def _unpack(body: bytes) -> list[Any]:
 
 
 def _check_types(fields: list[Any], types: tuple[Any, ...], kind: str) -> None:
-    """Exactly these, but that a bool is no int; and the name of the frame, which all but the openings begin with."""
+    """Raise Refusal unless the fields have exactly these types and begin with the name of the frame.
+
+    A bool does not count as an int. The openings begin with the magic instead of a name."""
     fit = len(fields) == len(types) and all(
         type(field) in (wanted if isinstance(wanted, tuple) else (wanted,))
         for field, wanted in zip(fields, types, strict=True)

@@ -1,4 +1,7 @@
-"""One link to one peer: what is queued goes out together, what comes is handed on, and silence ends it."""
+"""One link to one peer.
+
+Queued frames are sent together, received frames go to a callback, and silence ends the link.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +16,34 @@ from sandq.broker.peers.stream import FRAME_BYTES, LENGTH, PeerStream, encode
 from sandq.model.errors import ProtocolError, SandqError
 
 PING: Final = 0
-"""The kind of a frame that says only that its sender is alive. `[kind, body]` is what a frame of a link holds."""
+"""Kind of a frame that only says that its sender is alive. A frame of a link contains `[kind, body]`."""
 KIND_MOST: Final = 255
 PING_S: Final = 0.5
-"""Whoever has sent nothing for so long sends a PING."""
+"""Seconds without sending after which a PING is sent."""
 SILENCE_S: Final = 3.0
-"""A link on which nothing comes, or nothing is taken, for so long is closed."""
+"""Seconds without receiving, or without the peer accepting data, after which the link is closed."""
 SEND_BYTES: Final = 1 << 20
-"""Frames that wait are put together up to this size; a longer one goes alone, uncopied."""
+"""Size up to which queued frames are sent together. A larger frame is sent alone, without being copied."""
 QUEUE_BYTES: Final = 32 << 20
-"""Of frames that wait to be sent. There is no room beyond it."""
+"""Bytes of queued frames from which the link accepts no more."""
 QUEUE_MOST_BYTES: Final = QUEUE_BYTES + FRAME_BYTES
-"""Signs of life and the last frame still go beyond `QUEUE_BYTES`. What goes beyond this closes the link: a frame that
-is left out in silence would break the order that both sides count on."""
+"""Maximum bytes of queued frames.
+
+PINGs and one last frame may exceed `QUEUE_BYTES`. Beyond this limit the link is closed: dropping a frame silently would
+break the order on which both sides rely."""
 
 _PING_BODY = encode((PING, None))
 _PING_FRAME = LENGTH.pack(len(_PING_BODY)) + _PING_BODY
 
-ROOM_POLL_S: Final = 0.01
-"""How often it is looked whether there is room for what has come."""
+POLL_S: Final = 0.01
+"""Seconds between two checks whether received frames may be read."""
 
 OnFrame = Callable[[int, Any, int], None]
-"""`on_frame(kind, body, bytes)`."""
+"""Called as `on_frame(kind, body, bytes)`."""
 
 
 class PeerLink:
-    """`run` it once; `send` and `close` at any time, on the loop."""
+    """A link. Call `run` once; call `send` and `close` at any time, on the loop."""
 
     def __init__(
         self,
@@ -49,51 +54,52 @@ class PeerLink:
         ping_s: float = PING_S,
         silence_s: float = SILENCE_S,
     ) -> None:
-        """`secret`: that both sides have proved."""
+        """Create it. `secret`: the secret that both sides have proved."""
         self.peer = peer
         self.secret = secret
         self.waiting_bytes = 0
-        """Of frames that are queued or being sent."""
+        """Bytes of frames that are queued or being sent."""
         self.why = ""
-        """What ended it; empty while it is open."""
+        """Reason why it ended; empty while it is open."""
         self._stream = stream
         self._stream.silence_s = silence_s
         self._silence_s = silence_s
         self._ping_s = ping_s
         self._is_writing = False
         self._wrote_s = 0.0
-        """When something was sent last."""
+        """Time at which the last frame was sent."""
         self._queue: deque[bytes] = deque()
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
 
     @property
-    def room(self) -> bool:
+    def accepts(self) -> bool:
+        """Whether the queue accepts more frames."""
         return self.waiting_bytes < QUEUE_BYTES
 
     def send(self, kind: int, body: Any) -> bool:
-        """Queue a frame; False when the link has ended. FrameTooLarge when it is beyond the limit of a frame."""
+        """Queue a frame. Return False if the link has ended. Raise FrameTooLarge if it exceeds the limit of a frame."""
         if self.why:
             return False
         assert PING < kind <= KIND_MOST, f"a frame of kind {kind}"
         data = encode((kind, body))
         if self.waiting_bytes + len(data) > QUEUE_MOST_BYTES:
-            self.close(f"{self.waiting_bytes} bytes wait to be sent, and nobody takes them")
+            self.close(f"{self.waiting_bytes} bytes wait to be sent, and the peer does not accept them")
             return False
         self._put(LENGTH.pack(len(data)), data)
         self._wake.set()
         return True
 
     def close(self, why: str) -> None:
-        """End it; nothing is handed on after this."""
+        """End the link. No frame is handed to the callback after this."""
         self.why = self.why or why
         self._scope.cancel()
 
     async def run(self, on_frame: OnFrame, takes_more: Callable[[], bool] = lambda: True) -> None:
-        """Until it ends. What `on_frame` raises comes out, in the exception group of a nursery.
+        """Carry the link until it ends. Errors from `on_frame` are raised, in the exception group of a nursery.
 
-        While `takes_more()` is false nothing is read: what comes waits in the sockets, and then at the other side,
-        which closes a link on which nothing is taken."""
+        While `takes_more()` is false nothing is read. Data then backs up in the sockets and at the other side, which
+        closes a link on which nothing is accepted."""
         self._wrote_s = trio.current_time()
         self._stream.is_watched = True
         with self._scope:
@@ -105,13 +111,13 @@ class PeerLink:
 
     async def _read(self, on_frame: OnFrame, takes_more: Callable[[], bool]) -> None:
         while True:
-            while not takes_more():  # noqa: ASYNC110 - it is rare, and whoever makes room need not know of it
-                await trio.sleep(ROOM_POLL_S)
+            while not takes_more():  # noqa: ASYNC110 - it is rare, and those who free memory need not know of the link
+                await trio.sleep(POLL_S)
             try:
                 kind, body = _checked(await self._stream.receive())
             except SandqError as error:
                 self.close(error.message)
-            # What came before this side closed the link is not handed on any more either.
+            # Drop also frames that were received before this side closed the link.
             if self.why:
                 return
             if kind != PING:
@@ -134,7 +140,7 @@ class PeerLink:
             self._wrote_s = trio.current_time()
 
     async def _watch(self) -> None:
-        """Say that this side is alive when it has said nothing for long, and end the link when the other one has."""
+        """Send a PING if nothing was sent for long, and end the link if nothing was received for long."""
         while True:
             now_s, since_s = trio.current_time(), self._stream.waits_since
             if since_s is not None and now_s >= since_s + self._silence_s:
@@ -154,7 +160,7 @@ class PeerLink:
             self.waiting_bytes += len(part)
 
     def _take(self) -> bytes:
-        """What goes out next."""
+        """Return the next bytes to send."""
         parts = [self._queue.popleft()]
         size = len(parts[0])
         while self._queue and size + len(self._queue[0]) <= SEND_BYTES:
@@ -164,7 +170,7 @@ class PeerLink:
 
 
 def _checked(frame: Any) -> tuple[int, Any]:
-    """Raises ProtocolError unless it is `(kind, body)`."""
+    """Return the kind and body of a frame. Raise ProtocolError if it is malformed."""
     if type(frame) is not tuple or len(frame) != 2 or type(frame[0]) is not int or not PING <= frame[0] <= KIND_MOST:
         raise ProtocolError("a frame of a link must be an array of a kind and a body")
     return frame[0], frame[1]

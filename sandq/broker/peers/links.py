@@ -1,11 +1,11 @@
 """The connections of this node with the other nodes of its cluster.
 
-Of each pair the node with the smaller id dials, for ever; the pair has one link, and a new one takes the place of the
-one that is there: a half-open old connection must not lock the new one out. A stream is a connection of its own, for
-one large transfer, which either node may open.
+In each pair, the node with the smaller id dials, again and again. A pair has one link. A new link replaces an existing
+one: an old half-open connection must not lock the new one out. A stream is a separate connection for one large
+transfer, which either node may open.
 
-What a peer does, or its connection, ends that connection at most. An exception out of a callback is a fault of this
-node, and ends `run`.
+A misbehaving peer or connection ends that connection only. An exception from a callback is a fault of this node, and
+ends `run`.
 """
 
 from __future__ import annotations
@@ -49,47 +49,50 @@ from sandq.storage.known_peers import KnownPeers
 CONNECT_S: Final = 2.0
 HANDSHAKE_S: Final = 3.0
 FIRST_FRAME_S: Final = 1.5
-"""Whoever connects has sent its first frame by then: a node sends it at once."""
+"""Seconds within which a connection must send its first frame. A node sends it at once."""
 SOURCES_MOST: Final = 8
-"""Noted of one peer."""
+"""Maximum number of sources that are remembered for one peer."""
 STREAMS_MOST: Final = 64
-"""Streams at once that others have opened; further ones are closed."""
+"""Maximum number of open streams that other nodes have opened. Further ones are closed."""
 PAUSE_S: Final = 0.1
 PAUSE_MOST_S: Final = 1.0
-"""Between two attempts to connect: the pause grows from the one to the other."""
-STRANGER: Final = "a stranger"
+"""Pause between two attempts to connect, in s: it grows from `PAUSE_S` to `PAUSE_MOST_S`."""
+UNKNOWN_PEER: Final = "an unknown peer"
 _REMEDIES: Final = {
     **REMEDIES,
-    ConnectionLost.code: "see that it runs, and can be reached at its peer address",
-    Overloaded.code: "wait; if it stays, see who connects to this port",
+    ConnectionLost.code: "check that it runs and can be reached at its peer address",
+    Overloaded.code: "wait; if it persists, check which hosts connect to this port",
 }
 
 log = structlog.get_logger("sandq.peers")
 
 
 class Receiver(Protocol):
-    """What links call, on the loop: for each peer `up`, then `on_frame` any number of times, then `down`."""
+    """Callbacks of the links, on the loop: for each peer `up`, then `on_frame` any number of times, then `down`."""
 
     def up(self, peer: Peer) -> None:
-        """There is a link with a node."""
+        """Handle a new link with a node."""
 
     def down(self, node_id: str) -> None:
-        """There is no link with a node any more."""
+        """Handle the end of the link with a node."""
 
     def on_frame(self, node_id: str, kind: int, body: Any, size: int) -> None:
-        """A node sent this frame, of so many bytes."""
+        """Handle a frame of `size` bytes from a node."""
 
     async def on_stream(self, node_id: str, stream: PeerStream) -> None:
-        """A node opened a stream. It may take as long as it likes; a SandqError out of it (the connection broke, the
-        peer said something wrong) concerns that stream only."""
+        """Handle a stream that a node opened, for as long as needed.
+
+        A SandqError, for example because the connection broke, ends this stream only."""
 
     def takes_more(self) -> bool:
-        """Whether frames may be read. Asked again and again while they may not."""
+        """Return whether frames may be read. Called repeatedly while they may not."""
 
 
 class PeerLinks:
-    """`peers`: node id -> where it listens for peers. `secrets`: None lets in, and dials, this machine only. Nothing is
-    needed to make it; it dials and listens once it is `run`."""
+    """The links of this node. It dials and accepts connections once `run` is called.
+
+    `peers`: peer address by node id. `secrets`: None allows only connections within this machine.
+    """
 
     def __init__(
         self,
@@ -114,45 +117,50 @@ class PeerLinks:
         """Peers that this node dials."""
         self._links: dict[str, PeerLink] = {}
         self._up: dict[str, Peer] = {}
-        self._door = Door(self._sources)
-        self._places: dict[str, tuple[Address, frozenset[str]]] = {}
-        """Peer -> its address, and the sources that this leads to, once it was looked up."""
+        self._slots = Door(self._sources)
+        self._addresses: dict[str, tuple[Address, frozenset[str]]] = {}
+        """Address of each peer, and the sources that it resolves to, once it was resolved."""
         self._streams = 0
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     @property
     def up(self) -> Mapping[str, Peer]:
-        """Node id -> the peer, of all links."""
+        """The linked peers, by node id."""
         return MappingProxyType(self._up)
 
     def reachable(self) -> set[str]:
-        """The nodes that can be reached, this one included."""
+        """Return the reachable nodes, including this one."""
         return {self._terms.identity().node_id, *self._up}
 
     def versions(self) -> dict[str, str | None]:
-        """The versions of the nodes that can be reached, this one included; None: the node did not say."""
+        """Return the versions of the reachable nodes, including this one; None for a node that did not say."""
         own = self._terms.identity()
         return {own.node_id: own.version, **{node: peer.identity.version for node, peer in self._up.items()}}
 
     def send(self, node_id: str, kind: int, body: Any) -> bool:
-        """Queue a frame of a kind from 1 to 255; False when there is no link. Never blocks. Raises FrameTooLarge."""
+        """Queue a frame of a kind from 1 to 255.
+
+        Return False if there is no link. Never blocks. Raise FrameTooLarge."""
         link = self._links.get(node_id)
         return link is not None and link.send(kind, body)
 
     def send_to_all(self, kind: int, body: Any) -> None:
-        """Queue a frame for each node that there is a link with."""
+        """Queue a frame for each linked node."""
         for node_id in list(self.up):
             self.send(node_id, kind, body)
 
-    def room(self, node_id: str) -> bool:
-        """Whether there is a link on which less than `QUEUE_BYTES` wait to be sent. A link with three times as much is
-        closed."""
+    def accepts(self, node_id: str) -> bool:
+        """Return whether there is a link with less than `QUEUE_BYTES` queued.
+
+        A link with three times as much is closed."""
         link = self._links.get(node_id)
-        return link is not None and link.room
+        return link is not None and link.accepts
 
     @asynccontextmanager
     async def open_stream(self, node_id: str) -> AsyncIterator[PeerStream]:
-        """A connection of its own, closed at the end of the block. NotFound, ConnectionLost, ProtocolError."""
+        """Open a separate connection, which is closed at the end of the block.
+
+        Raise NotFound, ConnectionLost, ProtocolError."""
         if node_id not in self._peers:
             raise NotFound(f"no peer is called {node_id!r:.80}")
         stream, _ = await self._dial(node_id, STREAM)
@@ -176,30 +184,30 @@ class PeerLinks:
             task_status.started()
 
     def set_peers(self, peers: Mapping[str, Address]) -> None:
-        """These are the peers from now on. A link with one that is none any more stays until it breaks."""
-        # In place: the terms of the handshake look at the same.
+        """Replace the peers. A link with a former peer stays until it breaks."""
+        # In place: the terms of the handshake share this dict.
         self._peers.update(peers)
         for node_id in self._peers.keys() - peers.keys():
             del self._peers[node_id]
         self._dial_new()
 
     def renew(self) -> None:
-        """End all links, to be made anew: this node is not any more who it introduced itself as."""
+        """End all links, so that they are made again: the identity of this node has changed."""
         for link in list(self._links.values()):
-            self._down(link, "this node belongs to a cluster now, and says so")
+            self._down(link, "this node belongs to a cluster now")
 
     def end(self, node_id: str, why: str) -> None:
-        """End the link with a node. (It is made anew, if the handshake allows that.)"""
+        """End the link with a node. It is made again if the handshake allows that."""
         link = self._links.get(node_id)
         if link is not None:
             self._down(link, why)
 
     def secrets_changed(self) -> None:
-        """End the links that were made by a secret which is none any more."""
+        """End the links that were made with a secret that is no longer valid."""
         current = self._terms.secrets()
         for link in list(self._links.values()):
             if link.secret not in current:
-                self._down(link, "it was made by a secret that is none any more")
+                self._down(link, "the secret that it was made with is no longer valid")
 
     @property
     def _receiver(self) -> Receiver:
@@ -207,29 +215,32 @@ class PeerLinks:
         return self._running[1]
 
     def _sources(self) -> set[str]:
-        """Where known peers come from: where they listen, as far as that was looked up, and where links were from."""
-        return {source for _, sources in self._places.values() for source in sources}
+        """Return the sources of known peers: where they listen, as far as it was resolved, and where links came
+        from."""
+        return {source for _, sources in self._addresses.values() for source in sources}
 
-    async def _look_up(self, node_id: str, address: Address) -> None:
-        """Note where a peer is. One that has no address now is a stranger to the door until it is linked."""
+    async def _resolve(self, node_id: str, address: Address) -> None:
+        """Resolve the address of a peer.
+
+        A peer whose address cannot be resolved counts as an unknown source until it is linked."""
         try:
             with trio.fail_after(CONNECT_S):
                 found = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
         except (OSError, UnicodeError, trio.TooSlowError):
             return
         if self._peers.get(node_id) == address:
-            self._places[node_id] = (address, frozenset(source_of(str(sockaddr[0])) for *_, sockaddr in found))
+            self._addresses[node_id] = (address, frozenset(source_of(str(sockaddr[0])) for *_, sockaddr in found))
 
     def _dial_new(self) -> None:
         if self._running is None:
             return
         own_id = self._terms.identity().node_id
-        for node_id in self._places.keys() - self._peers.keys():
-            del self._places[node_id]
+        for node_id in self._addresses.keys() - self._peers.keys():
+            del self._addresses[node_id]
         for node_id, address in self._peers.items():
-            if self._places.get(node_id, (None,))[0] != address:
-                self._places[node_id] = (address, frozenset())
-                self._running[0].start_soon(self._look_up, node_id, address)
+            if self._addresses.get(node_id, (None,))[0] != address:
+                self._addresses[node_id] = (address, frozenset())
+                self._running[0].start_soon(self._resolve, node_id, address)
         for node_id in sorted(self._peers.keys() - self._dialled):
             if own_id < node_id:
                 self._dialled.add(node_id)
@@ -238,7 +249,7 @@ class PeerLinks:
     # The side that dials.
 
     async def _keep_linked(self, node_id: str) -> None:
-        """For as long as it is a peer."""
+        """Keep a link with a node for as long as it is a peer."""
         pause_s = PAUSE_S
         while node_id in self._peers:
             lived_s = 0.0
@@ -246,7 +257,7 @@ class PeerLinks:
             try:
                 stream, introduced = await self._dial(node_id, LINK)
             except SandqError as error:
-                self._tell(node_id, error)
+                self._log_failure(node_id, error)
             else:
                 up_at_s = trio.current_time()
                 await self._carry(stream, introduced, own)
@@ -260,10 +271,10 @@ class PeerLinks:
     async def _dial(self, node_id: str, purpose: str) -> tuple[PeerStream, Introduced]:
         address = self._peers.get(node_id)
         if address is None:
-            raise ConnectionLost(f"{node_id} is no peer any more")
+            raise ConnectionLost(f"{node_id} is no longer a peer")
         try:
             with trio.fail_after(CONNECT_S):
-                await self._check_place(address)
+                await self._check_local(address)
                 socket_stream = await trio.open_tcp_stream(*address)
         except trio.TooSlowError:
             raise ConnectionLost(f"cannot connect to {node_id} at {address}: no answer in {CONNECT_S:g} s") from None
@@ -282,7 +293,7 @@ class PeerLinks:
             await stream.aclose()
             raise
 
-    async def _check_place(self, address: Address) -> None:
+    async def _check_local(self, address: Address) -> None:
         if self._this_machine_only:
             found = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
             if not all(is_loopback(str(sockaddr[0])) for *_, sockaddr in found):
@@ -305,30 +316,32 @@ class PeerLinks:
             await stream.aclose()
 
     async def _let_in(self, stream: PeerStream, socket_stream: trio.SocketStream) -> Introduced | None:
-        """None: it is told why not."""
+        """Run the handshake of an accepted connection. Return None if it failed; the other side gets the reason."""
         host = _host(socket_stream)
         try:
             introduced = None
-            with self._door.slot(host) as place:
-                introduced = await self._greet(stream, socket_stream, host, place.is_known)
-            if introduced is None and place.is_lost:
-                self._tell(STRANGER, Overloaded("too many connections that are not introduced: the oldest is closed"))
+            with self._slots.slot(host) as slot:
+                introduced = await self._greet(stream, socket_stream, host, slot.is_known)
+            if introduced is None and slot.is_lost:
+                self._log_failure(
+                    UNKNOWN_PEER, Overloaded("too many connections before their handshake: the oldest is closed")
+                )
                 return None
             if introduced is not None:
                 await self._remember(introduced)
                 self._note_source(introduced.peer.identity.node_id, host)
             return introduced
         except ConnectionLost as error:
-            log.debug("a connection to the peer port ended before it was introduced", error=error.message)
+            log.debug("a connection to the peer port ended before its handshake", error=error.message)
         except SandqError as error:
             claimed_id = error.claimed_id if isinstance(error, Refusal) else None
-            self._tell(claimed_id if claimed_id in self._peers else STRANGER, error)
+            self._log_failure(claimed_id if claimed_id in self._peers else UNKNOWN_PEER, error)
         return None
 
     async def _greet(
         self, stream: PeerStream, socket_stream: trio.SocketStream, host: str, is_known: bool
     ) -> Introduced | None:
-        """Shake hands; None with who speaks another protocol. Raises Refusal, ConnectionLost."""
+        """Run the handshake. Return None if the other side speaks another protocol. Raise Refusal, ConnectionLost."""
         with _in_time(HANDSHAKE_S):
             if self._this_machine_only and not is_loopback(host):
                 await refuse(stream, _far(host))
@@ -347,13 +360,13 @@ class PeerLinks:
             return await shake_hands(stream, accept(self._terms, secrets.token_bytes(NONCE_BYTES), is_certified))
 
     def _note_source(self, node_id: str, host: str) -> None:
-        """A peer was linked from there."""
-        address, sources = self._places.get(node_id, (self._peers.get(node_id), frozenset()))
+        """Remember the source of a link with a peer."""
+        address, sources = self._addresses.get(node_id, (self._peers.get(node_id), frozenset()))
         if address is not None and len(sources) < SOURCES_MOST:
-            self._places[node_id] = (address, sources | {source_of(host)})
+            self._addresses[node_id] = (address, sources | {source_of(host)})
 
     def _wrong_protocol(self, head: bytes) -> bytes:
-        """What is said to who begins a connection like this; empty to who may be a node."""
+        """Return the reply to a connection of another protocol; empty if it may be a node."""
         return wrong_protocol.answer(head, self._terms.identity().addresses)
 
     async def _turned_away(self, stream: PeerStream, head: bytes) -> bool:
@@ -364,7 +377,7 @@ class PeerLinks:
 
     async def _serve_stream(self, stream: PeerStream, node_id: str) -> None:
         if self._streams >= STREAMS_MOST:
-            self._tell(node_id, Overloaded(f"{self._streams} streams are open"))
+            self._log_failure(node_id, Overloaded(f"{self._streams} streams are open"))
             return
         self._streams += 1
         try:
@@ -377,23 +390,23 @@ class PeerLinks:
     # Both.
 
     async def _remember(self, introduced: Introduced) -> None:
-        """Durably when this returns. Raises SandqError."""
+        """Remember a peer, durably. Raise SandqError."""
         identity = introduced.peer.identity
         await trio.to_thread.run_sync(self._terms.known.pin, identity.node_id, identity.store_uuid)
 
     async def _carry(self, stream: PeerStream, introduced: Introduced, own: PeerIdentity) -> None:
-        """Be the link with a peer until it ends. `own`: as whom this node introduced itself."""
+        """Carry a link with a peer until it ends. `own`: this node as it introduced itself."""
         peer = introduced.peer
         node_id = peer.identity.node_id
         if own != self._terms.identity() or introduced.secret not in self._terms.secrets():
-            await stream.aclose()  # something became different while they shook hands
+            await stream.aclose()  # this node's identity or the secrets changed during the handshake
             return
         link = PeerLink(peer, stream, introduced.secret, ping_s=self._ping_s, silence_s=self._silence_s)
         if node_id in self._links:
-            self._down(self._links[node_id], "a new connection of the same peer took its place")
+            self._down(self._links[node_id], "a new connection of the same peer replaced it")
         self._links[node_id] = link
         self._up[node_id] = peer
-        self._told -= {told for told in self._told if told[0] == node_id}
+        self._logged -= {logged for logged in self._logged if logged[0] == node_id}
         log.info("a peer is linked", peer=node_id, store=peer.identity.store_uuid, known=peer.known)
         try:
             self._receiver.up(peer)
@@ -410,12 +423,12 @@ class PeerLinks:
             log.info("a link has ended", peer=node_id, reason=link.why)
             self._receiver.down(node_id)
 
-    def _tell(self, peer: str, error: SandqError) -> None:
-        """Log why there is no link, once until there is one: it is tried again for ever."""
+    def _log_failure(self, peer: str, error: SandqError) -> None:
+        """Log why there is no link, once per reason until there is a link: attempts never end."""
         reason = error.reason if isinstance(error, Refusal) else error.code
-        if (peer, reason) in self._told:
+        if (peer, reason) in self._logged:
             return
-        self._told.add((peer, reason))
+        self._logged.add((peer, reason))
         log.warning(
             "there is no link with a peer",
             peer=peer,
@@ -428,20 +441,22 @@ class PeerLinks:
 
 @contextmanager
 def _in_time(seconds: float) -> Iterator[None]:
-    """For what comes before two nodes are introduced."""
+    """Limit the time of a step before the end of the handshake."""
     try:
         with trio.fail_after(seconds):
             yield
     except trio.TooSlowError:
-        raise ConnectionLost(f"no handshake, or not so much of it, within {seconds:g} s") from None
+        raise ConnectionLost(f"the handshake was not completed within {seconds:g} s") from None
 
 
 def _far(where: str) -> Refusal:
-    return Refusal("place", f"{where} is not on this machine, and without cluster.secret_file nodes do not leave it")
+    return Refusal(
+        "place", f"{where} is not on this machine, and without cluster.secret_file nodes connect only within it"
+    )
 
 
 def _host(stream: trio.SocketStream) -> str:
-    """The other side's; empty when it has gone."""
+    """Return the address of the other side; empty if the connection is gone."""
     try:
         return str(stream.socket.getpeername()[0])
     except OSError:

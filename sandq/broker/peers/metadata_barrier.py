@@ -1,8 +1,8 @@
-"""Tell what does not exist from what this node has not heard of yet.
+"""Tell topics that do not exist from topics that this node does not know yet.
 
-Topics are known to every node, and a node that was cut off or is slow knows them late. So "there is no such topic" is
-said only once this node has caught up with everything that was acknowledged before it was asked. What is known costs
-nothing.
+Every node knows the topics, but a node that was cut off, or is slow, learns of them late. So "there is no such topic"
+is reported only after this node has caught up with everything acknowledged before the request. Requests about known
+topics cost nothing extra.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from sandq.protocol.peer import PeerFrame
 from sandq.raft import ReadDone
 
 ANSWER_S = 2.0
-"""For the leader of metadata to say how far it is, and for this node to get there."""
+"""Seconds for the metadata leader to reply, and for this node to catch up."""
 
-QUESTION_BITS = 62
+NUMBER_BITS = 62
 
 Settle = Callable[[], Awaitable[SandqError]]
 
 
 class Unsure(Unavailable):
-    """Nothing is known here of what was asked for. Whoever can wait for it asks `settled` what to answer; whoever does
-    not passes this on, which says to ask again."""
+    """This node does not know what was requested.
+
+    A caller that can wait gets the final answer from `settled`. Otherwise this error, which says to ask again, is
+    passed on.
+    """
 
     def __init__(self, claim: SandqError, settle: Settle) -> None:
         super().__init__(f"{claim.message}, as far as this node knows; ask again in a moment", **claim.details)
@@ -39,68 +42,72 @@ class Unsure(Unavailable):
 
 
 class MetadataBarrier:
-    """How far metadata is, by the word of its leader (ReadIndex, see `raft/read_index.py`). One round for all that
-    asked before it began."""
+    """Ask the metadata leader for its commit index (ReadIndex, see `raft/read_index.py`).
+
+    One round serves all callers that asked before it began.
+    """
 
     def __init__(self, node_log: NodeLog, links: PeerLinks) -> None:
         self._links = links
         self._node_log = node_log
-        self._coming = _Round()
+        self._next_round = _Round()
         self._one_round = trio.Lock()
-        # Not from 1: an answer to a question of an earlier life of this node is none to a question of this one.
-        self._questions = count(random.getrandbits(QUESTION_BITS))
-        self._asked: dict[int, _Round] = {}
+        # Start at a random number: replies to requests before a restart must not match new requests.
+        self._numbers = count(random.getrandbits(NUMBER_BITS))
+        self._rounds: dict[int, _Round] = {}
 
     async def index(self) -> int:
-        """Everything that metadata acknowledged before this call stands up to this index. Raises Unavailable."""
-        mine = self._coming
+        """Return an index up to which metadata contains everything acknowledged before this call. Raise Unavailable."""
+        own = self._next_round
         async with self._one_round:
-            if mine is self._coming:
-                # From here on it is too late for others: what they want to see may come after what this one asks.
-                self._coming = _Round()
-                await self._hold(mine)
-        if mine.index is None:
-            raise Unavailable("nobody says what there is at present; ask again in a moment")
-        return mine.index
+            if own is self._next_round:
+                # Later callers need the next round: what they must see may be written after this request.
+                self._next_round = _Round()
+                await self._hold(own)
+        if own.index is None:
+            raise Unavailable("the metadata leader does not answer at present; ask again in a moment")
+        return own.index
 
     async def _hold(self, round_: _Round) -> None:
-        leader, question = self._node_log.metadata.leader, next(self._questions)
+        leader, number = self._node_log.metadata.leader, next(self._numbers)
         if leader is None:
             return
-        self._asked[question] = round_
+        self._rounds[number] = round_
         try:
             if leader == self._node_log.node_id:
-                self.answer(partial(self.told, question))
-            elif not self._links.send(leader, PeerFrame.ASKED, question):
+                self.answer(partial(self.on_reply, number))
+            elif not self._links.send(leader, PeerFrame.ASKED, number):
                 return
             await round_.answered.wait()
         finally:
-            del self._asked[question]
+            del self._rounds[number]
 
-    def asked(self, node: str, question: int) -> None:
-        """Answer a node, as soon as it is known."""
-        self.answer(lambda index: self._tell(node, question, index))
+    def on_request(self, node: str, number: int) -> None:
+        """Reply to a node once the index is known."""
+        self.answer(lambda index: self._reply(node, number, index))
 
-    def _tell(self, node: str, question: int, index: int | None) -> None:
-        self._links.send(node, PeerFrame.TOLD, (question, index))
+    def _reply(self, node: str, number: int, index: int | None) -> None:
+        self._links.send(node, PeerFrame.TOLD, (number, index))
 
     def answer(self, done: ReadDone) -> None:
-        """Say it, as the leader; `done(None)` when this node does not lead."""
+        """Call `done(index)` as the leader; `done(None)` if this node does not lead."""
         host = self._node_log.hosts.get(METADATA_GROUP)
         if host is not None:
             host.ask_index(done)
         else:
             done(None)
 
-    def told(self, question: int, index: int | None) -> None:
-        """The answer; to a question that nobody waits for any more, nothing happens."""
-        round_ = self._asked.get(question)
+    def on_reply(self, number: int, index: int | None) -> None:
+        """Handle a reply. Ignore it if nobody waits for it any more."""
+        round_ = self._rounds.get(number)
         if round_ is not None:
             round_.index = index
             round_.answered.set()
 
 
 class _Round:
+    """One request to the leader, and the index that it replied."""
+
     def __init__(self) -> None:
         self.answered = trio.Event()
         self.index: int | None = None

@@ -1,4 +1,4 @@
-"""Track how much of what metadata says was done, on this node and on those that it is linked with."""
+"""Track which metadata entries this node and the linked nodes have acted on."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from sandq.protocol.peer import PeerFrame
 
 
 class MetadataProgress:
-    """Indices of the metadata group's log."""
+    """Indices of entries in the log of the metadata group."""
 
     def __init__(self, links: PeerLinks, this_node: ThisNode) -> None:
         self.index = 0
-        """What metadata had applied when this node did last what it says."""
+        """Index of metadata up to which this node has acted."""
         self.others: dict[str, int] = {}
-        """The same, of other nodes, as they said."""
+        """The same for other nodes, as reported by them."""
         self._links = links
         self._this_node = this_node
         self._changed = Signal()
 
     def advance(self, index: int) -> None:
-        """Note that this node has done what metadata said at an index, and tell the others."""
+        """Record that this node has acted on metadata up to an index, and report that to the other nodes."""
         self.index = index
         self._changed.set()
         for node in self._links.up:
-            self.tell(node)
+            self.report_to(node)
 
-    def tell(self, node: str) -> None:
-        """Tell one node how far this one is."""
+    def report_to(self, node: str) -> None:
+        """Report the progress of this node to another node."""
         self._links.send(node, PeerFrame.FOLLOWED, self.index)
 
     def heard(self, node: str, index: int) -> None:
-        """Note what a node says of itself."""
+        """Record the progress of another node."""
         self.others[node] = index
         self._changed.set()
 
     def down(self, node: str) -> None:
-        """Forget what a node said: it is linked no more."""
+        """Forget the progress of a node whose link has ended."""
         self.others.pop(node, None)
         self._changed.set()
 
     async def until(self, index: int) -> None:
-        """Wait until this node has done what metadata said at an index."""
+        """Wait until this node has acted on metadata up to an index."""
         while self.index < index:
             await self._changed.wait()
 
     async def until_others(self, index: int) -> None:
-        """Wait until the other nodes that can be reached have."""
+        """Wait until the other reachable nodes have acted on metadata up to an index."""
         links, is_ours = self._links, self._this_node.is_ours
         while any(self.others.get(node, 0) < index for node, peer in links.up.items() if is_ours(peer)):
             await self._changed.wait()

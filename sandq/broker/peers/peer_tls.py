@@ -1,5 +1,8 @@
-"""TLS between nodes: both sides show certificates of the cluster's authorities, and each is checked to be that of the
-node which the other side says it is. What the handshake of nodes proves, it proves inside."""
+"""TLS between nodes.
+
+Both sides show certificates of the cluster's authorities. Each side checks that the certificate belongs to the node
+that the other side claims to be. The nodes' own handshake runs inside the TLS connection.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from sandq.tls.stream import TlsStream, let_in, reach, speaks_tls
 
 
 class PeerTls:
-    """`mode`: `accept`, `send` or `require`."""
+    """TLS of the peer port. `mode`: `accept`, `send` or `require`."""
 
     def __init__(self, mode: str, certificates: Certificates, handshakes: Handshakes) -> None:
         self.mode = mode
@@ -29,11 +32,13 @@ class PeerTls:
 
     @property
     def is_required(self) -> bool:
-        """Whether who speaks plain is refused."""
+        """Whether connections without TLS are refused."""
         return self.mode == REQUIRE
 
     async def reach(self, stream: PeerStream, socket_stream: trio.SocketStream, node_id: str) -> None:
-        """Shake hands with a node that was dialled, if that is done by TLS. Raises Refusal, ConnectionLost."""
+        """Do the TLS handshake with a node that was dialled, if the mode is not `accept`.
+
+        Raise Refusal, ConnectionLost."""
         if self.mode == ACCEPT:
             return
         try:
@@ -41,15 +46,17 @@ class PeerTls:
         except TlsError as error:
             raise Refusal("tls", f"TLS with {node_id} fails: {error.message}") from None
         if not is_of_node(session.certificate, node_id):
-            raise Refusal("certificate", f"the certificate that is shown there is not that of {node_id}")
+            raise Refusal("certificate", f"the certificate that is shown there does not belong to {node_id}")
         stream.secure(TlsStream(socket_stream, session))
 
     async def let_in(
         self, stream: PeerStream, socket_stream: trio.SocketStream, host: str, is_known: bool
     ) -> Callable[[str], bool] | None:
-        """Shake hands with who connected, if it does so: whether its certificate is that of a node; None: it speaks
-        plain. `is_known`: it comes from where a peer is, and does not wait for strangers. Raises Refusal,
-        ConnectionLost, Overloaded."""
+        """Do the TLS handshake of an accepted connection, if that starts one.
+
+        Return a function that returns whether its certificate belongs to a node; None if the connection has no TLS.
+        `is_known`: it comes from a known peer, and does not queue with unknown sources. Raise Refusal, ConnectionLost,
+        Overloaded."""
         if not await speaks_tls(socket_stream):
             return None
         handshakes = None if is_known else self._handshakes

@@ -1,4 +1,4 @@
-"""Put the Raft messages of a pass into frames."""
+"""Send the Raft messages of a commit batch in frames."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from sandq.protocol.peer import PeerFrame
 from sandq.raft.wire import size_of
 
 FRAME_BYTES: Final = 4 << 20
-"""The messages of a pass go in one frame, unless they are larger than this."""
+"""Size in bytes from which a frame is sent and the next one begins."""
 
 
 def send_messages(send: Callable[[str, int, Any], object], node: str, messages: Sequence[Any]) -> None:
-    """Send messages to a node, in frames that are not much larger than one message needs to be. `send(node, kind,
-    body)` as `PeerLinks.send`."""
+    """Send messages to a node, in frames that are not much larger than necessary.
+
+    `send(node, kind, body)`: as `PeerLinks.send`."""
     frame: list[Any] = []
     size = 0
     for message in messages:

@@ -1,4 +1,4 @@
-"""Who leads which group, as the nodes tell each other."""
+"""Exchange with the other nodes which node leads which group."""
 
 from __future__ import annotations
 
@@ -14,41 +14,44 @@ from sandq.protocol.peer import PeerFrame
 log = structlog.get_logger("sandq.routes")
 
 Route = tuple[int, int, bool]
-"""(group, term, whether the sender leads it and may answer for it), as it is sent."""
+"""As sent: (group, term, whether the sender leads the group and may answer for it)."""
 
 
 class Routes:
-    """Nodes that hold a replica learn of its leader by Raft, but not when it is ready; the others not at all. So every
-    node tells all others what it leads: whenever that changes, and all of it when a connection is made."""
+    """The leader of each group, as reported by the nodes.
+
+    Raft tells the replicas who leads, but not when the leader is ready, and tells the other nodes nothing. So every
+    node reports to all others the groups that it leads: each change, and everything when a link is made.
+    """
 
     def __init__(self, own: str, links: PeerLinks) -> None:
-        """`own`: this node."""
+        """Create it. `own`: this node."""
         self._own = own
         self._links = links
         self._led: dict[int, int] = {}
-        self._told: dict[int, tuple[int, str]] = {}
+        self._reported: dict[int, tuple[int, str]] = {}
         self._changed = Signal()
         self.version = 0
-        """Another one whenever some group has another leader."""
+        """Changes whenever the leader of a group changes."""
 
     def leader(self, group: int) -> str | None:
-        """The node that is ready to answer for a group, as far as is known here."""
+        """Return the node that is ready to answer for a group, as far as this node knows; None if it knows of none."""
         if group in self._led:
             return self._own
-        told = self._told.get(group)
-        return told[1] if told is not None else None
+        route = self._reported.get(group)
+        return route[1] if route is not None else None
 
     @property
     def led_here(self) -> list[int]:
-        """The groups that this node leads, and may answer for."""
+        """The groups that this node leads and may answer for."""
         return list(self._led)
 
     async def changed(self) -> None:
-        """Wait until some group may have another leader."""
+        """Wait until the leader of some group may have changed."""
         await self._changed.wait()
 
     async def until_led(self, groups: Iterable[int]) -> None:
-        """Wait until all of them have a leader."""
+        """Wait until all these groups have a leader."""
         for group in groups:
             while self.leader(group) is None:
                 await self._changed.wait()
@@ -59,7 +62,7 @@ class Routes:
             await self._changed.wait()
 
     def led(self, group: int, term: int, ready: bool) -> None:
-        """This node begins, or ceases, to lead a group."""
+        """Record that this node starts or stops leading a group, and report it to the other nodes."""
         if ready:
             self._led[group] = term
         elif self._led.pop(group, None) is None:
@@ -68,26 +71,27 @@ class Routes:
         self._note_change()
 
     def up(self, node: str) -> None:
-        """A connection was made."""
+        """Report all groups that this node leads to a newly linked node."""
         if self._led:
             self._links.send(node, PeerFrame.ROUTES, [(group, term, True) for group, term in self._led.items()])
 
     def down(self, node: str) -> None:
-        self._told = {group: told for group, told in self._told.items() if told[1] != node}
+        """Forget the routes of a node whose link has ended."""
+        self._reported = {group: route for group, route in self._reported.items() if route[1] != node}
         self.version += 1
 
     def heard(self, node: str, routes: Sequence[Any]) -> None:
-        """What another node says of itself."""
+        """Record the routes that another node reported."""
         for route in routes:
             if not isinstance(route, tuple) or [type(part) for part in route] != [int, int, bool]:
-                log.error("a peer sent what is no route; it is dropped", peer=node, route=repr(route)[:80])
+                log.error("a peer sent a malformed route; it is dropped", peer=node, route=repr(route)[:80])
                 continue
             group, term, leads = route
-            known = self._told.get(group)
+            known = self._reported.get(group)
             if leads and (known is None or known[0] <= term):
-                self._told[group] = (term, node)
+                self._reported[group] = (term, node)
             elif not leads and known is not None and known[1] == node:
-                del self._told[group]
+                del self._reported[group]
         self._note_change()
 
     def _note_change(self) -> None:

@@ -1,8 +1,8 @@
-"""Secrets that nodes share with each other, and with gateways, from their files.
+"""Secrets that nodes share with each other and with gateways, read from files.
 
-A file holds one secret, or several with a line `---` between them: the first proves, and each is taken. So a secret is
-changed while the cluster runs: add the new one behind the old one at every node, then put it first, then take the old
-one out.
+A file contains one secret, or several with a line `---` between them. The first one is used for proofs, and each is
+accepted. So a secret can be changed while the cluster runs: add the new one after the old one on every node, then move
+it to the front, then remove the old one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sandq.storage.secret_file import read_private, version_of
 LEAST_BYTES: Final = 16
 MOST_BYTES: Final = 4096
 SECRETS_MOST: Final = 4
-"""Of a file."""
+"""Maximum number of secrets in a file."""
 CHECK_S: Final = 5.0
-"""How often it is looked whether a file is another one."""
+"""Seconds between two checks whether a file has changed."""
 CLUSTER_SETTING: Final = "cluster.secret_file"
 _SEPARATOR: Final = re.compile(rb"(?m)^---[ \t]*\r?$")
 
@@ -31,15 +31,17 @@ log = structlog.get_logger("sandq.peers")
 
 
 def read_secrets(path: Path, setting: str = CLUSTER_SETTING) -> tuple[bytes, ...]:
-    """What the file that a setting names holds, without the white space around it. StartupError when it is missing, one
-    is too short or too long, or when others than its owner may read or write it."""
+    """Return the secrets in the file that a setting names, without surrounding white space.
+
+    Raise StartupError if the file is missing, a secret is too short or too long, or others than its owner may read or
+    write the file."""
     content = read_private(path, setting)
     secrets = [secret.strip() for secret in _SEPARATOR.split(content)]
     if len(secrets) > SECRETS_MOST:
         raise StartupError(f"{setting} {path} holds {len(secrets)} secrets: {SECRETS_MOST} at most")
-    for place, secret in enumerate(secrets, 1):
+    for number, secret in enumerate(secrets, 1):
         if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
-            which = f"secret {place} of {setting} {path}" if len(secrets) > 1 else f"{setting} {path}"
+            which = f"secret {number} of {setting} {path}" if len(secrets) > 1 else f"{setting} {path}"
             raise StartupError(
                 f"{which} must hold {LEAST_BYTES} to {MOST_BYTES} bytes, for example those of: openssl rand -base64 32"
             )
@@ -47,18 +49,19 @@ def read_secrets(path: Path, setting: str = CLUSTER_SETTING) -> tuple[bytes, ...
 
 
 class Secrets:
-    """The secrets of a file, as they were read last; the first one proves."""
+    """The secrets of a file, as last read. The first one is used for proofs."""
 
     def __init__(self, path: Path, setting: str = CLUSTER_SETTING) -> None:
-        """Raises StartupError, as `read_secrets`."""
+        """Read the file. Raise StartupError, as `read_secrets`."""
         self.path = path
         self.setting = setting
         self._version = version_of(path)
         self.current = read_secrets(path, setting)
 
     def look(self) -> bool:
-        """Read the file again if it is another one than before; whether its secrets are others now. StartupError: it
-        cannot be used; then nothing changes until it is another one again."""
+        """Read the file again if it has changed. Return whether its secrets have changed.
+
+        Raise StartupError if it cannot be used. Then the old secrets stay until the file changes again."""
         version = version_of(self.path)
         if version == self._version:
             return False
@@ -68,13 +71,13 @@ class Secrets:
 
 
 async def follow_secrets(secrets: Secrets, on_change: Callable[[], None]) -> None:
-    """Look again and again, and tell when the secrets are others."""
+    """Check the file repeatedly, and call `on_change` when the secrets have changed."""
     while True:
         await trio.sleep(CHECK_S)
         try:
             has_changed = await trio.to_thread.run_sync(secrets.look)
         except StartupError as error:
-            log.error("the secrets are not changed: the file cannot be used", error=error.message)
+            log.error("the secrets stay unchanged: the file cannot be used", error=error.message)
             continue
         if has_changed:
             log.info("the secrets were read anew", setting=secrets.setting, secrets=len(secrets.current))

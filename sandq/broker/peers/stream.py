@@ -3,8 +3,8 @@
     frame = length u32 big-endian | body        length counts the body's bytes: 1 to a limit
     body  = one msgpack value; arrays are tuples here
 
-Memory follows what has arrived, not what a length announces, and one incomplete frame is kept at most. A frame that
-the limits forbid ends the connection, for nobody knows where the next one would begin.
+Memory use follows the bytes that have arrived, not the announced length, and at most one incomplete frame is kept. A
+frame that exceeds the limits ends the connection, because the start of the next frame cannot be found.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from sandq.model.errors import ConnectionLost, FrameTooLarge, ProtocolError
 from sandq.tls.stream import TlsStream
 
 FRAME_BYTES: Final = 64 << 20
-"""The body of a frame, at most. RAFT frames are the largest: less than `raft_frames.FRAME_BYTES` of messages, then one
-with less than `raft.core.MAX_APPEND_BYTES` of entries and one entry more. An entry is as large as a request, or what is
-merged, may be by the configuration of whoever wrote it (`limits.frame_bytes`, `limits.entry_bytes`), and is sent again
-by nodes of all versions: a lower bound would keep a replica of such a partition from ever catching up."""
+"""Maximum size of a frame's body, in bytes.
+
+RAFT frames are the largest: less than `raft_frames.FRAME_BYTES` of messages, then a message with less than
+`raft.core.MAX_APPEND_BYTES` of entries plus one entry. The size of an entry depends on the configuration of the node
+that wrote it (`limits.frame_bytes`, `limits.entry_bytes`), and nodes of all versions send it again. With a lower limit
+here, a replica of such a partition could never catch up."""
 ARRAY_ITEMS: Final = 1 << 20
 MAP_ITEMS: Final = 1 << 16
 RECEIVE_BYTES: Final = 64 << 10
 RECEIVE_MORE_BYTES: Final = 1 << 20
-"""Asked for at once when so much of a frame is known to be missing."""
+"""Bytes to receive at once if at least as many are missing of a frame."""
 PIECE_BYTES: Final = 256 << 10
-"""So much must be taken in the time that a connection may be silent; more is sent piece by piece."""
+"""Size of the pieces in which data is sent: each must be accepted within the time that a connection may be silent."""
 BULK_SILENCE_S: Final = 90.0
-"""How long a connection may be silent that nobody pings; who uses one waits less than that for an answer."""
-LAST_WORDS_S: Final = 1.0
+"""Seconds that a connection without PINGs may be silent. Its users wait less than that for an answer."""
+FAREWELL_S: Final = 1.0
+"""Seconds to wait until the other side has read the last bytes."""
 
 LENGTH = struct.Struct(">I")
 _pack = msgpack.Packer(autoreset=True).pack
@@ -44,7 +47,7 @@ T = TypeVar("T")
 
 
 def encode(value: Any) -> bytes:
-    """The body of a frame; FrameTooLarge when it is beyond the limit."""
+    """Return the body of a frame. Raise FrameTooLarge if it exceeds the limit."""
     body: bytes = _pack(value)
     if len(body) > FRAME_BYTES:
         raise _too_large(len(body), FRAME_BYTES)
@@ -52,7 +55,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(body: bytes | memoryview) -> Any:
-    """The value; ProtocolError when there is none, or one that is made of too many parts."""
+    """Return the value in a body. Raise ProtocolError if it is malformed or has too many parts."""
     try:
         return msgpack.unpackb(
             body,
@@ -68,25 +71,26 @@ def decode(body: bytes | memoryview) -> Any:
 
 
 class PeerStream:
-    """Whoever waits too long (`silence_s` without a byte, in either direction) gets ConnectionLost, as does whoever
-    uses a connection that has ended. One task may send while another one receives.
+    """A connection that carries frames. One task may send while a second one receives.
 
-    The stream may be any of trio's, whatever it makes of the bytes (`TlsStream`): frames are cut again.
+    Both get ConnectionLost after `silence_s` without a byte in their direction, and on a connection that has ended. The
+    stream may be any trio stream, however it divides the bytes (`TlsStream`).
     """
 
     def __init__(self, stream: trio.abc.Stream, silence_s: float = BULK_SILENCE_S) -> None:
         self.silence_s = silence_s
         self.is_watched = False
-        """Somebody goes by `waits_since`, and ends it when nothing comes for too long: a deadline for each is dear."""
+        """True if the owner watches `waits_since` and ends the connection itself: a deadline for each frame is
+        expensive."""
         self.waits_since: float | None = None
-        """Since when it is waited for bytes; None: it is not."""
+        """Time since which bytes are awaited; None if they are not."""
         self.frame_bytes = 0
-        """Of the body that was received last."""
+        """Size of the body that was received last."""
         self._stream = stream
         self._kept = bytearray()
 
     def secure(self, stream: TlsStream) -> None:
-        """From now on what is said goes through this one, over the same socket; nothing was received before."""
+        """Use this stream over the same socket from now on. Nothing may have been received before."""
         assert not self._kept
         self._stream = stream
 
@@ -95,8 +99,9 @@ class PeerStream:
         await self.send_body(encode(value))
 
     async def receive(self, limit: int = FRAME_BYTES) -> Any:
-        """The value of the next frame. Raises ConnectionLost, FrameTooLarge (its body has more than `limit` bytes),
-        ProtocolError."""
+        """Return the value of the next frame.
+
+        Raise ConnectionLost, FrameTooLarge (its body has more than `limit` bytes), or ProtocolError."""
         return await self._next(limit, decode)
 
     async def send_body(self, body: bytes) -> None:
@@ -104,23 +109,23 @@ class PeerStream:
         await self.send_bytes(LENGTH.pack(len(body)) + body)
 
     async def receive_body(self, limit: int) -> bytes:
-        """The body of the next frame, undecoded; FrameTooLarge when it has more than `limit` bytes."""
+        """Return the body of the next frame, undecoded. Raise FrameTooLarge if it has more than `limit` bytes."""
         return await self._next(limit, bytes)
 
     async def peek(self, size: int) -> bytes:
-        """The next `size` bytes, which stay where they are."""
+        """Return the next `size` bytes without consuming them."""
         while len(self._kept) < size:
             await self._more(0)
         return bytes(self._kept[:size])
 
     async def peek_frame(self, limit: int) -> None:
-        """Wait until the next frame is there as a whole, or is seen to have a body of more than `limit` bytes."""
+        """Wait until the next frame is received completely, or is known to have a body of more than `limit` bytes."""
         (length,) = LENGTH.unpack(await self.peek(LENGTH.size))
         if length <= limit:
             await self.peek(LENGTH.size + length)
 
     async def send_bytes(self, data: bytes) -> None:
-        """Send what is a frame, or several, already."""
+        """Send bytes that consist of complete frames."""
         view = memoryview(data)
         sent = self._send_at_once(view)
         if isinstance(self._stream, TlsStream) and self._stream.is_stuck:
@@ -135,11 +140,13 @@ class PeerStream:
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise ConnectionLost(f"the connection broke: {error}") from None
         if scope.cancelled_caught:
-            raise ConnectionLost(f"the peer took nothing for {self.silence_s:g} s")
+            raise ConnectionLost(f"the peer accepted no data for {self.silence_s:g} s")
 
     def _send_at_once(self, view: memoryview) -> int:
-        """Send what the socket takes now, of the first piece; how many bytes. Most frames are small, and that is one
-        call into the system, where trio's way takes ten times that. What goes wrong is met again by who goes on."""
+        """Send as much of the first piece as the socket accepts now. Return the number of bytes.
+
+        Most frames are small, so this takes one system call; trio's way takes ten times as long. Errors are ignored
+        here, as the next call meets them again."""
         if isinstance(self._stream, TlsStream):
             return self._stream.send_now(view[:PIECE_BYTES])
         if not isinstance(self._stream, trio.SocketStream):
@@ -150,9 +157,10 @@ class PeerStream:
             return 0
 
     async def farewell(self, data: bytes) -> None:
-        """Send the last bytes, and wait a moment for the other side to read them: a connection that is closed with
-        something unread loses what is on its way."""
-        with trio.move_on_after(LAST_WORDS_S):
+        """Send the last bytes, and wait a moment for the other side to read them.
+
+        If a connection is closed with unread data, data on its way is lost."""
+        with trio.move_on_after(FAREWELL_S):
             try:
                 await self._stream.send_all(data)
                 if isinstance(self._stream, trio.abc.HalfCloseableStream):
@@ -163,11 +171,11 @@ class PeerStream:
                 return
 
     async def aclose(self) -> None:
-        """Close at once; whoever waits in `send` or `receive` gets ConnectionLost."""
+        """Close at once. Tasks that wait in `send` or `receive` get ConnectionLost."""
         await trio.aclose_forcefully(self._stream)
 
     async def _next(self, limit: int, read: Callable[[memoryview], T]) -> T:
-        """What `read` makes of the next frame's body."""
+        """Return the result of `read` for the next frame's body."""
         kept = self._kept
         while len(kept) < LENGTH.size:
             await self._more(0)
@@ -197,7 +205,7 @@ class PeerStream:
 
     @property
     def silent(self) -> str:
-        """Why who waits for too long ends it."""
+        """The reason for ending a connection that is silent for too long."""
         return f"nothing was received for {self.silence_s:g} s"
 
     async def _take(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""Say who this node is, to other nodes and to the parts of its own."""
+"""The identity of this node, as other nodes and its own components see it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from sandq.storage.identity import Identity
 
 
 class ThisNode:
-    """`is_named`: the configuration names the nodes of the cluster, which form it together. `feature_level()`: what the
-    cluster has come to; `levels`: what this node's version knows."""
+    """This node.
+
+    `is_named`: the configuration names the nodes of the cluster, which form it together. `feature_level()`: feature
+    level of the cluster. `levels`: feature levels that this node's version supports.
+    """
 
     def __init__(
         self,
@@ -25,7 +28,7 @@ class ThisNode:
         version: str | None = None,
     ) -> None:
         self.own = own
-        """What its data directory says; its cluster's UUID may come later."""
+        """Identity in its data directory. The cluster's UUID may be added later."""
         self.is_named = is_named
         self._zone = zone
         self._weight = weight
@@ -41,15 +44,15 @@ class ThisNode:
 
     @property
     def cluster_uuid(self) -> str | None:
-        """None: it belongs to no cluster yet."""
+        """UUID of the cluster; None if the node belongs to no cluster yet."""
         return self.own.cluster_uuid
 
     def advertise(self, addresses: Mapping[str, str]) -> None:
-        """Serve what at which address, from now on."""
+        """Set the addresses of this node, by protocol."""
         self._addresses = dict(addresses)
 
     def identity(self) -> PeerIdentity:
-        """How it introduces itself, at this moment."""
+        """Return the identity that this node shows to others now."""
         own = self.own
         return PeerIdentity(
             node_id=own.node,
@@ -64,6 +67,8 @@ class ThisNode:
         )
 
     def is_ours(self, peer: Peer) -> bool:
-        """Whether a peer is of this node's cluster, and knows that this node is. Named ones form theirs together."""
+        """Return whether a peer is in this node's cluster, and knows that this node is.
+
+        Nodes named in the configuration always are."""
         uuid = self.own.cluster_uuid
         return self.is_named or (uuid is not None and peer.identity.cluster_uuid == uuid)

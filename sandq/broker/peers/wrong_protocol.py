@@ -1,4 +1,4 @@
-"""What is said to those who come to the peer port by mistake."""
+"""Reply to clients that connect to the peer port by mistake."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from sandq.model.errors import SandqError, WrongPort
 from sandq.protocol.frames import FrameReader, Type, encode_error
 
 HEAD_BYTES: Final = 6
-"""So many bytes of a connection tell who is there: no greeting of a node, and no request of anybody, is shorter."""
+"""Number of bytes that identify the protocol of a connection: no node's greeting and no client's request is shorter."""
 _FIXARRAYS = range(0x90, 0xA0)
 
 
 def answer(head: bytes, addresses: Mapping[str, str]) -> bytes:
-    """What to send to one who begins a connection with `head` and speaks another protocol; empty when it may be a node.
+    """Return the reply to a connection that begins with `head` and speaks another protocol; empty if it may be a node.
 
-    `addresses`: of this node, as "client" -> "host:port"."""
-    text = "This is sandq's peer port, where the nodes of a cluster speak with each other." + "".join(
+    `addresses`: those of this node, as "client" -> "host:port"."""
+    text = "This is sandq's peer port, where the nodes of a cluster communicate." + "".join(
         f" {what} belongs to {addresses[name]} on this node."
         for name, what in (("client", "The binary protocol of sandctl and the client library"), ("http", "HTTP"))
         if name in addresses
     )
-    # The first request on a client's connection is HELLO, [1, ...]; a node begins with a text.
+    # A client's first request is HELLO, [1, ...]; a node's first frame begins with a text.
     if head[:2] == b"\0\0" and head[4] in _FIXARRAYS and head[5] == Type.HELLO:
         return encode_error(0, WrongPort(text))
     try:

@@ -12,7 +12,7 @@ from itertools import islice
 import outcome
 import trio
 
-from sandq.broker.reads.linearizable_reads import BOUNDLESS, Room
+from sandq.broker.reads.linearizable_reads import BOUNDLESS, Output
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
@@ -27,8 +27,8 @@ VISIT_BYTES = 8 << 20
 
 
 class _Watcher:
-    def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float, room: Room) -> None:
-        self.room = room
+    def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float, output: Output) -> None:
+        self.output = output
         self.size = 0
         """Bytes that are held for it."""
         self.watch = watch
@@ -55,7 +55,7 @@ class _Watcher:
         self.found = found
         if isinstance(found, outcome.Value) and not self.is_given_up:
             self.size = sum([len(piece.batch) for piece in found.value.pieces])
-            self.room.take(self.size)
+            self.output.take(self.size)
         self._woken.set()
 
     def put_off(self) -> None:
@@ -91,24 +91,24 @@ class KvWatches:
         max_messages: int,
         max_bytes: int,
         wait_s: float,
-        room: Room = BOUNDLESS,
+        output: Output = BOUNDLESS,
     ) -> Changes:
         """The next changes; without any, once `wait_s` have passed, how far was looked. `room`: where they go. Raises
         NotLeader, HistoryGone, Overloaded."""
         host.check_ready()
-        await room.until_room()
+        await output.until_room()
         if watch.after is None:
             await host.read()  # what was acknowledged by now is not news
-        watcher = _Watcher(watch, max_messages, max_bytes, trio.current_time() + wait_s, room)
+        watcher = _Watcher(watch, max_messages, max_bytes, trio.current_time() + wait_s, output)
         try:
             while watcher.found is None:
-                await room.until_room()
+                await output.until_room()
                 self._add(host, watcher)
                 await watcher.wait()
         finally:
             watcher.is_given_up = True
             if watcher.size:
-                room.let_go(watcher.size)
+                output.let_go(watcher.size)
             self._watchers.get(host, {}).pop(watcher, None)
         assert watcher.found is not None
         return watcher.found.unwrap()
@@ -132,7 +132,7 @@ class KvWatches:
                 host.check_ready()
                 index = host.status.applied_index
                 asked = list(islice((watcher for watcher in watchers if watcher.index < index), VISIT_WATCHERS))
-                for watcher in [one for one in asked if not one.room.has_room]:
+                for watcher in [one for one in asked if not one.output.has_room]:
                     asked.remove(watcher)
                     del watchers[watcher]
                     watcher.put_off()

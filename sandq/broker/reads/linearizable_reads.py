@@ -40,7 +40,7 @@ PAGE_WORK: Final = 128
 """... and each that looks at many as so many."""
 
 
-class Room(Protocol):
+class Output(Protocol):
     """Where answers for one client go."""
 
     @property
@@ -74,15 +74,15 @@ class _Boundless:
     def let_go(self, size: int) -> None: ...
 
 
-BOUNDLESS: Final[Room] = _Boundless()
+BOUNDLESS: Final[Output] = _Boundless()
 
 
 class _Asked(Generic[T]):
-    def __init__(self, question: Question[T], requests: int, room: Room, size_of: Size[T], work: int) -> None:
+    def __init__(self, question: Question[T], requests: int, output: Output, size_of: Size[T], work: int) -> None:
         self.work = work
         self.question = question
         self.requests = requests
-        self.room = room
+        self.output = output
         self.size_of = size_of
         self.answered = trio.Event()
         self.answer: outcome.Outcome[T]
@@ -94,7 +94,7 @@ class _Asked(Generic[T]):
     def settle(self, answer: outcome.Outcome[T], stale_ms: int, size: int = 0) -> None:
         self.answer, self.stale_ms, self.size = answer, stale_ms, size
         if size and self.is_given_up:
-            self.room.let_go(size)
+            self.output.let_go(size)
         self.answered.set()
 
     async def wait(self) -> tuple[T, int]:
@@ -104,7 +104,7 @@ class _Asked(Generic[T]):
         finally:
             self.is_given_up = True
             if self.size:
-                self.room.let_go(self.size)
+                self.output.let_go(self.size)
         answer = self.answer
         del self.answer  # it may be large, and a thread may know who asked for longer
         return answer.unwrap(), self.stale_ms
@@ -134,13 +134,13 @@ class LinearizableReads:
         host: RaftGroup,
         question: Question[T],
         requests: int = 1,
-        room: Room = BOUNDLESS,
+        output: Output = BOUNDLESS,
         size: Size[T] = no_bytes,
         work: int = 1,
     ) -> T:
         """The linearizable answer, for so many requests. `size(answer)`: its bytes, which `room` has for it; `work`: of
         a visit. Raises NotLeader, Overloaded, StorageFailed, and what the question raises."""
-        answer, _ = await self._ask(_Key(host, False), question, requests, room, size, work)
+        answer, _ = await self._ask(_Key(host, False), question, requests, output, size, work)
         return answer
 
     async def ask_stale(
@@ -148,18 +148,18 @@ class LinearizableReads:
         host: RaftGroup,
         question: Question[T],
         requests: int = 1,
-        room: Room = BOUNDLESS,
+        output: Output = BOUNDLESS,
         size: Size[T] = no_bytes,
         work: int = 1,
     ) -> tuple[T, int]:
         """What this node knows, and the age of that (ms). Raises NotLeader while it knows nothing for certain."""
-        return await self._ask(_Key(host, True), question, requests, room, size, work)
+        return await self._ask(_Key(host, True), question, requests, output, size, work)
 
     async def _ask(
-        self, key: _Key, question: Question[T], requests: int, room: Room, size: Size[T], work: int
+        self, key: _Key, question: Question[T], requests: int, output: Output, size: Size[T], work: int
     ) -> tuple[T, int]:
-        if not room.has_room:
-            await room.until_room()
+        if not output.has_room:
+            await output.until_room()
         waiting = self._waiting[key]
         if waiting >= WAITING_MOST:
             raise Overloaded(f"{waiting} reads wait for the same partition; ask again in a moment")
@@ -168,7 +168,7 @@ class LinearizableReads:
         if coming is None:
             coming = self._coming[key] = []
             self._nursery.start_soon(self._round, key)
-        asked = _Asked(question, requests, room, size, work)
+        asked = _Asked(question, requests, output, size, work)
         coming.append(asked)
         return await asked.wait()
 
@@ -197,16 +197,16 @@ class LinearizableReads:
                 return
             self._count(key, [one for one in asked if one.is_given_up and not one.answered.is_set()])
             asked = [one for one in asked if not (one.answered.is_set() or one.is_given_up)]
-            by_room: dict[Room, list[_Asked[Any]]] = {}
+            by_output: dict[Output, list[_Asked[Any]]] = {}
             for one in asked:
-                by_room.setdefault(one.room, []).append(one)
-            if len(by_room) > 1:
+                by_output.setdefault(one.output, []).append(one)
+            if len(by_output) > 1:
                 # None of them waits for the client of another.
-                for part in by_room.values():
+                for part in by_output.values():
                     self._nursery.start_soon(self._answer_later, key, part, certain_s)
                 return
-            for room in by_room:
-                await room.until_room()
+            for output in by_output:
+                await output.until_room()
 
     def _settle(self, key: _Key, answers: list[_Answer], certain_s: float) -> None:
         stale_ms = math.ceil((trio.current_time() - certain_s) * 1000) if key.stale else 0
@@ -215,7 +215,7 @@ class LinearizableReads:
         self._count(key, [one for one, _, _ in answers])
 
     async def _answer_later(self, key: _Key, asked: list[_Asked[Any]], certain_s: float) -> None:
-        await asked[0].room.until_room()
+        await asked[0].output.until_room()
         await self._answer(key, asked, certain_s)
 
     def _refuse(self, key: _Key, asked: list[_Asked[Any]], error: Exception) -> None:
@@ -250,13 +250,13 @@ class _Visit:
         answers: list[_Answer] = []
         visited_bytes = work = 0
         for one in self._asked:
-            if one.is_given_up or not one.room.has_room:
+            if one.is_given_up or not one.output.has_room:
                 continue
             answer = outcome.capture(one.question, replica)
             size = one.size_of(answer.value) if isinstance(answer, outcome.Value) else 0
             answers.append((one, answer, size))
             if size:
-                one.room.hold(size)
+                one.output.hold(size)
                 visited_bytes += size
             work += one.work
             if visited_bytes >= VISIT_BYTES or work >= VISIT_WORK:
@@ -268,4 +268,4 @@ def _drop(answers: list[_Answer]) -> None:
     """Let go of what was read when nobody waited for it any more."""
     for one, _, size in answers:
         if size:
-            one.room.let_go(size)
+            one.output.let_go(size)

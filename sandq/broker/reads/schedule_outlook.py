@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from sandq.broker.reads.linearizable_reads import PAGE_WORK, LinearizableReads, Room
+from sandq.broker.reads.linearizable_reads import PAGE_WORK, LinearizableReads, Output
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.partition.schedules.schedule import Schedule
 from sandq.partition.schedules.schedule_queries import PAGE_BYTES, Stored
@@ -25,7 +25,7 @@ class ScheduleOutlooks:
         self._reads = reads
         self._turn = trio.CapacityLimiter(1)
 
-    async def ask(self, host: RaftGroup, room: Room, first_ms: int, unit_ms: int, count: int) -> Outlook:
+    async def ask(self, host: RaftGroup, output: Output, first_ms: int, unit_ms: int, count: int) -> Outlook:
         """Count what the schedules of a partition send in units of time from an instant on."""
         if not host.status.schedules:
             return Outlook({}, True)
@@ -34,7 +34,7 @@ class ScheduleOutlooks:
             host,
             lambda replica: replica.queries.schedules_due(stop_ms - 1, SCHEDULES_MOST),
             1,
-            room,
+            output,
             _size,
             PAGE_WORK,
         )

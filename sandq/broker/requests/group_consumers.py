@@ -1,4 +1,4 @@
-"""The consumers of a group, put together over the partitions that a node leads."""
+"""Collect the consumers of a group over the partitions that a node leads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from sandq.broker.leader.subscription import Subscription
 
 CONSUMERS_MAX: Final = 1000
-"""Most consumers of one answer."""
+"""Maximum number of consumers in one answer."""
 
 
 class ConsumerTable:
@@ -20,7 +20,8 @@ class ConsumerTable:
         self._held: dict[str, tuple[int, int]] = {}
 
     def add(self, subscriptions: Mapping[str, Subscription], held: Mapping[str, tuple[int, int]]) -> None:
-        """Add one partition: its subscriptions, and the messages held with the time (ms) of the oldest lease."""
+        """Add one partition: its subscriptions, and for each consumer the messages it holds and the time (ms) of its
+        oldest lease."""
         for consumer, subscription in subscriptions.items():
             self._subscriptions[consumer] = subscription
             self._partitions[consumer] = self._partitions.get(consumer, 0) + 1
@@ -29,7 +30,7 @@ class ConsumerTable:
             self._held[consumer] = before + messages, min(oldest_ms, leased_ms)
 
     def rows(self) -> tuple[list[dict[str, Any]], int]:
-        """Return a row for each consumer, those with the most messages first, and how many are left out."""
+        """Return a row for each consumer, those with the most messages first, and the number of omitted consumers."""
         names = sorted({*self._subscriptions, *self._held}, key=lambda name: (-self._held.get(name, (0, 0))[0], name))
         return [self._row(name) for name in names[:CONSUMERS_MAX]], max(len(names) - CONSUMERS_MAX, 0)
 

@@ -1,4 +1,4 @@
-"""The keys of compacted topics, as they are asked about and watched."""
+"""Answer requests about the keys of compacted topics: get, scan and watch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple, TypeVar
 
 from sandq.broker.broker import Broker
-from sandq.broker.reads.linearizable_reads import PAGE_WORK, Room
+from sandq.broker.reads.linearizable_reads import PAGE_WORK, Output
 from sandq.broker.reads.partition_time import PartitionTime
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
@@ -20,34 +20,38 @@ from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet, KvScan, KvWatch, p
 
 T = TypeVar("T")
 KEYS_MOST: Final = 2048
-"""Of one answer: the rest is asked for again."""
+"""Maximum number of keys in one answer. The client requests the rest again."""
 KEYS_OF_WORK: Final = 8
-"""That cost as much to look up as one message."""
+"""Number of keys that cost as much to look up as one message."""
 
 
 class KeyPage(NamedTuple):
-    """Keys and their values, of one instant."""
+    """Keys and their values, as of one instant."""
 
     keys: int
     rows: list[bytes]
-    """As an answer has them: `pack_rows`, of some in each part."""
+    """The encoded rows of the answer (`pack_rows`), in several parts."""
     size: int
-    """Bytes of that."""
+    """Total bytes of the parts."""
     following: bytes | None
-    """The key to go on from; None: there are no more."""
+    """The key at which the next page starts. None if there are no more keys."""
 
 
 class KvRequests:
-    def __init__(self, broker: Broker, room: Room) -> None:
-        """`room`: where the answers go."""
+    """Get, scan and watch the keys of a partition."""
+
+    def __init__(self, broker: Broker, output: Output) -> None:
+        """Create it. `output`: the connection's output, which takes the answers."""
         self._broker = broker
-        self._room = room
+        self._output = output
         self._time = PartitionTime(broker.clock)
 
     async def get(self, requests: Sequence[KvGet], caller: Caller) -> tuple[list[list[bytes | None]], int]:
-        """As `PartitionReplica.values`, for the first of these requests to one partition, all stale or none of them:
-        one at least, up to the one that reaches `ANSWER_BYTES`; and how old that is (ms). Each has passed
-        `check_places`."""
+        """Return the rows of keys, for the first of these requests to one partition, and their age in ms.
+
+        The requests are all stale, or none is. At least one is answered; the last one is the one that reaches
+        `ANSWER_BYTES`. Each must have passed `check_places`. The rows of a request are those of
+        `PartitionReplica.values`."""
         (found, _), stale_ms = await self._ask(
             requests[0],
             lambda replica, now_ms: _values(replica, requests, now_ms),
@@ -58,19 +62,19 @@ class KvRequests:
         return found, stale_ms
 
     async def scan(self, request: KvScan, caller: Caller) -> tuple[KeyPage, int]:
-        """A page of keys; and how old that is (ms)."""
+        """Return a page of keys, and its age in ms."""
         return await self._ask(
             request, lambda replica, now_ms: _page(replica, request, now_ms), attrgetter("size"), PAGE_WORK
         )
 
     async def changes(self, request: KvWatch, caller: Caller) -> Changes:
-        """As `KvWatches.changes`."""
+        """Return changes of keys, as `KvWatches.changes`."""
         if request.stop == request.start + b"\0":
             self.check_places(request, [request.start])
         watch = Watch(request.after, request.mark, request.every, request.start, request.stop)
         host = self._host(request)
         return await self._broker.kv_watches.changes(
-            host, watch, request.max_messages, request.max_bytes, request.wait_ms / 1000, self._room
+            host, watch, request.max_messages, request.max_bytes, request.wait_ms / 1000, self._output
         )
 
     async def _ask(
@@ -81,37 +85,39 @@ class KvRequests:
         work: int,
         requests: int = 1,
     ) -> tuple[T, int]:
-        host, reads, clock, room = self._host(request), self._broker.reads, self._broker.clock, self._room
+        host, reads, clock, output = self._host(request), self._broker.reads, self._broker.clock, self._output
         if request.stale:
             return await reads.ask_stale(
-                host, lambda replica: question(replica, clock.now_ms()), requests, room, size, work
+                host, lambda replica: question(replica, clock.now_ms()), requests, output, size, work
             )
         await self._time.advance_for_values(host)
-        return await reads.ask(host, lambda replica: question(replica, 0), requests, room, size, work), 0
+        return await reads.ask(host, lambda replica: question(replica, 0), requests, output, size, work), 0
 
     def check_places(self, request: KvGet | KvWatch, keys: Sequence[bytes]) -> None:
-        """Refuse to look for keys where they cannot be: who asks does not know the topic's delimiter, or knows the
-        topic as it was before it was made anew, and would take them for absent. Raises InvalidRequest."""
+        """Raise InvalidRequest if a key belongs to another partition.
+
+        Then the client does not know the topic's delimiter, or knows the topic as it was before it was created again,
+        and would take the key for absent."""
         opened = self._broker.catalog.topics.get(request.topic)
         if opened is None or opened.record.kind != COMPACTED:
-            return  # to ask says why
+            return  # the request itself fails with the reason
         record = opened.record
-        places = KeyPartitions.of_topic(record.initial_partitions, record.settings)
-        if places.partitions == 1 or request.partition >= places.partitions:
+        routing = KeyPartitions.of_topic(record.initial_partitions, record.settings)
+        if routing.partitions == 1 or request.partition >= routing.partitions:
             return
         for key in keys:
-            if (wanted := places.of(key)) != request.partition:
-                shown, delimiter = key[:80].decode(errors="replace"), places.delimiter.decode()
+            if (wanted := routing.of(key)) != request.partition:
+                shown, delimiter = key[:80].decode(errors="replace"), routing.delimiter.decode()
                 has = f"the partition_delimiter {delimiter!r}" if delimiter else "no partition_delimiter"
                 raise InvalidRequest(
                     f"key {shown!r} belongs to partition {wanted}, not {request.partition}: topic {request.topic!r} "
-                    f"has {places.partitions} partitions and {has}: it was made anew, or the client is too old",
+                    f"has {routing.partitions} partitions and {has}: it was created again, or the client is too old",
                     topic=request.topic,
                     **{BELONGS_TO: wanted},
                 )
 
     def _host(self, request: KvGet | KvScan | KvWatch) -> RaftGroup:
-        """The group of the partition that a request is about. InvalidRequest unless its topic has keys."""
+        """Return the group of the partition that a request is about. Raise InvalidRequest unless its topic has keys."""
         topic = request.topic
         kind = self._broker.catalog.topic(topic).record.kind
         if kind != COMPACTED:
@@ -120,7 +126,7 @@ class KvRequests:
 
 
 def _page(replica: PartitionReplica, request: KvScan, now_ms: int) -> KeyPage:
-    """A page, made part by part (apply thread): of thousands of rows none is kept as an object by itself."""
+    """Read a page and encode it part by part, so that thousands of rows are never kept as objects (apply thread)."""
     keys, packed, following = 0, [], None
     for rows, behind in replica.scan(request.start, request.stop, request.limit, request.max_bytes, now_ms):
         keys += len(rows)
@@ -130,7 +136,7 @@ def _page(replica: PartitionReplica, request: KvScan, now_ms: int) -> KeyPage:
 
 
 def _values(replica: PartitionReplica, requests: Sequence[KvGet], now_ms: int) -> tuple[list[list[bytes | None]], int]:
-    """The values for the first of these requests, and their bytes."""
+    """Return the values for the first of these requests, and their bytes."""
     found: list[list[bytes | None]] = []
     size, keys_left = 0, KEYS_MOST
     for request in requests:

@@ -1,4 +1,4 @@
-"""What producers and operators ask about stored messages, groups and jobs, partition by partition."""
+"""Answer requests of producers and operators about stored messages, groups and jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sandq.broker.broker import Broker
 from sandq.broker.event_loop import Turn
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.reads.fan_out import call_all, read_all
-from sandq.broker.reads.linearizable_reads import PAGE_WORK, Room, no_bytes
+from sandq.broker.reads.linearizable_reads import PAGE_WORK, Output, no_bytes
 from sandq.broker.reads.partition_time import PartitionTime
 from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.raft_group import RaftGroup
@@ -83,33 +83,37 @@ log = structlog.get_logger("sandq.broker")
 
 
 FORECAST_WORK = 8
-"""Of the counts of one partition. Who is answered asks the next one at once: that many more together would be a long
-turn."""
+"""Work of the forecast of one partition.
+
+It is high, as the request asks the next partition as soon as one has answered: many forecasts in one visit would take a
+long time slice."""
 WHY_WORK = 16
-"""Of one message, and every group."""
+"""Work of explaining one message for every group."""
 TARGET_WORK: Final = 4096
-"""To look up a message, and to change what becomes of it, costs as much as so many bytes of a batch."""
+"""Cost of looking up a message and changing its state, as the bytes of a batch that costs the same."""
 ROWS_AT_ONCE: Final = 64
-"""Of groups, packed in a turn of the loop ..."""
+"""Number of group rows that are packed in one time slice."""
 ROW_WORK: Final = 4
-"""... and the units of work of each."""
+"""Units of work per group row."""
 ROW_BYTES = 256
-"""What a row of an answer takes beside its values, about."""
+"""Approximate bytes of a row of an answer in addition to its values."""
 
 
 class MessageRequests:
-    def __init__(self, broker: Broker, room: Room) -> None:
-        """`room`: where the answers go."""
+    """Requests about messages, groups and jobs, on the node that leads their partition."""
+
+    def __init__(self, broker: Broker, output: Output) -> None:
+        """Create it. `output`: the connection's output, which takes the answers."""
         self._broker = broker
-        self._room = room
+        self._output = output
         self._time = PartitionTime(broker.clock)
         self._listing = trio.Lock()
-        """Of those who list groups by this connection: one that asks for many waits for itself."""
+        """Held while groups are listed for this connection, so that each connection has one list in progress."""
 
     # -- pending messages -----------------------------------------------------------------------------------------
 
     def cancel(self, request: Cancel, caller: Caller, done: Done) -> None:
-        """`done` gets an outcome for each target."""
+        """Cancel messages. `done` gets an outcome for each target."""
         host = self._host(request)
         targets = request.targets
         self._check_names(request, targets)
@@ -118,8 +122,10 @@ class MessageRequests:
         host.submit(c.Cancel(targets), done, size=size, work=work, line=caller.line)
 
     def move(self, request: Move, caller: Caller, done: Done) -> None:
-        """`done` gets an outcome for each item. What an entry has no budget for is done by the next ones; updates are
-        answered then, for they may take longer together than anybody waits. Raises InvalidTime."""
+        """Move or update messages. `done` gets an outcome for each item.
+
+        Moves that exceed the budget of one entry are continued by the next ones. Updates are not, as together they may
+        take longer than the client waits. Raise InvalidTime."""
         items: Sequence[Any] = request.items
         moves = request.read()
         if any([move.priority is not None for move in moves]):
@@ -146,12 +152,13 @@ class MessageRequests:
             submit_in_parts(host, command, done, size=size, work=work, line=caller.line)
 
     def _with_updates(self, request: Move) -> tuple[Sequence[Sequence[Any]], int]:
-        """The items of a move, with what they change of their messages by column, and the bytes of that. Raises
-        InvalidRequest, TooLarge."""
+        """Return the items of a move, with the changes of their messages by column, and the bytes of these changes.
+
+        Raise InvalidRequest, TooLarge."""
         limits, own = self._broker.limits, self._broker.limits_of(request.topic)
         if self._broker.catalog.topic(request.topic).record.kind == COMPACTED:
             raise InvalidRequest(
-                f"topic {request.topic!r} is a compacted topic: its messages are not updated; put the key's new value",
+                f"topic {request.topic!r} is a compacted topic: messages cannot be updated; put the key's new value",
                 topic=request.topic,
             )
         value_bytes = most_value_bytes(limits, own)
@@ -185,7 +192,8 @@ class MessageRequests:
         return items, total
 
     def _check_names(self, request: PartitionRequest, targets: Sequence[Target]) -> None:
-        """Raise InvalidRequest for a tenant where messages have none, and for a key where the tenant routes them."""
+        """Raise InvalidRequest for a tenant in a topic without tenants, or a key in a topic that is routed by
+        tenant."""
         if all([len(target) == 2 for target in targets]):
             return
         kind = self._broker.catalog.topic(request.topic).record.kind
@@ -202,23 +210,25 @@ class MessageRequests:
             )
 
     async def get(self, request: Get, caller: Caller) -> dict[str, Any]:
+        """Return a message and its state."""
         self._check_names(request, [request.target])
         await self._time.advance_for_states(self._host(request))
         shown = await self._ask(request, lambda queries: queries.get(request.target), _bytes_of_message)
         return self._found(request, shown)
 
     async def why(self, request: Why, caller: Caller) -> dict[str, Any]:
+        """Return a message, with the reason of its state in each group."""
         self._check_names(request, [request.target])
         await self._time.advance_for_states(self._host(request))
         shown = await self._ask(request, lambda queries: queries.why(request.target), no_bytes, WHY_WORK)
-        told = self._found(request, shown)
+        answer = self._found(request, shown)
         leader = self._broker.catalog.partition(request.topic, request.partition)
-        for group in told["groups"]:
+        for group in answer["groups"]:
             group["consumers"] = leader.consumers(group["group"])
             if group["state"] == "ready":
                 is_pushed = (request.topic, group["group"]) in self._broker.metadata.pushes
                 group["reason"] += health.why_ready(group["consumers"], is_pushed=is_pushed)
-        return told
+        return answer
 
     def _found(self, request: Get | Why, shown: dict[str, Any] | None) -> dict[str, Any]:
         if shown is not None:
@@ -232,7 +242,7 @@ class MessageRequests:
         raise NotFound(text + NOT_WITHOUT_KEY)
 
     async def page(self, request: List, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
-        """A page of messages, and where the next one begins."""
+        """Return a page of messages, and where the next one starts."""
         await self._time.advance_for_states(self._host(request))
 
         def page(queries: PartitionQueries) -> tuple[list[dict[str, Any]], bytes | None]:
@@ -252,7 +262,7 @@ class MessageRequests:
         return await self._ask(request, page, _bytes_of_page, PAGE_WORK)
 
     async def dead_page(self, request: DeadList, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
-        """A page of dead letters, and where the next one begins."""
+        """Return a page of dead letters, and where the next one starts."""
 
         def page(queries: PartitionQueries) -> tuple[list[dict[str, Any]], bytes | None]:
             return queries.dead_page(
@@ -271,8 +281,9 @@ class MessageRequests:
         return await self._ask(request, page, _bytes_of_page, PAGE_WORK)
 
     async def each_dead(self, request: DeadRedrive | DeadPurge, caller: Caller) -> list[Outcome]:
-        """Redrive or purge dead letters by their ids; an outcome for each. Raises Unavailable
-        while the group cannot take them, UnknownGroup."""
+        """Redrive or purge dead letters by their ids. Return an outcome for each.
+
+        Raise UnknownGroup, or Unavailable while the group cannot take them."""
         make = c.RedriveDead if isinstance(request, DeadRedrive) else c.PurgeDead
         count = len(request.ids)
         size, work = 64 + 20 * count, TARGET_WORK * count
@@ -281,19 +292,19 @@ class MessageRequests:
         return outcomes
 
     async def fetch(self, request: Fetch, caller: Caller) -> tuple[int, Fetched]:
-        """The topic's number, and a page of the log, which ends at the closed time unless `pending`."""
+        """Return the topic's number and a page of the log, which ends at the closed time unless `pending`."""
         await self._close_log(request)
         number = self._broker.catalog.topic(request.topic).record.number
         return number, await self._ask(request, lambda queries: queries.fetch(*request[2:]), _bytes_fetched, PAGE_WORK)
 
     async def measure(self, request: Measure, caller: Caller) -> tuple[int, Extent]:
-        """The topic's number, and how much there is of what `fetch` gives."""
+        """Return the topic's number and the extent of the messages that `fetch` would return."""
         await self._close_log(request)
         number = self._broker.catalog.topic(request.topic).record.number
         return number, await self._ask(request, lambda queries: queries.measure(*request[2:]), no_bytes, PAGE_WORK)
 
     async def _close_log(self, request: Fetch | Measure) -> None:
-        """Close the log as far as the request reads. Raises InvalidRequest, Overloaded, StorageFailed."""
+        """Close the log as far as the request reads. Raise InvalidRequest, Overloaded, StorageFailed."""
         host = self._host(request)
         parts = offsets.unpack(request.start)
         if parts.place and parts.partition != request.partition:
@@ -303,14 +314,16 @@ class MessageRequests:
         await self._time.advance_for_log(host, None if request.end is None else offsets.deliver_ms(request.end) + 1)
 
     def _host(self, request: PartitionRequest) -> RaftGroup:
-        """The group of the partition that a request is about."""
+        """Return the group of the partition that a request is about."""
         return self._broker.catalog.partition(request.topic, request.partition).raft_group
 
     async def forecast(
         self, request: Forecast, caller: Caller
     ) -> tuple[int, list[tuple[int, int]], int, list[tuple[int, int]], bool]:
-        """The instant it begins with, (start ms, messages) for each unit of time with some, and how many come later;
-        what schedules will send beside that, and whether this is all of it."""
+        """Return how many messages become due when.
+
+        The result has: its start (ms); (start ms, messages) for each unit of time with messages; the number of later
+        messages; the messages that schedules will send in addition; whether the schedules are complete."""
         now_ms = self._broker.clock.now_ms()
         total, scheduled = Counter[int](), Counter[int]()
         later, is_complete = 0, True
@@ -329,7 +342,7 @@ class MessageRequests:
             )
             later += more
             total.update(dict(buckets))
-            outlook = await outlooks.ask(leader.raft_group, self._room, first_ms, unit_ms, request.count)
+            outlook = await outlooks.ask(leader.raft_group, self._output, first_ms, unit_ms, request.count)
             scheduled.update(outlook.messages)
             is_complete = is_complete and outlook.is_complete
         return now_ms, sorted(total.items()), later, sorted(scheduled.items()), is_complete
@@ -337,6 +350,7 @@ class MessageRequests:
     # -- jobs -----------------------------------------------------------------------------------------------------
 
     async def start_job(self, request: JobStart, caller: Caller) -> dict[str, Any]:
+        """Start a bulk job, and return its state."""
         arguments = dict(request.arguments)
         if arguments.get("to_ms", LEAST_INSTANT_MS) < LEAST_INSTANT_MS:
             raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are wanted")
@@ -349,22 +363,24 @@ class MessageRequests:
         return job
 
     async def stop_job(self, request: JobStop, caller: Caller) -> dict[str, Any]:
+        """Stop a bulk job, and return its state."""
         host = self._host(request)
         job: dict[str, Any] = await host.call(c.StopJob(request.job_id))
         return job
 
     async def job(self, request: JobStatus, caller: Caller) -> dict[str, Any]:
+        """Return the state of a bulk job."""
         return await self._ask(request, lambda queries: queries.job(request.job_id))
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
     async def groups(self, request: GroupList, caller: Caller) -> tuple[int, list[bytes]]:
-        """How many rows there are, one for each group in each partition, and the rows, in MessagePack.
+        """Return the number of rows, one per group and partition, and the rows in MessagePack.
 
-        There may be tens of thousands, which are one answer. So they are packed partition by partition, in turns, and
-        of all clients some lists are made at once. No list waits for its own client meanwhile, only before it.
-        """
-        await self._room.until_room()
+        One answer may have tens of thousands of rows. So they are packed partition by partition, with yields, and the
+        number of lists in progress on the node is limited. A list waits until its client accepts data before it begins,
+        but not in between."""
+        await self._output.until_room()
         async with self._listing, self._broker.listing:
             packed, count, turn = list[bytes](), 0, Turn()
             for leader in self._broker.led(request.topic):
@@ -382,12 +398,11 @@ class MessageRequests:
             return count, packed
 
     async def consumers(self, request: ConsumerList, caller: Caller) -> tuple[list[dict[str, Any]], int]:
-        """Return the consumers of a group in the partitions led here, and how many more there are.
+        """Return the consumers of a group in the partitions led here, and the number of omitted consumers.
 
-        Raises UnknownGroup.
-        """
+        Raise UnknownGroup."""
         group, table = request.group, ConsumerTable()
-        await self._room.until_room()
+        await self._output.until_room()
         async with self._listing, self._broker.listing:
             for leader in await self._with_group(request.topic, group):
                 held = await self._broker.reads.ask(
@@ -397,7 +412,9 @@ class MessageRequests:
         return table.rows()
 
     async def seek(self, request: GroupSeek, caller: Caller) -> list[tuple[int, bytes]]:
-        """The new cursor of each partition. An offset is of one partition: only that one is put elsewhere."""
+        """Move the cursor of a group, and return the new cursor of each partition.
+
+        An offset belongs to one partition: then only that cursor moves."""
         topic, group, to = request
         chosen = await self._with_group(topic, group)
         if isinstance(to, bytes):
@@ -410,10 +427,9 @@ class MessageRequests:
         return [(leader.partition, cursor) for leader, cursor in zip(chosen, cursors, strict=True)]
 
     async def delete_group(self, request: GroupDelete, caller: Caller) -> int | None:
-        """Return the number of unfinished messages if that is all that is asked for (CHECK).
+        """Delete a group. With CHECK, only return its number of unfinished messages.
 
-        Raises Conflict while the group has consumers, and, without FORCE, while it has unfinished messages.
-        """
+        Raise Conflict while the group has consumers and, without FORCE, while it has unfinished messages."""
         group, mode = request.group, request.mode
         chosen = await self._with_group(request.topic, group)
         consumers = max(leader.consumers(group) for leader in chosen)
@@ -425,26 +441,27 @@ class MessageRequests:
             return unfinished
         if unfinished and mode != FORCE:
             raise unfinished_conflict(group, unfinished)
-        # Each partition checks again: its group may have leased something since.
+        # Each partition checks again, as its group may have leased messages since.
         commands = [c.DropGroup(group, mode != FORCE)] * len(chosen)
         await call_all([(leader.raft_group, command) for leader, command in zip(chosen, commands, strict=True)])
         return None
 
     async def update_group(self, request: GroupUpdate, caller: Caller) -> None:
+        """Change the settings of a group."""
         record = parse_group_settings(request.settings, self._broker.catalog.topic(request.topic).record.settings)
         chosen = await self._with_group(request.topic, request.group)
         await call_all([(leader.raft_group, c.ConfigureGroup(request.group, record)) for leader in chosen])
 
     async def pause_group(self, request: GroupPause, caller: Caller) -> None:
-        """Have a group get nothing, or get again what there is."""
+        """Pause or resume a group."""
         group, done = request.group, set[PartitionLeader]()
-        # It may be made in further partitions meanwhile.
+        # The group may be created in more partitions meanwhile.
         while more := [each for each in await self._with_group(request.topic, group) if each not in done]:
             await call_all([(leader.raft_group, c.PauseGroup(group, request.paused)) for leader in more])
             done.update(more)
 
     async def _with_group(self, topic: str, group: str) -> list[PartitionLeader]:
-        """The partitions led here in which a group exists. Raises UnknownTopic, UnknownGroup, NotLeader."""
+        """Return the partitions led here in which a group exists. Raise UnknownTopic, UnknownGroup, NotLeader."""
         check_name("group", group)
         found = []
         led = self._broker.led(topic)
@@ -457,20 +474,22 @@ class MessageRequests:
         return found
 
     async def hold(self, request: Hold, caller: Caller) -> bytes:
-        """Up to where the log is trimmed by now."""
+        """Set a hold on the log, and return the offset up to which the log is trimmed."""
         host = self._host(request)
         command = c.Hold(check_name("hold", request.name), request.offset, request.ttl_ms or 0)
         trimmed: bytes = await host.call(command)
         return trimmed
 
     async def reset_clock(self, request: ClockReset, caller: Caller) -> dict[str, Any]:
-        """What became of it: `outcome`, and `floor_ms`, `now_ms`, `clock_epoch` of the partition. Raises Conflict when
-        the clock of this node, which leads it, does not stand well enough to be gone by."""
+        """Set the clock of a partition back to this node's clock.
+
+        Return `outcome`, and `floor_ms`, `now_ms` and `clock_epoch` of the partition. Raise Conflict if this node's
+        clock is not reliable enough."""
         host, clock = self._host(request), self._broker.clock.status()
         if clock.alarm:
             raise Conflict(
-                f"the clock of this node, which leads the partition, is in alarm ({clock.reason}): nothing is set back "
-                "to it; set it right, or have another node lead"
+                f"the clock of this node, which leads the partition, is in alarm ({clock.reason}), so the "
+                "partition's clock is not set back to it: correct the clock, or let another node lead"
             )
         answer: dict[str, Any] = await host.call(c.ClockReset(clock.guarded_ms))
         if answer["outcome"] != NOTHING:
@@ -478,12 +497,13 @@ class MessageRequests:
         return answer
 
     async def topic_stats(self, request: TopicStats, caller: Caller) -> list[dict[str, Any]]:
+        """Return the statistics of the partitions led here."""
         led, guarded_ms = self._broker.led(request.topic), self._broker.clock.now_ms()
         await read_all([leader.raft_group for leader in led])
         return [_stats(leader, guarded_ms) | self._outbox(leader) for leader in led]
 
     def _outbox(self, leader: PartitionLeader) -> dict[str, Any]:
-        """What a partition that is led here has to send to others; nothing where it sends none."""
+        """Return the outbox of a partition that is led here; nothing if it has none."""
         status = leader.raft_group.status.outbox
         if status is None:
             return {}
@@ -506,7 +526,7 @@ class MessageRequests:
         size: Callable[[T], int] = no_bytes,
         work: int = 1,
     ) -> T:
-        """Ask the partition that a request is about."""
+        """Query the partition that a request is about."""
         return await self._ask_partition(request.topic, request.partition, question, size, work)
 
     async def _ask_partition(
@@ -517,19 +537,23 @@ class MessageRequests:
         size: Callable[[T], int] = no_bytes,
         work: int = 1,
     ) -> T:
-        """Ask a partition that is led here, on the thread that owns its state: what it answers is at least as late as
-        everything that was acknowledged before. `size(answer)`: its bytes, if they may be many; `work`: of a visit."""
+        """Query a partition that is led here, on the thread that owns its state.
+
+        The answer includes everything acknowledged before. `size(answer)`: bytes of the answer, if it may be large.
+        `work`: cost of the query within a visit."""
         host = self._broker.catalog.partition(topic, partition).raft_group
-        return await self._broker.reads.ask(host, lambda replica: question(replica.queries), 1, self._room, size, work)
+        return await self._broker.reads.ask(
+            host, lambda replica: question(replica.queries), 1, self._output, size, work
+        )
 
 
 def _bytes_of_keys(targets: Sequence[Target]) -> int:
-    """Return how many bytes the keys in names of messages have."""
+    """Return the bytes of the keys in names of messages."""
     return sum([len(target[3]) for target in targets if len(target) > 3])
 
 
 def _packed_groups(rows: Sequence[dict[str, Any]], leader: PartitionLeader) -> bytes:
-    """Rows of groups, in MessagePack, one behind the other."""
+    """Return rows of groups as concatenated MessagePack."""
     packer = msgpack.Packer(autoreset=False)
     for row in rows:
         lag = row["ready"] + row["leased"] + row["waiting"]
@@ -552,7 +576,7 @@ def _bytes_of_message(row: dict[str, Any] | None) -> int:
 
 
 def _stats(leader: PartitionLeader, guarded_ms: int) -> dict[str, Any]:
-    """What a partition that is led here holds."""
+    """Return the statistics of a partition that is led here."""
     status = leader.raft_group.status
     return {
         "partition": leader.partition,
@@ -574,12 +598,12 @@ def _stats(leader: PartitionLeader, guarded_ms: int) -> dict[str, Any]:
 
 
 def _members(host: RaftGroup) -> list[dict[str, Any]]:
-    """Who takes part in a group that is led here, and how far each is."""
+    """Return the members of a group that is led here, and how far each is behind."""
     group = host.group
     voters, learners = host.members
     rows = []
     for member in (*voters, *learners):
-        # What is not committed yet nobody need have.
+        # Members need not have entries that are not committed yet.
         behind = 0 if member == group.member else max(0, group.commit_index - group.match_index(member))
         row = {
             "node": node_of(member),

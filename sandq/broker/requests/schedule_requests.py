@@ -1,7 +1,7 @@
-"""What is asked of schedules: to make, change, pause, trigger and delete them, to look at them, and at what is to come.
+"""Create, change, pause, trigger, delete, show and preview schedules.
 
-An answer about a schedule that somebody else changed meanwhile, or that fired, is looked for anew: the partition does
-what it is told only while the schedule is as it was seen.
+A change is planned from the schedule as it was read, and the partition applies it only if the schedule is still the
+same. If the schedule was changed or has fired in between, it is read and planned again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from sandq.broker.broker import Broker
-from sandq.broker.reads.linearizable_reads import PAGE_WORK, Room
+from sandq.broker.reads.linearizable_reads import PAGE_WORK, Output
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.batch import Batch, Column, peek
@@ -50,46 +50,51 @@ from sandq.schedules.recurrence import Recurrence
 T = TypeVar("T")
 
 EXISTS, CONFLICT, NOT_FOUND = "exists", "conflict", "not_found"
-"""Further outcomes: there is another one of this name; it has another version than was asked for; there is none."""
+"""More outcomes: a schedule of this name exists; it has a different version than requested; it does not exist."""
 ROUNDS_MOST: Final = 50
-"""How often it is looked again for a schedule that is another one each time."""
+"""Maximum number of rounds for schedules that have changed each time."""
 WAITING_ROUNDS: Final = 25
-"""So many of these for what is due to fire first: what comes behind it would be left out. It fires in a moment, unless
-the disk is full, or this node knows no such zone."""
+"""Number of rounds in which schedules that are due wait until they have fired.
+
+If they were changed first, occurrences would be missed. They fire in a moment, unless the disk is full, or this node
+does not know their time zone."""
 AGAIN_S: Final = 0.02
-"""Behind one that fires just now."""
+"""Pause in s before a schedule is read again that is firing."""
 COMMAND_ITEMS: Final = 256
 COMMAND_BYTES: Final = 512 << 10
-"""Of one command."""
+"""Maximum bytes of one command; `COMMAND_ITEMS` is the maximum number of its items."""
 ITEM_BYTES: Final = 512
-"""Of a schedule, beside its message."""
+"""Bytes of a schedule in addition to its message."""
 ITEM_WORK: Final = 8192
-"""To change a schedule costs as much as so many bytes of a batch."""
+"""Cost of changing a schedule, as the bytes of a batch that costs the same."""
 
 _Row = dict[str, Any]
 _Wanted = tuple[str, int | None, settings.Checked, Fields, bool | None]
-"""Name, version that it must have, settings, message, paused (None: as it is)."""
+"""Name, required version, settings, message, paused (None: unchanged)."""
 _Seen = tuple[str, int, int | None]
-"""Name, version and next occurrence of a schedule."""
+"""Name, version and next occurrence of a schedule, as it was read."""
 
 
 class ScheduleRequests:
-    def __init__(self, broker: Broker, room: Room) -> None:
-        """`room`: where the answers go."""
+    """Requests about schedules, on the node that leads their partition."""
+
+    def __init__(self, broker: Broker, output: Output) -> None:
+        """Create it. `output`: the connection's output, which takes the answers."""
         self._broker = broker
-        self._room = room
+        self._output = output
 
     async def put(self, request: SchedulePut, caller: Caller) -> list[_Row]:
-        """Make schedules, or give them other settings; what became of each. Raises InvalidRequest, which names the
-        first that is wrong, and then nothing is done."""
-        host, place = self._place(request.topic, request.partition)
+        """Create schedules or change their settings. Return an outcome for each.
+
+        Raise InvalidRequest for the first invalid item; then nothing is done."""
+        host, target = self._target(request.topic, request.partition)
         names = [item[0] for item in request.items]
         if len({*names}) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
             raise InvalidRequest(f"schedule {of_schedule(twice)[0]!r} is named twice in one request")
         now_ms = self._broker.clock.now_ms()
         own = self._broker.limits_of(request.topic)
-        check = partial(_checked, request.items, now_ms, self._broker.limits, place, own)
+        check = partial(_checked, request.items, now_ms, self._broker.limits, target, own)
         wanted = {one[0]: one for one in await self._in_thread(check)}
         results: dict[str, _Row] = {}
         taken = set[_Seen]()
@@ -104,16 +109,16 @@ class ScheduleRequests:
                 {name for name, old in seen.items() if _is_due(old, now_ms)} if round_ < WAITING_ROUNDS else set[str]()
             )
             left = [one for one in left if one[0] not in due]
-            planned, told = await self._in_thread(_plan_puts, left, seen, now_ms, taken)
-            results |= told
+            planned, finished = await self._in_thread(_plan_puts, left, seen, now_ms, taken)
+            results |= finished
             if due:
                 await trio.sleep(AGAIN_S)
             taken |= await self._settle(host, caller, c.PutSchedules, planned, results)
         return self._answers(names, results)
 
     async def change(self, request: ScheduleChange, caller: Caller) -> list[_Row]:
-        """Pause, resume, delete or trigger schedules; what became of each."""
-        host, _ = self._place(request.topic, request.partition)
+        """Pause, resume, delete or trigger schedules. Return an outcome for each."""
+        host, _ = self._target(request.topic, request.partition)
         names = [*dict.fromkeys(request.names)]
         results: dict[str, _Row] = {}
         if request.action in (DELETE, TRIGGER):
@@ -125,15 +130,15 @@ class ScheduleRequests:
                 break
             seen = await self._named(host, left)
             now_ms, paused = self._broker.clock.now_ms(), request.action == PAUSE
-            planned, told = await self._in_thread(_plan_pauses, left, seen, paused, now_ms)
-            results |= told
+            planned, finished = await self._in_thread(_plan_pauses, left, seen, paused, now_ms)
+            results |= finished
             await self._settle(host, caller, c.PauseSchedules, planned, results)
         return self._answers(request.names, results)
 
     async def _change_named(
         self, host: RaftGroup, caller: Caller, request: ScheduleChange, names: Sequence[str], results: dict[str, _Row]
     ) -> None:
-        """Do what needs no look at the schedules before."""
+        """Delete or trigger schedules, which does not depend on their state."""
         deletes = request.action == DELETE
         kind = c.DeleteSchedules if deletes else c.TriggerSchedules
         for start in range(0, len(names), COMMAND_ITEMS):
@@ -149,8 +154,8 @@ class ScheduleRequests:
                     results[name] = _result(found[0], message_id=found[1])
 
     async def get(self, request: ScheduleGet, caller: Caller) -> list[_Row | None]:
-        """Schedules by their names; None where there is none."""
-        host, _ = self._place(request.topic, request.partition)
+        """Return schedules by their names; None for those that do not exist."""
+        host, _ = self._target(request.topic, request.partition)
         names = request.names
 
         def ask(replica: PartitionReplica) -> tuple[list[Stored], frozenset[str]]:
@@ -158,21 +163,21 @@ class ScheduleRequests:
             stored = [(name, row) for name, row in zip(names, rows, strict=True) if row is not None]
             return stored, replica.queries.cancelled_occurrences(stored)
 
-        stored, cancelled = await self._broker.reads.ask(host, ask, 1, self._room, _size, len(names))
+        stored, cancelled = await self._broker.reads.ask(host, ask, 1, self._output, _size, len(names))
         found = await self._in_thread(self._all_shown, stored, cancelled, self._broker.clock.now_ms())
         shown = {row["name"]: row for row in found}
         return [shown.get(name) for name in names]
 
     async def page(self, request: ScheduleList, caller: Caller) -> tuple[list[_Row], str | None]:
-        """A page of schedules, and the name behind which the next one begins."""
-        host, _ = self._place(request.topic, request.partition)
+        """Return a page of schedules, and the name after which the next page starts."""
+        host, _ = self._target(request.topic, request.partition)
         prefix, limit, after = request.prefix, request.limit, request.after
 
         def ask(replica: PartitionReplica) -> tuple[list[Stored], frozenset[str], str | None]:
             stored, following = replica.queries.schedule_page(prefix, after, limit)
             return stored, replica.queries.cancelled_occurrences(stored), following
 
-        stored, cancelled, following = await self._broker.reads.ask(host, ask, 1, self._room, _size, PAGE_WORK)
+        stored, cancelled, following = await self._broker.reads.ask(host, ask, 1, self._output, _size, PAGE_WORK)
         now_ms = self._broker.clock.now_ms()
         return await self._in_thread(self._all_shown, stored, cancelled, now_ms), following
 
@@ -181,7 +186,8 @@ class ScheduleRequests:
         return [_shown_at(Schedule.load(name, row), name in cancelled, now_ms) for name, row in stored]
 
     async def preview(self, request: SchedulePreview, caller: Caller) -> tuple[list[list[int]], str]:
-        """When a schedule would fire: (occurrence, when that is delivered) for each, and which zone data says so."""
+        """Return when a schedule would fire, as (occurrence, delivery time) pairs, and the version of the time zone
+        data."""
         now_ms = self._broker.clock.now_ms() if request.after_ms is None else request.after_ms
         times = await self._in_thread(_preview, request, now_ms)
         return times, zones.data_version()
@@ -189,14 +195,14 @@ class ScheduleRequests:
     # -- parts ----------------------------------------------------------------------------------------------------
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do what takes long, and needs nothing of this node."""
+        """Run a long computation that uses nothing of this node on a thread."""
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._broker.planning)
 
-    def _place(self, topic: str, partition: int) -> tuple[RaftGroup, BatchTarget]:
+    def _target(self, topic: str, partition: int) -> tuple[RaftGroup, BatchTarget]:
         opened = self._broker.catalog.topic(topic)
         if opened.record.kind == COMPACTED:
             raise InvalidRequest(
-                f"topic {topic!r} is a compacted topic, which has no schedules: a timer, priority or fair topic has",
+                f"topic {topic!r} is a compacted topic, which has no schedules; use a timer, priority or fair topic",
                 topic=topic,
             )
         host = self._broker.catalog.partition(topic, partition).raft_group
@@ -213,9 +219,9 @@ class ScheduleRequests:
             )
 
     async def _named(self, host: RaftGroup, names: Sequence[str]) -> dict[str, Schedule]:
-        """Those of these schedules that are there."""
+        """Return those of these schedules that exist."""
         found = await self._broker.reads.ask(
-            host, lambda replica: replica.queries.schedules_named(names), 1, self._room, _size_of_rows, len(names)
+            host, lambda replica: replica.queries.schedules_named(names), 1, self._output, _size_of_rows, len(names)
         )
         return {name: Schedule.load(name, row) for name, row in zip(names, found, strict=True) if row is not None}
 
@@ -227,8 +233,9 @@ class ScheduleRequests:
         planned: Sequence[tuple[Any, ...]],
         results: dict[str, _Row],
     ) -> set[_Seen]:
-        """Have the partition do what was planned, and note what became of it, but of those that are to be looked at
-        again. Return those whose next occurrence has come, or of which somebody has its message already."""
+        """Apply the planned items, and record the results, except of those that must be read again.
+
+        Return the items whose next occurrence has come, or whose message a consumer or producer has already taken."""
         again, taken = False, set[_Seen]()
         for part, size in _parts(planned):
             answers = await self._call(host, caller, kind(part), size)
@@ -255,19 +262,19 @@ class ScheduleRequests:
     @staticmethod
     def _answers(names: Sequence[str], results: dict[str, _Row]) -> list[_Row]:
         if any([name not in results for name in names]):
-            raise Unavailable("schedules were changed by others again and again; ask again in a moment")
+            raise Unavailable("schedules kept changing while they were read; ask again in a moment")
         return [results[name] for name in names]
 
 
 def _checked(
-    items: Sequence[Sequence[Any]], now_ms: int, limits: Limits, place: BatchTarget, own: TopicLimits | None
+    items: Sequence[Sequence[Any]], now_ms: int, limits: Limits, target: BatchTarget, own: TopicLimits | None
 ) -> list[_Wanted]:
-    """Check items of a put. Raises InvalidRequest."""
+    """Check the items of a put. Raise InvalidRequest."""
     wanted: list[_Wanted] = []
     for name, version, given, batch, paused in items:
         try:
             checked = settings.check(given, now_ms)
-            fields = _message(name, batch, now_ms, limits, place, own)
+            fields = _message(name, batch, now_ms, limits, target, own)
         except SandqError as error:
             raise type(error)(f"schedule {of_schedule(name)[0]!r}: {error.message}", **error.details) from None
         wanted.append((name, version, checked, fields, paused))
@@ -275,36 +282,36 @@ def _checked(
 
 
 def _message(
-    name: str, batch: bytes, now_ms: int, limits: Limits, place: BatchTarget, own: TopicLimits | None
+    name: str, batch: bytes, now_ms: int, limits: Limits, target: BatchTarget, own: TopicLimits | None
 ) -> Fields:
-    """The message that a schedule sends. Raises InvalidRequest, TooLarge."""
+    """Return the message that a schedule sends. Raise InvalidRequest, TooLarge."""
     size = stored_bytes_of(batch)
     if size > FIXED.schedule_bytes:
         raise TooLarge(
             f"its message has {size} bytes, {FIXED.schedule_bytes} are allowed: it is stored once for each "
-            "occurrence, so send a reference to what is large"
+            "occurrence, so send a reference to large data"
         )
     if peek(batch).count != 1:
         raise InvalidRequest("a schedule has one message")
     checked = Batch.parse(batch)
-    for column, word in ((Column.UNIQUE_KEY, "unique key"), (Column.DELIVER_MS, "delivery time")):
+    for column, name_of in ((Column.UNIQUE_KEY, "unique key"), (Column.DELIVER_MS, "delivery time")):
         if column in checked.columns:
-            raise InvalidRequest(f"its message has no {word} of its own: each occurrence is a message once")
-    check_batch(batch, now_ms, limits, place, own)
+            raise InvalidRequest(f"its message may not have a {name_of}: each occurrence is a separate message")
+    check_batch(batch, now_ms, limits, target, own)
     (fields,) = decode_fields(checked)
-    # Each occurrence adds headers of its own to these: what nobody can read would be found when it is applied.
+    # Each occurrence adds its own headers to these. Check now that they can be read, rather than when it fires.
     headers_pack(headers_unpack(fields.get(Column.HEADERS)), max_bytes=limits.headers_bytes)
     tenant = fields.get(Column.TENANT, DEFAULT_TENANT.encode())
     if (of_schedule(name)[1] or DEFAULT_TENANT).encode() != tenant:
-        raise InvalidRequest("its message has another tenant than is told behind its name")
-    routes = tenant if place.rank == FAIR else name.encode()
-    wanted = partition_for(routes, place.initial_partitions)
-    if wanted != place.partition:
-        raise InvalidRequest(f"it belongs to partition {wanted}, not {place.partition}")
+        raise InvalidRequest("the tenant of its message differs from the tenant in its name")
+    routes = tenant if target.rank == FAIR else name.encode()
+    wanted = partition_for(routes, target.initial_partitions)
+    if wanted != target.partition:
+        raise InvalidRequest(f"it belongs to partition {wanted}, not {target.partition}")
     key = fields.get(Column.KEY)
-    if place.ordered and key is not None and key != name.encode():
+    if target.ordered and key is not None and key != name.encode():
         raise InvalidRequest(
-            "its message has another key than its name: in a topic that orders by key they are the same, so that "
+            "the key of its message differs from its name: in a topic that orders by key they must be equal, so that "
             "all messages of the key are in one partition"
         )
     return fields
@@ -313,12 +320,12 @@ def _message(
 def _plan_puts(
     wanted: Sequence[_Wanted], seen: dict[str, Schedule], now_ms: int, taken: AbstractSet[_Seen] = frozenset()
 ) -> tuple[list[tuple[Any, ...]], dict[str, _Row]]:
-    """Items that make or change schedules, and results of those with which nothing is to be done."""
-    planned, told = list[tuple[Any, ...]](), dict[str, _Row]()
+    """Return the items that create or change schedules, and the results of those that need no change."""
+    planned, results = list[tuple[Any, ...]](), dict[str, _Row]()
     for name, version, checked, fields, paused in wanted:
         old = seen.get(name)
         if old is None and version:
-            told[name] = _result(NOT_FOUND)
+            results[name] = _result(NOT_FOUND)
             continue
         if old is not None:
             checked = checked.anchored(old.settings)
@@ -332,23 +339,23 @@ def _plan_puts(
             paused = old.paused
         is_same = (old.settings, old.fields, old.paused) == (checked.settings, fields, paused)
         if is_same and version in (None, 0, old.version):
-            told[name] = _result(UNCHANGED, old.version, old.expected_ms, old.fire_ms)
+            results[name] = _result(UNCHANGED, old.version, old.expected_ms, old.fire_ms)
         elif version is not None and version != old.version:
-            told[name] = _result(CONFLICT if version else EXISTS, old.version, old.expected_ms, old.fire_ms)
+            results[name] = _result(CONFLICT if version else EXISTS, old.version, old.expected_ms, old.fire_ms)
         else:
             is_other = Recurrence.from_record(old.recurrence) != checked.recurrence
             seen_as = old.version, old.expected_ms
             is_taken = (name, *seen_as) in taken
-            plan = _plan_anew(old, checked, paused, now_ms, is_other=is_other, is_taken=is_taken)
+            plan = _replan(old, checked, paused, now_ms, is_other=is_other, is_taken=is_taken)
             planned.append((name, checked.settings, fields, *seen_as, plan.next_ms, plan.fire_ms, paused))
-    return planned, told
+    return planned, results
 
 
 def _is_due(schedule: Schedule, now_ms: int) -> bool:
     return schedule.fire_ms is not None and schedule.fire_ms <= now_ms
 
 
-def _plan_anew(
+def _replan(
     old: Schedule,
     checked: settings.Checked,
     paused: bool,
@@ -357,14 +364,17 @@ def _plan_anew(
     is_other: bool = False,
     is_taken: bool = False,
 ) -> Plan:
-    """What comes next of a schedule that gets other settings. An occurrence that has come is one that has fired.
-    `is_other`: it recurs otherwise than before. `is_taken`: somebody has the message of its next occurrence."""
+    """Return the next occurrence of a schedule that gets new settings.
+
+    An occurrence that has come counts as fired. `is_other`: its recurrence changes. `is_taken`: the message of its next
+    occurrence is already taken."""
     if paused:
         return Plan(None, None)
     has_come = is_taken or _is_due(old, now_ms)
     after_ms = max(now_ms, old.expected_ms or 0) if has_come else now_ms
     if not has_come and old.expected_ms is not None:
-        # With a jitter it may be over on the clock and yet to come; it does, if it is one of the new ones, too.
+        # With jitter, an occurrence may be past by the clock and still have to fire. Keep it if the new recurrence has
+        # it, too.
         before_ms = old.expected_ms - 1
         if before_ms < now_ms and checked.recurrence.next_ms(before_ms) == old.expected_ms:
             after_ms = before_ms
@@ -377,18 +387,18 @@ def _plan_anew(
 def _plan_pauses(
     names: Sequence[str], seen: dict[str, Schedule], paused: bool, now_ms: int
 ) -> tuple[list[tuple[Any, ...]], dict[str, _Row]]:
-    planned, told = list[tuple[Any, ...]](), dict[str, _Row]()
+    planned, results = list[tuple[Any, ...]](), dict[str, _Row]()
     for name in names:
         old = seen.get(name)
         if old is None:
-            told[name] = _result(NOT_FOUND)
+            results[name] = _result(NOT_FOUND)
         elif old.paused == paused:
-            told[name] = _result(UNCHANGED, old.version, old.expected_ms, old.fire_ms)
+            results[name] = _result(UNCHANGED, old.version, old.expected_ms, old.fire_ms)
         else:
             recurrence = Recurrence.from_record(old.recurrence)
-            plan = _plan_anew(old, settings.Checked(old.settings, recurrence), paused, now_ms)
+            plan = _replan(old, settings.Checked(old.settings, recurrence), paused, now_ms)
             planned.append((name, old.version, old.expected_ms, paused, plan.next_ms, plan.fire_ms))
-    return planned, told
+    return planned, results
 
 
 def _preview(request: SchedulePreview, now_ms: int) -> list[list[int]]:
@@ -405,7 +415,7 @@ def _preview(request: SchedulePreview, now_ms: int) -> list[list[int]]:
 
 
 def _parts(planned: Sequence[tuple[Any, ...]]) -> Iterator[tuple[list[tuple[Any, ...]], int]]:
-    """Cut into what one command may have, each with its size."""
+    """Divide the items into parts for one command each. Yield each part with its size."""
     part, size = list[tuple[Any, ...]](), 0
     for item in planned:
         more = _size_of_item(item)
@@ -424,12 +434,12 @@ def _size_of_item(item: Sequence[Any]) -> int:
 
 
 def _seen_of(item: Sequence[Any]) -> tuple[int, int | None]:
-    """Version and next occurrence that were seen, of an item of a put or a pause."""
+    """Return the version and next occurrence in an item of a put or a pause."""
     return (item[3], item[4]) if len(item) == 8 else (item[1], item[2])
 
 
 def _plan_of(item: Sequence[Any]) -> tuple[int | None, int | None]:
-    """Next occurrence, and when it fires, of an item of a put or a pause."""
+    """Return the next occurrence, and when it fires, in an item of a put or a pause."""
     return (item[5], item[6]) if len(item) == 8 else (item[4], item[5])
 
 
@@ -444,7 +454,7 @@ def _result(
 
 
 def _shown(schedule: Schedule) -> _Row:
-    """A schedule as it is told of."""
+    """Return a schedule as a row of an answer."""
     fields, tenant = schedule.fields, schedule.fields.get(Column.TENANT)
     return {
         "name": schedule.name,
@@ -469,8 +479,9 @@ def _shown(schedule: Schedule) -> _Row:
 
 
 def _shown_at(schedule: Schedule, is_cancelled: bool, now_ms: int) -> _Row:
-    """Return a schedule as it is shown. If the message of its next occurrence was cancelled, that one is over, and the
-    occurrence behind it is the next."""
+    """Return a schedule as a row of an answer, with the next occurrence that will be delivered.
+
+    If the message of its next occurrence was cancelled, the occurrence after that is the next one."""
     row = _shown(schedule)
     if not is_cancelled or schedule.expected_ms is None:
         return row
@@ -481,7 +492,7 @@ def _shown_at(schedule: Schedule, is_cancelled: bool, now_ms: int) -> _Row:
             schedule.name, recurrence, schedule.settings, fired, expected_ms, now_ms, schedule.done, GRACE_MS
         )
     except SandqError:
-        return row  # this node cannot go by its zone: as when it fires
+        return row  # this node cannot evaluate its time zone; the same happens when it fires
     return row | {"next_ms": plan.next_ms, "fire_ms": plan.fire_ms, "next_id": None, "fired": fired}
 
 

@@ -29,5 +29,5 @@ class FakeLinks(PeerLinks):
         self.sent.append((node_id, kind, body))
         return self._on_send is None or self._on_send(node_id, kind, body) is not False
 
-    def room(self, node_id: str) -> bool:
+    def accepts(self, node_id: str) -> bool:
         return True

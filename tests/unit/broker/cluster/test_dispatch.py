@@ -48,7 +48,7 @@ class Bed:
         group_commit = SimpleNamespace(receive=self.note("raft"), connected=self.note("connected"))
         node_log: Any = SimpleNamespace(group_commit=group_commit, failed=None)
         routes: Any = SimpleNamespace(heard=self.note("routes"), up=self.note("routes up"))
-        barrier: Any = SimpleNamespace(asked=self.note("asked"), told=self.note("told"))
+        barrier: Any = SimpleNamespace(on_request=self.note("asked"), on_reply=self.note("told"))
         clocks: Any = SimpleNamespace(up=self.note("clocks up"), on_frame=lambda *frame: False)
         controller: Any = SimpleNamespace(settled=self.note("settled"))
         digests: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("digest") or True)

@@ -249,7 +249,7 @@ def test_who_answers_must_be_who_was_dialled() -> None:
 
     dialer, _ = shake(terms(ONE, secret=b""), terms(three, secret=b""), meddle=meddle)
     assert dialer.refusal is not None and dialer.refusal.reason == "node"
-    assert "another node was expected here than node3" in dialer.refusal.message
+    assert "node3 is not the node that was expected here" in dialer.refusal.message
 
 
 def test_a_stranger_is_told_nothing_that_it_did_not_say() -> None:
@@ -306,7 +306,7 @@ def test_who_does_not_know_the_level_of_the_cluster_is_refused(two: tuple[int, i
         dialer, acceptor = shake(dialer_terms, acceptor_terms)
         for side in (dialer, acceptor):
             assert side.refusal is not None and side.refusal.reason == "level", by
-            assert re.search("the version of node[12] knows feature level", side.refusal.message), by
+            assert re.search("the version of node[12] supports feature level", side.refusal.message), by
 
 
 def test_levels_that_overlap_are_enough() -> None:

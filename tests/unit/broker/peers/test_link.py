@@ -185,14 +185,14 @@ async def test_a_peer_that_takes_nothing_ends_it(autojump_clock: trio.testing.Mo
         began = trio.current_time()
         await bed.ended.wait()
         assert trio.current_time() - began == SILENCE_S
-        assert bed.link.why == "the peer took nothing for 3 s"
+        assert bed.link.why == "the peer accepted no data for 3 s"
 
 
 async def test_the_queue_is_bounded(autojump_clock: trio.testing.MockClock) -> None:
     async with running() as bed:
         bed.near.stuck = True
         piece = b"x" * (1 << 20)
-        while bed.link.room:
+        while bed.link.accepts:
             assert bed.link.send(1, piece)
         assert QUEUE_BYTES <= bed.link.waiting_bytes < QUEUE_BYTES + 2 * len(piece)
         assert bed.link.send(2, "a sign of life goes on"), "room is advice"

@@ -69,5 +69,5 @@ async def test_a_link_that_is_made_anew_is_told_anew_and_known_to_be_nowhere() -
     bed.progress.heard("a", 2)
     bed.progress.down("a")
     bed.sent.clear()
-    bed.progress.tell("a")
+    bed.progress.report_to("a")
     assert bed.sent == [("a", PeerFrame.FOLLOWED, 2)] and bed.progress.others == {}
