@@ -21,7 +21,7 @@ from selenium.webdriver.chrome.service import Service
 
 from benchmarks.result import Goal, Measured, Row, Setting
 from sandq.client.admin import ClusterOverview, GroupOverview, Lateness, TopicOverview
-from sandq.server.http.looks import Watcher, look_after
+from sandq.server.http.cluster_watch import Watcher, next_view
 from sandq.server.http.overview_rows import group_row
 from sandq.server.http.routes_console import HEADERS, PAGE, assets
 
@@ -82,7 +82,7 @@ def recorded() -> dict[str, tuple[str, bytes]]:
     nodes = [{"node": f"node{number}", "up": True, "standing": "in", "replicas": 10_000} for number in (1, 2, 3)]
     info = {"cluster": "recorded", "node": "node1", "version": "0", "nodes": nodes, "moving": 0, "memory": []}
     overview = ClusterOverview(1_900_000_000_000, 10_000, dict(sorted(topics.items())), {})
-    events = b"".join(Watcher(None).events(look_after(None, info, overview)))
+    events = b"".join(Watcher(None).events(next_view(None, info, overview)))
     clock: dict[str, Any] = {"drift_ms": 0, "alarm": False, "reason": None, "median_ms": 0, "peers": {}}
     rows = [group_row(topic.name, group) for topic in topics.values() for group in topic.groups.values()]
     answers: dict[str, Any] = {

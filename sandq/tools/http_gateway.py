@@ -25,7 +25,7 @@ from sandq.server.http.alone import bind, serve_alone
 from sandq.server.http.backups import target_of
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
-from sandq.server.http.tls_door import TlsDoor
+from sandq.server.http.tls_listener import TlsListener
 from sandq.server.process_tuning import collect_rarely, give_back_heap
 from sandq.tls.certificates import Certificates
 
@@ -56,7 +56,7 @@ def serve_gateway(
     secret_file = config.http.gateway_secret_file
     secrets = None if secret_file is None else Secrets(secret_file, SETTING)
     settings = _settings(servers, config, ca, secrets)
-    door = TlsDoor(config.tls, Certificates(config.tls)) if config.tls.http != OFF else None
+    door = TlsListener(config.tls, Certificates(config.tls)) if config.tls.http != OFF else None
     deadlines = Deadlines(grace_s=config.shutdown_grace_ms / 1000)
     people = logs.set_up(log_format, log_level, "http")
 

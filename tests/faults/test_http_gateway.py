@@ -129,4 +129,4 @@ def test_a_port_that_is_taken_is_said_in_a_line(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 1
-    assert done.stderr == f"sandq: {address} is in use by another process: stop it, or --listen on another port\n"
+    assert done.stderr == f"sandq: {address} is in use by another process: stop it, or use another port (--listen)\n"

@@ -101,7 +101,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         ),
         "a compressed batch": (size(produce_validation.RATIO_FREE_BYTES), f"{produce_validation.RATIO_MOST} times"),
         "headers of a message": (f"{headers.MAX_NESTED} maps", f"{headers.MAX_DEPTH} levels"),
-        "memory for an answer by HTTP": (f"{guards.ROOM_S:g} s",),
+        "memory for an answer by HTTP": (f"{guards.RESERVE_S:g} s",),
         "a page by HTTP": ("1,000 rows", size(lines.PAGE_BYTES)),
         "the consumers of a group in one answer": (f"{CONSUMERS_MAX:,} of a node",),
         "a stream by HTTP": (
@@ -125,7 +125,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
 def test_slots_are_those_of_the_code() -> None:
     found = rows(section("Limits"))
     assert f"there are {tcp.SPARE_SLOTS} spare slots" in found["`limits.connections`"]
-    assert f"{bounds.SPARE_PLACES} spare slots for health and metrics" in found["`limits.http_connections`"]
+    assert f"{bounds.SPARE_SLOTS} spare slots for health and metrics" in found["`limits.http_connections`"]
     refused = f"{bounds.REFUSED_MOST} of these have {bounds.REFUSED_S:g} s to take it"
     assert refused in found["`limits.http_connections`"]
     for name in ("connections", "http_connections"):

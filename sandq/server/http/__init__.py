@@ -1,1 +1,1 @@
-"""The HTTP API: FastAPI on uvicorn, a client of the cluster like any other (ADRs 9 and 50)."""
+"""The HTTP API: FastAPI on uvicorn, which uses the cluster as a client (ADRs 9 and 50)."""

@@ -1,10 +1,11 @@
-"""HTTP's process of a node, as the node starts it: see `worker`."""
+"""The HTTP process of a node. The node starts it: see `worker`."""
 
 import signal
 import sys
 
 if __name__ == "__main__":
-    # Told by a terminal, or by who stops a whole group of processes: the node, which is told as well, says when to end.
+    # A terminal, or a process manager, signals the whole process group. The node gets the signal, and stops this
+    # process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -12,7 +13,7 @@ if __name__ == "__main__":
 
     node = NodeInput(sys.stdin.buffer, ends_process=True)
 
-    # It takes its time to load.
+    # Import it after the input is read: loading takes a while, in which the node may end.
     from sandq.server.http.worker import main
 
     main(node)

@@ -1,4 +1,4 @@
-"""HTTP alone: a gateway in a process of its own, a client of a cluster like any other, on asyncio (uvloop)."""
+"""Serve HTTP from a separate gateway process, which is a client of the cluster, on asyncio (uvloop)."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from sandq.model.limits import Limits
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.connections import serve_http
 from sandq.server.http.serve import HttpSettings
-from sandq.server.http.tls_door import TlsDoor
+from sandq.server.http.tls_listener import TlsListener
 from sandq.server.metrics.catalog import HTTP
 from sandq.server.metrics.http_requests import HttpRequests
 from sandq.server.metrics.own_process import OwnProcess
 from sandq.server.metrics.text import Exposition
 
-LOOK_S: Final = 0.5
-"""How often the cluster is asked how it is."""
+POLL_S: Final = 0.5
+"""Interval between two checks of the cluster, in seconds."""
 STALE_S: Final = 2.0
-"""What it said so long ago is not believed any more."""
+"""Age at which the result of a check is too old to count, in seconds."""
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Sockets for each address of a host. Raises StartupError."""
+    """Return listening sockets for each address of a host. Raise StartupError."""
     found: list[socket.socket] = []
     try:
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -42,60 +42,60 @@ def bind(host: str, port: int) -> list[socket.socket]:
         for listener in found:
             listener.close()
         if error.errno == errno.EADDRINUSE:
-            why = f"{host}:{port} is in use by another process: stop it, or --listen on another port"
+            why = f"{host}:{port} is in use by another process: stop it, or use another port (--listen)"
             raise StartupError(why) from None
         raise StartupError(f"cannot listen on {host}:{port} (--listen): {error.strerror or error}") from None
     return found
 
 
 class GatewayState:
-    """How a gateway is: alive, as long as it answers; ready, while the cluster answers it."""
+    """The health of a gateway: alive while it answers, and ready while the cluster answers it."""
 
     def __init__(self, requests: HttpRequests) -> None:
         self._requests = requests
         self._registry = CollectorRegistry()
         OwnProcess(registry=self._registry)
         self._reason: str | None = "the cluster has not answered yet"
-        self._told = 0.0
+        self._reported_s = 0.0
 
     async def run(self, client: Client) -> None:
-        """Looks at the cluster until it is cancelled."""
+        """Check the cluster regularly, until cancelled."""
         while True:
             with anyio.move_on_after(STALE_S):
                 try:
                     waiting = (await client.admin.cluster())["waiting"]
                 except SandqError as error:
                     waiting = error.message
-                self._reason, self._told = waiting, anyio.current_time()
-            await anyio.sleep(LOOK_S)
+                self._reason, self._reported_s = waiting, anyio.current_time()
+            await anyio.sleep(POLL_S)
 
     def failure(self) -> str | None:
-        """It stores nothing."""
+        """Return None: a gateway stores nothing."""
         return None
 
     def stalled(self) -> str | None:
-        """Who answers does not stand still."""
+        """Return None: a process that answers is not stalled."""
         return None
 
     def silent(self) -> str | None:
-        """It is this process, which is being asked."""
+        """Return None: this process answers the question itself."""
         return None
 
     def ready(self) -> str | None:
-        """Why the cluster cannot be asked; None when it can."""
-        if self._reason is None and anyio.current_time() - self._told > STALE_S:
+        """Return why the cluster cannot be used; None if it can."""
+        if self._reason is None and anyio.current_time() - self._reported_s > STALE_S:
             return "no node of the cluster answers"
         return self._reason
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
-        """What Prometheus reads, and its content type."""
+        """Return the metrics in a format of Prometheus, and their content type."""
         return await anyio.to_thread.run_sync(self._text, accept)
 
     def _text(self, accept: str) -> tuple[bytes, str]:
         encode, content_type = choose_encoder(accept)
-        told = Exposition(HTTP, openmetrics=content_type.startswith("application/openmetrics-text"))
-        self._requests.tell(told)
-        return told.text(encode(self._registry)), content_type
+        exposition = Exposition(HTTP, openmetrics=content_type.startswith("application/openmetrics-text"))
+        self._requests.tell(exposition)
+        return exposition.text(encode(self._registry)), content_type
 
 
 async def serve_alone(
@@ -105,9 +105,9 @@ async def serve_alone(
     deadlines: Deadlines,
     stop: anyio.Event,
     on_ready: Callable[[], None],
-    tls: TlsDoor | None = None,
+    tls: TlsListener | None = None,
 ) -> None:
-    """Serve on these listeners, and close them, until `stop`, and until what is under way then is done."""
+    """Serve on these listeners until `stop` is set and the requests in progress are done. Close the listeners."""
     requests = HttpRequests()
     state = GatewayState(requests)
     account = Account(limits.memory_bytes * HTTP_SHARE)

@@ -1,4 +1,4 @@
-"""The application: routes, errors, what `/openapi.json` says of them."""
+"""The ASGI application: routes, error responses, and the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ from sandq.server.quota_meters import QuotaMeters
 from sandq.server.request_rates import RequestRates
 
 _HOT = (routes_messages.produce, routes_groups.lease, routes_groups.ack)
-_DESCRIPTION = """Topics, messages and consumer groups of a sandq cluster. Any node answers for all of it.
+_DESCRIPTION = """Topics, messages and consumer groups of a sandq cluster. Every node serves the whole API.
 
-Bodies are JSON, whatever their content type says. Errors are `application/problem+json`; `code` tells them apart, and
-`retriable` whether the same request may succeed a little later. Every answer has the `X-Request-Id` of its request.
+Bodies are JSON, whatever their content type is. Errors are `application/problem+json`: `code` identifies the error, and
+`retriable` says whether the same request may succeed a little later. Every response has the `X-Request-Id` of its
+request.
 """
 
 
@@ -55,8 +56,10 @@ def create_app(
     notes: AuditNotes | None = None,
     quotas: QuotaMeters | None = None,
 ) -> Guard:
-    """Return the ASGI application; `account` is of what requests take, `notes` takes what is refused, `quotas` counts
-    what identities take."""
+    """Return the ASGI application.
+
+    `account`: memory of requests. `notes`: records refused requests for the audit log. `quotas`: counts the usage of
+    identities."""
     app = _application(gateway.version)
     hot = HotRoutes(app, [route for route in app.state.routes if route.endpoint in _HOT])
     of_node = {"gateway": gateway, "reading": anyio.CapacityLimiter(1)}
@@ -72,7 +75,7 @@ def create_app(
         return None if record is None else record.settings
 
     inner: Any = RateGate(with_node, rates, settings)
-    if rules.origins:  # around all that answers pages: what refuses them they may read, and to ask first costs nothing
+    if rules.origins:  # outside of the rate gate: pages can read its refusals, and preflight requests are not counted
         inner = CORSMiddleware(
             inner,
             allow_origins=sorted(rules.origins),
@@ -85,9 +88,9 @@ def create_app(
 
 @cache
 def _application(version: str) -> FastAPI:
-    """Routes, errors and what is said of them. Made once in a process, whatever its nodes: it takes a quarter second.
+    """Return the routes and error handlers. They are made once per process, because that takes a quarter of a second.
 
-    What is of a node is in the state of each request.
+    Everything that belongs to a node is in the state of each request.
     """
     app = FastAPI(
         title="sandq",
@@ -116,7 +119,7 @@ def _application(version: str) -> FastAPI:
     app.state.routes = [route for module in modules for route in module.router.routes]
     for route in app.state.routes:
         guard_route(route)
-    app.router.routes.extend(app.state.routes)  # `include_router` would make each of them a second time
+    app.router.routes.extend(app.state.routes)  # `include_router` would create each route a second time
     make_schema = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How much a connection of HTTP may take, and for how long, whichever server has it."""
+"""Limits of HTTP connections: sizes, deadlines and numbers."""
 
 from __future__ import annotations
 
@@ -6,43 +6,44 @@ from dataclasses import dataclass
 from typing import Final
 
 SEND_BYTES = 262_144
+"""Size of a piece of a response, in bytes, that a client must accept in time."""
 SEND_STALL_S = 30.0
-"""A client that does not take a piece of `SEND_BYTES` for so long is cut off ..."""
+"""A client that does not accept a piece of `SEND_BYTES` within this time is disconnected, in seconds."""
 CROWDED_STALL_S = 2.0
-"""... and for so long, while others wait because there is too much that is not taken."""
+"""The same limit while other requests wait for memory because too many bytes are not accepted, in seconds."""
 HEAD_S = 10.0
-"""The rest of a request's head has so long to come after its first bytes."""
+"""Maximum time from the first bytes of a request's head to its end, in seconds."""
 HEAD_BYTES: Final = 16_384
-"""Of a head."""
+"""Maximum size of a request's head, in bytes."""
 HEADERS_MOST: Final = 100
-"""Of a request."""
-SPARE_PLACES: Final = 16
-"""Beyond the limit, for who asks for health and metrics."""
+"""Maximum number of headers of a request."""
+SPARE_SLOTS: Final = 16
+"""Connections beyond the limit, which are served only health checks and metrics."""
 GRACE_S = 3.0
-"""Requests under way when the node stops have so long, and their answers as long again to be taken."""
+"""Time for requests in progress when the node stops, in seconds; and then the same for their responses."""
 IDLE_S = 75
-"""A connection without a request for so long is closed."""
+"""A connection without a request is closed after this time, in seconds."""
 GATEWAY_S: Final = 10.0
-"""What the cluster does not answer for so long is answered as TIMED_OUT or UNAVAILABLE."""
+"""If the cluster does not answer within this time, the response is TIMED_OUT or UNAVAILABLE, in seconds."""
 REFUSED_S: Final = 1.0
-"""Who finds no place, or is not understood, has so long to take the answer."""
+"""Time for a refused client to read the response, in seconds."""
 REFUSED_MOST: Final = 64
-"""So many that find no place have that time at once; further ones are told what they take at once, and closed."""
+"""Number of refused connections that get this time at once. Further ones are closed immediately."""
 FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: text/plain\r\n"
-    b"Content-Length: 45\r\n\r\nthis node has no room for another connection\n"
+    b"Content-Length: 43\r\n\r\nthis node has reached its connection limit\n"
 )
-"""What a connection is told for which there is no place."""
+"""The response to a connection beyond all limits."""
 PLAIN: Final = (
     b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n"
-    b"Content-Length: 72\r\n\r\nthis port requires TLS: ask by https://, and trust the node's authority\n"
+    b"Content-Length: 70\r\n\r\nthis port requires TLS: use https://, and trust the node's authority.\n"
 )
-"""What a connection is told that is plain where TLS is required."""
+"""The response to a connection without TLS if TLS is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Those of one server, in seconds."""
+    """The deadlines of one server, in seconds."""
 
     head_s: float = HEAD_S
     idle_s: float = IDLE_S
@@ -50,6 +51,7 @@ class Deadlines:
     crowded_stall_s: float = CROWDED_STALL_S
     send_stall_s: float = SEND_STALL_S
     grace_s: float = GRACE_S
-    """For requests under way when the server stops."""
+    """Time for requests in progress when the server stops."""
     leave_s: float = GRACE_S
-    """For the answer to a client that says nothing more, and for those that are half taken when the server stops."""
+    """Time to send the response to a client that has closed its side, or the rest of a response when the server
+    stops."""

@@ -1,4 +1,4 @@
-"""Who asks over HTTP, and what it may do: what guards and routes ask."""
+"""The caller of an HTTP request and its rights, for guards and routes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sandq.model.quotas import Quota
 from sandq.model.times import duration_ms, instant_ms
 from sandq.server.delays import check_delay
 from sandq.server.http import problems
-from sandq.server.http.rights import NEEDS, UNKNOWN, Needs, short
+from sandq.server.http.rights import NEEDS, UNKNOWN, Needs, truncated
 
 CALLER: Final = "caller"
-"""Of a request's state: an `HttpCaller`; None, or missing: whoever asks may do everything."""
+"""Key in the state of a request: an `HttpCaller`; None or missing if the caller may do everything."""
 NOTES: Final = "notes"
-"""Of a request's state: takes refusals for the audit log."""
+"""Key in the state of a request: the function that records refusals for the audit log."""
 
 
 Notes = Callable[[str, SandqError], None]
-"""Takes what was refused, for the audit log: method and route, and why."""
+"""Records a refusal for the audit log: method and route, and the error."""
 
 
 async def _nothing() -> None:
@@ -36,51 +36,56 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpCaller:
-    """Who asks. `access`: what it is held to; None: nothing. `until_revoked` waits until it is not who it was any more,
-    and raises why."""
+    """The caller of a request.
+
+    `access`: its rights; None: it may do everything. `until_revoked`: waits until these are no longer valid, and raises
+    the reason."""
 
     principal: str
     access: Access | None
     quota: Quota
     until_revoked: Callable[[], Awaitable[None]] = field(default=_nothing, repr=False, compare=False)
     token: str | None = field(default=None, repr=False, compare=False)
-    """The token by which it has said who it is; None: by a certificate."""
+    """The token with which it has authenticated; None if it was a certificate."""
 
     @property
     def consumes(self) -> list[str] | None:
-        """What it may consume, where that is not by all groups of a topic: the nodes look whose leases it settles."""
+        """Its grants to consume, if any is limited to some groups. Nodes then check the groups of the leases it
+        settles."""
         of = () if self.access is None else [one for one in self.access.grants if one.right == Right.CONSUME]
         return [str(one) for one in of] if any(one.groups != ANY for one in of) else None
 
 
 def caller_of(request: Request) -> HttpCaller | None:
-    """Return who asks, if it is held to something, or shows who it is."""
+    """Return the caller; None if it is anonymous and may do everything."""
     caller: HttpCaller | None = request.scope["state"].get(CALLER)
     return caller
 
 
 def address_of(request: Request) -> str:
-    """Return the address of the machine that asks, an IPv6 address in brackets."""
+    """Return the address of the client; an IPv6 address is in brackets."""
     host = str((request.scope.get("client") or ("?",))[0])
     return f"[{host}]" if ":" in host else host
 
 
 def access_of(request: Request) -> Access | None:
-    """Return what who asks may do; None: everything."""
+    """Return the rights of the caller; None: it may do everything."""
     caller = caller_of(request)
     return None if caller is None else caller.access
 
 
 def authorize(request: Request, right: Right, topic: str | None, group: str | None = None) -> None:
-    """Raise Forbidden unless who asks has a right on what its body names. The right of the path was looked at."""
-    access, topic, group = access_of(request), short(topic), short(group)
+    """Raise Forbidden unless the caller has a right on what the body names. The rights for the path are checked
+    before."""
+    access, topic, group = access_of(request), truncated(topic), truncated(group)
     if access is not None and not access.allows(right, topic, group):
         raise _noted(request.scope, access.refusal(right, topic, group))
 
 
 def check_delays(request: Request, messages: Iterable[Mapping[str, Any]]) -> None:
-    """Raise QuotaExceeded for a message that is due further ahead than who asks may send any. `messages`: as the
-    arguments of `client.send`; what is wrong with them is told elsewhere."""
+    """Raise QuotaExceeded for a message that is scheduled further ahead than the caller's quota allows.
+
+    `messages`: as the arguments of `client.send`. Malformed fields are ignored here: the client rejects them."""
     caller = caller_of(request)
     if caller is None or caller.quota.max_delay_ms is None:
         return
@@ -98,7 +103,7 @@ def check_delays(request: Request, messages: Iterable[Mapping[str, Any]]) -> Non
 
 
 def refusal(route: Any, scope: Scope, names: dict[str, Any]) -> Forbidden | None:
-    """Return why a route is not for who asks; it is noted then."""
+    """Return why the caller may not use a route, and record it for the audit log; None if it may."""
     caller = scope["state"].get(CALLER)
     if caller is None or caller.access is None:
         return None
@@ -107,13 +112,13 @@ def refusal(route: Any, scope: Scope, names: dict[str, Any]) -> Forbidden | None
 
 
 def needs_of(route: Any) -> Needs:
-    """Return what a route needs."""
+    """Return the rights that a route needs."""
     (method,) = route.methods - {"HEAD"}
     return NEEDS.get((method, route.path), UNKNOWN)
 
 
 def guard_route(route: APIRoute) -> None:
-    """Have a route ask for what it needs before it looks at anything."""
+    """Make a route check the caller's rights before anything else."""
     inner: ASGIApp = route.app
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,9 +1,9 @@
-"""Serves HTTP on asyncio, by uvicorn's HTTP protocol with uvloop and httptools.
+"""Serve HTTP on asyncio, with uvicorn's HTTP protocol, uvloop and httptools.
 
-Uvicorn reads and writes. What it does not bound is bounded here: the number of connections in all and of one address,
-the size of a request's head and the time it may take, the bytes that are read ahead of the request under way, the time
-in which a client must take its response, and the time in which all connections end. A request that two parsers might
-understand differently is refused.
+Uvicorn reads and writes. This module adds limits that uvicorn lacks: the number of connections, in all and of one
+address; the size of a request's head, and the time to receive it; the bytes that are read ahead of the request in
+progress; the time in which a client must accept its response; and the time in which all connections end. A request
+that two parsers might understand differently is refused.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from sandq.server.http.bounds import (
     PLAIN,
     REFUSED_MOST,
     SEND_BYTES,
-    SPARE_PLACES,
+    SPARE_SLOTS,
     Deadlines,
 )
 from sandq.server.http.gateway import Node
-from sandq.server.http.guards import CERTIFICATE_NAME, IS_ENCRYPTED, NO_PLACE, Observe
+from sandq.server.http.guards import CERTIFICATE_NAME, IS_ENCRYPTED, IS_SPARE, Observe
 from sandq.server.http.serve import HttpSettings, RunningApp, running_app
-from sandq.server.http.tls_door import TlsDoor, certificate_of
+from sandq.server.http.tls_listener import TlsListener, certificate_of
 from sandq.server.slots import OpenConnections
 from sandq.tls.names import client_name, read
 
 log = structlog.get_logger("sandq.http")
 
 SLICE_BYTES: Final = 4096
-"""So much is parsed at once: requests one behind the other that are in it wait as what they are, not as bytes."""
+"""Bytes that are parsed at a time. Pipelined requests within a slice are queued as requests, others as bytes."""
 AHEAD_BYTES: Final = 65_536
-"""What is received behind a request that is under way; beyond it, nothing is read any more."""
+"""Maximum bytes that are received behind the request in progress. With more, the connection is not read."""
 UNSENT_BYTES: Final = 16_384
-"""Of an answer, that the system has not taken yet, when no more of it is made."""
+"""Unsent bytes of a response at which no more of it is produced."""
 BACKLOG: Final = 1024
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
-"""Scheme and authority of a request target, as clients send it to proxies."""
+"""Scheme and authority of a request target in absolute form, which clients send to proxies."""
 
 
 class _Refusal(Exception):
@@ -68,10 +68,11 @@ class _Refusal(Exception):
 
 
 class _Connection(HttpToolsProtocol):
-    """A client's connection. The timer is of one thing at a time: between requests, for a head, or at the end."""
+    """A client's connection. Its one timer is used in turn for idle time, for the head of a request, and for the
+    end."""
 
     def __init__(self, server: HttpServer, requires_tls: bool = False) -> None:
-        """`requires_tls`: it is told so, and nothing else."""
+        """`requires_tls`: the client does not use TLS but must: send it only that error."""
         self._requires_tls = requires_tls
         super().__init__(server.config, server.state, {}, asyncio.get_running_loop())
         self._server = server
@@ -80,7 +81,9 @@ class _Connection(HttpToolsProtocol):
         app = server.app
 
         async def drained(scope: Scope, receive: Receive, send: Send) -> None:
-            """What is answered is there until the client has taken it, and so its request is under way until then."""
+            """Run the application, and wait after each piece until the client has accepted enough. So a request counts
+            as in
+            progress while its response is in memory."""
 
             async def sent(message: Message) -> None:
                 await send(message)
@@ -91,41 +94,42 @@ class _Connection(HttpToolsProtocol):
 
         self.app: Any = drained
         self._running: RequestResponseCycle | None = None
-        """The request under way; `cycle` is the one that came last."""
+        """The request in progress. `cycle` is the one that came last."""
         self._ahead = bytearray()
         self._in_head = False
         self._is_new = True
-        """Nothing of the next request has come."""
+        """Whether the timer for the head of the next request has yet to be started."""
         self._unseen_bytes = 0
-        """That were parsed since anything came of it that is bounded elsewhere."""
+        """Bytes that were parsed since the parser last reported something. Bounds heads, trailers and chunk
+        extensions."""
         self._refusal: _Refusal | None = None
         self._has_ended = False
-        """The client says nothing more."""
-        self._has_place = False
+        """Whether no further requests are read: the client has closed its side, or the connection is ending."""
+        self._has_slot = False
         self._is_refused = False
-        """It has no place, and takes its answer."""
+        """Whether the connection has no slot, and is being sent the error."""
         self._stall: asyncio.TimerHandle | None = None
         self._unsent = 0
         self._unsent_since = 0.0
 
-    # -- from its beginning to its end -------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.set_write_buffer_limits(UNSENT_BYTES, 0)
         if self.client is None:
-            transport.abort()  # it has gone
+            transport.abort()  # the client has gone
             return
-        self._has_place, given_up = self._server.open.add(self, source_of(self.client[0]))
+        self._has_slot, given_up = self._server.open.add(self, source_of(self.client[0]))
         if given_up is not None:
             given_up.transport.abort()
-        if self._has_place and self._requires_tls:
+        if self._has_slot and self._requires_tls:
             self._leave_with(PLAIN)
-        elif self._has_place:
+        elif self._has_slot:
             shown = certificate_of(transport)
             name = None if shown is None else client_name(read(shown), self._server.client_name_of)
             known = {CERTIFICATE_NAME: name, IS_ENCRYPTED: shown is not None}
-            self.app_state = {NO_PLACE: self._server.open.is_spare(self), **known}
+            self.app_state = {IS_SPARE: self._server.open.is_spare(self), **known}
             self._end_after(self._deadlines.idle_s)
         elif self._server.refused < REFUSED_MOST:
             self._server.refused += 1
@@ -150,7 +154,7 @@ class _Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """What is under way is answered for a while, if it has come whole; no further request is begun."""
+        """Answer the request in progress within a deadline, if it was received completely. Start no further request."""
         self._has_ended = True
         self._drop_what_follows()
         if not self._is_running or (self._running is self.cycle and self.cycle.more_body):
@@ -174,17 +178,20 @@ class _Connection(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _leave_with(self, answer: bytes) -> None:
-        """What is left unread would take the answer away from the client: it is read for a moment."""
+        """Send a last response and close the connection after a moment.
+
+        Reading goes on meanwhile: closing a socket with unread data would discard the response."""
         self._has_ended = True
         self.transport.write(answer)
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
-            self.transport.close()  # TLS reads what is left by itself, until the client has said the last word
+            # With TLS, the transport itself reads what is left, until the client has ended TLS.
+            self.transport.close()
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(self._deadlines.refused_s, self.transport.abort)
 
-    # -- what it sends -----------------------------------------------------------------------------------------------
+    # -- received data -----------------------------------------------------------------------------------------------
 
     @property
     def _is_running(self) -> bool:
@@ -192,7 +199,7 @@ class _Connection(HttpToolsProtocol):
 
     @property
     def _must_wait(self) -> bool:
-        """Whether what has come is of requests behind the one that is under way."""
+        """Whether received bytes belong to requests behind the one in progress."""
         return bool(self.pipeline)
 
     def data_received(self, data: bytes) -> None:
@@ -208,7 +215,7 @@ class _Connection(HttpToolsProtocol):
         if len(self._ahead) > AHEAD_BYTES:
             self.flow.pause_reading()
         elif self.pipeline:
-            self.flow.resume_reading()  # a client that has gone is noticed while its requests wait
+            self.flow.resume_reading()  # so that a disconnection is noticed while requests wait
 
     def _parse(self, data: bytes) -> None:
         for start in range(0, len(data), SLICE_BYTES):
@@ -229,7 +236,7 @@ class _Connection(HttpToolsProtocol):
             if self._unseen_bytes > HEAD_BYTES:
                 raise _Refusal(431, f"more than {HEAD_BYTES} bytes of headers")
         except httptools.HttpParserUpgrade:
-            # No other protocol is begun, whatever is asked for; what follows might be of that.
+            # Upgrades are not supported. The bytes that follow may be in the other protocol, so they are not parsed.
             self._has_ended = True
             if self._is_running or self.pipeline:
                 self.cycle.keep_alive = False
@@ -240,11 +247,11 @@ class _Connection(HttpToolsProtocol):
             self._refuse(refusal)
 
     def _refuse(self, refusal: _Refusal) -> None:
-        """Behind the answers to what came before."""
+        """Answer with an error, after the responses to the requests before."""
         self._refusal = refusal
         cycle = self.cycle
         if cycle is not None and cycle.more_body and not cycle.response_complete:
-            # The rest of this one never comes.
+            # The request whose body is being received stays incomplete.
             cycle.disconnected = True
             cycle.message_event.set()
             if cycle is self._running:
@@ -262,7 +269,7 @@ class _Connection(HttpToolsProtocol):
         headers = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(why)
         self._leave_with(STATUS_LINE[refusal.status] + headers + why)
 
-    # -- what the parser calls ---------------------------------------------------------------------------------------
+    # -- callbacks of the parser -------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -272,27 +279,27 @@ class _Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # behind a body: nobody asks for these
+            return  # trailers after a body: they are not used
         super().on_header(name, value)
         if len(self.headers) > HEADERS_MOST:
             raise _Refusal(431, f"more than {HEADERS_MOST} headers")
 
     def on_headers_complete(self) -> None:
         if self.parser.get_http_version() not in ("1.0", "1.1"):
-            raise _Refusal(505, "version 1.1 of HTTP is spoken here")
+            raise _Refusal(505, "this server supports HTTP 1.1")
         names = [name for name, _ in self.headers]
         if b"transfer-encoding" in names and b"content-length" in names:
-            raise _Refusal(400, "the length of the body is told in two ways")
+            raise _Refusal(400, "a request must not have both Content-Length and Transfer-Encoding")
         if not self.url.startswith(b"/"):
-            self._take_authority()
+            self._use_authority_of_target()
         self._in_head = False
         self._unseen_bytes = 0
         if not self._is_running:
             self._unset_keepalive_if_required()
         super().on_headers_complete()
 
-    def _take_authority(self) -> None:
-        """Put the authority of a request target in absolute form in place of Host (RFC 9112, 3.2.2)."""
+    def _use_authority_of_target(self) -> None:
+        """Replace Host by the authority of a request target in absolute form (RFC 9112, 3.2.2)."""
         match = _ABSOLUTE.match(self.url)
         if match is not None:
             self.headers[:] = [(b"host", match[1]), *(header for header in self.headers if header[0] != b"host")]
@@ -305,7 +312,7 @@ class _Connection(HttpToolsProtocol):
         self._unseen_bytes = 0
         super().on_message_complete()
 
-    # -- its answers -------------------------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -335,7 +342,7 @@ class _Connection(HttpToolsProtocol):
         self._server.open.set_idle(self, False)
         self._unsent = self.transport.get_write_buffer_size()
         self._unsent_since = self.loop.time()
-        self._stall = self.loop.call_later(self._deadlines.crowded_stall_s, self._look_for_stall)
+        self._stall = self.loop.call_later(self._deadlines.crowded_stall_s, self._check_stall)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -343,7 +350,7 @@ class _Connection(HttpToolsProtocol):
         if not self._is_running and not self.transport.is_closing():
             self._server.open.set_idle(self, True)
 
-    def _look_for_stall(self) -> None:
+    def _check_stall(self) -> None:
         unsent, now = self.transport.get_write_buffer_size(), self.loop.time()
         if unsent <= self._unsent - SEND_BYTES:
             self._unsent, self._unsent_since = unsent, now
@@ -353,7 +360,7 @@ class _Connection(HttpToolsProtocol):
             log.warning("a client takes nothing of its answer: its connection is closed")
             self.transport.abort()
         else:
-            self._stall = self.loop.call_later(self._deadlines.crowded_stall_s, self._look_for_stall)
+            self._stall = self.loop.call_later(self._deadlines.crowded_stall_s, self._check_stall)
 
     def _stop_stall(self) -> None:
         if self._stall is not None:
@@ -362,21 +369,21 @@ class _Connection(HttpToolsProtocol):
 
 
 def _refusal_of(error: httptools.HttpParserError) -> _Refusal:
-    """What llhttp says."""
+    """Return the refusal for an error of the parser (llhttp)."""
     why = str(error)
     is_version = "version" in why.lower() or "PRI" in why
     return _Refusal(
-        505 if is_version else 400, "version 1.1 of HTTP is spoken here" if is_version else "that is no request"
+        505 if is_version else 400, "this server supports HTTP 1.1" if is_version else "this is not an HTTP request"
     )
 
 
 class HttpServer:
-    """Accepts connections up to the limit; one for which there is no place is told so and closed."""
+    """Accepts connections up to the limit. Further ones get an error and are closed."""
 
     def __init__(
-        self, app: ASGIApp, connections: int, account: Account, deadlines: Deadlines, tls: TlsDoor | None = None
+        self, app: ASGIApp, connections: int, account: Account, deadlines: Deadlines, tls: TlsListener | None = None
     ) -> None:
-        """`tls`: None: it speaks none."""
+        """`tls`: None if the server does not use TLS."""
         self._tls = tls
         self.client_name_of = SUBJECT if tls is None else tls.client_name
         self.app = app
@@ -396,9 +403,9 @@ class HttpServer:
         )
         self.config.load()
         self.state = ServerState()
-        self.open: OpenConnections[_Connection] = OpenConnections(connections, SPARE_PLACES)
+        self.open: OpenConnections[_Connection] = OpenConnections(connections, SPARE_SLOTS)
         self.refused = 0
-        """Connections without a place that take their answer."""
+        """Number of connections without a slot that are being sent the error."""
         self._none_left = anyio.Event()
         self._is_ending = False
 
@@ -409,7 +416,7 @@ class HttpServer:
         *,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Until `ending`, and until what is under way then is done, or its time is over. Closes the listeners."""
+        """Serve until `ending` is set, and until requests in progress are done or out of time. Close the listeners."""
         loop, tls = asyncio.get_running_loop(), self._tls
         servers = [
             await loop.create_server(lambda: _Connection(self), sock=listener, backlog=BACKLOG)
@@ -423,7 +430,7 @@ class HttpServer:
                     for listener in listeners:
                         listener.listen(BACKLOG)
                         tasks.start_soon(tls.serve, listener, partial(_Connection, self))
-                tasks.start_soon(self._tell_time)
+                tasks.start_soon(self._update_date)
                 task_status.started()
                 await ending.wait()
                 tasks.cancel_scope.cancel()
@@ -454,14 +461,14 @@ class HttpServer:
         return [connection for connection in self.state.connections if isinstance(connection, _Connection)]
 
     def lost(self, connection: _Connection) -> None:
-        """Its place is free."""
+        """Release the slot of a connection that has ended."""
         self.open.remove(connection)
         self.state.connections.discard(connection)
         if self._is_ending and not self.state.connections:
             self._none_left.set()
 
-    async def _tell_time(self) -> None:
-        """Of the Date header: it has seconds."""
+    async def _update_date(self) -> None:
+        """Update the Date header each second."""
         while True:
             self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
             await anyio.sleep(1)
@@ -476,9 +483,9 @@ async def serve_http(
     node: Node,
     observe: Observe,
     account: Account,
-    tls: TlsDoor | None = None,
+    tls: TlsListener | None = None,
 ) -> AsyncIterator[RunningApp]:
-    """Serve inside the block; close the listeners at its end, and leave it once what is under way then is done."""
+    """Serve within the block. At its end, close the listeners, and wait until the requests in progress are done."""
     async with (
         running_app(settings, limits, node, observe, account) as running,
         anyio.create_task_group() as serving,

@@ -31,7 +31,7 @@ from sandq.client.json_format import message_json
 from sandq.model.errors import Overloaded, SandqError, Unavailable
 from sandq.server.http import problems
 from sandq.server.http.gateway import gateway_of, while_connected
-from sandq.server.http.guards import IS_HEAD, WAIT_APART, Hold
+from sandq.server.http.guards import IS_HEAD, WAITING_SLOT, Hold
 from sandq.server.http.in_flight import InFlight
 
 MEDIA_TYPE: Final = "text/event-stream"
@@ -87,9 +87,9 @@ class _EventStream(Response):
 
     async def take(self, wait_s: float) -> bool:
         """Lease what there is room for; whether there was something."""
-        room = min(self._in_flight.room, TAKE_MESSAGES)
+        free = min(self._in_flight.free, TAKE_MESSAGES)
         lease_s = self._wanted.lease_ms / 1000
-        found = await self._leases.take(room, wait=wait_s, lease=lease_s, start=self._wanted.start)
+        found = await self._leases.take(free, wait=wait_s, lease=lease_s, start=self._wanted.start)
         for message in found:
             self._in_flight.add(message, lease_s)
         self._unsent.extend(found)
@@ -97,7 +97,7 @@ class _EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with getattr(self._request.state, WAIT_APART)() as hold:
+            with getattr(self._request.state, WAITING_SLOT)() as hold:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 await self._serve(send, hold)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -145,10 +145,10 @@ class _EventStream(Response):
 
     async def _more(self) -> bool:
         """Whether something came, in a while."""
-        if not self._in_flight.room:
+        if not self._in_flight.free:
             with anyio.move_on_after(HEARTBEAT_S):
-                await self._in_flight.until_room()
-            if not self._in_flight.room:
+                await self._in_flight.until_free()
+            if not self._in_flight.free:
                 return False
         return await self.take(HEARTBEAT_S)
 

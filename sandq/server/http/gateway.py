@@ -1,4 +1,4 @@
-"""What the routes work with."""
+"""What the routes use: the client, the node, and the shared state of the server."""
 
 from __future__ import annotations
 
@@ -14,63 +14,63 @@ from sandq.client import Client
 from sandq.model.errors import SandqError, Unavailable
 from sandq.server.http.backups import HttpBackups
 from sandq.server.http.caller import caller_of
-from sandq.server.http.guards import WAIT_APART
+from sandq.server.http.cluster_watch import ClusterWatch
+from sandq.server.http.guards import WAITING_SLOT
 from sandq.server.http.in_flight import OpenStreams
-from sandq.server.http.looks import Looks
 from sandq.server.http.queries import HttpSql
 
 T = TypeVar("T")
 
 
 class Node(Protocol):
-    """What the routes ask the node itself, not the cluster."""
+    """State of the node itself, as opposed to that of the cluster."""
 
     def failure(self) -> str | None:
-        """Why it cannot store anything any more."""
+        """Return why the node cannot store anything any more; None if it can."""
         ...
 
     def stalled(self) -> str | None:
-        """What stands still here, and may go on by itself."""
+        """Return what is stalled in the node and may recover by itself; None if nothing is."""
         ...
 
     def silent(self) -> str | None:
-        """That nothing is heard of it: its process hangs."""
+        """Return an error if the node does not report, because its process hangs; None if it does."""
         ...
 
     def ready(self) -> str | None:
-        """Why it is not ready to work; None when it is."""
+        """Return why the node is not ready; None if it is."""
         ...
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
-        """What Prometheus reads, and its content type."""
+        """Return the metrics in a format of Prometheus, and their content type."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """`client` reaches every node of the cluster, this one as any other; `ending` is set when the node stops."""
+    """`client`: reaches every node of the cluster, including this one. `ending`: set when the server stops."""
 
     client: Client
     node: Node
     version: str
     ending: anyio.Event
     stream_messages: int
-    """That a stream may have out, and that are not settled, at most."""
-    looks: Looks
-    """At the cluster, shared by all who watch it."""
+    """Maximum number of messages that a stream may have leased and not settled."""
+    watch: ClusterWatch
+    """The state of the cluster, shared by all clients that watch it."""
     backups: HttpBackups
     sql: HttpSql
     streams: OpenStreams = field(default_factory=OpenStreams)
 
 
 def gateway_of(request: Request) -> Gateway:
-    """For routes."""
+    """Return the gateway that serves a request."""
     gateway: Gateway = request.state.gateway
     return gateway
 
 
 async def while_connected(request: Request, work: Callable[[], Awaitable[T]]) -> T:
-    """What the work gives; it is cancelled when the client goes away, or the node stops. Raises what it raises."""
+    """Return the result of `work`. Cancel it if the client disconnects, or the server stops. Raise its error."""
     results: list[T] = []
     errors: list[Exception] = []
 
@@ -108,16 +108,15 @@ async def while_connected(request: Request, work: Callable[[], Awaitable[T]]) ->
     if results:
         return results[0]
     if gateway_of(request).ending.is_set():
-        raise Unavailable("this node is stopping; ask another one, or this one in a moment")
+        raise Unavailable("this node is stopping; ask another node, or ask again in a moment")
     raise ClientDisconnect
 
 
-async def wait_apart(request: Request, work: Callable[[], Awaitable[T]]) -> T:
-    """As `while_connected`, for what waits for something to happen: it takes no place of those that do not. Raises
-    Overloaded."""
-    with getattr(request.state, WAIT_APART)():
+async def run_waiting(request: Request, work: Callable[[], Awaitable[T]]) -> T:
+    """Run work that waits for an event, as `while_connected` does, in a slot for waiting requests. Raise Overloaded."""
+    with getattr(request.state, WAITING_SLOT)():
         return await while_connected(request, work)
 
 
 Found = dict[str, Any]
-"""An object of JSON."""
+"""A JSON object."""

@@ -1,6 +1,7 @@
-"""What stands before every route: request ids, Host and Origin, bodies of bounded size, slow clients, the log.
+"""Checks and limits that apply to every HTTP request, before any route.
 
-Plain ASGI, around the application; everything of a request that is not about sandq is decided here.
+They cover request ids, Host and Origin, authentication, quotas, the size of bodies, memory, slow clients, and the log.
+The guard is plain ASGI around the application.
 """
 
 from __future__ import annotations
@@ -35,76 +36,79 @@ from sandq.server.slots import Slots
 log = structlog.get_logger("sandq.http")
 
 BODY_S = 30.0
-"""A body has so long to arrive ..."""
+"""Time for a body to arrive, in seconds."""
 BODY_BYTES_PER_S = 64 * 1024
-"""... and a second more for each of these."""
+"""The time of a body is extended by a second for this many bytes that have arrived."""
 DISCARD_S = 5.0
+"""Time in which the rest of a refused body is read and dropped, in seconds."""
 REQUEST_BYTES: Final = 16 << 10
-"""What a request takes, about, beside its body and its answer."""
+"""Approximate memory of a request, in bytes, without its body and its response."""
 BODY_COPIES: Final = 3
-"""What a body takes, in its bytes: it is there as it came, as what it says, and as what is made of that."""
+"""Copies of a body in memory: the received bytes, the parsed JSON, and what is made of that."""
 BODY_SHARE: Final = 4 / 5
-"""What one body may take of all that the requests of its address may."""
+"""Part of the memory for the requests of one address that one body may use."""
 SMALL_BYTES: Final = 4096
-"""A body that is read whatever others take."""
+"""Size up to which a body is read even if the memory is used up, in bytes."""
 ANSWER_BYTES: Final = 3 << 20
-"""What a request may take for its answer: the largest are pages, which are there in so many copies, too."""
+"""Memory reserved for a response, in bytes. The largest are pages, of which several copies exist, too."""
 PIECES_BYTES: Final = 5 << 19
-"""What is read ahead of an answer that is sent piece by piece, about: a batch of 1 MiB, and its messages."""
-ROOM_S: Final = 10.0
-"""A request waits so long for room for that."""
+"""Approximate bytes that are read ahead for a response sent in pieces: a batch of 1 MiB, and its messages."""
+RESERVE_S: Final = 10.0
+"""Maximum time that a request waits for this memory, in seconds."""
 ALWAYS_ANSWERED = ("/livez", "/healthz", "/readyz", "/metrics")
-"""However many other requests there are."""
+"""Paths that are served even if the limits of requests or connections are reached."""
 CERTIFICATE_NAME: Final = "certificate_name"
-"""Of a connection: who the client is by its certificate, or None."""
+"""Key in the state of a connection: the name in the client's certificate, or None."""
 IS_ENCRYPTED: Final = "is_encrypted"
-"""Of a connection: whether what is said cannot be read on its way."""
-NO_PLACE: Final = "no_place"
-"""Of a connection's state: it is one too many, and only these are answered."""
-WAIT_APART: Final = "wait_apart"
-"""Of a request's state: see `Guard.wait_apart`."""
+"""Key in the state of a connection: whether it uses TLS."""
+IS_SPARE: Final = "is_spare"
+"""Key in the state of a connection: whether it has a spare slot, and may only use `ALWAYS_ANSWERED`."""
+WAITING_SLOT: Final = "waiting_slot"
+"""Key in the state of a request: see `Guard.waiting_slot`."""
 IS_HEAD: Final = "is_head"
-"""Of a request's state: it is answered like a GET, without the body."""
+"""Key in the state of a request: whether it is a HEAD, which is answered like a GET, without the body."""
 HOSTS_KEPT: Final = 256
-"""Names by which the server was called last, and whether they are addresses."""
+"""Number of recent host names for which the result of `_is_address` is cached."""
 CONTROL_BYTES: Final = 1 << 20
-"""A body that carries no messages, and is no answer that is sent back."""
+"""Maximum size of a body that carries no messages, in bytes."""
 EXPOSED_HEADERS: Final = ("etag", "retry-after", "sandq-stale-ms", "x-request-id")
-"""That pages of other sites may read."""
+"""Response headers that pages of other sites may read."""
 _CARRYING: Final = ("POST", "PUT", "PATCH")
 _CARRIES = re.compile(r"/topics/[^/]+(/[0-9]+|/keys/[\s\S]*|/groups/[^/]+/(ack|nack|extend))?")
 _CARRIES_SCHEDULES = re.compile(r"/topics/[^/]+/schedules(/[\s\S]*)?")
-"""They have messages, too, and are answered by what was made of them."""
+"""Schedules carry messages, too, but their responses contain what was stored, so they need memory for these."""
 _SETTLES = re.compile(r"/topics/[^/]+/groups/[^/]+/(ack|nack|dead|extend)")
-"""What is counted, and not refused: who may not ack would get the same messages again."""
+"""Requests that settle messages. They are counted, but not refused: otherwise the messages would be redelivered."""
 _BY_GET = re.compile(r"/(topics/[^/]+/groups/[^/]+|overview)/stream")
-"""Asked for by GET, and it changes something, or keeps a place."""
+"""GET requests that change something or keep a slot, so pages of other sites must not send them."""
 OTHER_SITES: Final = (b"cross-site", b"same-site")
-"""Of Sec-Fetch-Site, by which browsers say whose page asks."""
+"""Values of Sec-Fetch-Site with which browsers mark requests from pages of other sites."""
 HSTS: Final = (b"strict-transport-security", b"max-age=31536000")
-"""For a year."""
+"""Strict-Transport-Security, for a year."""
 _LENGTH_DIGITS: Final = 18
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,255})(?::[0-9]{1,5})?")
 
 Observe = Callable[[str, str, int, float], None]
-"""Told of each request: method, route, status, seconds."""
+"""Called for each request, with method, route, status and duration in seconds."""
 Hold = Callable[[int], None]
-"""Told how many bytes were read of an answer without an end, and are not sent yet."""
+"""Called with the number of bytes that were read for an unlimited response and are not sent yet."""
 
 
 class Logins(Protocol):
-    """Says who asks."""
+    """Identifies the caller of a request."""
 
     async def caller(self, headers: Mapping[bytes, bytes], certificate: str | None, source: str) -> HttpCaller | None:
-        """None: nobody in particular, who may do everything. Raises SandqError."""
+        """Return the caller; None: an anonymous one that may do everything. Raise SandqError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`hosts`: names by which this node may be called, beside its addresses; `origins`: pages of other sites that may
-    use it."""
+    """Limits and policies of one server.
+
+    `hosts`: host names that clients may use, in addition to addresses. `origins`: other sites whose pages may use it.
+    """
 
     hosts: frozenset[str]
     origins: frozenset[str]
@@ -112,13 +116,13 @@ class Rules:
     waiting: int
     body_bytes: int
     body_limit: str
-    """The limit that this is by."""
+    """Name of the limit that sets `body_bytes`."""
     requires_tls: bool = False
-    """Whether browsers are to come by TLS alone from now on (Strict-Transport-Security)."""
+    """Whether browsers must use TLS from now on (Strict-Transport-Security)."""
 
 
 class Refused(Exception):
-    """A request that no route gets to see."""
+    """A request that is refused before any route."""
 
     def __init__(
         self,
@@ -140,7 +144,7 @@ class Refused(Exception):
 
 
 class Guard:
-    """The outermost of the application."""
+    """The outermost layer of the application."""
 
     def __init__(
         self,
@@ -152,8 +156,11 @@ class Guard:
         notes: AuditNotes | None = None,
         quotas: QuotaMeters | None = None,
     ) -> None:
-        """`account`: of what requests take. `logins` says who asks; None: everybody may do everything. `notes` takes
-        what is refused. `quotas`: counts what identities take; None: in meters of its own."""
+        """Create the guard.
+
+        `account`: memory of requests. `logins`: identifies callers; None: everything is allowed. `notes`: records
+        refused
+        requests for the audit log. `quotas`: counts the usage of identities; None: create counters."""
         self._logins = logins
         self._notes = notes
         self.quotas = quotas if quotas is not None else QuotaMeters(anyio.current_time)
@@ -161,65 +168,67 @@ class Guard:
         self._app = app
         self._rules = rules
         self._observe = observe
-        self._log = log.bind()  # not for each request: what is not logged costs nothing
-        self._under_way = Slots(rules.requests)
+        self._log = log.bind()  # bound once: then a line that is not logged costs nothing
+        self._in_progress = Slots(rules.requests)
         self._waiting = Slots(rules.waiting)
 
     @property
-    def under_way(self) -> int:
-        """Number of requests that are under way, without those that wait for something to happen."""
-        return self._under_way.used
+    def in_progress(self) -> int:
+        """Number of requests in progress, without those that wait for an event."""
+        return self._in_progress.used
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # The server's own goes on telling what was asked, and has nothing of what comes below: with the exchange in it,
-        # which has the server's `send`, each request would be left to the collector, with its body.
+        # Copy the state: the server's own one must not refer to the exchange. The exchange refers to the server's
+        # `send`, so
+        # each request would be a reference cycle, which keeps its body until the garbage collector runs.
         state = dict(scope.get("state", ()))
         scope = {**scope, "state": state}
-        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of several the first
-        once = state.get(NO_PLACE, False)
-        address = str((scope.get("client") or ("?",))[0])
-        # As nodes write the addresses of their own clients.
-        asker = f"[{address}]" if ":" in address else address
-        source = source_of(address)
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first one counts if a name is repeated
+        closes = state.get(IS_SPARE, False)
+        host = str((scope.get("client") or ("?",))[0])
+        # The format in which nodes write the addresses of their own clients.
+        address = f"[{host}]" if ":" in host else host
+        source = source_of(host)
         share = self._account.of(source)
         only_by_tls = self._rules.requires_tls and state.get(IS_ENCRYPTED, False) and not _is_localhost(headers)
         request_id, only_head = _request_id(headers), scope["method"] == "HEAD"
-        exchange = _Exchange(request_id, only_head, receive, send, share, once, only_by_tls)
-        apart = partial(self.wait_apart, source, exchange)
-        state.update({"request_id": exchange.request_id, WAIT_APART: apart, IS_HEAD: exchange.only_head})
+        exchange = _Exchange(request_id, only_head, receive, send, share, closes, only_by_tls)
+        apart = partial(self.waiting_slot, source, exchange)
+        state.update({"request_id": exchange.request_id, WAITING_SLOT: apart, IS_HEAD: exchange.only_head})
         started = time.perf_counter()
-        has_place = scope["path"] not in ALWAYS_ANSWERED and self._under_way.take(source)
+        has_slot = scope["path"] not in ALWAYS_ANSWERED and self._in_progress.take(source)
         try:
-            # A task of its own serves each request: what it is called needs no taking back.
+            # Each request has its own task, so the variable need not be unbound.
             structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
-            with on_behalf_of(asker):
-                await self._handle(scope, headers, exchange, has_place, (asker, source))
+            with on_behalf_of(address):
+                await self._handle(scope, headers, exchange, has_slot, (address, source))
         finally:
-            if has_place:
-                self._under_way.give(source)
+            if has_slot:
+                self._in_progress.give(source)
             exchange.end()
-            self._tell(scope, exchange, time.perf_counter() - started)
+            self._report(scope, exchange, time.perf_counter() - started)
 
     @contextmanager
-    def wait_apart(self, source: str, exchange: _Exchange) -> Iterator[Hold]:
-        """For a request that waits for something to happen: it is no more counted among those that are under way, but
-        among those that wait. Raises Overloaded when those are too many."""
+    def waiting_slot(self, source: str, exchange: _Exchange) -> Iterator[Hold]:
+        """Count a request as waiting for an event, instead of as in progress, within the block.
+
+        Yield the function that reports the memory of its response. Raise Overloaded if too many requests wait."""
         waiting = self._waiting
         if not waiting.take(source):
             raise Overloaded(
-                f"{waiting.limit} requests wait for messages or changes, or {waiting.share} of this address "
-                "(limits.http_waiting); ask without waiting, or again in a moment"
+                f"{waiting.limit} requests, or {waiting.share} of this address, wait for messages or changes "
+                "(limits.http_waiting): ask without waiting, or again in a moment"
             )
-        self._under_way.give(source)
+        self._in_progress.give(source)
         exchange.count_answer(0)
         try:
             yield exchange.hold
         finally:
             exchange.count_answer(ANSWER_BYTES)
-            self._under_way.add(source)
+            self._in_progress.add(source)
             waiting.give(source)
 
     async def _handle(
@@ -227,20 +236,23 @@ class Guard:
         scope: Scope,
         headers: dict[bytes, bytes],
         exchange: _Exchange,
-        has_place: bool,
+        has_slot: bool,
         origin: tuple[str, str],
     ) -> None:
-        """`origin`: on behalf of which address nodes are asked, and whose limits it has."""
+        """Check a request, and pass it to the application.
+
+        `origin`: the address of the client as nodes see it, and the source whose limits apply."""
         try:
-            self._check(scope, headers, has_place)
+            self._check(scope, headers, has_slot)
             is_for_everybody = is_open(scope["path"]) or _is_preflight(scope, headers)
-            # Who is nobody keeps no place for as long as a body takes.
+            # A body needs authentication even on an open path: an anonymous client could hold a slot for as long as it
+            # takes.
             if self._logins is None or (is_for_everybody and not _has_body(headers)):
-                await self._pass_on(scope, headers, exchange)
+                await self._serve(scope, headers, exchange)
                 return
             caller = await self._log_in(self._logins, scope, headers, origin)
             if caller is None:
-                await self._pass_on(scope, headers, exchange)
+                await self._serve(scope, headers, exchange)
                 return
             with on_behalf_of(origin[0], caller.principal, caller.consumes):
                 await self._counted(caller, scope, headers, exchange)
@@ -248,18 +260,18 @@ class Guard:
             refused.headers = {**refused.headers, **self._for_page(headers)}
             await exchange.refuse(scope, refused)
         except ClientDisconnect:
-            pass  # nobody is left to be told
+            pass  # the client has gone: it needs no response
         except Exception as error:
             if isinstance(error.__cause__, ClientDisconnect):
-                return  # so it looks when half of the answer was out
+                return  # the client has disconnected after half of the response was sent
             log.exception("a request failed with an unexpected error", path=scope["path"][:200])
             if exchange.status is None:
                 await exchange.refuse(scope, Refused(500, "INTERNAL", problems.FAULT))
             elif exchange.status != 500:
-                raise  # half of the answer is out: the server closes the connection
+                raise  # half of the response is sent: the server closes the connection
 
     def _for_page(self, headers: Mapping[bytes, bytes]) -> dict[str, str]:
-        """What has a page of another site that may ask read why it is refused."""
+        """Return the headers that let a page of an allowed site read why its request is refused."""
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin not in self._rules.origins:
             return {}
@@ -272,42 +284,42 @@ class Guard:
     async def _log_in(
         self, logins: Logins, scope: Scope, headers: dict[bytes, bytes], origin: tuple[str, str]
     ) -> HttpCaller | None:
-        """Find out who asks, and note it in the state of the request. Raises Refused."""
-        state, (asker, source) = scope["state"], origin
+        """Identify the caller, and store it in the state of the request. Raise Refused."""
+        state, (address, source) = scope["state"], origin
         request_id: str = state["request_id"]
         try:
             caller = await logins.caller(headers, state.get(CERTIFICATE_NAME), source)
         except SandqError as error:
             if error.http_status == 401 and self._notes is not None and b"authorization" not in headers:
-                # What a node did not get to see; of the others it has noted the failure itself.
-                self._notes.refused(asker, None, scope["method"], error, request_id)
+                # The request was not sent to a node. If it had credentials, a node has recorded the failure.
+                self._notes.refused(address, None, scope["method"], error, request_id)
             status = 503 if error.http_status == 421 else error.http_status
             challenge = {"www-authenticate": "Bearer"} if status == 401 else None
             raise Refused(status, error.code, error.message, retriable=error.retriable, headers=challenge) from None
         state[CALLER] = caller
         if caller is not None and caller.access is not None and (notes := self._notes) is not None:
             principal = caller.principal
-            state[NOTES] = lambda call, error: notes.refused(asker, principal, call, error, request_id)
+            state[NOTES] = lambda call, error: notes.refused(address, principal, call, error, request_id)
         return caller
 
     async def _counted(
         self, caller: HttpCaller, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange
     ) -> None:
-        """Pass on what a quota allows. Raises Refused."""
+        """Count a request against the caller's quota, and serve it. Raise Refused."""
         quota, quotas = caller.quota, self.quotas
         if quota is NO_QUOTA:
-            await self._pass_on(scope, headers, exchange)
+            await self._serve(scope, headers, exchange)
             return
         length = headers.get(b"content-length", b"0")
-        # Of what is larger nothing is read.
+        # A larger body is refused without being read.
         size = min(int(length), self._rules.body_bytes) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
         is_free = scope["method"] == "POST" and _SETTLES.fullmatch(scope["path"]) is not None
-        carries = not is_free or scope["path"].endswith("/ack")  # which may send messages
+        carries = not is_free or scope["path"].endswith("/ack")  # an ack may send messages
         try:
-            # What settles messages finds room beside the leases and streams that wait.
+            # Settling is not subject to the quota of connections: waiting leases and streams may have used it up.
             with quotas.connected(caller.principal, NO_QUOTA if is_free else quota):
                 quotas.take(caller.principal, quota, 1, size, is_free=is_free, carries=carries)
-                await self._pass_on(scope, headers, exchange)
+                await self._serve(scope, headers, exchange)
         except QuotaExceeded as error:
             again = {"retry-after": problems.retry_after(error)} if error.retriable else None
             raise Refused(
@@ -319,11 +331,11 @@ class Guard:
                 more=error.details,
             ) from None
         finally:
-            if exchange.size > size:  # of a body that did not say how long it is
+            if exchange.size > size:  # the body had no Content-Length
                 quotas.owe(caller.principal, quota, exchange.size - size)
 
-    async def _pass_on(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange) -> None:
-        """Read the body, and let the application answer. Raises Refused."""
+    async def _serve(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange) -> None:
+        """Read the body, and run the application. Raise Refused."""
         is_carrying, path = scope["method"] in _CARRYING, scope["path"]
         carries = is_carrying and _CARRIES.fullmatch(path) is not None
         has_schedules = is_carrying and _CARRIES_SCHEDULES.fullmatch(path) is not None
@@ -345,19 +357,21 @@ class Guard:
         else:
             await exchange.read_body(headers, CONTROL_BYTES, "it carries no messages")
 
-    def _check(self, scope: Scope, headers: dict[bytes, bytes], has_place: bool) -> None:
+    def _check(self, scope: Scope, headers: dict[bytes, bytes], has_slot: bool) -> None:
         rules = self._rules
         encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
         if encoding not in ("", "identity"):
             raise Refused(
-                415, "CONTENT_ENCODING", f"a body of the encoding {encoding[:40]!r} is not read: send it as it is"
+                415,
+                "CONTENT_ENCODING",
+                f"the content encoding {encoding[:40]!r} is not supported: send the body unencoded",
             )
         if scope["path"] not in ALWAYS_ANSWERED:
-            if scope["state"].get(NO_PLACE, False):
+            if scope["state"].get(IS_SPARE, False):
                 raise Refused(503, "OVERLOADED", "too many connections (limits.http_connections)", retriable=True)
-            if not has_place:
-                slots = self._under_way
-                why = f"{slots.limit} requests are under way, or {slots.share} of this address (limits.http_requests)"
+            if not has_slot:
+                slots = self._in_progress
+                why = f"{slots.limit} requests are in progress, or {slots.share} of this address (limits.http_requests)"
                 raise Refused(503, "OVERLOADED", why, retriable=True)
         host = headers.get(b"host", b"").decode("latin-1")
         match = _HOST.fullmatch(host)
@@ -365,7 +379,7 @@ class Guard:
             raise Refused(
                 403,
                 "FOREIGN_HOST",
-                f"this node is not {host[:80]!r}: ask it by its address, or name the host in http.allowed_hosts",
+                f"this node is not {host[:80]!r}: use its address, or add the host to http.allowed_hosts",
             )
         origin = headers.get(b"origin")
         if origin is not None:
@@ -374,14 +388,14 @@ class Guard:
                 raise Refused(
                     403,
                     "FOREIGN_ORIGIN",
-                    f"pages of {text[:80]!r} may not use this node; http.allowed_origins names those that may",
+                    f"pages of {text[:80]!r} may not use this node: http.allowed_origins lists the sites that may",
                 )
 
         elif headers.get(b"sec-fetch-site") in OTHER_SITES and _BY_GET.fullmatch(scope["path"]) is not None:
-            # Such a request has no Origin: a page can make it by an image, and lease messages with it.
+            # A GET has no Origin: a page could send it as the URL of an image, and lease messages with it.
             raise Refused(403, "FOREIGN_ORIGIN", "pages of other sites may not open streams of this node")
 
-    def _tell(self, scope: Scope, exchange: _Exchange, seconds: float) -> None:
+    def _report(self, scope: Scope, exchange: _Exchange, seconds: float) -> None:
         route = scope.get("route")
         path: str = getattr(route, "path", "(none)")
         status = exchange.status or problems.CLIENT_GONE
@@ -398,7 +412,7 @@ class Guard:
 
 
 class _Exchange:
-    """One request: its body, read before the routes see it, and its answer on its way."""
+    """One request: its body, which is read before the routes run, and the response in progress."""
 
     def __init__(
         self,
@@ -407,32 +421,35 @@ class _Exchange:
         receive: Receive,
         send: Send,
         share: SourceShare,
-        once: bool,
+        closes: bool,
         only_by_tls: bool,
     ) -> None:
-        """`share`: what requests of its address may take; `once`: the connection is closed behind the answer;
-        `only_by_tls`: browsers are told to come by TLS alone."""
+        """Create the exchange of one request.
+
+        `share`: memory for the requests of its address. `closes`: close the connection after the response.
+        `only_by_tls`: tell
+        browsers to use TLS only."""
         self._only_by_tls = only_by_tls
         self.request_id = request_id
         self.only_head = only_head
-        """It is answered like a GET, without the body."""
+        """Whether it is answered like a GET, without the body."""
         self.status: int | None = None
         self._receive = receive
         self._send = send
         self._share = share
-        self._once = once
+        self._closes = closes
         self._size = 0
-        """Of its body, as far as it has come."""
+        """Bytes of the body that have arrived."""
         self._answer_bytes = 0
         self._ahead_bytes = PIECES_BYTES
         self._counted = 0
-        """Of the share."""
+        """Bytes that are charged to the share."""
         self._body: bytes | None = b""
         self._count()
 
     @property
     def size(self) -> int:
-        """Bytes of its body that were read."""
+        """Bytes of the body that were read."""
         return self._size
 
     def _count(self) -> None:
@@ -444,32 +461,32 @@ class _Exchange:
             self._share.give_back(-more)
 
     def count_answer(self, size: int) -> None:
-        """So much is there of its answer, or may be."""
+        """Set the number of bytes that the response holds, or may hold."""
         self._answer_bytes = size
         self._count()
 
     def hold(self, size: int) -> None:
-        """So much was read, and no more, of an answer that is sent piece by piece; for who counts it."""
+        """Set the number of bytes that were read for a response in pieces. For routes that count these themselves."""
         self._ahead_bytes = size
         self.count_answer(size)
 
     async def reserve_answer(self) -> None:
-        """Wait until there is room for its answer. Raises Refused."""
-        with anyio.move_on_after(ROOM_S):
+        """Wait for the memory of the response. Raise Refused."""
+        with anyio.move_on_after(RESERVE_S):
             await self._share.reserve(ANSWER_BYTES)
             self._counted += ANSWER_BYTES
             self._answer_bytes = ANSWER_BYTES
             return
-        why = "requests take all the memory that they may (limits.memory_bytes); send it again in a moment"
+        why = "requests use all the memory that they may (limits.memory_bytes): send it again in a moment"
         raise Refused(503, "OVERLOADED", why, retriable=True)
 
     def end(self) -> None:
-        """Nothing of it is there any more."""
+        """Release the memory of the request."""
         self._share.give_back(self._counted)
         self._counted = 0
 
     async def read_body(self, headers: dict[bytes, bytes], most: int, limit: str) -> None:
-        """Read it whole, `most` bytes because of a limit. Raises Refused."""
+        """Read the whole body, at most `most` bytes. `limit`: name of that limit. Raise Refused."""
         length = headers.get(b"content-length", b"0")
         if len(length) > 18 or not length.isdigit() or int(length) > most:
             raise await self._too_large(most, limit)
@@ -486,19 +503,19 @@ class _Exchange:
                     raise await self._too_large(most, limit)
                 if self._size > SMALL_BYTES and not has_room:
                     await self._throw_body_away(pieces)
-                    raise Refused(503, "OVERLOADED", "too many large bodies at once; send it again", retriable=True)
+                    raise Refused(503, "OVERLOADED", "too many large bodies at once: send it again", retriable=True)
                 self._count()
                 scope.deadline += len(piece) / BODY_BYTES_PER_S
                 pieces.append(piece)
                 if not message.get("more_body", False):
                     break
         if scope.cancelled_caught:
-            raise Refused(408, "TIMED_OUT", f"the body did not arrive: {self._size} bytes of it came in time")
+            raise Refused(408, "TIMED_OUT", f"the body did not arrive in time: {self._size} bytes of it were received")
         self._body = b"".join(pieces)
 
     async def _too_large(self, most: int, limit: str) -> Refused:
         await self._discard()
-        return Refused(413, "TOO_LARGE", f"the body is larger than {most} bytes ({limit}); send less at once")
+        return Refused(413, "TOO_LARGE", f"the body is larger than {most} bytes ({limit}): send less at once")
 
     async def _throw_body_away(self, pieces: list[bytes]) -> None:
         pieces.clear()
@@ -507,14 +524,14 @@ class _Exchange:
         await self._discard()
 
     async def _discard(self) -> None:
-        """Who is still sending does not read: what comes is thrown away for a while, so that the answer arrives."""
+        """Read and drop the rest of the body for a while: a client that is still sending does not read the response."""
         with anyio.move_on_after(DISCARD_S):
             message = await self._receive()
             while message.get("more_body", False):
                 message = await self._receive()
 
     async def receive(self) -> Message:
-        """The body, once; then whatever comes, which is the end of the connection."""
+        """Return the body once, and then the server's further messages: the disconnection."""
         body, self._body = self._body, None
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
@@ -527,13 +544,13 @@ class _Exchange:
                 *message.get("headers", ()),
                 (b"x-request-id", self.request_id.encode()),
                 (b"x-content-type-options", b"nosniff"),
-                *([(b"connection", b"close")] if self._once else ()),
+                *([(b"connection", b"close")] if self._closes else ()),
                 *([HSTS] if self._only_by_tls else ()),
             ]
         elif self.only_head:
             message = {**message, "body": b""}
         if message["type"] == "http.response.body":
-            # Of what comes in pieces there is more than the piece.
+            # A response in pieces holds more than the piece that is sent.
             self.count_answer(len(message.get("body", b"")) + (self._ahead_bytes if message.get("more_body") else 0))
         await self._send(message)
 
@@ -547,10 +564,11 @@ class _Exchange:
             more=refused.more,
         )
         response.headers.update(refused.headers)
-        # The body may not be read: the connection cannot be used for another request.
+        # The body may be unread, so the connection cannot be used for a further request.
         response.headers["connection"] = "close"
         async with anyio.create_task_group() as tasks:
-            # Nor may what comes of it keep back the end of the answer: the server queues a few pieces, and that behind.
+            # Drop the body meanwhile: otherwise its unread bytes could keep the server from sending the end of the
+            # response.
             tasks.start_soon(self._throw_away)
             await response(scope, self.receive, self.send)
             tasks.cancel_scope.cancel()
@@ -561,12 +579,12 @@ class _Exchange:
 
 
 def _is_localhost(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether it is asked by a name that other programs of the same machine have, too, on other ports."""
+    """Return whether the request uses the name localhost, which other programs on the machine share, on other ports."""
     return headers.get(b"host", b"").partition(b":")[0].lower() == b"localhost"
 
 
 def _is_preflight(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a page of another site asks what it may ask: that shows nothing that says who it is."""
+    """Return whether a browser asks if a page of another site may send a request: such a query has no credentials."""
     return scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
 
 
@@ -581,7 +599,7 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
 
 @lru_cache(HOSTS_KEPT)
 def _is_address(host: str) -> bool:
-    """A page of another site can make a browser call its own name, not an address."""
+    """Return whether a host is an address. A page of another site can rebind its own name, but not an address."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What streams of messages have leased for their clients, and nobody has settled."""
+"""Track the messages that HTTP streams have leased for their clients, and that are not settled yet."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from sandq.client import Held, LeasedMessage
 
 
 class OpenStreams:
-    """The streams of a server, by the leases that they hold."""
+    """The open streams of a server, by the leases that they hold."""
 
     def __init__(self) -> None:
         self.by_token: dict[str, InFlight] = {}
 
     def settled(self, topic: str, items: Iterable[tuple[str, str | None]]) -> None:
-        """These of a topic are not held any more, whoever held them. An item without an offset is all under its lease.
-        Who may consume of this topic may name leases of another, which are lost to it, and to nobody else."""
+        """Release settled messages of a topic from the streams that hold them. Without an offset, release the whole
+        lease.
+
+        The topic must match: a caller with rights on one topic cannot release leases of another topic."""
         for token, offset in items:
             stream = self.by_token.get(token)
             if stream is not None and stream.topic == topic:
                 stream.settle(token, offset)
 
     def extended(self, token: str, lease_s: float) -> None:
-        """A lease ends so long from now."""
+        """Note that a lease was extended: it ends `lease_s` seconds from now."""
         stream = self.by_token.get(token)
         if stream is not None:
             stream.extend(token, lease_s)
 
 
 class InFlight:
-    """What one stream holds, and until when: at most `most` messages, as long as nobody adds more than there is room
-    for.
+    """The leases that one stream holds, and when they end. At most `most` messages, unless more are added than are
+    free.
 
-    Leases end by the clock of the event loop, so long after they came: what clocks of other machines say is not asked.
+    The end of a lease is computed with the clock of the event loop, from its duration. Clocks of other machines do not
+    matter.
     """
 
     def __init__(self, streams: OpenStreams, topic: str, most: int) -> None:
@@ -49,28 +52,28 @@ class InFlight:
         return iter([Held(token, offset) for token, offsets in self._offsets.items() for offset in offsets])
 
     @property
-    def room(self) -> int:
-        """For so many more."""
+    def free(self) -> int:
+        """Number of further messages that the stream may lease now."""
         now_s = anyio.current_time()
         for token in [token for token, until_s in self._until_s.items() if until_s <= now_s]:
             self._drop(token)
         return max(self._most - sum(map(len, self._offsets.values())), 0)
 
-    async def until_room(self) -> None:
-        """Wait until there is room."""
-        while not self.room:
+    async def until_free(self) -> None:
+        """Wait until the stream may lease further messages."""
+        while not self.free:
             with anyio.move_on_after(min(self._until_s.values()) - anyio.current_time()):
                 await self._changed.wait()
 
     def add(self, message: LeasedMessage, lease_s: float) -> None:
-        """It was leased for so long."""
+        """Add a message that was leased for `lease_s` seconds."""
         token = message.lease_token
         self._by_token[token] = self
         self._offsets.setdefault(token, set()).add(message.offset)
         self._until_s[token] = anyio.current_time() + lease_s
 
     def settle(self, token: str, offset: str | None) -> None:
-        """A message of a lease is not held any more; None: all of it."""
+        """Release a message of a lease. `offset` None: release the whole lease."""
         offsets = self._offsets.get(token, set())
         offsets.discard(offset or "")
         if offset is None or not offsets:
@@ -78,13 +81,13 @@ class InFlight:
         self._notify()
 
     def extend(self, token: str, lease_s: float) -> None:
-        """A lease ends so long from now."""
+        """Note that a lease was extended: it ends `lease_s` seconds from now."""
         if token in self._until_s:
             self._until_s[token] = anyio.current_time() + lease_s
             self._notify()
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """Release everything: the stream has ended."""
         for token in list(self._offsets):
             self._drop(token)
 

@@ -1,7 +1,7 @@
-"""The listening sockets of HTTP and the process that serves on them, from the first moment of a node.
+"""Open the listening sockets of HTTP and launch the process that serves on them, as the first step of a node.
 
-A node binds its ports and launches the process before it loads its own modules: both load at the same time. This module
-therefore imports little.
+A node binds its ports and launches the process before it loads its own modules, so that both load at the same time.
+This module therefore imports little.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODULE: Final = "sandq.server.http"
 
 
 class Process(Protocol):
-    """What is used of `trio.Process`. `thread.HttpThread` is the other implementation."""
+    """The part of `trio.Process` that is used. `thread.HttpThread` is the other implementation."""
 
     @property
     def pid(self) -> int: ...
@@ -46,7 +46,7 @@ Launch = Callable[[Sequence[int]], Awaitable[Process]]
 
 async def launch_process(descriptors: Sequence[int]) -> Process:
     """Start `python -m sandq.server.http`, which waits for its first message. Raises OSError."""
-    # Modules are found where this process finds them, whatever lies where it was started.
+    # The process must find modules where this one finds them, whatever the current directory contains.
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([path or os.getcwd() for path in sys.path])}
     return await trio.lowlevel.open_process(
         [sys.executable, "-P", "-m", MODULE], stdin=PIPE, stdout=PIPE, pass_fds=descriptors, env=environ
@@ -54,20 +54,20 @@ async def launch_process(descriptors: Sequence[int]) -> Process:
 
 
 class HttpPort:
-    """The sockets that listen for HTTP, and the way to launch a process for them."""
+    """The listening sockets of HTTP, with a function that launches a process for them."""
 
     def __init__(self, host: str, listeners: Sequence[trio.SocketListener], launch: Launch) -> None:
-        """`host`: the configured one, which may stand for several addresses."""
+        """`host`: as configured; it may resolve to several addresses."""
         self.address = Address(*listeners[0].socket.getsockname()[:2])
         self._host = host
         self._listeners = list(listeners)
         self._launch = launch
         self._launched: Process | None = None
-        """The process that `launch_early` started and nobody has taken yet."""
+        """The process that `launch_early` has started, until `launch` returns it."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Descriptors of the sockets, under which the process inherits them."""
+        """Descriptors of the sockets. The process inherits them under the same numbers."""
         return tuple(listener.socket.fileno() for listener in self._listeners)
 
     async def launch_early(self) -> None:
@@ -75,9 +75,9 @@ class HttpPort:
         self._launched = await self._launch(self.descriptors)
 
     async def launch(self) -> Process:
-        """Return a process that has just been launched; open the sockets first if they are closed.
+        """Return a new process. If the sockets are closed, open them first.
 
-        Raises OSError, and StartupError if another process has taken the port.
+        Raise OSError, or StartupError if another process has taken the port.
         """
         launched, self._launched = self._launched, None
         if launched is not None:
@@ -87,13 +87,13 @@ class HttpPort:
         return await self._launch(self.descriptors)
 
     def close(self) -> None:
-        """Close the sockets: clients are refused instead of waiting."""
+        """Close the sockets, so that clients are refused at once instead of waiting."""
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener.socket.close()
 
     async def end(self) -> None:
-        """Close the sockets, and kill the process that nobody has taken."""
+        """Close the sockets, and kill the process if `launch` has not returned it."""
         self.close()
         launched, self._launched = self._launched, None
         if launched is not None:

@@ -1,8 +1,8 @@
-"""Find out who asks over HTTP: nodes say it (IDENTIFY), and what they said is believed for half a second.
+"""Identify the callers of HTTP requests. Nodes do it (IDENTIFY), and their answers are cached for half a second.
 
-off      whoever shows nothing may do everything, as may others; a wrong token is refused all the same
-accept   who shows something is held to it
-require  who shows nothing is not let in
+off      callers may do everything, with or without credentials; a wrong token is refused all the same
+accept   callers with credentials are restricted to their rights
+require  callers without credentials are refused
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from sandq.server.http.problems import Revoked, not_let_in
 
 OFF, ACCEPT, REQUIRE = range(len(AUTHENTICATION))
 KEPT_S: Final = 0.5
-"""What a node said is believed for so long; and so often it is looked whether who waits is still let in."""
+"""Time for which an answer is cached, and interval at which waiting callers are checked again, in seconds."""
 KEPT: Final = 10_000
-"""Of those that were let in; of more, who was asked for longest ago is asked for again."""
+"""Maximum number of cached answers. The oldest are dropped."""
 PAUSED_MOST: Final = 32
-"""Whose answers wait because what they show is wrong."""
+"""Maximum number of failed requests whose response is being delayed."""
 PATIENCE_S: Final = 10.0
-"""Who waits, or is sent a stream, stays for so long while no node says who it is."""
+"""Time for which a waiting request or a stream goes on while no node can identify its caller, in seconds."""
 _SCHEME: Final = b"bearer "
 _LIMIT: Final = "authentication"
 
 
 class HttpLogins:
-    """Those of one server. `client` reaches the cluster, and has proved to be a gateway where that is needed."""
+    """Identifies the callers of one server. `client`: reaches the cluster, and is a proven gateway if that is
+    needed."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = anyio.current_time) -> None:
         self._cluster = cluster_of(client)
@@ -49,14 +50,14 @@ class HttpLogins:
         self._mode: int | None = None
         self._mode_until_s = 0.0
         self._kept: dict[bytes, tuple[HttpCaller | None, float]] = {}
-        """By SHA-256 of what was shown: who that is, and until when it is believed."""
+        """By SHA-256 of the credentials: the caller, and when the answer expires."""
         self._asking: dict[bytes, anyio.Event] = {}
         self._failed = FailedLogins(clock)
         self._paused = 0
 
     @property
     def mode(self) -> int | None:
-        """The strictest that a node which is connected has; None: none was yet."""
+        """The strictest mode of the connected nodes; None if none was connected yet."""
         now_s = self._clock()
         if now_s >= self._mode_until_s:
             found = [int(one.hello.limits.get(_LIMIT, OFF)) for one in self._cluster.connections()]
@@ -65,8 +66,9 @@ class HttpLogins:
         return self._mode
 
     async def caller(self, headers: Mapping[bytes, bytes], certificate: str | None, source: str) -> HttpCaller | None:
-        """Return who asks; None: nobody in particular, who may do everything. Raises Revoked; Unavailable while no
-        node says who it is."""
+        """Return the caller; None: an anonymous one, which may do everything.
+
+        Raise Revoked if it is refused, or Unavailable while no node can identify it."""
         shown = headers.get(b"authorization")
         mode = self.mode
         if shown is None and certificate is None and mode is not None and mode != REQUIRE:
@@ -77,12 +79,10 @@ class HttpLogins:
             await self._until_connected()
             return await self.caller(headers, certificate, source)
         if shown is None and certificate is None:
-            raise Revoked(
-                "this cluster lets nobody in who does not say who it is: send a token (Authorization: Bearer ...)"
-            )
-        # What is before it tells headers from certificates: nobody gets a certificate's answer by a header like it.
-        what = b"header " + shown if shown is not None else b"certificate " + str(certificate).encode()
-        key = sha256(what).digest()
+            raise Revoked("this cluster requires authentication: send a token (Authorization: Bearer ...)")
+        # The prefix keeps the two kinds apart: a header must not hit the cached answer of a certificate.
+        shown_as = b"header " + shown if shown is not None else b"certificate " + str(certificate).encode()
+        key = sha256(shown_as).digest()
         known = self._kept.get(key)
         if known is not None and self._clock() < known[1]:
             return known[0]
@@ -93,7 +93,8 @@ class HttpLogins:
             raise
 
     async def _pause(self, seconds: float) -> None:
-        """Slow down who shows what is wrong; of many at once some, for each of them keeps the place of a request."""
+        """Delay the response to wrong credentials. At most `PAUSED_MOST` are delayed: each keeps the slot of a
+        request."""
         if self._paused >= PAUSED_MOST:
             return
         self._paused += 1
@@ -103,7 +104,7 @@ class HttpLogins:
             self._paused -= 1
 
     async def _until_connected(self) -> None:
-        """Wait for a node. Raises Unavailable."""
+        """Wait until a node is connected. Raise Unavailable."""
         try:
             await call(self._cluster, Ping())
         except Unavailable as error:
@@ -112,7 +113,7 @@ class HttpLogins:
             raise Unavailable("no node of the cluster is connected; ask again in a moment")
 
     async def _identified(self, key: bytes, token: str | None, certificate: str | None) -> HttpCaller | None:
-        """As it is known, or as a node says. `key`: the hash of what was shown."""
+        """Return the cached answer, or ask a node. `key`: the hash of the credentials."""
         while True:
             known = self._kept.get(key)
             if known is not None and self._clock() < known[1]:
@@ -140,7 +141,7 @@ class HttpLogins:
             reply = IdentifyReply.parse(await call(self._cluster, Identify(token, certificate)))
         except Unauthenticated as error:
             if token is None and self._mode != REQUIRE:
-                return None  # certificates may be shown before they are known here
+                return None  # a certificate may be used before its identity exists
             raise Revoked(error.message, **error.details) from None
         access = reply.access
         until_revoked = partial(self._until_revoked, key, token, certificate, access)
@@ -155,8 +156,7 @@ class HttpLogins:
     async def _until_revoked(
         self, key: bytes, token: str | None, certificate: str | None, access: Access | None
     ) -> None:
-        """Wait until who waits for something is not let in any more, or may do something else. Raises Revoked,
-        Unavailable."""
+        """Wait until a caller is no longer admitted, or its rights have changed. Raise Revoked or Unavailable then."""
         known_s = self._clock()
         while True:
             await anyio.sleep(KEPT_S)
@@ -166,12 +166,12 @@ class HttpLogins:
                 raise
             except SandqError as error:
                 if self._clock() - known_s > PATIENCE_S:
-                    raise Unavailable(f"nobody says who you are at present: {error.message}") from None
+                    raise Unavailable(f"no node can identify the caller at present: {error.message}") from None
                 continue
             known_s = self._clock()
             now = None if caller is None else caller.access
             if _grants_of(now) != _grants_of(access):
-                raise Unavailable("what you may do has changed: ask again")
+                raise Unavailable("the rights of the caller have changed: ask again")
 
 
 def _grants_of(access: Access | None) -> frozenset[Grant] | None:
@@ -179,9 +179,9 @@ def _grants_of(access: Access | None) -> frozenset[Grant] | None:
 
 
 def _token_of(header: bytes) -> str:
-    """The token in a header. Raises Revoked."""
+    """Return the token in a header. Raise Revoked."""
     if header[: len(_SCHEME)].lower() != _SCHEME or not header[len(_SCHEME) :].strip():
-        raise Revoked("Authorization: only Bearer, and a token behind it, is known here")
+        raise Revoked("Authorization: only the scheme Bearer, followed by a token, is supported")
     token = header[len(_SCHEME) :].strip().decode("latin-1")
     if len(token) > TOKEN_CHARS:
         raise Revoked(f"the token is longer than any ({TOKEN_CHARS} characters)")

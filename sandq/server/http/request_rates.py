@@ -1,4 +1,4 @@
-"""What HTTP clients may ask of a topic in a second: counted where they ask, for nodes see only who serves them."""
+"""Enforce the request rates of topics for HTTP clients. Nodes cannot do it: they see only the HTTP server."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sandq.server.http.problems import problem, retry_after
 from sandq.server.request_rates import RequestRates
 
 Settings = Callable[[str], Mapping[str, Any] | None]
-"""The settings of a topic, as far as they are known; None: they are not."""
+"""Returns the settings of a topic, as far as the client knows them; None if it does not."""
 _RATED: Final = re.compile(
     r"/topics/([^/]+)(?:/(?:[0-9]+|messages|keys|changes|schedules)(?:/[\s\S]*)?|/groups/[^/]+/lease)"
 )
-"""What produces, reads or takes messages, beside POST to the topic itself."""
+"""Paths that produce, read or lease messages. POST to the topic itself is checked separately."""
 _TOPIC: Final = re.compile(r"/topics/([^/]+)")
 
 
 class RateGate:
-    """Answers 429 to who asks more of a topic than its `max_request_rate`, before any route is looked for."""
+    """Answers 429 to a client that exceeds the `max_request_rate` of a topic, before any route is chosen."""
 
     def __init__(self, app: ASGIApp, rates: RequestRates, settings: Settings) -> None:
         self._app = app
@@ -36,7 +36,7 @@ class RateGate:
         topic = _topic_of(scope)
         caller: HttpCaller | None = scope.get("state", {}).get(CALLER)
         if topic is not None and caller is not None and caller.access is not None and not caller.access.sees(topic):
-            topic = None  # it is refused, and so takes nothing of others and learns nothing
+            topic = None  # the request is refused later: it must neither use up the rate nor reveal the topic
         settings = self._settings(topic) if topic is not None else None
         if topic is not None and settings is not None:
             address = str((scope.get("client") or ("?",))[0])
@@ -58,7 +58,7 @@ class RateGate:
 
 
 def _topic_of(scope: Scope) -> str | None:
-    """The topic that a request counts for."""
+    """Return the topic whose rate a request counts for; None if none."""
     if scope["type"] != "http":
         return None
     found = _RATED.fullmatch(scope["path"])

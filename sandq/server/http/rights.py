@@ -1,7 +1,7 @@
-"""What each route needs: one table, so that nothing is let through that nobody thought of.
+"""The rights that each route needs, in one table.
 
-A route that is not in it needs the right `security`. Where a body names another topic (a topic that is made, messages
-that an ack sends, where dead letters go), its route asks once more (`caller.authorize`).
+A route that is not in it needs the right `security`, so that a forgotten route is not open. If a body names a further
+topic (a new topic, messages that an ack sends, a dead letter topic), its route checks that, too (`caller.authorize`).
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from sandq.model.errors import Forbidden
 from sandq.model.limits import FIXED
 
 OPEN_PATHS: Final = frozenset({"/", "/livez", "/healthz", "/readyz", "/openapi.json", "/docs"})
-"""For everybody, without a look at what they show ..."""
+"""Paths that need no authentication."""
 OPEN_BELOW: Final = ("/docs/", "/console/")
-"""... as is what begins so."""
+"""Prefixes of further paths that need no authentication."""
 
 
 class Needs(NamedTuple):
-    """What whoever asks a route needs, each of these rights, on what the path names. `rights` is empty: to be known is
-    enough; what is answered shows only what may be seen, or the body says what is needed."""
+    """The rights that a route needs on what its path names; the caller must have all of them.
+
+    If `rights` is empty, authentication is enough: the response shows only what the caller may see, or the route checks
+    the rights for its body."""
 
     rights: tuple[Right, ...]
     is_of_topic: bool = False
     is_of_group: bool = False
 
     def refusal(self, access: Access, names: Mapping[str, Any]) -> Forbidden | None:
-        """Return why it is not let through. `names`: of the path."""
-        topic = short(names.get("topic")) if self.is_of_topic else None
-        group = short(names.get("group")) if self.is_of_group else None
+        """Return why the caller may not use the route; None if it may. `names`: the parameters of the path."""
+        topic = truncated(names.get("topic")) if self.is_of_topic else None
+        group = truncated(names.get("group")) if self.is_of_group else None
         for right in self.rights:
             if not access.allows(right, topic, group):
                 return access.refusal(right, topic, group)
@@ -38,10 +40,11 @@ class Needs(NamedTuple):
 
 
 _P, _C, _R, _M = Right.PRODUCE, Right.CONSUME, Right.READ, Right.MANAGE
-KNOWN: Final = Needs(())
-OPEN: Final = KNOWN
-"""Of paths that are open anyway."""
+AUTHENTICATED: Final = Needs(())
+OPEN: Final = AUTHENTICATED
+"""For paths that need no authentication."""
 UNKNOWN: Final = Needs((Right.SECURITY,))
+"""For routes that are not in the table."""
 _TOPIC: Final = "/topics/{topic}"
 _GROUP: Final = f"{_TOPIC}/groups/{{group}}"
 _SCHEDULE: Final = f"{_TOPIC}/schedules/{{name}}"
@@ -60,17 +63,17 @@ _SECURITY: Final = Needs((Right.SECURITY,))
 _BACKUP: Final = Needs((Right.CLUSTER, Right.READ))
 _RESTORE: Final = Needs((Right.CLUSTER, _M, _P))
 NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
-    # Topics. What is made is in the body.
-    ("POST", "/topics"): KNOWN,
-    ("GET", "/topics"): KNOWN,
+    # Topics. The body of a POST names the new one.
+    ("POST", "/topics"): AUTHENTICATED,
+    ("GET", "/topics"): AUTHENTICATED,
     ("GET", _TOPIC): _topic(_R),
     ("PATCH", _TOPIC): _topic(_M),
     ("DELETE", _TOPIC): _topic(_M),
     ("POST", f"{_TOPIC}/purge"): _topic(_M),
     ("GET", f"{_TOPIC}/forecast"): _topic(_R),
     ("GET", f"{_TOPIC}/history"): _topic(_R),
-    ("GET", "/overview"): KNOWN,
-    ("GET", "/overview/stream"): KNOWN,
+    ("GET", "/overview"): AUTHENTICATED,
+    ("GET", "/overview/stream"): AUTHENTICATED,
     # Messages.
     ("POST", _TOPIC): _topic(_P),
     ("POST", f"{_TOPIC}/{{partition:int}}"): _topic(_P),
@@ -93,12 +96,15 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("GET", _GROUP): _group(_R),
     ("PATCH", _GROUP): _group(_M),
     ("DELETE", _GROUP): _group(_M),
-    **{("POST", f"{_GROUP}/{what}"): _group(_M) for what in ("pause", "resume", "seek", "dead/redrive", "dead/purge")},
-    **{("POST", f"{_GROUP}/{what}"): _group(_C) for what in ("lease", "ack", "nack", "dead", "extend")},
+    **{
+        ("POST", f"{_GROUP}/{action}"): _group(_M)
+        for action in ("pause", "resume", "seek", "dead/redrive", "dead/purge")
+    },
+    **{("POST", f"{_GROUP}/{action}"): _group(_C) for action in ("lease", "ack", "nack", "dead", "extend")},
     ("PUT", f"{_GROUP}/limits"): _group(_M),
     ("GET", f"{_GROUP}/stream"): _group(_C),
-    **{("GET", f"{_GROUP}/{what}"): _group(_R) for what in ("dead", "consumers")},
-    # What is pushed can be read by whoever says where to.
+    **{("GET", f"{_GROUP}/{action}"): _group(_R) for action in ("dead", "consumers")},
+    # The owner of the target URL can read what is pushed, so the caller needs `read` as well.
     ("PUT", f"{_GROUP}/push"): _group(_M, _R),
     ("DELETE", f"{_GROUP}/push"): _group(_M),
     ("GET", f"{_GROUP}/push"): _group(_R),
@@ -110,39 +116,39 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("PATCH", _SCHEDULE): _topic(_M),
     ("DELETE", _SCHEDULE): _topic(_M),
     ("GET", f"{_SCHEDULE}/next"): _topic(_R),
-    **{("POST", f"{_SCHEDULE}/{what}"): _topic(_M) for what in ("pause", "resume", "trigger")},
-    ("POST", "/schedules/preview"): KNOWN,
+    **{("POST", f"{_SCHEDULE}/{action}"): _topic(_M) for action in ("pause", "resume", "trigger")},
+    ("POST", "/schedules/preview"): AUTHENTICATED,
     # The cluster.
-    ("GET", "/cluster"): KNOWN,
-    ("GET", "/cluster/nodes"): KNOWN,
-    ("GET", "/cluster/partitions"): KNOWN,
-    ("GET", "/cluster/clock"): KNOWN,
+    ("GET", "/cluster"): AUTHENTICATED,
+    ("GET", "/cluster/nodes"): AUTHENTICATED,
+    ("GET", "/cluster/partitions"): AUTHENTICATED,
+    ("GET", "/cluster/clock"): AUTHENTICATED,
     **{
-        ("POST", f"/cluster/{what}"): _CLUSTER
-        for what in ("init", "transfer", "rebuild", "nodes/{node}/drain", "clock/accept", "clock/reset", "finalize")
+        ("POST", f"/cluster/{action}"): _CLUSTER
+        for action in ("init", "transfer", "rebuild", "nodes/{node}/drain", "clock/accept", "clock/reset", "finalize")
     },
     ("GET", "/cluster/nodes/{node}/dump"): _CLUSTER,
     ("GET", "/cluster/nodes/{node}/log-level"): _CLUSTER,
     ("PUT", "/cluster/nodes/{node}/log-level"): _CLUSTER,
     ("DELETE", "/cluster/nodes/{node}"): _CLUSTER,
     ("GET", "/audit"): _SECURITY,
-    # A statement asks the cluster as its caller: nodes judge what it reads (`sql_worker`).
-    ("POST", "/sql"): KNOWN,
-    ("GET", "/slo"): KNOWN,
-    # Whoever makes one has everything read.
+    # A statement uses the caller's rights: nodes check what it reads (`sql_worker`).
+    ("POST", "/sql"): AUTHENTICATED,
+    ("GET", "/slo"): AUTHENTICATED,
+    # A backup reads everything.
     ("POST", "/backups"): _BACKUP,
     ("GET", "/backups"): _BACKUP,
     ("POST", "/backups/{backup}/verify"): _BACKUP,
     ("POST", "/backups/{backup}/restore"): _RESTORE,
-    # Who may do what.
-    ("GET", "/whoami"): KNOWN,
-    **{("GET", f"/{what}"): _SECURITY for what in ("tokens", "identities", "identities/{principal}", "roles")},
-    **{("POST", f"/{what}"): _SECURITY for what in ("tokens", "tokens/{name}/rotate", "identities")},
+    # Identities and rights.
+    ("GET", "/whoami"): AUTHENTICATED,
+    **{("GET", f"/{action}"): _SECURITY for action in ("tokens", "identities", "identities/{principal}", "roles")},
+    **{("POST", f"/{action}"): _SECURITY for action in ("tokens", "tokens/{name}/rotate", "identities")},
     ("PATCH", "/identities/{principal}"): _SECURITY,
     ("PUT", "/roles/{name}"): _SECURITY,
-    **{("DELETE", f"/{what}"): _SECURITY for what in ("tokens/{name}", "identities/{principal}", "roles/{name}")},
+    **{("DELETE", f"/{action}"): _SECURITY for action in ("tokens/{name}", "identities/{principal}", "roles/{name}")},
     # The node.
-    ("GET", "/metrics"): KNOWN,
+    ("GET", "/metrics"): AUTHENTICATED,
     **{
         ("GET", path): OPEN
         for path in (
@@ -159,11 +165,11 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
 }
 
 
-def short(name: str | None) -> str | None:
-    """As much of a name as says whether it may be one: longer ones are not kept, and not said back."""
+def truncated(name: str | None) -> str | None:
+    """Return a name cut to one character more than is allowed: longer ones are neither kept nor echoed."""
     return None if name is None else name[: FIXED.name_chars + 1]
 
 
 def is_open(path: str) -> bool:
-    """Whether a path is for everybody."""
+    """Return whether a path needs no authentication."""
     return path in OPEN_PATHS or path.startswith(OPEN_BELOW)

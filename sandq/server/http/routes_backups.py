@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Path, Request
 
 from sandq.server.http import answers, bodies
-from sandq.server.http.gateway import Found, gateway_of, wait_apart
+from sandq.server.http.gateway import Found, gateway_of, run_waiting
 from sandq.server.http.strict import router_of
 
 router = router_of("backups")
@@ -42,7 +42,7 @@ async def list_backups(request: Request) -> Found:
 async def verify_backup(request: Request, backup: BackupId) -> Found:
     """400 when it is damaged: the error names the file and the byte. It takes as long as it takes to read."""
     backups = gateway_of(request).backups
-    return await wait_apart(request, lambda: backups.verify(backup))
+    return await run_waiting(request, lambda: backups.verify(backup))
 
 
 @router.post(

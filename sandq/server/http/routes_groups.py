@@ -27,7 +27,7 @@ from sandq.model.times import duration_ms
 from sandq.server.http import answers, bodies
 from sandq.server.http.caller import authorize
 from sandq.server.http.event_streams import EVENTS, GIVE_BACK_S, IN_FLIGHT_DEFAULT, Wanted, event_stream
-from sandq.server.http.gateway import Found, gateway_of, wait_apart, while_connected
+from sandq.server.http.gateway import Found, gateway_of, run_waiting, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
 from sandq.server.http.routes_messages import After, KeyPrefix, Order
 from sandq.server.http.routes_topics import TopicName, settings_of
@@ -54,7 +54,7 @@ async def lease(request: Request, topic: TopicName, group: GroupName, body: bodi
     """
     asked = body or bodies.LeaseIn()
     leases = gateway_of(request).client.leases(topic, group)
-    found = await (wait_apart if asked.wait else while_connected)(
+    found = await (run_waiting if asked.wait else while_connected)(
         request,
         lambda: leases.take(
             asked.max,

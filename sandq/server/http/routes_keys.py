@@ -15,7 +15,7 @@ from sandq.model.errors import InvalidRequest, NotFound
 from sandq.model.offsets import from_text, unpack
 from sandq.model.times import duration_ms
 from sandq.server.http import answers, bodies, problems
-from sandq.server.http.gateway import Found, gateway_of, wait_apart, while_connected
+from sandq.server.http.gateway import Found, gateway_of, run_waiting, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, PAGE_BYTES, Limit, as_lines, page_of, wants_lines
 from sandq.server.http.paths import bytes_of, is_known, key_of, only, refuse, text_of, version_of
 from sandq.server.http.positions import position_text, start_of
@@ -212,7 +212,7 @@ async def changes(
                 found = await _gathered(watch, wait_ms / 1000, limit or DEFAULT_LIMIT)
             return {"changes": [change_json(one) for one in found], "position": position_text(watch.position)}
 
-    return await (while_connected if after is None else wait_apart)(request, work)
+    return await (while_connected if after is None else run_waiting)(request, work)
 
 
 async def _gathered(watch: Watch, wait_s: float, limit: int) -> list[Change]:

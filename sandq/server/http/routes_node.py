@@ -14,8 +14,8 @@ from sandq.model.access import Right
 from sandq.protocol.requests_audit import LINES_MOST
 from sandq.server.http import answers, bodies
 from sandq.server.http.caller import access_of
+from sandq.server.http.cluster_watch import may_hear_of
 from sandq.server.http.gateway import Found, gateway_of, while_connected
-from sandq.server.http.looks import may_hear_of
 from sandq.server.http.problems import problem
 from sandq.server.http.strict import router_of
 

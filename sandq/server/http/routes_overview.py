@@ -15,11 +15,11 @@ from sandq.model.sources import source_of
 from sandq.server.http import answers_overview as answers
 from sandq.server.http import problems
 from sandq.server.http.caller import access_of, address_of, caller_of
+from sandq.server.http.cluster_watch import ClusterView, ClusterWatch, Watcher, findings_of, may_read, packed
 from sandq.server.http.event_streams import EVENTS, MEDIA_TYPE, error_event
 from sandq.server.http.gateway import Found, gateway_of, while_connected
-from sandq.server.http.guards import IS_HEAD, WAIT_APART, Hold
+from sandq.server.http.guards import IS_HEAD, WAITING_SLOT, Hold
 from sandq.server.http.lines import DEFAULT_LIMIT, Limit
-from sandq.server.http.looks import Look, Looks, Watcher, findings_of, may_read, packed
 from sandq.server.http.overview_rows import group_row, history_row
 from sandq.server.http.routes_topics import TopicName
 from sandq.server.http.strict import router_of
@@ -48,7 +48,7 @@ async def overview(
     """Of what nodes measure anyway: no message is looked at, and who asks within a second shares a look. Topics that
     whoever asks may `read`."""
     access, limit = access_of(request), DEFAULT_LIMIT if limit is None else limit
-    look = await while_connected(request, gateway_of(request).looks.look)
+    look = await while_connected(request, gateway_of(request).watch.refresh)
     seen = look.overview
     asked = [name for name in seen.topics if name.startswith(prefix) and (after is None or name > after)]
     page = [name for name in asked if may_read(access, name)]
@@ -78,7 +78,7 @@ async def stream(request: Request) -> Response:
     """Server-sent events, without an end: `topics` has rows as `/overview` has them, all of them at first, then those
     that have changed; `gone` names of topics that are there no more; `cluster` the nodes and what needs somebody to
     look; `look` ends what one look found. An `error` event is the last one."""
-    watched = _Stream(request, gateway_of(request).looks)
+    watched = _Stream(request, gateway_of(request).watch)
     return Response(headers=watched.headers) if getattr(request.state, IS_HEAD) else watched
 
 
@@ -102,19 +102,19 @@ async def history(request: Request, topic: TopicName) -> Found:
 class _Stream(Response):
     media_type = MEDIA_TYPE
 
-    def __init__(self, request: Request, looks: Looks) -> None:
+    def __init__(self, request: Request, watch: ClusterWatch) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"content-type": MEDIA_TYPE, "cache-control": "no-store"})
         self._request = request
-        self._looks = looks
+        self._watch = watch
         self._watcher = Watcher(access_of(request))
         caller = caller_of(request)
         self._owner = source_of(address_of(request)) if caller is None else caller.principal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with getattr(self._request.state, WAIT_APART)() as hold, self._looks.watching(self._owner):
+            with getattr(self._request.state, WAITING_SLOT)() as hold, self._watch.watching(self._owner):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 try:
                     await while_connected(self._request, lambda: self._send_all(send, hold))
@@ -131,10 +131,10 @@ class _Stream(Response):
 
         await say(_BEGINNING)
         while True:
-            look: Look | None = None
+            look: ClusterView | None = None
             with anyio.move_on_after(HEARTBEAT_S):
                 try:
-                    look = await self._looks.next(self._watcher.number)
+                    look = await self._watch.next(self._watcher.number)
                 except SandqError as error:  # it is looked again
                     await say(error_event(error, "trouble"))
                     continue

@@ -7,7 +7,7 @@ from fastapi.responses import Response
 
 from sandq.server.http import answers, bodies
 from sandq.server.http.caller import address_of, caller_of
-from sandq.server.http.gateway import gateway_of, wait_apart
+from sandq.server.http.gateway import gateway_of, run_waiting
 from sandq.server.http.queries import Statement
 from sandq.server.http.strict import router_of
 
@@ -20,5 +20,5 @@ async def run_sql(request: Request, body: bodies.SqlIn) -> Response:
     configuration has it off. It ends when its time is over, or who asks goes."""
     sql, caller = gateway_of(request).sql, caller_of(request)
     statement = Statement(body.statement, body.database, body.full_scan, body.limit)
-    found = await wait_apart(request, lambda: sql.run(caller, address_of(request), statement))
+    found = await run_waiting(request, lambda: sql.run(caller, address_of(request), statement))
     return Response(found, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Makes the HTTP application and the client behind it."""
+"""Create the HTTP application, and the client with which it uses the cluster."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ from sandq.server.http.app import create_app
 from sandq.server.http.audit_notes import AuditNotes
 from sandq.server.http.backups import BackupTarget, HttpBackups
 from sandq.server.http.bounds import GATEWAY_S
+from sandq.server.http.cluster_watch import ClusterWatch
 from sandq.server.http.gateway import Gateway, Node
 from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Guard, Observe, Rules
-from sandq.server.http.looks import Looks
 from sandq.server.http.queries import HttpSql
 from sandq.server.quota_meters import QuotaMeters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """For whom, and what is behind it. `names`: by which it may be called, beside addresses."""
+    """Settings of the HTTP server. `names`: host names that clients may use, in addition to addresses."""
 
     names: frozenset[str]
     origins: frozenset[str]
     servers: tuple[str, ...]
-    """Client ports, through which everything is asked."""
+    """Client ports of the cluster."""
     version: str
     timeout_s: float = GATEWAY_S
     starts_alone: bool = False
-    """Whether it serves also before any of them answers."""
+    """Whether it serves before a node of the cluster can be reached."""
     gateway_secret: Callable[[], bytes] | None = None
-    """Proves to nodes that they may believe for whom it asks; None: its requests count as its own."""
+    """Returns the secret with which it proves to nodes that it is a gateway; None: all requests count as its own."""
     nodes_tls: ClientTls | None = None
-    """How it speaks to these; None: no TLS."""
+    """TLS settings for connections to nodes; None: no TLS."""
     backup: BackupTarget | None = None
-    """Where backups go; None: there are none by HTTP."""
+    """Where backups are stored; None: backups over HTTP are off."""
     sql: SqlSection | None = None
-    """What statements of SQL may take; None: there are none by HTTP."""
+    """Limits of SQL statements; None: SQL over HTTP is off."""
     sql_tls: Mapping[str, Any] | None = None
-    """How processes of SQL speak to nodes, as JSON: `{"section", "own_hosts", "own_names"}` (see `nodes_tls`), or
-    `{"ca"}`, a path; None: no TLS."""
+    """TLS settings for the connections of SQL processes to nodes, as JSON; None: no TLS.
+
+    `{"section", "own_hosts", "own_names"}` (see `nodes_tls`), or `{"ca"}`, a path."""
     requires_tls: bool = False
-    """Whether it is served by TLS alone."""
+    """Whether clients must use TLS."""
     quotas: QuotaMeters | None = None
-    """Counts what identities take; None: nobody reads these counts."""
+    """Counts the usage of identities; None: the counts are not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +62,16 @@ class RunningApp:
     """The ASGI application."""
     client: Client
     ending: anyio.Event
-    """Set by the server that ends: requests that wait for something to happen are then answered."""
+    """Set when the server stops: requests that wait for an event are then answered."""
 
 
 @asynccontextmanager
 async def running_app(
     settings: HttpSettings, limits: Limits, node: Node, observe: Observe, account: Account
 ) -> AsyncIterator[RunningApp]:
-    """The application, with its client, inside the block.
+    """Run the application and its client within the block.
 
-    The client port must be served already, unless the settings say otherwise: what is asked here is asked there.
+    The client port must be served already, unless the settings say otherwise.
     """
     options = Options(
         timeout_s=settings.timeout_s,
@@ -80,8 +81,8 @@ async def running_app(
         gateway_secret=settings.gateway_secret,
         tls=settings.nodes_tls,
         waits_for_quota=False,
-        # What callers have in bodies is bounded by the account, by address: in a smaller buffer one would keep others
-        # waiting.
+        # Message bodies are bounded per address by the account. A smaller buffer here would let one caller block
+        # others.
         buffer_bytes=int(account.share_bytes),
     )
     names = settings.names | {"localhost"}
@@ -90,7 +91,7 @@ async def running_app(
     rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, *min(body), settings.requires_tls)
     ending = anyio.Event()
     async with connect_with(options, settings.servers, "sandq-http") as client:
-        looks = Looks(client)
+        watch = ClusterWatch(client)
         notes = AuditNotes(client)
         async with anyio.create_task_group() as tasks:
             backups = HttpBackups(client, settings.backup, tasks)
@@ -102,13 +103,13 @@ async def running_app(
                 version=settings.version,
                 ending=ending,
                 stream_messages=streamed,
-                looks=looks,
+                watch=watch,
                 backups=backups,
                 sql=sql,
             )
             guard = create_app(gateway, rules, observe, account, notes, settings.quotas)
             tasks.start_soon(notes.run)
-            tasks.start_soon(looks.run)
+            tasks.start_soon(watch.run)
             try:
                 yield RunningApp(guard, client, ending)
             finally:

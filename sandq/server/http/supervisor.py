@@ -44,7 +44,7 @@ FAULT: Final = "a fault of sandq; the node's log has it"
 
 
 class Node(Protocol):
-    """What the process is told about the node. `info.NodeState`, and `StartingNode` before that exists."""
+    """The state of the node that is reported to the process. `info.NodeState`; `StartingNode` until that exists."""
 
     def failure(self) -> str | None: ...
 
@@ -94,9 +94,12 @@ class Supervisor:
         quotas: QuotaMeters,
         gateway_secret: Callable[[], bytes],
     ) -> None:
-        """`begin`: first message to each process; its sockets and secret are those of the moment. `quotas`: to which
-        the counts of the process are added. `gateway_secret`: returns the current secret by which the process proves
-        itself to nodes."""
+        """Create the supervisor.
+
+        `begin`: the first message to each process; its sockets and secret are replaced by the current ones. `quotas`:
+        gets
+        the counts of the process. `gateway_secret`: returns the current secret with which the process proves itself to
+        nodes."""
         self.node: Node = StartingNode()
         self.status = status
         self._begin = begin
@@ -105,7 +108,7 @@ class Supervisor:
         self._gateway_secret = gateway_secret
         self._stopping = trio.Event()
         self._changed = trio.Event()
-        """Set when `node` is another one, which is reported at once."""
+        """Set when `node` is replaced, so that the new one is reported at once."""
         self._ended = trio.Event()
         self._sending = trio.Lock()
         self._served = False
@@ -113,14 +116,15 @@ class Supervisor:
         self._has_spoken = False
         """Whether the current process has sent a message."""
         self._unanswered = 0
-        """Pushes since the last message of the process. Time in which the node itself stands still does not count."""
+        """Pushes since the last message of the process. Counting pushes leaves out the time in which the node itself
+        hangs."""
         self._hung: str | None = None
         """Why the current process was killed as hung."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run processes until `stop` was called and the last one ended. Started once the first one has its orders.
+        """Run processes until `stop` was called and the last one has ended. Started once the first one got its orders.
 
-        Kills the process if it is cancelled.
+        If cancelled, kill the process.
         """
         began = trio.Event()
         try:
@@ -133,8 +137,10 @@ class Supervisor:
 
     @asynccontextmanager
     async def reporting(self, node: Node) -> AsyncIterator[None]:
-        """Report `node` to the process inside the block; at its end, close the sockets, let requests under way be
-        answered, and wait until the process has ended."""
+        """Report `node` to the process within the block.
+
+        At the end, close the sockets, let the requests in progress be answered, and wait until the process has
+        ended."""
         self.node = node
         self._changed.set()
         try:
@@ -193,7 +199,7 @@ class Supervisor:
         """Send the orders, then report the node every `PUSH_S`; kill a process that does not react."""
         secret = self._gateway_secret().hex()
         begin = replace(self._begin, gateway_secret=secret, listeners=self._port.descriptors)
-        await self._send(process, encode({"begin": begin.said()}))
+        await self._send(process, encode({"begin": begin.as_json()}))
         began.set()
         while True:
             before, secret = secret, self._gateway_secret().hex()
@@ -216,7 +222,7 @@ class Supervisor:
         node = self.node
         try:
             return [node.failure(), node.stalled(), node.ready()]
-        except Exception:  # as one in a request: the node goes on
+        except Exception:  # a bug in a report must not end the node
             log.exception("what the node is to say of itself failed with an unexpected error")
             return [None, FAULT, FAULT]
 
@@ -224,9 +230,9 @@ class Supervisor:
         assert process.stdin is not None
         with trio.move_on_after(SILENT_S) as scope:
             async with self._sending:
-                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # it ends
+                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the process is ending
                     await process.stdin.send_all(data)
-        if scope.cancelled_caught:  # the pipe is full, and a part of a message may be in it
+        if scope.cancelled_caught:  # the pipe is full, and may contain a part of a message
             self._kill(process, f"it has read nothing for {SILENT_S:g} s")
 
     async def _listen(self, process: Process) -> None:
@@ -239,8 +245,8 @@ class Supervisor:
                     await self._on_message(process, json.loads(line))
                 if len(kept) > LINE_BYTES:
                     raise ValueError(f"a line of more than {LINE_BYTES} bytes")
-        except Exception:  # whatever a message does, it does not end the node
-            log.exception("the HTTP process says what means nothing")
+        except Exception:  # an invalid message must not end the node
+            log.exception("the HTTP process has sent an invalid message")
             self._kill(process, "it does not speak the protocol of this node")
 
     async def _on_message(self, process: Process, message: Any) -> None:
@@ -258,7 +264,7 @@ class Supervisor:
                 try:
                     text, content_type = await self.node.metrics(accept)
                 except Exception:
-                    log.exception("metrics failed with an unexpected error")  # who asked gives up
+                    log.exception("metrics failed with an unexpected error")  # the process gives up waiting
                     return
                 await self._send(process, encode({"metrics": number, "content_type": content_type}, text))
 

@@ -1,4 +1,4 @@
-"""Serves HTTP in a thread of the node's process, with an event loop of its own: for `sandq.testing` and for tests."""
+"""Serve HTTP in a thread with its own event loop, instead of a process: for `sandq.testing` and for tests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ log = structlog.get_logger("sandq.http")
 
 
 class HttpThread:
-    """The thread, as a supervisor sees a process."""
+    """A thread that serves HTTP, with the interface of a process for the supervisor."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
-        """`descriptors`: sockets that listen. The thread serves on copies of them."""
+        """`descriptors`: listening sockets. The thread serves on copies of them."""
         self.pid = os.getpid()
         self.returncode: int | None = None
         self.running: RunningApp | None = None
-        """The application; None until it serves."""
+        """The application; None until the thread serves."""
         self._descriptors = tuple(os.dup(descriptor) for descriptor in descriptors)
         to_thread, write_to_thread = os.pipe()
         read_from_thread, from_thread = os.pipe()
@@ -38,25 +38,25 @@ class HttpThread:
         threading.Thread(target=self._run, name="sandq-http", daemon=True).start()
 
     async def wait(self) -> int:
-        """Wait for the end of the thread and return its exit code."""
+        """Wait until the thread has ended, and return its exit code."""
         await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
 
     def kill(self) -> None:
-        """Make the thread give up what it does."""
+        """Make the thread end without finishing its requests."""
         self._node.end()
 
     @property
     def requests_under_way(self) -> int:
-        """Number of requests that are neither answered nor wait for something to happen."""
-        return 0 if self.running is None else self.running.guard.under_way
+        """Number of requests in progress, without those that wait for an event."""
+        return 0 if self.running is None else self.running.guard.in_progress
 
     def _run(self) -> None:
         code = 0
         begin = self._node.first().get("begin")
         if begin is not None:
-            # The sockets are those of the copies; the orders name the sockets of the node.
+            # `begin` has the descriptors of the node's sockets: replace them by those of the copies.
             orders = Begin.of({**begin, "listeners": self._descriptors})
             structlog.contextvars.bind_contextvars(node=orders.node, process="http")
             code = run(orders, self._node, self._send, self._on_running)
@@ -68,7 +68,7 @@ class HttpThread:
             self._token.run_sync_soon(self._on_end, code)
 
     def _send(self, data: bytes) -> None:
-        with suppress(OSError):  # the node reads nothing any more
+        with suppress(OSError):  # the node has stopped reading
             os.write(self._from_thread, data)
 
     def _on_running(self, running: RunningApp) -> None:
@@ -80,7 +80,7 @@ class HttpThread:
 
 
 class ThreadLaunch:
-    """Launches HTTP in threads, and knows the current one."""
+    """Launches HTTP in threads, and keeps the current one."""
 
     def __init__(self) -> None:
         self.thread: HttpThread | None = None
@@ -92,5 +92,5 @@ class ThreadLaunch:
 
     @property
     def requests_under_way(self) -> int:
-        """Number of requests that are neither answered nor wait for something to happen."""
+        """Number of requests in progress, without those that wait for an event."""
         return 0 if self.thread is None else self.thread.requests_under_way

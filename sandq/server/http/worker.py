@@ -1,8 +1,8 @@
-"""Serves the HTTP of a node (ADR 50): in a process that the node starts, `python -m sandq.server.http`.
+"""Serve the HTTP of a node (ADR 50), in a process that the node starts: `python -m sandq.server.http`.
 
-It listens on sockets that the node has bound, asks everything of the node's client port, and learns from the node by a
-pipe how the node is and when to end. The end of the pipe is the end of the node: the process then ends at once. In
-`sandq.testing` a thread does the same (`thread`).
+The process listens on sockets that the node has bound, and sends all requests to the node's client port. The node
+reports its health through a pipe, and tells the process when to stop. If the pipe closes, the node has ended, and the
+process ends at once. In `sandq.testing`, a thread does the same (`thread`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sandq.server.http.connections import serve_http
 from sandq.server.http.node_link import STALE_S, STARTING, Begin, NodeInput, encode
 from sandq.server.http.nodes_tls import nodes_tls
 from sandq.server.http.serve import HttpSettings, RunningApp
-from sandq.server.http.tls_door import TlsDoor
+from sandq.server.http.tls_listener import TlsListener
 from sandq.server.line_writer import LineWriter
 from sandq.server.metrics.http_requests import HttpRequests
 from sandq.server.process_tuning import collect_rarely, give_back_heap
@@ -42,15 +42,15 @@ from sandq.tls.certificates import Certificates
 log = structlog.get_logger("sandq.http")
 
 METRICS_S: Final = 10.0
-"""For the node to make them."""
+"""Maximum time for the node to return its metrics, in seconds."""
 EXIT_FAILED: Final = 1
 EXIT_OTHER_VERSION: Final = 4
 
 Send = Callable[[bytes], object]
 
 
-class NodeAfar:
-    """How the node is, as it says; what it said too long ago is not believed any more."""
+class ReportedNode:
+    """The health of the node, as it last reported it. A report that is too old counts as a hung node."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class NodeAfar:
         gateway_secret: bytes = b"",
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`send`: sends bytes to the node. It is told what `requests` and `quotas` counted and what `account` holds."""
+        """`send`: sends bytes to the node: the counts of `requests` and `quotas`, and the bytes that `account`
+        holds."""
         self._now_s = now_s
         self._send = send
         self._requests = requests
@@ -70,24 +71,24 @@ class NodeAfar:
         self._quotas = quotas
         self._stale_s = stale_s
         self._health: tuple[str | None, str | None, str | None] = (None, None, STARTING)
-        self._told_s = now_s()
-        """Time of the last report, in s."""
+        self._reported_s = now_s()
+        """Time of the last report, in seconds."""
         self._asking = anyio.Lock()
         self._asked = 0
         self._metrics: tuple[bytes, str] | None = None
         self._answered = anyio.Event()
         self.stop = anyio.Event()
-        """Set when the process is to answer the requests under way and to end."""
+        """Set when the process must finish its requests and end."""
         self.gone = anyio.Event()
-        """Set when the node has ended, or has given this thread up."""
+        """Set when the node has ended, or has given up this thread."""
         self.gateway_secret = gateway_secret
-        """What proves to nodes that this process may say for whom it asks."""
+        """The secret with which this process proves to nodes that it is a gateway."""
 
     def on_message(self, message: Mapping[str, Any], body: bytes) -> None:
-        """The node says something."""
+        """Handle a message from the node."""
         match message:
             case {"health": [failure, stalled, ready]}:
-                self._health, self._told_s = (failure, stalled, ready), self._now_s()
+                self._health, self._reported_s = (failure, stalled, ready), self._now_s()
                 self._report()
             case {"metrics": number, "content_type": content_type} if number == self._asked:
                 self._metrics = body, content_type
@@ -100,26 +101,27 @@ class NodeAfar:
                 self.gone.set()
 
     def failure(self) -> str | None:
-        """Why it cannot store anything any more."""
+        """Return why the node cannot store anything any more; None if it can."""
         return self._health[0]
 
     def stalled(self) -> str | None:
-        """What stands still there."""
+        """Return what is stalled in the node; None if nothing is."""
         return self.silent() or self._health[1]
 
     def ready(self) -> str | None:
-        """Why it is not ready to work; None when it is."""
+        """Return why the node is not ready; None if it is."""
         return self.silent() or self._health[2]
 
     def silent(self) -> str | None:
-        """Return that the node has not reported for too long: its process hangs. None while it starts: a node that
-        recovers its storage cannot report."""
-        if self._health[2] == STARTING or self._now_s() - self._told_s <= self._stale_s:
+        """Return an error if the node has not reported for too long, because its process hangs.
+
+        None while the node starts: it cannot report while it recovers its storage."""
+        if self._health[2] == STARTING or self._now_s() - self._reported_s <= self._stale_s:
             return None
-        return f"the node has not said for {self._stale_s:g} s how it is"
+        return f"the node has not reported its state for {self._stale_s:g} s"
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
-        """What Prometheus reads, and its content type. Raises Unavailable."""
+        """Return the metrics in a format of Prometheus, and their content type. Raise Unavailable."""
         async with self._asking:
             self._asked += 1
             self._metrics, self._answered = None, anyio.Event()
@@ -128,7 +130,7 @@ class NodeAfar:
             with anyio.move_on_after(METRICS_S):
                 await self._answered.wait()
             if self._metrics is None:
-                raise Unavailable(f"the node has not told its metrics within {METRICS_S:g} s; ask again")
+                raise Unavailable(f"the node has not returned its metrics within {METRICS_S:g} s; ask again")
             return self._metrics
 
     def _report(self) -> None:
@@ -152,7 +154,7 @@ def main(node: NodeInput) -> None:
         collect_rarely()
     code = run(begin, node, lambda data: output.write(data.decode()))
     logs.finish()
-    os._exit(code)  # the thread that reads what the node says would not let go of its file
+    os._exit(code)  # a normal exit would wait for the thread that reads the input
 
 
 def run(begin: Begin, node: NodeInput, send: Send, on_running: Callable[[RunningApp], object] | None = None) -> int:
@@ -172,40 +174,42 @@ def run(begin: Begin, node: NodeInput, send: Send, on_running: Callable[[Running
 async def _serve(begin: Begin, node: NodeInput, send: Send, on_running: Callable[[RunningApp], object] | None) -> None:
     requests, account = HttpRequests(), Account(begin.limits.memory_bytes * HTTP_SHARE)
     quotas = QuotaMeters(anyio.current_time)
-    afar = NodeAfar(send, requests, account, quotas, begin.stale_s, bytes.fromhex(begin.gateway_secret))
+    reports = ReportedNode(send, requests, account, quotas, begin.stale_s, bytes.fromhex(begin.gateway_secret))
     loop = asyncio.get_running_loop()
 
-    def hand_on(message: Mapping[str, Any], body: bytes) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and so does this process
-            loop.call_soon_threadsafe(afar.on_message, message, body)
+    def deliver(message: Mapping[str, Any], body: bytes) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and the process is about to
+            loop.call_soon_threadsafe(reports.on_message, message, body)
 
-    node.hand_on(hand_on)
-    door, certificates = None, None
+    node.deliver_to(deliver)
+    tls, certificates = None, None
     if begin.tls is not None:
         section = TlsSection(**begin.tls)  # type: ignore[arg-type]
         certificates = Certificates(section)
-        door = TlsDoor(section, certificates) if section.http != OFF else None
-    requires_tls = door is not None and door.requires_tls
+        tls = TlsListener(section, certificates) if section.http != OFF else None
+    requires_tls = tls is not None and tls.requires_tls
     settings = replace(
         _settings(begin, certificates, requires_tls=requires_tls),
-        gateway_secret=lambda: afar.gateway_secret,
+        gateway_secret=lambda: reports.gateway_secret,
         quotas=quotas,
     )
     listeners = [socket.socket(fileno=descriptor) for descriptor in begin.listeners]
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_end_with, afar, tasks.cancel_scope)
-        serving = serve_http(listeners, settings, begin.limits, begin.deadlines, afar, requests.observe, account, door)
+        tasks.start_soon(_end_with_node, reports, tasks.cancel_scope)
+        serving = serve_http(
+            listeners, settings, begin.limits, begin.deadlines, reports, requests.observe, account, tls
+        )
         async with serving as running:
-            if certificates is not None and door is None:
+            if certificates is not None and tls is None:
                 tasks.start_soon(certificates.follow)
             if on_running is not None:
                 on_running(running)
             send(encode({"serves": True}))
-            await afar.stop.wait()
+            await reports.stop.wait()
         tasks.cancel_scope.cancel()
 
 
-async def _end_with(node: NodeAfar, scope: anyio.CancelScope) -> None:
+async def _end_with_node(node: ReportedNode, scope: anyio.CancelScope) -> None:
     """Cancel a scope when the node is gone."""
     await node.gone.wait()
     scope.cancel()
@@ -230,8 +234,8 @@ def _settings(begin: Begin, certificates: Certificates | None, *, requires_tls: 
 
 
 def _own_output() -> int:
-    """Standard output for what is said to the node alone: what anything else prints there goes to standard error."""
+    """Return a descriptor of standard output for messages to the node; other output then goes to standard error."""
     own = os.dup(1)
-    with suppress(OSError):  # there is none
+    with suppress(OSError):  # there is no standard error
         os.dup2(2, 1)
     return own

@@ -18,7 +18,7 @@ import trio
 from sandq.model.config_types import Address
 from sandq.node.running import Serving
 from sandq.server.http import alone, guards
-from sandq.server.http.bounds import FULL, SPARE_PLACES
+from sandq.server.http.bounds import FULL, SPARE_SLOTS
 from sandq.server.http.connections import AHEAD_BYTES
 from tests.support.nodes.gateway import PATIENT, gateway
 from tests.support.nodes.small_node import small_config
@@ -174,7 +174,7 @@ async def test_who_finds_no_place_is_told(at: Address) -> None:
             return await opened.enter_async_context(stream)
 
         first = []
-        for _ in range(3 + SPARE_PLACES - SPARE_PLACES // 4):
+        for _ in range(3 + SPARE_SLOTS - SPARE_SLOTS // 4):
             first.append(await connect("127.0.0.2"))
             await first[-1].send_all(waits)
             assert (await first[-1].receive_some(1000)).startswith(b"HTTP/1.1 100 "), "it is under way"
@@ -283,7 +283,7 @@ async def test_it_ends_what_waits_and_answers_it(small: Serving) -> None:
 
 
 async def test_it_is_ready_while_the_cluster_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone, "LOOK_S", 0.01)
+    monkeypatch.setattr(alone, "POLL_S", 0.01)
     stop = trio.Event()
 
     async def run(task_status: trio.TaskStatus[Serving]) -> None:

@@ -12,7 +12,7 @@ import trio
 from sandq.node.running import Serving
 from sandq.server import http
 from sandq.server import overview as node_overview
-from sandq.server.http import looks
+from sandq.server.http import cluster_watch
 from tests.support.nodes.http_requests import Web
 from tests.support.waiting import until_answer
 
@@ -24,7 +24,7 @@ PAGE = {"accept": "text/html,application/xhtml+xml"}
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes count, and gateways look, more often than they do."""
     monkeypatch.setattr(node_overview, "SAMPLE_S", LOOK_S)
-    monkeypatch.setattr(looks, "LOOK_S", LOOK_S)
+    monkeypatch.setattr(cluster_watch, "REFRESH_S", LOOK_S)
 
 
 async def overview(web: Web, **params: Any) -> Any:

@@ -76,7 +76,7 @@ async def test_requests_go_through(tmp_path: Path, authority: Authority) -> None
 async def test_plain_is_told_what_to_do(tmp_path: Path, authority: Authority) -> None:
     async with serving(tmp_path, authority) as node, web(node, None) as client:
         answer = await client.get("/topics")
-        assert answer.status_code == 400 and "this port requires TLS: ask by https://" in answer.text
+        assert answer.status_code == 400 and "this port requires TLS: use https://" in answer.text
         with pytest.raises(httpx.ConnectError):
             async with web(node, ssl.create_default_context()) as strange:
                 await strange.get("/topics")

@@ -18,7 +18,7 @@ from sandq.model.limits import Limits
 from sandq.server.http.alone import bind, serve_alone
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
-from sandq.server.http.tls_door import TlsDoor
+from sandq.server.http.tls_listener import TlsListener
 from tests.support.waiting import PATIENCE_S
 
 PATIENT: Final = Deadlines(*[PATIENCE_S] * len(fields(Deadlines)))
@@ -35,7 +35,7 @@ async def gateway(
     *,
     timeout_s: float = PATIENCE_S,
     starts_alone: bool = False,
-    tls: TlsDoor | None = None,
+    tls: TlsListener | None = None,
     nodes_tls: ClientTls | None = None,
     sql: SqlSection | None = None,
 ) -> AsyncIterator[Address]:

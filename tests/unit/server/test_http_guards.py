@@ -12,7 +12,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from sandq.broker.memory_budget import Account
-from sandq.server.http.guards import BODY_BYTES_PER_S, BODY_S, ROOM_S, Guard, Rules
+from sandq.server.http.guards import BODY_BYTES_PER_S, BODY_S, RESERVE_S, Guard, Rules
 
 LARGE = 1 << 40
 Message = dict[str, Any]
@@ -80,7 +80,7 @@ async def test_a_body_that_comes_slowly_is_taken(autojump_clock: MockClock) -> N
     assert client.reached == 1 and account.bytes == 0
 
 
-@pytest.mark.parametrize("gives_back_s", [None, ROOM_S - 1, ROOM_S + 1])
+@pytest.mark.parametrize("gives_back_s", [None, RESERVE_S - 1, RESERVE_S + 1])
 async def test_a_request_waits_for_room_for_its_answer(
     autojump_clock: MockClock, nursery: trio.Nursery, gives_back_s: float | None
 ) -> None:
@@ -95,11 +95,11 @@ async def test_a_request_waits_for_room_for_its_answer(
         nursery.start_soon(give_back, gives_back_s)
     client = Client(account, b"", ends=True)
     status, answer = await client.ask("GET", "/topics")
-    if gives_back_s is not None and gives_back_s < ROOM_S:
+    if gives_back_s is not None and gives_back_s < RESERVE_S:
         assert (status, client.reached) == (200, 1)
     else:
         assert (status, answer["code"], client.reached) == (503, "OVERLOADED", 0)
-        assert "(limits.memory_bytes)" in answer["detail"] and trio.current_time() - began_s == ROOM_S
+        assert "(limits.memory_bytes)" in answer["detail"] and trio.current_time() - began_s == RESERVE_S
         assert account.bytes == LARGE, "it holds nothing any more"
 
 

@@ -37,23 +37,23 @@ class Bed:
 
 async def test_what_is_settled_makes_room(autojump_clock: Clock) -> None:
     bed = Bed()
-    assert bed.one.room == 0
+    assert bed.one.free == 0
     bed.streams.settled("t", [("a", "1"), ("a", "1"), ("a", "none"), ("c", None)])
-    assert bed.one.room == 1 and sorted(bed.one) == [Held("a", "2"), Held("b", "3")]
+    assert bed.one.free == 1 and sorted(bed.one) == [Held("a", "2"), Held("b", "3")]
     bed.streams.settled("t", [("a", None), ("b", "3")])
-    assert bed.one.room == 3 and bed.streams.by_token == {}
+    assert bed.one.free == 3 and bed.streams.by_token == {}
 
 
 async def test_who_consumes_of_another_topic_settles_nothing_here(autojump_clock: Clock) -> None:
     bed = Bed()
     bed.streams.settled("other", [("a", None), ("b", "3")])
-    assert bed.one.room == 0 and len(bed.streams.by_token) == 2
+    assert bed.one.free == 0 and len(bed.streams.by_token) == 2
 
 
 async def test_who_waits_for_room_goes_on_when_there_is_some(autojump_clock: Clock) -> None:
     bed = Bed()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(bed.one.until_room)
+        nursery.start_soon(bed.one.until_free)
         await trio.testing.wait_all_tasks_blocked()
         bed.streams.settled("t", [("b", None)])
     assert trio.current_time() < 1
@@ -63,13 +63,13 @@ async def test_leases_that_end_make_room(autojump_clock: Clock) -> None:
     bed = Bed()
     began_s = trio.current_time()
     bed.streams.extended("a", 6 * LEASE_S)
-    await bed.one.until_room()
+    await bed.one.until_free()
     assert trio.current_time() - began_s == pytest.approx(LEASE_S)
-    assert bed.one.room == 1
+    assert bed.one.free == 1
     bed.add("b", "4")
     bed.streams.settled("t", [("b", "4")])
     bed.add("d", "5")
-    await bed.one.until_room()
+    await bed.one.until_free()
     assert trio.current_time() - began_s == pytest.approx(2 * LEASE_S), "a lease that is made longer is"
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from starlette.types import Receive, Scope, Send
 
 from sandq.broker.memory_budget import Account
-from sandq.server.http.bounds import FULL, REFUSED_MOST, SPARE_PLACES, Deadlines
+from sandq.server.http.bounds import FULL, REFUSED_MOST, SPARE_SLOTS, Deadlines
 from sandq.server.http.connections import HttpServer, _Connection
 
 PLACES: Final = 4
@@ -66,7 +66,7 @@ class Bed:
 
 async def _flood() -> None:
     at = Bed()
-    for number in range(PLACES + SPARE_PLACES):
+    for number in range(PLACES + SPARE_SLOTS):
         assert not at.busy(f"192.0.2.{number}").sent
     refused = [at.connect("192.0.2.250") for _ in range(REFUSED_MOST + 5)]
     assert {transport.sent for _, transport in refused} == {FULL}
@@ -79,7 +79,7 @@ async def _flood() -> None:
 
 async def _share() -> None:
     at = Bed()
-    share, spare_share = PLACES - PLACES // 4, SPARE_PLACES - SPARE_PLACES // 4
+    share, spare_share = PLACES - PLACES // 4, SPARE_SLOTS - SPARE_SLOTS // 4
     for number in range(share + spare_share):
         assert not at.busy(f"2001:db8::{number:x}").sent
     assert at.busy("2001:db8::ffff").sent == FULL

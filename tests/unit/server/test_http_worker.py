@@ -18,7 +18,7 @@ from sandq.model.errors import Unavailable
 from sandq.model.quotas import Quota
 from sandq.server.http.node_link import STALE_S, STARTING
 from sandq.server.http.routes_node import livez
-from sandq.server.http.worker import METRICS_S, NodeAfar
+from sandq.server.http.worker import METRICS_S, ReportedNode
 from sandq.server.metrics.http_requests import HttpRequests
 from sandq.server.quota_meters import QuotaMeters
 from tests.support.paths import ROOT
@@ -33,7 +33,7 @@ class Bed:
         self.requests = HttpRequests()
         self.account = Account(1000)
         self.quotas = QuotaMeters(lambda: self.now_s)
-        self.node = NodeAfar(
+        self.node = ReportedNode(
             lambda data: self.said.append(json.loads(data)),
             self.requests,
             self.account,
@@ -83,7 +83,7 @@ def test_what_the_node_said_too_long_ago_counts_for_nothing() -> None:
     bed.now_s += STALE_S
     assert bed.unwell == (None, None, None)
     bed.now_s += 0.1
-    silent = "the node has not said for 2 s how it is"
+    silent = "the node has not reported its state for 2 s"
     assert bed.unwell == (None, silent, silent)
     bed.tell(WELL)
     assert bed.unwell == (None, None, None)

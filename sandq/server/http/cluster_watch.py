@@ -1,7 +1,7 @@
-"""One look at the cluster for all who watch it: made while there are any, shared by all of them.
+"""Watch the state of the cluster for all clients that follow it, with one query for all of them.
 
-Each sees of it what it may read. A watcher is told everything once, and then only what has changed since it was told
-last, in events of bounded size.
+The state is refreshed only while there are watchers. Each watcher gets what it may read: everything once, and then only
+what has changed since its last event, in events of bounded size.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from sandq.model.access import Access, Right
 from sandq.model.errors import Overloaded, SandqError
 from sandq.server.http.overview_rows import Found, findings, topic_row
 
-LOOK_S: Final = 2.0
-"""From one look to the next, while somebody watches."""
+REFRESH_S: Final = 2.0
+"""Interval between two refreshes while there are watchers, in seconds."""
 FRESH_S: Final = 1.0
-"""A look that is not older is shared by who asks once."""
-STALE_S: Final = 3 * LOOK_S
-"""A look that is older was made for who has gone: nobody who comes is told that."""
+"""Age up to which a view is reused, in seconds."""
+STALE_S: Final = 3 * REFRESH_S
+"""Age from which a view is not shown to a new watcher, in seconds."""
 WATCHERS_MOST: Final = 64
 WATCHERS_SHARE: Final = WATCHERS_MOST // 4
-"""Of these, one principal, or one address where nobody says who asks, may be so many."""
+"""Maximum number of watchers of one principal, or of one address if authentication is off."""
 EVENT_BYTES: Final = 64 << 10
-"""Rows of one event, about."""
+"""Approximate maximum size of the rows in one event, in bytes."""
 _CLUSTER_FIELDS: Final = (
     *("cluster", "cluster_uuid", "node", "version", "feature_level", "metadata_leader", "moving", "waiting"),
     *("nodes", "others"),
@@ -40,8 +40,10 @@ _CLUSTER_FIELDS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What was seen at one moment. `rows`: by topic, the number of the look in which it changed last, and its row."""
+class ClusterView:
+    """The state of the cluster at one moment.
+
+    `rows`: for each topic, the number of the view in which its row changed last, and the row."""
 
     number: int
     overview: ClusterOverview
@@ -49,43 +51,42 @@ class Look:
     rows: Mapping[str, tuple[int, bytes]]
 
 
-class Looks:
-    """Looks at the cluster while somebody wants to know."""
+class ClusterWatch:
+    """Refreshes the view of the cluster while it has watchers."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._watchers: Counter[str] = Counter()
         self._wanted = anyio.Event()
-        self._looked = anyio.Event()
-        self._last: Look | None = None
+        self._refreshed = anyio.Event()
+        self._last: ClusterView | None = None
         self._last_at = 0.0
         self._error: SandqError | None = None
         self._lock = anyio.Lock()
 
     async def run(self) -> None:
-        """Look again and again while somebody watches, until it is cancelled."""
+        """Refresh the view regularly while there are watchers, until cancelled."""
         while True:
             if not self._watchers.total():
                 self._wanted = anyio.Event()
                 await self._wanted.wait()
             try:
-                await self.look(FRESH_S)
+                await self.refresh(FRESH_S)
                 self._error = None
             except SandqError as error:
                 self._error = error
-            looked, self._looked = self._looked, anyio.Event()
-            looked.set()
-            await anyio.sleep(LOOK_S)
+            refreshed, self._refreshed = self._refreshed, anyio.Event()
+            refreshed.set()
+            await anyio.sleep(REFRESH_S)
 
     @contextmanager
     def watching(self, owner: str) -> Iterator[None]:
-        """Have it look, while inside the block. `owner`: the principal that watches, or its address. Raises
-        Overloaded."""
+        """Count a watcher within the block. `owner`: its principal, or its address. Raise Overloaded."""
         if self._watchers.total() >= WATCHERS_MOST:
-            raise Overloaded(f"{WATCHERS_MOST} watch the cluster already; ask again in a moment, or for /overview")
+            raise Overloaded(f"{WATCHERS_MOST} streams watch the cluster already: try again later, or use /overview")
         if self._watchers[owner] >= WATCHERS_SHARE:
             raise Overloaded(
-                f"{WATCHERS_SHARE} streams of {owner:.300} watch the cluster already: end one, or ask for /overview"
+                f"{WATCHERS_SHARE} streams of {owner:.300} watch the cluster already: end one, or use /overview"
             )
         self._watchers[owner] += 1
         self._wanted.set()
@@ -96,82 +97,83 @@ class Looks:
             if not self._watchers[owner]:
                 del self._watchers[owner]
 
-    async def next(self, after: int) -> Look:
-        """Wait for a look after the one of that number. Raises SandqError when the cluster cannot be looked at."""
+    async def next(self, after: int) -> ClusterView:
+        """Wait for a view after the one with this number. Raise SandqError if the cluster cannot be queried."""
         while self._last is None or self._last.number <= after or anyio.current_time() - self._last_at > STALE_S:
-            looked = self._looked
-            await looked.wait()
+            refreshed = self._refreshed
+            await refreshed.wait()
             if self._error is not None:
                 raise self._error
         return self._last
 
-    async def look(self, fresh_s: float = FRESH_S) -> Look:
-        """Look now, unless somebody just did. Raises SandqError."""
+    async def refresh(self, fresh_s: float = FRESH_S) -> ClusterView:
+        """Return the current view; query the cluster unless the last one is younger than `fresh_s`. Raise
+        SandqError."""
         async with self._lock:
             if self._last is not None and anyio.current_time() - self._last_at < fresh_s:
                 return self._last
             admin = self._client.admin
             info, overview = await admin.cluster(), await admin.overview()
-            self._last, self._last_at = look_after(self._last, info, overview), anyio.current_time()
+            self._last, self._last_at = next_view(self._last, info, overview), anyio.current_time()
             return self._last
 
 
-def look_after(last: Look | None, info: Mapping[str, Any], overview: ClusterOverview) -> Look:
-    """The look after another one, by what is seen now."""
+def next_view(last: ClusterView | None, info: Mapping[str, Any], overview: ClusterOverview) -> ClusterView:
+    """Return the view that follows `last`, with the given state."""
     number, before = (1, {}) if last is None else (last.number + 1, last.rows)
     rows = {}
     for name, topic in overview.topics.items():
         row = packed(topic_row(topic, overview.over_ms))
         known = before.get(name)
         rows[name] = known if known is not None and known[1] == row else (number, row)
-    return Look(number, overview, info, rows)
+    return ClusterView(number, overview, info, rows)
 
 
 class Watcher:
-    """What one of them was told."""
+    """Knows what one watcher was sent."""
 
     def __init__(self, access: Access | None) -> None:
         self._access = access
         self._names: set[str] = set()
         self._cluster = b""
         self.number = 0
-        """Of the look that it was told last."""
+        """Number of the last view that it was sent."""
 
-    def events(self, look: Look) -> Iterator[bytes]:
-        """Tell what is new in a look."""
-        cluster = packed(cluster_of(look, self._access))
+    def events(self, view: ClusterView) -> Iterator[bytes]:
+        """Yield the events for all that is new in a view."""
+        cluster = packed(cluster_of(view, self._access))
         if cluster != self._cluster:
             self._cluster = cluster
             yield _event("cluster", cluster)
-        names = {name for name in look.rows if may_read(self._access, name)}
+        names = {name for name in view.rows if may_read(self._access, name)}
         if gone := sorted(self._names - names):
             yield from _pieces("gone", [packed(name) for name in gone])
-        changed = [row for name, (at, row) in look.rows.items() if name in names and self._is_new(name, at)]
+        changed = [row for name, (at, row) in view.rows.items() if name in names and self._is_new(name, at)]
         yield from _pieces("topics", changed)
-        yield _event("look", packed({"at": when(look.overview.now_ms), "over_ms": look.overview.over_ms}))
-        self._names, self.number = names, look.number
+        yield _event("look", packed({"at": when(view.overview.now_ms), "over_ms": view.overview.over_ms}))
+        self._names, self.number = names, view.number
 
     def _is_new(self, name: str, at: int) -> bool:
         return at > self.number or name not in self._names
 
 
-def cluster_of(look: Look, access: Access | None) -> Found:
-    """The cluster in short, and what in it needs somebody to look, as far as it may be told."""
+def cluster_of(view: ClusterView, access: Access | None) -> Found:
+    """Return a summary of the cluster, with findings for the operator, as far as the caller may see them."""
     return {
-        **{name: look.info.get(name) for name in _CLUSTER_FIELDS},
-        "missing": look.overview.missing,
-        "findings": findings_of(look, access),
+        **{name: view.info.get(name) for name in _CLUSTER_FIELDS},
+        "missing": view.overview.missing,
+        "findings": findings_of(view, access),
     }
 
 
-def findings_of(look: Look, access: Access | None) -> list[Found]:
-    """What needs somebody to look, as far as it may be told."""
-    topics = [topic for name, topic in look.overview.topics.items() if may_read(access, name)]
-    told = {
-        name: [row for row in look.info.get(name) or () if may_hear_of(access, row["topic"])]
+def findings_of(view: ClusterView, access: Access | None) -> list[Found]:
+    """Return the findings that need an operator's attention, as far as the caller may see them."""
+    topics = [topic for name, topic in view.overview.topics.items() if may_read(access, name)]
+    visible = {
+        name: [row for row in view.info.get(name) or () if may_hear_of(access, row["topic"])]
         for name in ("different", "shut")
     }
-    return findings({**look.info, **told}, look.overview, topics)
+    return findings({**view.info, **visible}, view.overview, topics)
 
 
 def may_hear_of(access: Access | None, topic: str | None) -> bool:
@@ -180,7 +182,7 @@ def may_hear_of(access: Access | None, topic: str | None) -> bool:
 
 
 def may_read(access: Access | None, topic: str) -> bool:
-    """Whether a topic may be told of."""
+    """Return whether a caller may read a topic."""
     return access is None or access.allows(Right.READ, topic)
 
 
@@ -201,6 +203,6 @@ def _event(name: str, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
-def packed(said: Any) -> bytes:
-    """In one line, which escapes see to."""
-    return json.dumps(said, separators=(",", ":")).encode()
+def packed(value: Any) -> bytes:
+    """Return a value as JSON on one line: the encoder escapes line ends."""
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,8 +1,7 @@
-"""TLS of HTTP in a process of its own, on asyncio: accepts connections, looks whether they begin a handshake, and hands
-them on.
+"""Accept HTTP connections with TLS on asyncio: check whether a client begins a handshake, and start its protocol.
 
-The handshake itself is uvloop's, which does not tell what it costs: it counts as much as one that was tried when the
-certificates were read.
+uvloop does the handshake, and does not report its cost. Each handshake is charged the CPU time of a trial handshake,
+which was measured when the certificates were loaded.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from sandq.tls.stream import FIRST_BYTE
 log = structlog.get_logger("sandq.http")
 
 COST_S: Final = 0.001
-"""Of a handshake that could not be tried."""
+"""Assumed CPU time of a handshake if the trial failed, in seconds."""
 SHUTDOWN_S: Final = 3.0
-"""For the other side to take the words that end TLS."""
+"""Time for the client to answer the end of TLS, in seconds."""
 FULL_PAUSE_S: Final = 0.1
-"""Before more is accepted, when this process may open no more files."""
+"""Pause before the next connection is accepted if this process cannot open more files, in seconds."""
 
 Make = Callable[[bool], asyncio.BaseProtocol]
-"""The protocol of a connection; whether it is refused because it is plain."""
+"""Creates the protocol of a connection. The argument says whether it is refused because it does not use TLS."""
 
 
-class TlsDoor:
-    """Of one server."""
+class TlsListener:
+    """Accepts the connections of one server."""
 
     def __init__(self, settings: TlsSection, certificates: Certificates) -> None:
         self._mode = settings.http
@@ -51,16 +50,16 @@ class TlsDoor:
 
     @property
     def requires_tls(self) -> bool:
-        """Whether clients that speak plain are refused."""
+        """Whether clients without TLS are refused."""
         return self._mode == REQUIRE
 
     @cached_property
     def handshakes(self) -> Handshakes:
-        """Of the loop that serves."""
+        """The limits of handshakes, for the loop that serves."""
         return Handshakes()
 
     async def serve(self, listener: socket.socket, make: Make) -> None:
-        """Accept until cancelled."""
+        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
         async with anyio.create_task_group() as tasks:
@@ -76,21 +75,22 @@ class TlsDoor:
         try:
             source = source_of(str(accepted.getpeername()[0]))
             async with self.handshakes.place(source) as place:
-                if not await self._hand_on(accepted, make, source, place):
+                if not await self._start_protocol(accepted, make, source, place):
                     accepted.close()
         except (OSError, SandqError, ConnectionError, TimeoutError) as error:
             accepted.close()
             log.debug("a client was not let in", error=str(error))
         except Exception:
-            # A fault in one connection must not take the others with it; the log has it whole.
+            # A bug that shows in one connection must not end the others. The log gets the traceback.
             accepted.close()
             log.exception("a handshake ended with an unexpected error")
         except BaseException:
             accepted.close()
             raise
 
-    async def _hand_on(self, accepted: socket.socket, make: Make, source: str, place: anyio.CancelScope) -> bool:
-        """False: it is not needed."""
+    async def _start_protocol(self, accepted: socket.socket, make: Make, source: str, place: anyio.CancelScope) -> bool:
+        """Start the protocol of a connection. Return False if the client sends nothing in time: the caller closes
+        it."""
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         head = b""
@@ -126,7 +126,7 @@ class TlsDoor:
 
 
 async def _first_byte(accepted: socket.socket) -> bytes:
-    """What a client says first stays where it is; nothing: it says nothing."""
+    """Return the first byte that a client sends, without consuming it; nothing if the client disconnects."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(accepted.fileno(), readable.set)
@@ -141,7 +141,7 @@ async def _first_byte(accepted: socket.socket) -> bytes:
 
 
 def cost_of(loaded: Loaded) -> float:
-    """The CPU time of a handshake's expensive step at this side, in seconds: it is done once, with itself."""
+    """Return the CPU time of the expensive step of a handshake on this side, measured by a trial, in seconds."""
     server, client = TlsSession(loaded.http, is_server=True), TlsSession(loaded.dial, is_server=False)
     with suppress(SandqError, ssl.SSLError):
         client.greet()
@@ -150,6 +150,6 @@ def cost_of(loaded: Loaded) -> float:
 
 
 def certificate_of(transport: Any) -> bytes | None:
-    """The certificate that a client has shown; None: there is no TLS."""
+    """Return the certificate of a client: empty if it has shown none, None if the connection does not use TLS."""
     tls = transport.get_extra_info("ssl_object")
     return None if tls is None else tls.getpeercert(True) or b""

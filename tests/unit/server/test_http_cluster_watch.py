@@ -14,7 +14,16 @@ import trio
 from sandq.client.admin import ClusterOverview, GroupOverview, TopicOverview
 from sandq.model.access import Access
 from sandq.model.errors import Overloaded, Unavailable
-from sandq.server.http.looks import EVENT_BYTES, LOOK_S, WATCHERS_MOST, WATCHERS_SHARE, Look, Looks, Watcher, look_after
+from sandq.server.http.cluster_watch import (
+    EVENT_BYTES,
+    REFRESH_S,
+    WATCHERS_MOST,
+    WATCHERS_SHARE,
+    ClusterView,
+    ClusterWatch,
+    Watcher,
+    next_view,
+)
 
 INFO = {"cluster": "c", "node": "node1", "nodes": [{"node": "node1", "up": True}]}
 
@@ -27,10 +36,10 @@ def topic(name: str, **given: Any) -> TopicOverview:
     return replace(TopicOverview(name=name, kind="timer", partitions=1, led=1), **given)
 
 
-def told(watcher: Watcher, look: Look) -> dict[str, list[Any]]:
+def told(watcher: Watcher, view: ClusterView) -> dict[str, list[Any]]:
     """By the name of the event, what the events of a look say."""
     found: dict[str, list[Any]] = {}
-    for event in watcher.events(look):
+    for event in watcher.events(view):
         first, second = event.decode().rstrip("\n").split("\n")
         assert len(event) < EVENT_BYTES + 4096
         found.setdefault(first.removeprefix("event: "), []).append(json.loads(second.removeprefix("data: ")))
@@ -39,29 +48,29 @@ def told(watcher: Watcher, look: Look) -> dict[str, list[Any]]:
 
 def test_all_is_told_once_and_then_what_changes() -> None:
     watcher = Watcher(None)
-    look = look_after(None, INFO, seen(topic("a"), topic("b", messages=5)))
+    look = next_view(None, INFO, seen(topic("a"), topic("b", messages=5)))
     first = told(watcher, look)
     assert [row["topic"] for row in first["topics"][0]] == ["a", "b"]
     assert first["cluster"][0]["findings"] == []
-    look = look_after(look, INFO, seen(topic("a"), topic("b", messages=6)))
+    look = next_view(look, INFO, seen(topic("a"), topic("b", messages=6)))
     second = told(watcher, look)
     assert [(row["topic"], row["messages"]) for row in second["topics"][0]] == [("b", 6)]
     assert "cluster" not in second
-    assert told(watcher, look_after(look, INFO, seen(topic("a")))) == {"gone": [["b"]], "look": second["look"]}
+    assert told(watcher, next_view(look, INFO, seen(topic("a")))) == {"gone": [["b"]], "look": second["look"]}
 
 
 def test_who_missed_a_look_is_told_all_that_changed() -> None:
     watcher = Watcher(None)
-    look = look_after(None, INFO, seen(topic("a"), topic("b")))
+    look = next_view(None, INFO, seen(topic("a"), topic("b")))
     told(watcher, look)
-    look = look_after(look, INFO, seen(topic("a", messages=1), topic("b")))
-    look = look_after(look, INFO, seen(topic("a", messages=1), topic("b", messages=2)))
+    look = next_view(look, INFO, seen(topic("a", messages=1), topic("b")))
+    look = next_view(look, INFO, seen(topic("a", messages=1), topic("b", messages=2)))
     assert [row["topic"] for row in told(watcher, look)["topics"][0]] == ["a", "b"]
 
 
 def test_each_is_told_what_it_may_read() -> None:
     groups = {"g": GroupOverview(group="g", ready=3)}
-    look = look_after(None, INFO, seen(topic("open.a", groups=groups), topic("shut.b", groups=groups)))
+    look = next_view(None, INFO, seen(topic("open.a", groups=groups), topic("shut.b", groups=groups)))
     found = told(Watcher(Access.of("token:x", ["read:open.*"], {})), look)
     assert [row["topic"] for row in found["topics"][0]] == ["open.a"]
     assert [one["topic"] for one in found["cluster"][0]["findings"]] == ["open.a"]
@@ -70,7 +79,7 @@ def test_each_is_told_what_it_may_read() -> None:
 
 
 def test_events_have_a_bounded_size() -> None:
-    look = look_after(None, INFO, seen(*[topic(f"t{number:04}") for number in range(1000)]))
+    look = next_view(None, INFO, seen(*[topic(f"t{number:04}") for number in range(1000)]))
     pieces = told(Watcher(None), look)["topics"]
     assert len(pieces) > 4
     assert sum(len(piece) for piece in pieces) == 1000
@@ -78,7 +87,7 @@ def test_events_have_a_bounded_size() -> None:
 
 def test_findings_name_what_stands_and_what_is_missing() -> None:
     stands = {"g": GroupOverview(group="g", ready=1, paused=True, reason="it is paused", dead=2)}
-    look = look_after(
+    look = next_view(
         None,
         {**INFO, "nodes": [{"node": "node2", "up": False}], "clock_alarm": True},
         seen(topic("a", groups=stands, partitions=3), missing={"node2": "it cannot be reached"}),
@@ -98,14 +107,14 @@ def test_findings_name_what_stands_and_what_is_missing() -> None:
 
 def test_what_a_node_that_tells_nothing_may_lead_is_not_said_to_be_without_leader() -> None:
     missing = {"node3": "its version does not tell it"}
-    look = look_after(None, INFO, seen(topic("a", partitions=3), missing=missing))
+    look = next_view(None, INFO, seen(topic("a", partitions=3), missing=missing))
     (found,) = told(Watcher(None), look)["cluster"][0]["findings"]
     assert (found["state"], found["what"]) == ("warning", "nodes")
     assert "node3 reports nothing of its topics" in found["found"]
 
 
 class Admin:
-    """A cluster that counts how often it is looked at."""
+    """A cluster that counts how often it is refreshed at."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -128,73 +137,73 @@ class Client:
 
 async def test_all_share_a_look_and_none_is_made_while_nobody_watches(autojump_clock: trio.abc.Clock) -> None:
     client: Any = Client()
-    looks = Looks(client)
+    watch = ClusterWatch(client)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(looks.run)
-        await anyio.sleep(10 * LOOK_S)
+        tasks.start_soon(watch.run)
+        await anyio.sleep(10 * REFRESH_S)
         assert client.admin.looks == 0
-        with looks.watching("ada"), looks.watching("bob"):
-            assert (await looks.next(0)).number == (await looks.next(0)).number == 1
-            assert (await looks.next(1)).number == 2
+        with watch.watching("ada"), watch.watching("bob"):
+            assert (await watch.next(0)).number == (await watch.next(0)).number == 1
+            assert (await watch.next(1)).number == 2
             assert client.admin.looks == 2
-        await anyio.sleep(10 * LOOK_S)
+        await anyio.sleep(10 * REFRESH_S)
         assert client.admin.looks <= 3
-        await looks.look()
-        assert (await looks.look()) is (await looks.look())
+        await watch.refresh()
+        assert (await watch.refresh()) is (await watch.refresh())
         tasks.cancel_scope.cancel()
 
 
 async def test_who_comes_later_is_told_nothing_that_is_old(autojump_clock: trio.abc.Clock) -> None:
     client: Any = Client()
-    looks = Looks(client)
+    watch = ClusterWatch(client)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(looks.run)
-        with looks.watching("ada"):
-            await looks.next(0)
+        tasks.start_soon(watch.run)
+        with watch.watching("ada"):
+            await watch.next(0)
         await anyio.sleep(3600)
         before = client.admin.looks
-        with looks.watching("ada"):
-            look = await looks.next(0)
+        with watch.watching("ada"):
+            view = await watch.next(0)
         assert client.admin.looks == before + 1
-        assert look.overview.topics["a"].messages == client.admin.looks
+        assert view.overview.topics["a"].messages == client.admin.looks
         tasks.cancel_scope.cancel()
 
 
 async def test_who_watches_is_told_that_the_cluster_cannot_be_looked_at(autojump_clock: trio.abc.Clock) -> None:
     client: Any = Client()
     client.admin.error = Unavailable("no node answers")
-    looks = Looks(client)
+    watch = ClusterWatch(client)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(looks.run)
-        with looks.watching("ada"):
+        tasks.start_soon(watch.run)
+        with watch.watching("ada"):
             with pytest.raises(Unavailable):
-                await looks.next(0)
+                await watch.next(0)
             client.admin.error = None
-            assert (await looks.next(0)).number == 1
+            assert (await watch.next(0)).number == 1
         tasks.cancel_scope.cancel()
 
 
 async def test_so_many_watch_and_no_more() -> None:
     client: Any = Client()
-    looks = Looks(client)
+    watch = ClusterWatch(client)
     with ExitStack() as watching:
         for number in range(WATCHERS_MOST):
-            watching.enter_context(looks.watching(f"caller {number // WATCHERS_SHARE}"))
-        with pytest.raises(Overloaded, match="64 watch"), looks.watching("another"):
+            watching.enter_context(watch.watching(f"caller {number // WATCHERS_SHARE}"))
+        with pytest.raises(Overloaded, match="64 streams watch"), watch.watching("another"):
             pass
-    with looks.watching("ada"):
+    with watch.watching("ada"):
         pass
 
 
 async def test_one_principal_does_not_hold_all_streams() -> None:
     client: Any = Client()
-    looks = Looks(client)
+    watch = ClusterWatch(client)
     with ExitStack() as watching:
         for _ in range(WATCHERS_SHARE):
-            watching.enter_context(looks.watching("ada"))
-        with pytest.raises(Overloaded, match="streams of ada"), looks.watching("ada"):
+            watching.enter_context(watch.watching("ada"))
+        with pytest.raises(Overloaded, match="streams of ada"), watch.watching("ada"):
             pass
-        with looks.watching("bob"):
+        with watch.watching("bob"):
             pass
-    with looks.watching("ada"):
+    with watch.watching("ada"):
         pass
