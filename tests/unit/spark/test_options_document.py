@@ -22,8 +22,8 @@ OF_READS, OF_WRITES = (
 WORDS = {"ignore": IGNORE, "replace": REPLACE, "reject": REJECT}
 
 
-def told(rows: list[tuple[str, str]]) -> dict[str, str]:
-    """Option -> default, of those that have one."""
+def defaults_of(rows: list[tuple[str, str]]) -> dict[str, str]:
+    """Return the defaults of options that have one."""
     return {
         name: default
         for names, defaults in rows
@@ -32,7 +32,7 @@ def told(rows: list[tuple[str, str]]) -> dict[str, str]:
             [*(part.strip("` ") for part in defaults.split(", ")), *[""] * 3],
             strict=False,
         )
-        if default and default != "drawn"
+        if default and default != "random"
     }
 
 
@@ -40,9 +40,9 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def test_of_reads() -> None:
+def test_defaults_of_reads_are_those_of_the_code() -> None:
     options = source.parse_options({"subscribe": "t"})
-    assert told(OF_READS) == {
+    assert defaults_of(OF_READS) == {
         "sandq.bootstrap.servers": ",".join(options.servers),
         "startingOffsets": options.starting.word,
         "endingOffsets": options.ending.word,
@@ -60,9 +60,9 @@ def test_of_reads() -> None:
     }
 
 
-def test_of_writes() -> None:
+def test_defaults_of_writes_are_those_of_the_code() -> None:
     options = sink.parse_sink_options({"topic": "t"})
-    assert told(OF_WRITES).items() == {
+    assert defaults_of(OF_WRITES).items() == {
         ("sandq.bootstrap.servers", ",".join(options.servers)),
         *(("onConflict", word) for word, value in WORDS.items() if value == options.on_conflict),
         ("onChangedRows", "again" if options.again else "error"),
@@ -75,9 +75,9 @@ def test_every_option_is_in_the_document(name: str) -> None:
     assert f"`{name}`" in DOCUMENT
 
 
-def test_the_table_beside_kafka() -> None:
-    """What it says is the same is there, and what it says is refused is."""
-    table = DOCUMENT.partition("## Beside Spark's connector for Kafka")[2].partition("\n## ")[0]
+def test_table_of_kafka_options_is_that_of_the_code() -> None:
+    """The options that the table calls the same exist, and those that it calls refused are refused."""
+    table = DOCUMENT.partition("## Compared with Spark's connector for Kafka")[2].partition("\n## ")[0]
     same, _, refused = (part.split("\n| **")[0] for part in re.split(r"\| \*\*[^|]*\|.*\n", table)[1:])
     columns = {field for field in source.COLUMNS if f"{field}" in same}
     assert columns >= {"key", "value", "topic", "partition", "offset", "timestamp", "headers"}
