@@ -1,4 +1,4 @@
-"""Tokens, identities and roles: who may do what with the cluster."""
+"""Tokens, identities and roles: the permissions of clients of the cluster."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from sandq.protocol.requests_access import (
 )
 
 KEEP: Final = "keep"
-"""What an identity has stays as it is."""
+"""The default of the argument `expires`: leave the expiry unchanged."""
 Expiry = Duration | datetime | None
-"""After so long, at an instant, or never."""
+"""A duration from now, an instant, or None for no expiry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who may do what. `principal`: `token:NAME`, `jwt:SUBJECT` or `cert:NAME`."""
+    """The permissions of a client. `principal`: `token:NAME`, `jwt:SUBJECT` or `cert:NAME`."""
 
     principal: str
     grants: Sequence[str]
@@ -48,12 +48,16 @@ class Identity:
     quota: Mapping[str, int]
     note: str
     used: Mapping[str, int] = field(default_factory=dict)
-    """What one that has a quota has: `topics`, `partitions`, `stored_bytes`, `pending_messages` of the cluster; of the
-    node that was asked `connections`, and `requests` and `bytes` since that started."""
+    """Current usage, for an identity with a quota.
+
+    `topics`, `partitions`, `stored_bytes` and `pending_messages` are those of the cluster. `connections`, `requests`
+    and
+    `bytes` are those of the node that was asked; the last two since it started.
+    """
 
     @classmethod
     def from_map(cls, row: object) -> Identity:
-        """Raises ProtocolError unless it is one."""
+        """Parse an identity from a reply. Raises ProtocolError."""
         kinds = {"principal": str, "grants": list, "created_ms": int, "quota": dict, "note": str}
         if not isinstance(row, dict) or not all(isinstance(row.get(name), kind) for name, kind in kinds.items()):
             raise ProtocolError("an identity is expected")
@@ -74,7 +78,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class NewToken:
-    """A token that was made, and the identity that it is of: nobody else knows the text, and it is never told again."""
+    """A new token and its identity. The cluster does not keep the text, so it cannot be shown again."""
 
     text: str = field(repr=False)
     identity: Identity
@@ -82,7 +86,7 @@ class NewToken:
 
 @dataclass(frozen=True, slots=True)
 class Whoami:
-    """Who a client is to the cluster. `grants`: rights without roles; None: it may do everything."""
+    """The identity of a client, as the cluster sees it. `grants`: rights, with roles resolved; None for full access."""
 
     principal: str
     grants: Sequence[str] | None
@@ -92,13 +96,13 @@ class Whoami:
 
 @suggesting
 class AccessAdmin:
-    """The part of `client.admin` that is about who may do what. All but `whoami` need the right `security`."""
+    """The part of `client.admin` for permissions. All methods but `whoami` require the right `security`."""
 
     _cluster: Cluster
 
     @timed_read
     async def whoami(self, *, timeout: Duration | None = None) -> Whoami:
-        """Who this client is to the cluster, and what it may do."""
+        """Return the identity of this client, and its rights."""
         found = IdentifyReply.parse(await call(self._cluster, Identify(None, None)))
         return Whoami(found.principal, found.grants, found.expires_ms, found.quota)
 
@@ -115,10 +119,13 @@ class AccessAdmin:
         note: str = "",
         timeout: Duration | None = None,
     ) -> NewToken:
-        """Make a token, whose principal is `token:NAME`. `grants`: rights and roles, as "writer:billing.*"; `expires`:
-        after so long ("90d"), at an instant, or (None) never. The cluster keeps no more of its text than its SHA-256.
+        """Create a token, whose principal is `token:NAME`.
 
-        Raises Conflict when there is one of this name; InvalidRequest.
+        `grants`: rights and roles, such as "writer:billing.*". `expires`: a duration ("90d"), an instant, or None for
+        never.
+        The cluster stores only the SHA-256 hash of the token's text.
+
+        Raises Conflict if a token of this name exists; InvalidRequest.
         """
         text = token_text(secrets.token_bytes(TOKEN_BYTES))
         principal = check_principal(principal_of(TOKEN, name))
@@ -127,7 +134,7 @@ class AccessAdmin:
 
     @timed_change
     async def rotate_token(self, name: str, *, expires: Any = KEEP, timeout: Duration | None = None) -> NewToken:
-        """Give a token another text; the old one ends at once. Raises NotFound."""
+        """Replace the text of a token; the old text becomes invalid at once. Raises NotFound."""
         text = token_text(secrets.token_bytes(TOKEN_BYTES))
         changes: dict[str, Any] = {"secret_hash": token_hash(text)}
         if expires is None or expires != KEEP:
@@ -136,14 +143,14 @@ class AccessAdmin:
 
     @timed_change
     async def revoke_token(self, name: str, *, timeout: Duration | None = None) -> None:
-        """End a token: whoever uses it is cut off within a second. Raises NotFound."""
+        """Delete a token; clients that use it are disconnected within a second. Raises NotFound."""
         await call(self._cluster, IdentityDelete(check_principal(principal_of(TOKEN, name))), idempotent=False)
 
     # -- identities -----------------------------------------------------------------------------------------------
 
     @timed_read
     async def identities(self, *, timeout: Duration | None = None) -> list[Identity]:
-        """All identities, by principal."""
+        """Return all identities, ordered by principal."""
         found: list[Identity] = []
         while True:
             after = found[-1].principal if found else None
@@ -163,8 +170,10 @@ class AccessAdmin:
         note: str = "",
         timeout: Duration | None = None,
     ) -> Identity:
-        """Let in who shows a certificate (`cert:NAME`), or a token of an outside issuer (`jwt:SUBJECT`). Raises as
-        `create_token`."""
+        """Create an identity for a certificate (`cert:NAME`) or for a token of an external issuer (`jwt:SUBJECT`).
+
+        Raises the same errors as `create_token`.
+        """
         given = {"expires_ms": _expires_ms(expires), "note": note, **_given(grants=grants, quota=quota)}
         return await self._put(check_principal(principal), True, given)
 
@@ -181,8 +190,12 @@ class AccessAdmin:
         note: str | None = None,
         timeout: Duration | None = None,
     ) -> Identity:
-        """Change what an identity may do, and what is not named stays: `grants` are all that it has then, `add` and
-        `remove` change those. `quota`: of these names; None takes one away. Raises NotFound, InvalidRequest."""
+        """Change the permissions of an identity; arguments that are left out change nothing.
+
+        `grants` replaces all grants; `add` and `remove` change single ones. `quota`: changes the named values; None
+        removes a
+        value. Raises NotFound, InvalidRequest.
+        """
         changes = _given(grants=grants, add=add, remove=remove, quota=quota, note=note)
         if expires is None or expires != KEEP:
             changes["expires_ms"] = _expires_ms(expires)
@@ -192,7 +205,7 @@ class AccessAdmin:
 
     @timed_change
     async def delete_identity(self, principal: str, *, timeout: Duration | None = None) -> None:
-        """Forget an identity: who shows it is cut off within a second. Raises NotFound."""
+        """Delete an identity; clients that use it are disconnected within a second. Raises NotFound."""
         await call(self._cluster, IdentityDelete(check_principal(principal)), idempotent=False)
 
     async def _put(self, principal: str, is_new: bool, changes: dict[str, Any]) -> Identity:
@@ -205,7 +218,7 @@ class AccessAdmin:
 
     @timed_read
     async def roles(self, *, timeout: Duration | None = None) -> dict[str, list[str]]:
-        """Grants of the roles that somebody made, by name; those that are built in are not among them."""
+        """Return the grants of all custom roles, by name; built-in roles are not included."""
         found: dict[str, list[str]] = {}
         while True:
             page = _rows(await call(self._cluster, RoleList(max(found, default=None), IDENTITIES_PAGE)))
@@ -218,13 +231,15 @@ class AccessAdmin:
 
     @timed_change
     async def put_role(self, name: str, grants: Sequence[str], *, timeout: Duration | None = None) -> None:
-        """Make a role, or give it other grants: rights, and roles that are built in. Who has it has these within a
-        second."""
+        """Create a role, or replace its grants: rights and built-in roles.
+
+        The change applies to identities with the role within a second.
+        """
         await call(self._cluster, RolePut(name, _grants("grants", grants)))
 
     @timed_change
     async def delete_role(self, name: str, *, timeout: Duration | None = None) -> None:
-        """Forget a role. Raises NotFound; Conflict while identities have it."""
+        """Delete a role. Raises NotFound; Conflict while identities have it."""
         await call(self._cluster, RoleDelete(name), idempotent=False)
 
 
@@ -236,7 +251,7 @@ def _rows(frame: Frame) -> list[Any]:
 
 
 def _given(**named: Any) -> dict[str, Any]:
-    """What was said of an identity, as the request has it."""
+    """Return the given arguments as the request has them, checked."""
     changes = {name: value for name, value in named.items() if value is not None}
     for name in ("grants", "add", "remove"):
         if name in changes:
@@ -247,15 +262,15 @@ def _given(**named: Any) -> dict[str, Any]:
 
 
 def _quota(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Quotas, where a duration is in milliseconds. Raises InvalidRequest."""
+    """Return quotas as the request has them: durations in ms, None for values to remove. Raises InvalidRequest."""
     record = Quota().changed(given).record()
-    taken = {"max_delay_ms" if name == "max_delay" else name: None for name, value in given.items() if value is None}
-    return {**record, **taken}
+    removed = {"max_delay_ms" if name == "max_delay" else name: None for name, value in given.items() if value is None}
+    return {**record, **removed}
 
 
-def _grants(what: str, grants: Sequence[str]) -> list[str]:
+def _grants(name: str, grants: Sequence[str]) -> list[str]:
     if isinstance(grants, str):
-        raise InvalidRequest(f"{what}: a list of grants is expected, as [{grants!r:.80}]")
+        raise InvalidRequest(f"{name}: a list of grants is expected, as [{grants!r:.80}]")
     for grant in grants:
         parse_grant(grant)
     return list(grants)

@@ -1,4 +1,4 @@
-"""Administration: topics, groups, the cluster, who may do what, and what all of it holds and does."""
+"""Administration: topics, groups, the cluster, permissions, and overviews."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sandq.client.transport.cluster import Cluster
 
 
 class Admin(TopicAdmin, GroupAdmin, AccessAdmin, OverviewAdmin):
-    """`client.admin`. A request is tried again within the client's `timeout` where that is safe."""
+    """`client.admin`. Requests are retried within the client's `timeout` if that is safe."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""The audit logs of all nodes, put together."""
+"""Combine the audit logs of all nodes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from sandq.protocol.frames import Frame
 from sandq.protocol.requests_audit import LINES_MOST
 
 _LIST: Final = 5
-"""Items of a reply: type, id, lines, position, lost."""
+"""Number of items of a reply: type, id, lines, position, lost."""
 
 
 class AuditPage(NamedTuple):
-    """Lines of the audit logs, the oldest first. `position`: gives those that come later, as `after`. `lost`: how many
-    lines each node could not keep since it started, of nodes that lost some; `missing`: why nothing is told of a
-    node."""
+    """Lines of the audit logs, oldest first.
+
+    `position`: pass it as `after` to get later lines. `lost`: number of lines that each node could not store since it
+    started, for nodes that lost some. `missing`: for nodes whose lines are missing, the reason.
+    """
 
     lines: list[dict[str, Any]]
     position: str
@@ -26,8 +28,8 @@ class AuditPage(NamedTuple):
     missing: dict[str, str]
 
 
-class NodeLines(NamedTuple):
-    """What one node told."""
+class NodeReply(NamedTuple):
+    """The reply of one node."""
 
     lines: list[dict[str, Any]]
     position: str
@@ -35,25 +37,25 @@ class NodeLines(NamedTuple):
 
 
 def check_last(last: object) -> int:
-    """How many lines are asked for. Raises InvalidRequest."""
+    """Return the requested number of lines. Raises InvalidRequest."""
     if type(last) is not int or not 1 <= last <= LINES_MOST:
         raise InvalidRequest(f"last: a whole number within 1..{LINES_MOST} is expected, not {last!r:.40}")
     return last
 
 
 def positions_of(after: str | None) -> dict[str, str]:
-    """By node. Raises InvalidRequest."""
+    """Return the position in the log of each node. Raises InvalidRequest."""
     found = {}
     for part in after.split(",") if after else ():
         node, separator, position = part.partition("=")
         if not separator or not position:
-            raise InvalidRequest(f"after: {part[:80]!r} is no position: give one that was told")
+            raise InvalidRequest(f"after: {part[:80]!r} is no position: use the position of an earlier answer")
         found[check_name("node", node)] = position
     return found
 
 
-def told_by(frame: Frame) -> NodeLines:
-    """The reply to AUDIT_LIST."""
+def parse_reply(frame: Frame) -> NodeReply:
+    """Parse the reply to AUDIT_LIST. Raises ProtocolError."""
     if len(frame) < _LIST or [*map(type, frame[2:_LIST])] != [list, str, int]:
         raise ProtocolError("AUDIT_LIST reply: lines, a position and a number are expected")
     lines = []
@@ -61,22 +63,22 @@ def told_by(frame: Frame) -> NodeLines:
         try:
             line = json.loads(text)
         except (ValueError, TypeError):
-            continue  # half of it was written when a node was killed
+            continue  # incomplete: the node was killed while it wrote the line
         if isinstance(line, dict):
             lines.append(line)
-    return NodeLines(lines, *frame[3:_LIST])
+    return NodeReply(lines, *frame[3:_LIST])
 
 
-def together(
-    told: Mapping[str, NodeLines], before: Mapping[str, str], missing: dict[str, str], last: int | None
+def merge(
+    replies: Mapping[str, NodeReply], before: Mapping[str, str], missing: dict[str, str], last: int | None
 ) -> AuditPage:
-    """`before`: positions of nodes of which nothing may be told now; `last`: so many of all lines, None: all."""
-    lines = [line for found in told.values() for line in found.lines]
+    """Merge the replies. `before`: positions of nodes that may not reply now; `last`: number of lines, None for all."""
+    lines = [line for found in replies.values() for line in found.lines]
     lines.sort(key=lambda line: str(line.get("time")))
-    positions = {**before, **{node: found.position for node, found in told.items()}}
+    positions = {**before, **{node: found.position for node, found in replies.items()}}
     return AuditPage(
         lines if last is None else lines[-last:],
         ",".join(f"{node}={position}" for node, position in sorted(positions.items())),
-        {node: found.lost for node, found in sorted(told.items()) if found.lost},
+        {node: found.lost for node, found in sorted(replies.items()) if found.lost},
         missing,
     )

@@ -48,17 +48,20 @@ T = TypeVar("T")
 
 @suggesting
 class ClusterAdmin:
-    """The part of `client.admin` that is about the cluster and its nodes."""
+    """The part of `client.admin` for the cluster and its nodes."""
 
     _cluster: Cluster
 
     @timed_read
     async def cluster(self, node: str | None = None, *, timeout: Duration | None = None) -> dict[str, Any]:
-        """The cluster as this node sees it; None: as any of them does. `waiting`: why that node belongs to none yet,
-        or None. `nodes`: a row each, with `standing`, `replicas` (those that it is to hold, or may still hold),
-        `voter` (in the metadata group); `moving`: partitions that are on their way.
+        """Return the view that `node` has of the cluster; None for any node.
 
-        The node that leads the metadata group (`metadata_leader`) knows first what has changed.
+        `waiting`: why that node belongs to no cluster yet, or None. `nodes`: a row for each node, with `standing`,
+        `replicas`
+        (those that it holds or will hold) and `voter` (in the metadata group). `moving`: partitions whose replicas are
+        moving.
+
+        The leader of the metadata group (`metadata_leader`) is the first to know changes.
         """
         return map_of(await self._at(node, ClusterInfo(), idempotent=True))
 
@@ -66,40 +69,44 @@ class ClusterAdmin:
     async def audit(
         self, last: int = 100, *, after: str | None = None, node: str | None = None, timeout: Duration | None = None
     ) -> audit.AuditPage:
-        """The last lines of the audit logs of all nodes, or of one: who did what, and who was refused it. `after`: the
-        `position` of an earlier answer: up to `last` lines of each node that were written since.
+        """Return the latest lines of the audit logs of all nodes, or of one node: actions and refusals, with their
+        callers.
 
-        Conflict when a node that is asked by its name keeps none; of several nodes `missing` says why nothing is told
-        of one.
+        `after`: the `position` of an earlier answer; then up to `last` lines of each node that were written since.
+
+        Raises Conflict if a node that is given by name keeps no audit log. For several nodes, `missing` has the reasons
+        why
+        lines of a node are missing.
         """
         audit.check_last(last)
         positions = audit.positions_of(after)
-        told, missing = await self._ask_nodes(
-            node, lambda name: AuditList(last, positions.get(name)), audit.told_by, AuditList.type
+        replies, missing = await self._ask_nodes(
+            node, lambda name: AuditList(last, positions.get(name)), audit.parse_reply, AuditList.type
         )
-        return audit.together(told, positions, missing, None if after else last)
+        return audit.merge(replies, positions, missing, None if after else last)
 
     @timed_read
     async def slo(self, *, node: str | None = None, timeout: Duration | None = None) -> slo.SloReport:
-        """How late messages were delivered, beside what the nodes promise (`slo` in their configuration): of all nodes,
-        or of one.
+        """Return how late messages were delivered, compared with the objective of the nodes (`slo` in their
+        configuration).
 
-        Conflict when a node that is asked by its name counts nothing; of several nodes `missing` says why nothing is
-        told of one. Unavailable when nothing is told of any.
+        Covers all nodes, or one. Raises Conflict if a node that is given by name does not measure. For several nodes,
+        `missing`
+        has the reasons why a node's part is missing. Raises Unavailable if all are missing.
         """
-        told, missing = await self._ask_nodes(node, lambda name: Slo(), slo.told_by, Slo.type)
-        if not told:
+        replies, missing = await self._ask_nodes(node, lambda name: Slo(), slo.parse_reply, Slo.type)
+        if not replies:
             why = "; ".join([f"nothing is told of {name}: {why}" for name, why in missing.items()])
             raise Unavailable(why or "the node that is asked belongs to no cluster yet, so nothing is counted")
-        return slo.together(told, missing)
+        return slo.merge(replies, missing)
 
     async def _ask_nodes(
-        self, node: str | None, request: Callable[[str], Request], told_by: Callable[[Frame], T], kind: Type
+        self, node: str | None, request: Callable[[str], Request], parse: Callable[[Frame], T], kind: Type
     ) -> tuple[dict[str, T], dict[str, str]]:
-        """What all nodes, or one, answer to a request about themselves; and why nothing is told of some."""
+        """Send a request to all nodes or one; return the replies, and the reasons why replies are missing, by node."""
         rows: list[dict[str, Any]] = (await self.cluster()).get("nodes") or []
         up = {str(row.get("node")) for row in rows if row.get("up")}
-        told: dict[str, T] = {}
+        replies: dict[str, T] = {}
         missing: dict[str, str] = {}
         for name in [str(row.get("node")) for row in rows] if node is None else [check_name("node", node)]:
             if node is None and name not in up:
@@ -107,12 +114,12 @@ class ClusterAdmin:
                 continue
             try:
                 self._introduce(name, rows)
-                told[name] = told_by(await call(self._cluster, request(name), node_id=name))
+                replies[name] = parse(await call(self._cluster, request(name), node_id=name))
             except (Conflict, Retriable, NotFound, InvalidRequest) as error:
                 if node is not None or (isinstance(error, InvalidRequest) and error.message != unknown_request(kind)):
                     raise
                 missing[name] = error.message
-        return told, missing
+        return replies, missing
 
     @timed_change
     async def log_level(
@@ -123,11 +130,12 @@ class ClusterAdmin:
         node: str | None = None,
         timeout: Duration | None = None,
     ) -> dict[str, Any]:
-        """At which level a node logs; with `level` (debug, info, warning, error) it logs at that from now on, `for_` so
-        long at most a day, or until it stops.
+        """Return the log level of a node. With `level` (debug, info, warning, error), change it first.
 
-        Its `node`, `level`, the `configured` one, and `until_ms`. None as `node`: the one that is asked. Connections
-        that began before keep the level they had.
+        The change lasts for `for_` (at most a day), or until the node stops. The result has `node`, `level`, the
+        `configured`
+        level, and `until_ms`. `node`: None for the node that is asked. Connections that are already open keep their
+        level.
         """
         for_ms = None if for_ is None else duration_ms(for_)
         request = LogLevel(level, for_ms)
@@ -135,57 +143,67 @@ class ClusterAdmin:
 
     @timed_read
     async def dump(self, node: str | None = None, *, timeout: Duration | None = None) -> dict[str, Any]:
-        """What a node does now: `process`, `threads` and `tasks` with their stacks, `loop_stalls`, `memory`,
-        `raft_groups`, `connections`, its `configuration` without secrets and the last lines of its `log`.
+        """Return a debug dump of a node.
 
-        None: of the node that is asked. There are names in it, but no values, keys, headers or secrets.
+        It contains `process`, `threads` and `tasks` with their stacks, `loop_stalls`, `memory`, `raft_groups`,
+        `connections`,
+        the `configuration` without secrets, and the last lines of the `log`. It contains names, but no values, keys,
+        headers or
+        secrets. `node`: None for the node that is asked.
         """
         return map_of(await self._at(node, DebugDump(), idempotent=True))
 
     async def _at(self, node: str | None, request: Request, *, idempotent: bool) -> Frame:
-        """What a node answers, whether this client knows it or not; None: any."""
+        """Send a request to a node, even if this client does not know it yet; None for any node."""
         if node is not None and not self._cluster.knows(check_name("node", node)):
             self._cluster.introduce(node, address_of(node, (await self.cluster()).get("nodes")))
         return await call(self._cluster, request, node_id=node, idempotent=idempotent)
 
     @timed_change
     async def drain_node(self, node: str, *, undo: bool = False, timeout: Duration | None = None) -> None:
-        """Let a node hold nothing: its replicas move to the others, and it stays registered. `undo`: it takes part
-        again.
+        """Move all replicas of a node to the other nodes; the node stays registered. `undo`: use the node again.
 
-        Returns when it is written down, not when it is done: see `replicas` in `cluster()`. NotFound when there is no
-        such node, InvalidRequest when the others would be too few.
+        Returns once the request is recorded, not when it is done: see `replicas` in `cluster()`. Raises NotFound if
+        there is no
+        such node, InvalidRequest if too few other nodes would be left.
         """
         request = NodeChange(check_name("node", node), UNDRAIN if undo else DRAIN)
         await call(self._cluster, request)
 
     @timed_change
     async def remove_node(self, node: str, *, timeout: Duration | None = None) -> None:
-        """Let the cluster forget a node that was drained, or that has failed; then its replicas are made elsewhere
+        """Remove a node that was drained or has failed from the cluster. The replicas of a failed node are recreated
         first.
 
-        Returns when it is written down; the node is gone when `cluster()` does not have it any more. NotFound when
-        there is no such node, Conflict while it is there and holds something, or is the last that does. A TimedOut or
-        ConnectionLost leaves open whether it is written down.
+        Returns once the request is recorded; the node is gone when `cluster()` does not list it any more. Raises
+        NotFound if
+        there is no such node, Conflict while it is up and holds replicas, or if it is the last such node. After
+        TimedOut or
+        ConnectionLost, the outcome is unknown.
         """
         await call(self._cluster, NodeChange(check_name("node", node), REMOVE), idempotent=False)
 
     @timed_change
     async def transfer(self, topic: str, partition: int, node: str, *, timeout: Duration | None = None) -> None:
-        """Let a node that holds a partition lead it; returns once it does. InvalidRequest when it does not hold it;
-        TimedOut when it does not lead it yet: it will, once it can."""
+        """Make a node that holds a replica of a partition its leader; returns once it leads.
+
+        Raises InvalidRequest if the node holds no replica; TimedOut if it does not lead yet, but it will once it can.
+        """
         request = Transfer(check_name("topic", topic), check_partition(partition), check_name("node", node))
         await call(self._cluster, request)
         self._cluster.refresh(topic, node)
 
     @timed_change
     async def rebuild(self, topic: str, partition: int, node: str, *, timeout: Duration | None = None) -> None:
-        """Let a node drop its replica of a partition and get it anew from the others: for one that is not what the
-        others are (`different` of `cluster()`).
+        """Let a node delete its replica of a partition and copy it from the others.
 
-        Returns when it is dropped and on its way back; `topic()` tells that it has come (`moving` is over). Until then
-        there is a replica less. InvalidRequest when the node does not hold it, or nobody else does; Conflict when the
-        others are not all there. A TimedOut or ConnectionLost leaves open whether it was dropped; it comes back.
+        Use it for a replica that differs from the others (`different` of `cluster()`). Returns once the replica is
+        deleted and
+        its copy has begun; `topic()` shows when it is complete (`moving` is over). Until then there is one replica
+        less. Raises
+        InvalidRequest if the node holds no replica or the only one; Conflict if not all other replicas are available.
+        After
+        TimedOut or ConnectionLost it is unknown whether the replica was deleted; a deleted one is restored.
         """
         request = Rebuild(check_name("topic", topic), check_partition(partition), check_name("node", node))
         await call(self._cluster, request, idempotent=False)
@@ -202,14 +220,19 @@ class ClusterAdmin:
         force: bool = False,
         timeout: Duration | None = None,
     ) -> dict[str, Any]:
-        """Skip the log entry that shut a partition, because no replica can apply it; its replicas open again then.
+        """Skip the log entry that shut a partition because no replica can apply it; then its replicas open again.
 
-        What is skipped is lost; whoever sent it has not had an answer. `topic`: None is the metadata. `index`: of the
-        entry; None, the one that shut the partition. `commands`: positions in the entry of what is skipped; None: the
-        command that failed, or all of the entry if that is not known. `dry_run`: only return what the entry holds:
-        `index`, `error` and `commands`, a row for each. `force`: also while a replica that may have applied the entry
-        cannot be reached. Conflict when there is nothing to skip, or such a replica; InvalidRequest when there is
-        another entry. A TimedOut or ConnectionLost leaves open whether it is skipped: `cluster()` tells (`shut`).
+        The skipped commands are lost; their callers got no reply. `topic`: None for the metadata. `index`: index of the
+        entry;
+        None for the one that shut the partition. `commands`: positions of the commands to skip; None for the command
+        that
+        failed, or for the whole entry if that is unknown. `dry_run`: only return the content of the entry: `index`,
+        `error` and
+        `commands`, a row for each. `force`: skip it even if a replica that may have applied the entry is unreachable.
+
+        Raises Conflict if there is nothing to skip, or if such a replica is unreachable; InvalidRequest if the entry
+        differs.
+        After TimedOut or ConnectionLost the outcome is unknown; `cluster()` shows it (`shut`).
         """
         name = None if topic is None else check_name("topic", topic)
         request = EntrySkip(name, check_partition(partition), index, commands, dry_run, force)
@@ -217,24 +240,28 @@ class ClusterAdmin:
 
     @timed_change
     async def finalize(self, *, dry_run: bool = False, timeout: Duration | None = None) -> tuple[int, int]:
-        """Let the cluster come to the highest feature level that all nodes know, for good: the level before, and after.
+        """Raise the feature level of the cluster, permanently, to the highest level that all nodes know.
 
-        It is for clusters of `cluster.finalize: manual`; others do it by themselves. No node of a version that does not
-        know the new level can be started afterwards. `dry_run`: only say. Conflict when there is no higher level that
-        all know, and when a node is older. A TimedOut or ConnectionLost leaves open whether it is done: `cluster()`
-        tells (`feature_level`).
+        Returns the levels before and after. It is for clusters with `cluster.finalize: manual`; others do it
+        automatically.
+        Afterwards, no node of a version without that level can start. `dry_run`: only return the levels. Raises
+        Conflict if no
+        higher level is known to all nodes, or if a node is older. After TimedOut or ConnectionLost the outcome is
+        unknown;
+        `cluster()` shows it (`feature_level`).
         """
-        # Asked again it would be told that there is nothing to do, though it was done.
-        told = map_of(await call(self._cluster, Finalize(dry_run), idempotent=dry_run))
-        return told["before"], told["after"]
+        # A retry would report that there is nothing to do, although the first attempt did it.
+        levels = map_of(await call(self._cluster, Finalize(dry_run), idempotent=dry_run))
+        return levels["before"], levels["after"]
 
     @timed_change
     async def init_cluster(self, *, timeout: Duration | None = None) -> str:
-        """Found the cluster with the node that is asked, alone, now; the cluster's UUID.
+        """Create the cluster with the node that is asked as its only member; return the cluster's UUID.
 
-        Only a node that waits to be taken in does it; Conflict when it belongs to a cluster, or knows of one. Those
-        that wait beside it join. Two clusters of one name never become one. A TimedOut or ConnectionLost leaves open
-        whether it was founded: `cluster()` tells.
+        The node must be waiting to join a cluster; Conflict is raised if it belongs to a cluster or knows one. Other
+        waiting
+        nodes then join. Two clusters of one name never merge. After TimedOut or ConnectionLost the outcome is unknown;
+        `cluster()` shows it.
         """
         uuid = field_of(await call(self._cluster, ClusterInit(), idempotent=False))
         if type(uuid) is not str:
@@ -243,29 +270,35 @@ class ClusterAdmin:
 
     @timed_change
     async def clock(self, *, accept: bool = False, timeout: Duration | None = None) -> dict[str, Any]:
-        """The guarded clock of a node: `guarded_ms`, `wall_ms`, `drift_ms`, `alarm`, its `reason`; `peers` and
-        `median_ms`, the other nodes' guarded clocks less this one's.
+        """Return the state of a node's guarded clock.
 
-        `accept` makes it follow a step of the wall clock that it did not trust.
+        It contains `guarded_ms`, `wall_ms`, `drift_ms`, `alarm` and its `reason`, and `peers` and `median_ms`: the
+        guarded
+        clocks of the other nodes, relative to this one. `accept`: follow a step of the wall clock that the node did not
+        trust.
         """
         request = ClusterClock(ACCEPT if accept else SHOW)
         return map_of(await call(self._cluster, request, idempotent=not accept))
 
     @timed_change
     async def reset_clock(self, topic: str, partition: int, *, timeout: Duration | None = None) -> dict[str, Any]:
-        """Set the time of a partition, which a wrong clock put far ahead, back to the clock of the node that leads it.
+        """Set the time of a partition back to its leader's clock, after a wrong clock has moved it far ahead.
 
-        Its `outcome`: "begun"; "under_way", when it had begun before; "not_ahead", when there is nothing to set back.
-        And the partition's `floor_ms` before, its `now_ms` and `clock_epoch` after. Until it is through the partition
-        answers `Unavailable`; `stats` tells how far it is (`clock_reset`), and which are ahead (`ahead_ms`). Raises
-        Conflict when the leader's clock is in alarm; InvalidRequest for a
-        compacted topic; UnknownTopic, UnknownPartition.
+        The result has the `outcome`: "begun"; "under_way" if it had begun before; "not_ahead" if there is nothing to
+        reset. It
+        also has the partition's former `floor_ms`, and its new `now_ms` and `clock_epoch`. Until the reset is done, the
+        partition responds with `Unavailable`. `stats` shows its progress (`clock_reset`) and how far partitions are
+        ahead
+        (`ahead_ms`).
+
+        Raises Conflict if the leader's clock is in alarm; InvalidRequest for a compacted topic; UnknownTopic,
+        UnknownPartition.
         """
         await check_partitions(self._cluster, topic, [partition])
         request = ClockReset(check_name("topic", topic), check_partition(partition))
         return map_of(await call_leader(self._cluster, request))
 
     def _introduce(self, node: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Have the client know where a node is. Raises NotFound."""
+        """Make a node's address known to the client. Raises NotFound."""
         if not self._cluster.knows(node):
             self._cluster.introduce(node, address_of(node, list(rows)))

@@ -35,17 +35,21 @@ from sandq.protocol.requests_admin import DeadList, DeadPurge, DeadRedrive
 from sandq.protocol.requests_messages import DEAD_REASONS, NEWEST, PAGE_MAX, check_error, check_prefix
 
 IDS_MAX: Final = 10_000
-"""Dead letters that one call names."""
+"""Maximum number of ids in one call."""
 
 
 @suggesting
 class DeadLetters:
-    """The dead letters of one group, over all partitions of the topic.
+    """The dead letters of one group, in all partitions of the topic.
 
-    Those that are meant can be named by their ids, or chosen by any of these, all of which hold then. `reason` is why a
-    message died: "nacked" or "lease_expired" at its last attempt, "expired" when its ttl had passed, "rejected" when a
-    consumer gave it up. `since` and `until` bound when it died, the latter is not included. `error` is part of its last
-    error, upper and lower case as they are. `key_prefix` is the beginning of its key.
+    Methods name dead letters by their ids, or select those that match all of the given conditions:
+
+    - `reason`: "nacked" or "lease_expired" (at the last attempt), "expired" (its ttl had passed), "rejected" (a
+      consumer
+      made it dead);
+    - `since` and `until`: the time of its death, without `until` itself;
+    - `error`: a part of its last error, case-sensitive;
+    - `key_prefix`: the beginning of its key.
     """
 
     def __init__(self, cluster: Cluster, admin: Admin, topic: str, group: str) -> None:
@@ -68,10 +72,11 @@ class DeadLetters:
         newest: bool = False,
         timeout: Duration | None = None,
     ) -> Merged[DeadRecord, DeadLetter]:
-        """`async for letter in dead.list():` in the order of delivery, those of all partitions.
+        """Iterate over dead letters of all partitions in delivery order: `async for letter in dead.list():`.
 
-        `after` is the offset of the last one that is known. `newest`: the latest delivery time comes first; every node
-        must run a version that knows it.
+        `after`: the offset after which to begin. `newest`: the latest delivery time comes first; this requires that
+        every node
+        runs a version with this feature.
         """
         check_limit(limit)
         which = _which(reason, since, until, error, key_prefix)
@@ -93,7 +98,7 @@ class DeadLetters:
             )
             try:
                 frame = await call_leader(self._cluster, request)
-            except UnknownGroup:  # it need not be known everywhere, but somewhere
+            except UnknownGroup:  # a group may be unknown in some partitions, but not in all
                 known.discard(partition)
                 if not known:
                     raise
@@ -113,7 +118,7 @@ class DeadLetters:
 
     @timed_read
     async def counts(self, *, timeout: Duration | None = None) -> dict[str, int]:
-        """How many there are for each reason that occurs."""
+        """Return the number of dead letters for each reason that occurs."""
         rows = [row for row in await self._admin.groups(self.topic) if row.get("group") == self.group]
         if not rows:
             raise UnknownGroup(f"topic {self.topic!r} has no group {self.group!r}")
@@ -137,10 +142,10 @@ class DeadLetters:
         progress: Progress | None = None,
         timeout: Duration | None = None,
     ) -> JobResult:
-        """Deliver those that are chosen once more, as at their first attempt.
+        """Deliver the selected dead letters again, starting with attempt 1.
 
-        `rate`: messages a second, shared out evenly among the partitions (each gets one at least). `dry_run`,
-        `progress` and cancellation as with `messages.cancel_all`.
+        `rate`: messages per second, shared equally among the partitions (at least one each). `dry_run`, `progress` and
+        cancellation as for `messages.cancel_all`.
         """
         if key_prefix is not None:
             key_prefix = bulk_prefix("key_prefix", key_prefix)
@@ -165,7 +170,7 @@ class DeadLetters:
         progress: Progress | None = None,
         timeout: Duration | None = None,
     ) -> JobResult:
-        """Forget those that are chosen. Otherwise as `redrive`."""
+        """Delete the selected dead letters. Otherwise like `redrive`."""
         if key_prefix is not None:
             key_prefix = bulk_prefix("key_prefix", key_prefix)
         arguments = self._arguments(_which(reason, since, until, error, key_prefix), dry_run)
@@ -173,18 +178,22 @@ class DeadLetters:
 
     @timed_change
     async def redrive_ids(self, ids: Iterable[str], *, timeout: Duration | None = None) -> builtins.list[DeadOutcome]:
-        """Deliver these once more, as at their first attempt; what became of each, in their order.
+        """Deliver dead letters again, starting with attempt 1; return their outcomes, in order.
 
-        10,000 at most in one call. One that is `not_dead` or `not_found` stops none of the others. When an answer was
-        lost they are asked for again: one that was redriven by then is `not_dead`, or `not_found` once it is acked.
-        InvalidRequest before anything is done, when an id is none.
+        At most 10,000 ids per call. Outcomes `not_dead` and `not_found` do not affect the other ids. After a lost
+        reply, the
+        request is retried. Then a letter that was already redriven has the outcome `not_dead`, or `not_found` if it was
+        acked.
+        Raises InvalidRequest for an invalid id before anything is done.
         """
         return await self._each(DeadRedrive, ids)
 
     @timed_change
     async def purge_ids(self, ids: Iterable[str], *, timeout: Duration | None = None) -> builtins.list[DeadOutcome]:
-        """Forget these; what became of each, in their order. Otherwise as `redrive_ids`: when an answer was lost, one
-        that was purged by then is `not_found`."""
+        """Delete dead letters; return their outcomes, in order.
+
+        Otherwise like `redrive_ids`. After a lost reply, a letter that was already purged has the outcome `not_found`.
+        """
         return await self._each(DeadPurge, ids)
 
     async def _each(
@@ -207,15 +216,15 @@ class DeadLetters:
                 while left:
                     some = left[:PAGE_MAX]
                     frame = await call_leader(self._cluster, request(self.topic, partition, self.group, some))
-                    told = dict(zip(some, outcomes(frame, len(some), DEAD_OUTCOMES), strict=True))
-                    found.update({data: one for data, one in told.items() if one.verdict != NOT_YET})
+                    results = dict(zip(some, outcomes(frame, len(some), DEAD_OUTCOMES), strict=True))
+                    found.update({data: one for data, one in results.items() if one.verdict != NOT_YET})
                     left = [data for data in left if data not in found]
             except UnknownGroup as error:
                 unknown.append(error)
 
         await each(settle, asked)
         if len(unknown) == len(asked):
-            await self.counts()  # raises UnknownGroup: it need not be known in these partitions, but somewhere
+            await self.counts()  # raises UnknownGroup, unless other partitions know the group
         return [_outcome(text, found.get(data)) for text, data in named.items()]
 
     def _arguments(self, which: dict[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -225,8 +234,10 @@ class DeadLetters:
 def _which(
     reason: str | None, since: Instant | None, until: Instant | None, error: str | None, key_prefix: Value | None
 ) -> dict[str, Any]:
-    """Which dead letters, as the wire says it: error and key only where they are given, for older brokers know neither.
-    InvalidRequest."""
+    """Return the conditions on dead letters as the request has them. Raises InvalidRequest.
+
+    Error and key are included only if they are given, because older brokers do not know them.
+    """
     if reason is not None and reason not in DEAD_REASONS:
         raise InvalidRequest(f"reason: one of {', '.join(DEAD_REASONS)} is expected, not {reason!r}")
     from_ms, until_ms = span_ms(since, until)
@@ -246,7 +257,7 @@ def _which(
 
 
 def _ids(ids: Iterable[str]) -> dict[str, bytes]:
-    """Each id as it was given, once, and as the wire says it."""
+    """Return the ids without duplicates, each with its 16 bytes. Raises InvalidRequest."""
     if isinstance(ids, (str, bytes)):
         raise InvalidRequest("ids: several are expected, as a list; one alone in a list, too")
     named: dict[str, bytes] = {}
@@ -258,7 +269,7 @@ def _ids(ids: Iterable[str]) -> dict[str, bytes]:
 
 
 def _outcome(text: str, outcome: Outcome | None) -> DeadOutcome:
-    """`outcome` None: there is no such partition, or the group is not known there."""
+    """Return the outcome for one id. `outcome` is None if the partition does not exist or does not know the group."""
     if outcome is None:
         return DeadOutcome(text, NOT_FOUND)
     verdict, detail = outcome

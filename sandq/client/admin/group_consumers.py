@@ -1,4 +1,4 @@
-"""The consumers of a group: what each leader knows of them, put together."""
+"""The consumers of a group: merge the rows of all partition leaders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sandq.model.errors import ProtocolError
 from sandq.protocol.frames import Frame
 
 _REPLY: Final = 4
-"""Items of a reply: type, id, rows, consumers that are left out."""
+"""Number of items of a reply: type, id, rows, number of consumers that are left out."""
 _FIELDS: Final[dict[str, tuple[type, ...]]] = {
     "consumer": (str,),
     "address": (str, type(None)),
@@ -24,9 +24,10 @@ _FIELDS: Final[dict[str, tuple[type, ...]]] = {
 class GroupConsumer(NamedTuple):
     """One consumer of a group.
 
-    `address`, `since_ms` and `credit` (messages that it can still receive) are None if it does not subscribe, and
-    leases by requests. `partitions`: those that it subscribes to. `messages`: those that it holds; `leased_ms`: when
-    the oldest of them was leased.
+    `address`, `since_ms` and `credit` (messages that it may still receive) are None if it leases by requests, without a
+    subscription. `partitions`: number of partitions that it is subscribed to. `messages`: number of messages that it
+    holds.
+    `leased_ms`: time at which the oldest of them was leased.
     """
 
     consumer: str
@@ -39,14 +40,14 @@ class GroupConsumer(NamedTuple):
 
 
 class GroupConsumers(NamedTuple):
-    """The consumers of a group, those with the most messages first. `left_out`: the least number of further ones."""
+    """The consumers of a group, ordered by number of held messages. `left_out`: minimum number of further consumers."""
 
     consumers: list[GroupConsumer]
     left_out: int
 
 
 def consumers_of(frames: Iterable[Frame]) -> GroupConsumers:
-    """Put the replies of all leaders together. Raises ProtocolError."""
+    """Merge the replies of all leaders. Raises ProtocolError."""
     found: dict[str, GroupConsumer] = {}
     left_out = 0
     for frame in frames:

@@ -41,27 +41,30 @@ from sandq.protocol.requests_admin import (
 
 @suggesting
 class GroupAdmin:
-    """The part of `client.admin` that is about consumer groups."""
+    """The part of `client.admin` for consumer groups."""
 
     _cluster: Cluster
 
     @timed_read
     async def groups(self, topic: str, *, timeout: Duration | None = None) -> list[dict[str, Any]]:
-        """The groups of a topic, a row for each partition and group; offsets (`cursor`, `committed`) as text."""
+        """Return the groups of a topic, a row for each partition and group; offsets (`cursor`, `committed`) are
+        text."""
         rows = await rows_of_leaders(self._cluster, GroupList(topic))
         return sorted(rows, key=lambda row: (str(row.get("group")), row.get("partition", 0)))
 
     @timed_read
     async def consumers(self, topic: str, group: str, *, timeout: Duration | None = None) -> GroupConsumers:
-        """The consumers of a group, with the messages that each holds. UnknownGroup when there is none."""
+        """Return the consumers of a group with the number of messages that each holds. Raises UnknownGroup."""
         return consumers_of(await ask_leaders_of_group(self._cluster, ConsumerList(topic, check_name("group", group))))
 
     @timed_change
     async def seek_group(self, topic: str, group: str, to: Start, *, timeout: Duration | None = None) -> dict[int, str]:
-        """Put a group elsewhere: "earliest", "latest", an instant, or an offset; its new cursor for each partition.
+        """Move a group to "earliest", "latest", an instant, or an offset; return its new cursor for each partition.
 
-        Everything from there on is delivered again; seeking forward, what it passes counts as acked. What the group
-        had leased, or was to get again, is revoked. An offset is of one partition: the others stay where they are.
+        All messages from there on are delivered again; messages that are skipped by seeking forward count as acked.
+        Leases and
+        pending retries of the group are revoked. An offset belongs to one partition; the other partitions stay
+        unchanged.
         """
         request = GroupSeek(topic, check_name("group", group), start_of(to))
         rows = [row for found in await ask_leaders_of_group(self._cluster, request) for row in rows_of(found, list)]
@@ -74,10 +77,13 @@ class GroupAdmin:
     async def delete_group(
         self, topic: str, group: str, *, force: bool = False, timeout: Duration | None = None
     ) -> None:
-        """Forget a group and its dead letters. UnknownGroup when there is none, Conflict while it has consumers.
+        """Delete a group and its dead letters. Raises UnknownGroup; Conflict while the group has consumers.
 
-        Conflict, too, while the group has unfinished messages (leased, retrying, or blocked by their keys): they would
-        be lost. `force` deletes it with these. A TimedOut or ConnectionLost leaves open whether it was done everywhere.
+        Conflict is also raised if the group has unfinished messages (leased, retrying, or blocked by their keys), which
+        would
+        be lost; `force` deletes the group with them. After TimedOut or ConnectionLost it is unknown in which partitions
+        it was
+        deleted.
         """
         request = GroupDelete(topic, check_name("group", group), FORCE if force else None)
         if not force:
@@ -85,11 +91,11 @@ class GroupAdmin:
         await ask_leaders_of_group(self._cluster, request, idempotent=False)
 
     async def _check_finished(self, request: GroupDelete) -> None:
-        """Raise Conflict if a group has unfinished messages in any partition, before it is deleted in the first."""
+        """Raise Conflict if a group has unfinished messages in any partition; nothing is deleted then."""
         try:
             frames = await ask_leaders_of_group(self._cluster, request._replace(mode=CHECK))
         except InvalidRequest:
-            return  # nodes of a version that knows no modes; they refuse a bad request once more
+            return  # nodes of a version without modes; the next request is refused if it is bad
         unfinished = sum(count_of(frame) for frame in frames)
         if unfinished:
             raise unfinished_conflict(request.group, unfinished)
@@ -98,23 +104,29 @@ class GroupAdmin:
     async def update_group(
         self, /, topic: str, group: str, *, timeout: Duration | None = None, **settings: Unpack[GroupSettings]
     ) -> None:
-        """Give a group settings of its own, instead of those that it had: `max_attempts`, `max_snoozes`, `backoff`,
-        `max_in_flight_per_key` (not above the topic's); none at all: it has the topic's again."""
+        """Replace the group's own settings; without any, the settings of the topic apply.
+
+        Possible settings: `max_attempts`, `max_snoozes`, `backoff`, `max_in_flight_per_key` (at most that of the
+        topic).
+        """
         request = GroupUpdate(topic, check_name("group", group), plain_settings(settings))
         await ask_leaders_of_group(self._cluster, request)
 
     @timed_change
     async def pause_group(self, topic: str, group: str, *, timeout: Duration | None = None) -> None:
-        """Have a group get nothing until `resume_group`; what its consumers hold they keep, and can ack. UnknownGroup
-        when there is none. It stays paused across restarts, and is not forgotten for want of consumers.
+        """Stop deliveries to a group until `resume_group`. Raises UnknownGroup.
 
-        A TimedOut or ConnectionLost leaves open whether it was done everywhere; asking again does no harm.
+        Consumers keep the messages that they hold, and can ack them. The group stays paused across restarts, and does
+        not
+        expire for lack of consumers. After TimedOut or ConnectionLost it is unknown in which partitions it was paused;
+        it is
+        safe to repeat the call.
         """
         await ask_leaders_of_group(self._cluster, GroupPause(topic, check_name("group", group), True))
 
     @timed_change
     async def resume_group(self, topic: str, group: str, *, timeout: Duration | None = None) -> None:
-        """Have a group get again what there is for it, what has come due meanwhile first."""
+        """Resume deliveries to a group; messages that became due during the pause are delivered first."""
         await ask_leaders_of_group(self._cluster, GroupPause(topic, check_name("group", group), False))
 
     @timed_change
@@ -129,15 +141,18 @@ class GroupAdmin:
         burst: int | None = None,
         timeout: Duration | None = None,
     ) -> None:
-        """Limit a group over all partitions of a topic, instead of by the limits that it had; without any it has none.
+        """Replace the limits of a group, which apply over all partitions of a topic; without any, the limits are
+        removed.
 
-        `max_in_flight`: so many messages at most that are leased and not settled. `rate`: so many are given out, a
-        number a second, or text such as "5/s", "100/m"; after a pause as many as `burst` at once (a tenth of a second's
-        worth, at least 1). The group need not be there yet. What is in flight already is not taken back.
+        `max_in_flight`: maximum number of leased messages. `rate`: maximum deliveries, as a number per second or as
+        text such as
+        "5/s" or "100/m". `burst`: maximum number of deliveries at once after a pause (default: those of a tenth of a
+        second, at
+        least 1). The group need not exist yet. Messages in flight are not taken back.
         """
         limits = {"max_in_flight": max_in_flight, "rate": rate, "burst": burst}
         given = {name: value for name, value in limits.items() if value is not None}
-        parse_limit(given)  # here too: what is no limit at all may not fit into a frame
+        parse_limit(given)  # also checked here: an invalid limit may not fit into a frame
         await call(self._cluster, GroupLimit(check_name("topic", topic), check_name("group", group), given))
 
     @timed_change
@@ -154,14 +169,17 @@ class GroupAdmin:
         request_timeout: Duration | None = None,
         timeout: Duration | None = None,
     ) -> dict[str, Any]:
-        """Have the messages of a group POSTed to a URL, each at its time, or change how; what is not named stays. What
-        holds from now on, with hints of the secrets only.
+        """Send the messages of a group to a URL by POST, each at its time, or change this; return the resulting
+        setting.
 
-        `secrets`: 1 to 4, each signs the requests (`sandq.new_push_secret()` makes one); with `keep_secrets` those of
-        before sign as well, while a receiver changes over. `concurrency`: requests at once by each node that leads
-        partitions (10). `request_timeout`: for a request to the URL and its answer (30 s). The group
-        need not be there yet. Raises InvalidSetting, also for a URL that the nodes' configuration (`push.allow`) does
-        not allow.
+        Arguments that are left out change nothing. The result contains only hints of the secrets. `secrets`: 1 to 4
+        secrets,
+        each of which signs the requests (`sandq.new_push_secret()` creates one). With `keep_secrets` the former ones
+        sign, too,
+        while a receiver changes over. `concurrency`: concurrent requests of each node that leads partitions (10).
+        `request_timeout`: for a request to the URL and its response (30 s). The group need not exist yet.
+
+        Raises InvalidSetting, also for a URL that the nodes' configuration (`push.allow`) does not allow.
         """
         given: dict[str, Any] = {"url": url, "concurrency": concurrency}
         if secrets is not None:
@@ -177,22 +195,33 @@ class GroupAdmin:
 
     @timed_change
     async def remove_push(self, topic: str, group: str, *, timeout: Duration | None = None) -> None:
-        """Push the messages of a group no more; it stays, with its place. Requests that are under way have ten seconds
-        to end. Also where it was not pushed."""
+        """Stop pushing the messages of a group; the group keeps its position. Requests in progress have ten seconds to
+        end.
+
+        It is no error if the group is not pushed.
+        """
         await call(self._cluster, GroupPush(check_name("topic", topic), check_name("group", group), None))
 
     @timed_read
     async def pushes(self, topic: str, *, timeout: Duration | None = None) -> list[dict[str, Any]]:
-        """The groups of a topic that are pushed, by name: `url`, `secrets` (hints), `concurrency`,
-        `request_timeout`, `state` ("pushing"; "waiting" while the receiver fails at everything, "probing" after that;
-        "looking" for its address; "starting"), the last `error` and its `error_ms`. `nodes`: how it goes on each that
-        pushes, with what became of messages since it started (`acked`, `retried`, `snoozed`, `dead`)."""
-        return together(await rows_of_leaders(self._cluster, PushList(check_name("topic", topic))))
+        """Return the groups of a topic that are pushed, ordered by name.
+
+        Each row has `url`, `secrets` (hints), `concurrency`, `request_timeout`, `state`, the last `error` and its
+        `error_ms`.
+        The states are "pushing"; "waiting" while all requests to the receiver fail, then "probing"; "looking" for its
+        address;
+        "starting". `nodes` has a row for each node that pushes, with its counts since it started (`acked`, `retried`,
+        `snoozed`, `dead`).
+        """
+        return merge(await rows_of_leaders(self._cluster, PushList(check_name("topic", topic))))
 
 
-def together(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each group: its setting, its `state` (the worst of any node), the last `error` (with `error_ms`), and
-    `nodes`, a row each for those that push."""
+def merge(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each group: its setting, the worst `state` of all nodes, the last `error` with `error_ms`,
+    `nodes`.
+
+    `nodes` has a row for each node that pushes.
+    """
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         push = found.setdefault(str(row.get("group")), {**row, "nodes": []})

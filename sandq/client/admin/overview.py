@@ -1,4 +1,4 @@
-"""What all topics hold and do, put together from what each node tells of the partitions that it leads."""
+"""An overview of all topics: merge the counts that each node reports for the partitions that it leads."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ from sandq.protocol.requests_overview import (
 
 T = TypeVar("T")
 UNREACHABLE: Final = "it cannot be reached"
-"""Of `missing`: the node that was asked is not connected to that one."""
+"""Reason in `missing`: the node that was asked is not connected to that node."""
 NODE_S: Final = 5.0
-"""Nodes that say nothing for so long are told as missing: the others' topics are worth more than a wait."""
+"""Timeout for the reply of one of several nodes, in seconds; a silent node is reported as missing."""
 
 
 class Lateness(NamedTuple):
-    """How late first deliveries were, in seconds: `counts` by upper bound, the last of what lies above them all."""
+    """Histogram of the lateness of first deliveries. `counts`: for each upper bound in seconds, the last for larger
+    ones."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
 
     def quantile(self, part: float) -> float | None:
-        """Return how late so much of them was at most, within the bucket in which that lies; None: there were none."""
+        """Return the quantile `part` (0 to 1), interpolated within its bucket; None if there are no deliveries."""
         total = sum(self.counts)
         if not total:
             return None
@@ -74,31 +75,31 @@ class GroupOverview:
     consumers: int = 0
     paused: bool = False
     reason: str | None = None
-    """Why it gets nothing new; None: it does."""
+    """Why it gets no new messages; None if it does."""
     oldest_ms: int | None = None
-    """When the oldest message was due that is not acked."""
+    """Due time of its oldest message that is not acked, in epoch ms."""
     held_up_by: int = 0
-    """1: something that is due waits for its `max_in_flight`, 2: for its `rate`, 3: for both."""
+    """Bit set: due messages wait for its `max_in_flight` (1), for its `rate` (2)."""
     push: str | None = None
-    """State of its push, the worst of any node (`sandq.model.health.PUSH_STATES`); None: the group is not pushed."""
+    """The worst state of its push on any node (`sandq.model.health.PUSH_STATES`); None if the group is not pushed."""
     push_error: str | None = None
     """The latest error of its receiver on any node."""
     push_error_ms: int | None = None
     unfinished: int | None = None
-    """Messages that the group keeps since it expired (`group_ttl`); None: it has not expired."""
+    """Messages that the group keeps since it expired (`group_ttl`); None if it has not expired."""
 
     @property
     def lag(self) -> int:
-        """Messages that are due and not acked."""
+        """Number of messages that are due and not acked."""
         return self.ready + self.leased + self.waiting
 
     def add(self, row: GroupRow) -> None:
-        """Add what another node told of it."""
+        """Add the row that a node reports of the group."""
         self.ready += row.ready
         self.leased += row.leased
         self.waiting += row.waiting
         self.dead += row.dead
-        self.consumers = max(self.consumers, row.consumers)  # a subscription takes part in all partitions
+        self.consumers = max(self.consumers, row.consumers)  # a subscription covers all partitions
         self.paused |= row.is_paused
         self.reason = self.reason or row.reason
         self.held_up_by |= row.held_up_by
@@ -113,14 +114,13 @@ class GroupOverview:
 
 @dataclass(kw_only=True)
 class TopicOverview:
-    """A topic, over all partitions. Counts of what was `stored`, `sent`, `acked` and `died` are of the last `over_ms`
-    of the whole overview."""
+    """A topic, over all partitions. `stored`, `sent`, `acked` and `died` count the last `over_ms` of the overview."""
 
     name: str
     kind: str
     partitions: int
     led: int = 0
-    """Partitions that have a leader, which told of them."""
+    """Number of partitions whose leader has reported."""
     messages: int = 0
     delayed: int = 0
     dead: int = 0
@@ -133,20 +133,20 @@ class TopicOverview:
     acked: int = 0
     died: int = 0
     lateness: Lateness = NO_LATENESS
-    """Of the last minute."""
+    """Lateness of the last minute."""
     group_count: int = 0
     groups: dict[str, GroupOverview] = field(default_factory=dict)
-    """Those that are furthest behind, 50 of each node."""
+    """The groups that are furthest behind, up to 50 of each node."""
     replicas: int = 0
     """Replicas of each partition."""
 
     @property
     def lag(self) -> int:
-        """Of the group that is furthest behind."""
+        """The lag of the group that is furthest behind."""
         return max([group.lag for group in self.groups.values()], default=0)
 
     def add(self, row: TopicRow, bounds: Sequence[float]) -> None:
-        """Add what another node told of it."""
+        """Add the row that a node reports of the topic."""
         self.partitions = max(self.partitions, row.partitions)
         for name in (
             *("led", "messages", "delayed", "dead", "keys", "schedules", "outbox", "bytes"),
@@ -161,8 +161,12 @@ class TopicOverview:
 
 
 class ClusterOverview(NamedTuple):
-    """All topics that may be read, by name. `over_ms`: the time that rates are over, which ends at `now_ms`, more or
-    less; `missing`: nodes that told nothing, and why."""
+    """All topics that the caller may read, by name.
+
+    `over_ms`: length of the interval for rates, which ends at about `now_ms`. `missing`: nodes that reported nothing,
+    with
+    the reason.
+    """
 
     now_ms: int
     over_ms: int
@@ -171,7 +175,7 @@ class ClusterOverview(NamedTuple):
 
 
 class HistorySlot(NamedTuple):
-    """What became of messages from `start_ms` on, in one slot of time."""
+    """Counts of messages in one interval, which starts at `start_ms`."""
 
     start_ms: int
     stored: int
@@ -182,8 +186,7 @@ class HistorySlot(NamedTuple):
 
 
 class History(NamedTuple):
-    """The last hour of a topic; slots in which nothing happened are left out. It begins with the leadership of those
-    that lead its partitions now."""
+    """The last hour of a topic, without empty intervals. Counting begins when the current leaders became leaders."""
 
     slot_ms: int
     slots: list[HistorySlot]
@@ -192,11 +195,11 @@ class History(NamedTuple):
 
 @suggesting
 class OverviewAdmin(ClusterAdmin):
-    """What of `client.admin` looks at everything."""
+    """The part of `client.admin` for overviews of all topics."""
 
     @timed_read
     async def overview(self, *, timeout: Duration | None = None) -> ClusterOverview:
-        """What all topics hold, and what becomes of their messages at present: of what nodes measure anyway."""
+        """Return counts and rates of all topics, from measurements that the nodes make anyway."""
         missing: dict[str, str] = {}
         topics: dict[str, TopicOverview] = {}
         now_ms = over_ms = 0
@@ -216,32 +219,32 @@ class OverviewAdmin(ClusterAdmin):
 
     @timed_read
     async def history(self, topic: str, *, timeout: Duration | None = None) -> History:
-        """What became of a topic's messages in the last hour, in slots of time."""
+        """Return the counts of a topic's messages in the last hour, by interval."""
         check_name("topic", topic)
         missing: dict[str, str] = {}
         slots: dict[int, HistorySlot] = {}
-        slot_ms, told = 0, 0
+        slot_ms, replied = 0, 0
         unknown: list[NotFound] = []
 
         async def ask(node_id: str | None) -> HistoryReply | None:
             try:
                 return HistoryReply.parse(await call(self._cluster, TopicHistory(topic), node_id=node_id))
-            except NotFound as error:  # no partition of it is there
+            except NotFound as error:  # the node leads no partition of the topic
                 unknown.append(error)
                 return None
 
         for reply in await _of_each(await self._nodes_up(missing), ask, TopicHistory.type, missing):
             if reply is None:
                 continue
-            told, slot_ms = told + 1, reply.slot_ms
+            replied, slot_ms = replied + 1, reply.slot_ms
             for row in reply.rows:
                 slots[row.start_ms] = _added(slots.get(row.start_ms), row, reply.bounds)
-        if unknown and not told:
+        if unknown and not replied:
             raise unknown[0]
         return History(slot_ms, [slot for _, slot in sorted(slots.items())], missing)
 
     async def _nodes_up(self, missing: dict[str, str]) -> list[tuple[str, str | None]]:
-        """The nodes that can be asked, and by what id: None, any, where there is one alone."""
+        """Return the reachable nodes, each with the id to use; a single node gets None (any node)."""
         rows: list[dict[str, Any]] = (await self.cluster()).get("nodes") or []
         if len(rows) == 1:
             return [(str(rows[0].get("node")), None)]
@@ -266,17 +269,19 @@ async def _of_each(
     request: int,
     missing: dict[str, str],
 ) -> list[T]:
-    """What nodes tell, who are asked all at once, so that one that hangs keeps nothing back of the others; why not is
-    noted in `missing`. Raises what is about no node."""
-    told: dict[str, T] = {}
+    """Ask all nodes at once, so that a hanging node does not delay the others; record failures in `missing`.
+
+    Raises errors that do not concern a single node.
+    """
+    replies: dict[str, T] = {}
     failed: list[Exception] = []
 
     async def one(node: str, node_id: str | None) -> None:
         try:
-            # Of one that is alone there is nothing else to be told: whoever asks waits as long as they want.
+            # For a single node there is no partial result, so the caller's timeout applies.
             with anyio.move_on_after(NODE_S if len(nodes) > 1 else math.inf):
                 try:
-                    told[node] = await ask(node_id)
+                    replies[node] = await ask(node_id)
                 except (Conflict, Retriable, NotFound, InvalidRequest) as error:
                     missing[node] = _why(error, request)
                 return
@@ -289,7 +294,7 @@ async def _of_each(
             tasks.start_soon(one, node, node_id)
     if failed:
         raise failed[0]
-    return [told[node] for node, _ in nodes if node in told]
+    return [replies[node] for node, _ in nodes if node in replies]
 
 
 async def _pages(cluster: Cluster, node: str | None) -> AsyncIterator[OverviewReply]:
@@ -306,14 +311,14 @@ def _why(error: Conflict | Retriable | NotFound | InvalidRequest, request: int) 
     if isinstance(error, InvalidRequest):
         if error.message != unknown_request(request):
             raise error
-        return "its version does not tell it"
+        return "its version does not report it"
     return error.message
 
 
 def _plus(known: Lateness, sparse: Sequence[int], bounds: Sequence[float]) -> Lateness:
-    """With what a node told: number of a bucket and its count, one behind the other."""
+    """Add the counts of a node, given as pairs of bucket number and count in one sequence."""
     if known.bounds and known.bounds != tuple(bounds):
-        return known  # of another version, which counts otherwise
+        return known  # another version with different bounds
     counts = Counter(dict(enumerate(known.counts)))
     for number, count in zip(sparse[::2], sparse[1::2], strict=True):
         counts[number] += count

@@ -1,4 +1,4 @@
-"""The partitions of a cluster as people look at them: who leads each, who is to hold it, how far it is on its way."""
+"""The partitions of a cluster for display: leader, assigned nodes, and the progress of moves."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ async def partition_rows(
     moving: bool = False,
     sees: Callable[[str], bool] | None = None,
 ) -> list[dict[str, Any]]:
-    """Those of a topic, or of all; no more topics than `most` rows need; `moving`: those alone of which something is
-    under way. `sees`: whether a topic of the listing is wanted; no node is asked about the others. UnknownTopic when
-    the named one is not there."""
+    """Return rows for the partitions of a topic, or of all topics.
+
+    `most`: stop after the topic that reaches this number of rows. `moving`: only partitions that are moving. `sees`:
+    returns
+    whether a listed topic is wanted; no node is asked about others. Raises UnknownTopic if the named topic does not
+    exist.
+    """
     rows: list[dict[str, Any]] = []
     for record in await admin.list_topics() if topic is None else [await admin.topic(topic)]:
         if most is not None and len(rows) >= most:
@@ -55,24 +59,26 @@ def _row(record: TopicRecord, row: Partition, held: Mapping[str, Any]) -> dict[s
 
 
 def steps(row: Partition, members: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    """What is under way or still to be done in a partition that moves, in words. `members`: those of its group, as
-    TOPIC_STATS tells them; None: nobody could be asked."""
+    """Return the current and remaining steps of a partition's move, as text.
+
+    `members`: the members of its Raft group, as in TOPIC_STATS; None if no node could be asked.
+    """
     if not row.moving:
         return []
     if members is None:
-        return ["it waits for a leader"]
-    there = [member.get("node") for member in members]
-    found = [f"{node} is to come" for node in row.nodes if node not in there]
+        return ["waiting for a leader"]
+    current = [member.get("node") for member in members]
+    found = [f"{node} will be added" for node in row.nodes if node not in current]
     for member in members:
         node = member.get("node")
         if node not in row.nodes:
-            found.append(f"{node} goes")
+            found.append(f"{node} is being removed")
         elif not member.get("voter"):
-            found.append(f"{node} learns{_how_far(member)}")
-    return found or ["it is written down"]
+            found.append(f"{node} is catching up{_progress(member)}")
+    return found or ["recording the result"]
 
 
-def _how_far(member: Mapping[str, Any]) -> str:
+def _progress(member: Mapping[str, Any]) -> str:
     total, behind = member.get("snapshot_bytes"), member.get("behind")
     if total:
         # The total is an estimate.

@@ -1,4 +1,4 @@
-"""Requests of administration: to which nodes they go, and how their replies are read."""
+"""Send requests of administration to the right nodes, and read their replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sandq.protocol.request import TopicRequest
 
 
 async def check_partitions(cluster: Cluster, topic: str, partitions: Iterable[int]) -> None:
-    """Raise UnknownTopic, UnknownPartition."""
+    """Raise UnknownTopic or UnknownPartition if one of the partitions does not exist."""
     count = len((await fresh_topic(cluster, check_name("topic", topic))).partitions)
     for partition in partitions:
         if type(partition) is not int or not 0 <= partition < count:
@@ -32,12 +32,12 @@ async def check_partitions(cluster: Cluster, topic: str, partitions: Iterable[in
 
 
 async def ask_leaders(cluster: Cluster, request: TopicRequest) -> list[Frame]:
-    """The answers of all nodes that lead a partition; each answers for its own."""
+    """Return the replies of all nodes that lead a partition; each replies for its own partitions."""
     return [await call(cluster, request, node_id=node_id) for node_id in await _leaders(cluster, request.topic)]
 
 
 async def _leaders(cluster: Cluster, topic: str) -> list[str | None]:
-    """None, any node, while there is no leader at all."""
+    """Return the leaders of a topic's partitions; [None] (any node) if there is no leader at all."""
     record = await ask_topic(cluster, check_name("topic", topic))
     return [*sorted({row.leader for row in record.partitions if row.leader is not None})] or [None]
 
@@ -48,7 +48,7 @@ async def rows_of_leaders(cluster: Cluster, request: TopicRequest) -> list[dict[
 
 
 async def ask_leaders_of_group(cluster: Cluster, request: TopicRequest, *, idempotent: bool = True) -> list[Frame]:
-    """As `_ask_leaders`; a group need not be known everywhere, but somewhere."""
+    """Like `ask_leaders`, for a group that may be unknown to some of the nodes, but not to all."""
     frames: list[Frame] = []
     unknown: SandqError | None = None
     for node_id in await _leaders(cluster, request.topic):
@@ -62,7 +62,7 @@ async def ask_leaders_of_group(cluster: Cluster, request: TopicRequest, *, idemp
 
 
 def address_of(node: str, rows: object) -> tuple[str, int]:
-    """Where a node serves clients, by the rows of CLUSTER_INFO."""
+    """Return a node's address for clients, from the rows of CLUSTER_INFO."""
     for row in rows if isinstance(rows, list) else ():
         if isinstance(row, dict) and row.get("node") == node and isinstance(row.get("client"), str):
             return parse_server(row["client"])
@@ -75,9 +75,9 @@ def check_partition(number: object) -> int:
     return number
 
 
-def check_count(what: str, count: object) -> None:
+def check_count(name: str, count: object) -> None:
     if type(count) is not int or not 1 <= count < 2**32:
-        raise InvalidRequest(f"{what}: a whole number from 1 on is expected, not {count!r}")
+        raise InvalidRequest(f"{name}: a whole number from 1 on is expected, not {count!r}")
 
 
 def field_of(frame: Frame) -> Any:
@@ -108,7 +108,7 @@ def map_of(frame: Frame) -> dict[str, Any]:
 
 
 def shown(value: Any) -> Any:
-    """Offsets as text, also within rows; everything else as it is."""
+    """Return a value with offsets as text, also in nested rows."""
     if type(value) is list:
         return [shown(one) for one in value]
     if type(value) is dict:

@@ -1,5 +1,7 @@
-"""The settings of topics and groups as keyword arguments, for type checkers. What they mean, and their ranges:
-`sandq.model.settings`, by which the broker checks them; a test compares the two."""
+"""The settings of topics and groups as keyword arguments, for type checkers.
+
+`sandq.model.settings` describes their meaning and ranges; the broker checks them with it. A test compares the two.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class Backoff(TypedDict, total=False):
 
 
 class Tenant(TypedDict, total=False):
-    """What holds for the tenants that a pattern names."""
+    """The settings of the tenants that match a pattern."""
 
     weight: int
     max_in_flight: int | None
@@ -33,7 +35,7 @@ class Tenant(TypedDict, total=False):
 
 
 class TopicSettings(TypedDict, total=False):
-    """Those of topics of all kinds; which kind has which, the broker says."""
+    """Settings of topics of all kinds; the broker checks which settings a kind has."""
 
     lease: Duration
     max_attempts: int | OrNone
@@ -62,7 +64,7 @@ class TopicSettings(TypedDict, total=False):
 
 
 class GroupSettings(TypedDict, total=False):
-    """What a group may have otherwise than its topic."""
+    """Settings of a group that replace those of its topic."""
 
     max_attempts: int | OrNone
     max_snoozes: int | OrNone
@@ -71,7 +73,7 @@ class GroupSettings(TypedDict, total=False):
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as msgpack knows them: a timedelta becomes a duration's text; what is wrong the broker says."""
+    """Return settings as msgpack can encode them: a timedelta becomes text. The broker checks their values."""
     plain: dict[str, Any] = {}
     for name, value in settings.items():
         _check_text("the name of a setting", name)
@@ -90,12 +92,12 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _check_text(what: str, text: object) -> None:
-    """InvalidSetting unless it is text that UTF-8 can write."""
+def _check_text(name: str, text: object) -> None:
+    """Raise InvalidSetting unless it is text that can be encoded as UTF-8."""
     try:
         if isinstance(text, str):
             text.encode()
             return
     except UnicodeEncodeError:
         pass
-    raise InvalidSetting(f"{what}: {text!a:.80} is no text")
+    raise InvalidSetting(f"{name}: {text!a:.80} is no text")

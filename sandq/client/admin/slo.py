@@ -1,4 +1,4 @@
-"""How late the deliveries of all nodes were, beside what is promised: what each told, put together."""
+"""Compare the lateness of deliveries with the objective, for all nodes together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandq.protocol.frames import Frame
 
 TOPICS_MOST: Final = 100
 _REPLY: Final = 3
-"""Items of a reply: type, id, what is told."""
+"""Number of items of a reply: type, id, data."""
 _REASONS: Final = {
     "off": "it is further from most others' than allowed",
     "uncompared": "it was not compared with the others'",
@@ -23,15 +23,22 @@ _REASONS: Final = {
 
 
 class SloReport(NamedTuple):
-    """How late messages were delivered over the last `window_ms`, of all nodes that could be asked.
+    """How late messages were delivered in the last `window_ms`, for all nodes that replied.
 
-    `target`: the share of deliveries that is to come within `lateness_ms`; `in_time`: the share that did, and
-    `budget_left`: the share that is left of the late deliveries that the target allows, below 0 when there were more;
-    both None when nothing was delivered. `burn_rates`: by time ("1h"), how many times as fast as it may the budget was
-    used; None: nothing was delivered. `early`: always 0. `histogram`: (bound in ms, deliveries up to it and above the
-    bound before), None being above all bounds. `is_proven`: all of it was told, and measured by clocks that are
-    trusted; else `doubts` says what is not. `nodes`: a row each; `topics`: those of which most came late, since the
-    nodes were started; `missing`: why nothing is told of a node.
+    `target`: the share of deliveries that should come within `lateness_ms`. `in_time`: the share that did.
+    `budget_left`:
+    the remaining share of the late deliveries that the target allows, below 0 if there were more. Both are None if
+    nothing
+    was delivered. `burn_rates`: for each time span ("1h"), how many times faster than allowed the budget was used; None
+    if
+    nothing was delivered. `early`: early deliveries, always 0. `histogram`: pairs (bound in ms, deliveries above the
+    previous bound up to this one); the bound is None for deliveries above all bounds.
+
+    `is_proven`: all nodes replied, and their clocks were trusted; otherwise `doubts` has the reasons. `nodes`: a row
+    for
+    each node. `topics`: the topics with the most late deliveries since the nodes started. `missing`: for nodes without
+    a
+    reply, the reason.
     """
 
     lateness_ms: int
@@ -53,7 +60,7 @@ class SloReport(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Deliveries of one node in some time."""
+    """Counts of a node's deliveries in one time span."""
 
     over_ms: int
     counts: Sequence[int]
@@ -62,7 +69,7 @@ class Window(NamedTuple):
 
 
 class NodeSlo(NamedTuple):
-    """What one node told."""
+    """The reply of one node."""
 
     lateness_ms: int
     target_ppm: int
@@ -75,32 +82,32 @@ class NodeSlo(NamedTuple):
 
     @property
     def promise(self) -> tuple[int, int, int]:
-        """What it is configured to keep."""
+        """The configured objective: lateness in ms, target in ppm, window in ms."""
         return self.lateness_ms, self.target_ppm, self.window_ms
 
     def late(self, counts: Sequence[int], lateness_ms: int) -> int:
-        """How many of these came later than that."""
+        """Return how many of these deliveries were later than `lateness_ms`."""
         in_time = [n for bound, n in zip(self.bounds_us, counts, strict=False) if bound <= lateness_ms * 1000]
         return sum(counts) - sum(in_time)
 
 
-def told_by(frame: Frame) -> NodeSlo:
-    """The reply to SLO."""
+def parse_reply(frame: Frame) -> NodeSlo:
+    """Parse the reply to SLO. Raises ProtocolError."""
     found = frame[2] if len(frame) >= _REPLY else None
     try:
         windows = [Window(*window) for window in found["windows"]]  # type: ignore[index]
-        told = NodeSlo(**{name: found[name] for name in NodeSlo._fields} | {"windows": windows})  # type: ignore[index]
-        is_whole = bool(windows) and all([len(window.counts) == len(told.bounds_us) + 1 for window in windows])
+        reply = NodeSlo(**{name: found[name] for name in NodeSlo._fields} | {"windows": windows})  # type: ignore[index]
+        is_whole = bool(windows) and all([len(window.counts) == len(reply.bounds_us) + 1 for window in windows])
     except (KeyError, TypeError) as error:
         raise ProtocolError(f"SLO reply: {error!r}") from error
     if not is_whole:
         raise ProtocolError("SLO reply: counts of each bound are expected")
-    return told
+    return reply
 
 
-def together(told: Mapping[str, NodeSlo], missing: Mapping[str, str]) -> SloReport:
-    """Of nodes of which something was told: at least one. The first one's objective is what all are held to."""
-    first = next(iter(told.values()))
+def merge(replies: Mapping[str, NodeSlo], missing: Mapping[str, str]) -> SloReport:
+    """Merge the replies of at least one node. The objective of the first node applies to all."""
+    first = next(iter(replies.values()))
     lateness_ms, target_ppm, window_ms = first.promise
     missing, doubts = dict(missing), []
     nodes: list[dict[str, Any]] = []
@@ -108,7 +115,7 @@ def together(told: Mapping[str, NodeSlo], missing: Mapping[str, str]) -> SloRepo
     early = 0
     topics: Counter[str] = Counter()
     late_of: Counter[str] = Counter()
-    for name, found in told.items():
+    for name, found in replies.items():
         if found.bounds_us != first.bounds_us:
             missing[name] = "it counts by other bounds: it has another version"
             continue
@@ -137,7 +144,7 @@ def together(told: Mapping[str, NodeSlo], missing: Mapping[str, str]) -> SloRepo
         lateness_ms,
         target_ppm / PPM,
         window_ms,
-        min([found.since_ms for found in told.values()]),
+        min([found.since_ms for found in replies.values()]),
         deliveries,
         late,
         in_time,
@@ -154,7 +161,7 @@ def together(told: Mapping[str, NodeSlo], missing: Mapping[str, str]) -> SloRepo
 
 
 def _shares(deliveries: int, late: int, target_ppm: int) -> tuple[float | None, float | None]:
-    """The share in time, and late ones by those that are allowed."""
+    """Return the share of deliveries in time, and the ratio of late deliveries to those that the target allows."""
     if not deliveries:
         return None, None
     return round(1 - late / deliveries, 9), round(late / deliveries / (1 - target_ppm / PPM), 6)
@@ -177,7 +184,7 @@ def _row(name: str, found: NodeSlo, lateness_ms: int) -> dict[str, Any]:
 
 
 def _doubts(name: str, found: NodeSlo, first: NodeSlo) -> list[str]:
-    """Why what a node told proves nothing."""
+    """Return the reasons why the reply of a node proves nothing."""
     doubts = []
     if not found.clock.get("trusted"):
         reason = found.clock.get("reason")
@@ -186,5 +193,5 @@ def _doubts(name: str, found: NodeSlo, first: NodeSlo) -> list[str]:
         doubts.append(f"{unproven:,} deliveries of {name} were measured while its clock was not trusted")
     if found.promise != first.promise:
         share = f"{found.target_ppm / 10_000:g}% within {format_duration(found.lateness_ms)}"
-        doubts.append(f"{name} has another objective: {share}, over {format_duration(found.window_ms)}")
+        doubts.append(f"{name} has a different objective: {share}, over {format_duration(found.window_ms)}")
     return doubts

@@ -1,4 +1,4 @@
-"""Administration of topics: create, change, delete, hold, and what they hold."""
+"""Administration of topics: create, change, delete, hold, statistics and forecasts."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _EVERYTHING = {"from_ms": 0, "until_ms": TIME_MAX_MS, "dry_run": False}
 
 
 class Forecast(NamedTuple):
-    """When messages come due: `(start_ms, messages)` for every second, minute or hour that has some, and how many
-    come after the last one that was asked for.
+    """Number of messages that become due: `(start_ms, messages)` for each second, minute or hour that has any.
 
-    `scheduled`: what schedules will send in that time beside the messages that there are already; `is_complete`: these
-    are all, there were not too many to count.
+    `later`: messages that become due after the requested time. `scheduled`: messages that schedules will send in that
+    time,
+    which do not exist yet. `is_complete`: False if there were too many of them to count.
     """
 
     now_ms: int
@@ -57,7 +57,7 @@ class Forecast(NamedTuple):
     is_complete: bool = True
 
     def together(self) -> list[tuple[int, int]]:
-        """What there is and what schedules will send: `(start_ms, messages)`."""
+        """Return existing and scheduled messages together: `(start_ms, messages)`."""
         return sorted((Counter(dict(self.buckets)) + Counter(dict(self.scheduled))).items())
 
 
@@ -69,7 +69,7 @@ def _warned(record: TopicRecord) -> TopicRecord:
 
 @suggesting
 class TopicAdmin:
-    """The part of `client.admin` that is about topics."""
+    """The part of `client.admin` for topics."""
 
     _cluster: Cluster
 
@@ -85,13 +85,16 @@ class TopicAdmin:
         timeout: Duration | None = None,
         **settings: Unpack[TopicSettings],
     ) -> TopicRecord:
-        """Make a topic; settings: `lease="30s"`, `max_attempts=10`, `backoff={...}`, `delete_on_ack=True`, and others.
+        """Create a topic. Settings are keyword arguments: `lease="30s"`, `max_attempts=10`, `backoff={...}`, and
+        others.
 
-        `replicas`: copies of each partition; None: 3 if the cluster has 3 nodes or more, else 1.
+        `replicas`: copies of each partition; None for 3 if the cluster has 3 nodes or more, else 1.
 
-        TopicExists when there is one of this name; InvalidSetting names every mistake in the settings. What may not be
-        meant so (two replicas do not survive one node) stands in `warnings` of the answer, and is logged. A
-        TimedOut or ConnectionLost leaves open whether it was made.
+        Raises TopicExists; InvalidSetting, which names every mistake in the settings. Probable mistakes (two replicas
+        do not
+        survive the loss of one node) are in `warnings` of the result, and are logged. After TimedOut or ConnectionLost
+        the
+        outcome is unknown.
         """
         check_name("topic", name)
         check_count("partitions", partitions)
@@ -104,7 +107,7 @@ class TopicAdmin:
 
     @timed_read
     async def list_topics(self, *, timeout: Duration | None = None) -> list[TopicRecord]:
-        """All topics, by name."""
+        """Return all topics, ordered by name."""
         asked = self._cluster.forgotten
         reply = MetadataReply.parse(await call(self._cluster, Metadata(None)))
         self._cluster.learn_all(reply.topics, asked)
@@ -112,7 +115,7 @@ class TopicAdmin:
 
     @timed_read
     async def topic(self, name: str, *, timeout: Duration | None = None) -> TopicRecord:
-        """One topic; UnknownTopic when there is none of this name."""
+        """Return a topic. Raises UnknownTopic."""
         check_name("topic", name)
         return await ask_topic(self._cluster, name)
 
@@ -123,7 +126,7 @@ class TopicAdmin:
         try:
             await call(self._cluster, TopicDelete(name), idempotent=False)
         finally:
-            self._cluster.forget(name)  # also if somebody else was first
+            self._cluster.forget(name)  # also if another client was first
 
     @timed_change
     async def update_topic(
@@ -136,17 +139,19 @@ class TopicAdmin:
         timeout: Duration | None = None,
         **settings: Unpack[TopicSettings],
     ) -> TopicRecord:
-        """Change settings of a topic, `backoff` key by key, how many partitions it has (they cannot become fewer), and
-        how many nodes hold each; what is not named stays. Its record, as it is now.
+        """Change a topic's settings (`backoff` key by key), its number of partitions (it can only grow) and its
+        replicas.
 
-        InvalidSetting names every mistake; `ordering` and `max_in_flight_per_key` cannot be changed. With more
-        partitions some keys choose another one than before; unique keys do not. Replicas come and go after this has
-        returned.
+        Arguments that are left out change nothing. Returns the new record. Raises InvalidSetting, which names every
+        mistake;
+        `ordering` and `max_in_flight_per_key` cannot be changed. With more partitions, some keys go to different
+        partitions;
+        unique keys do not. Replicas are added and removed after this method has returned.
         """
         check_name("topic", name)
-        for what, count in (("partitions", partitions), ("replicas", replicas)):
+        for count_name, count in (("partitions", partitions), ("replicas", replicas)):
             if count is not None:
-                check_count(what, count)
+                check_count(count_name, count)
         request = TopicUpdate(name, plain_settings(settings), partitions, replicas)
         asked = self._cluster.forgotten
         record = TopicRecord.from_map(field_of(await call(self._cluster, request)))
@@ -155,9 +160,9 @@ class TopicAdmin:
 
     @timed_change
     async def purge_topic(self, name: str, *, timeout: Duration | None = None) -> JobResult:
-        """Remove every message that no consumer holds: what is delayed or ready, and the dead letters of all groups.
+        """Delete every message that no consumer holds: delayed and ready messages, and the dead letters of all groups.
 
-        What is leased or waits to be delivered again stays (`too_late` counts it), and so do the groups.
+        Messages that are leased or wait for a retry stay (`too_late` counts them), and so do the groups.
         """
         check_name("topic", name)
         results = [await run_job(self._cluster, name, "cancel", {**_EVERYTHING, "key_prefix": None})]
@@ -168,7 +173,7 @@ class TopicAdmin:
 
     @timed_read
     async def stats(self, topic: str, *, timeout: Duration | None = None) -> list[dict[str, Any]]:
-        """What a topic's partitions hold, a row each."""
+        """Return statistics of a topic's partitions, a row for each."""
         rows = await rows_of_leaders(self._cluster, TopicStats(topic))
         return sorted(rows, key=lambda row: row.get("partition", 0))
 
@@ -182,12 +187,15 @@ class TopicAdmin:
         *,
         timeout: Duration | None = None,
     ) -> dict[int, str]:
-        """Keep what stands above these offsets (text, one for each partition) from being trimmed, for `ttl` from now on
-        or until the hold is renewed by its name, or released. Up to where each of these partitions is trimmed by now:
-        where that is above the offset that was given, what lies between is gone.
+        """Protect messages above these offsets from trimming, for `ttl` or until the hold is renewed or released by its
+        name.
 
-        Offsets may go back. Conflict when a partition has too many holds; InvalidRequest for a compacted topic. A
-        TimedOut or ConnectionLost leaves open where it was done; asking again does no harm.
+        `offsets`: an offset as text for each partition; it may be lower than before. Returns the offset up to which
+        each
+        partition is already trimmed. If that is above the given offset, the messages in between are gone.
+
+        Raises Conflict if a partition has too many holds; InvalidRequest for a compacted topic. After TimedOut or
+        ConnectionLost it is unknown in which partitions it was done; it is safe to repeat the call.
         """
         at = {partition: offset_model.from_text(text) for partition, text in offsets.items()}
         ttl_ms = duration_ms(ttl)
@@ -199,7 +207,7 @@ class TopicAdmin:
 
     @timed_change
     async def release(self, topic: str, name: str, *, timeout: Duration | None = None) -> None:
-        """End a hold in all partitions, where there is one."""
+        """End a hold in all partitions that have it."""
         count = len((await fresh_topic(self._cluster, check_name("topic", topic))).partitions)
         await self._hold(topic, name, dict.fromkeys(range(count)), None)
 
@@ -223,8 +231,10 @@ class TopicAdmin:
     async def forecast(
         self, topic: str, unit: str = "minute", count: int = 60, *, timeout: Duration | None = None
     ) -> Forecast:
-        """How many messages come due in each of the next `count` seconds, minutes or hours; the first is what is left
-        of the current one. What schedules will send beside what there is already, is told apart."""
+        """Count the messages that become due in each of the next `count` seconds, minutes or hours.
+
+        The first bucket is the rest of the current unit. Messages that schedules will send are counted separately.
+        """
         if unit not in UNITS:
             raise InvalidRequest(f"unit: one of {', '.join(UNITS)} is expected, not {unit!r}")
         if type(count) is not int or not 1 <= count <= BUCKETS_MAX:

@@ -1,4 +1,4 @@
-"""`client.fetch`, `page` and `measure`: reading a partition's log without a lease; nothing changes by it."""
+"""`client.fetch`, `page` and `measure`: read a partition's log without leasing or changing anything."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ from sandq.protocol.requests_log import Fetch, FetchReply, Measure, MeasureReply
 PAGE_MESSAGES = 10_000
 PAGE_BYTES = 4 * 1024 * 1024
 FIRST_PAGE_BYTES = 256 * 1024
-"""Of the first page of an iterator; each has twice as much as the one before, up to `PAGE_BYTES`: who reads little, or
-stops reading, holds little."""
+"""Size of the first page of an iterator, in bytes; each further page is twice as large, up to `PAGE_BYTES`.
+
+So a caller that reads little, or stops early, uses little memory.
+"""
 
 
 class Stretch(NamedTuple):
-    """A part of a partition's log: from `start` on, without `end` (16 bytes each; None: all there is). `pending`: also
-    what is not closed, as it stands when it is read."""
+    """A range of a partition's log, from `start` up to, but excluding, `end` (16 bytes each; None: all there is).
+
+    `pending`: include the part that is not closed yet, in its current state.
+    """
 
     topic: str
     partition: int
@@ -38,7 +42,7 @@ class Stretch(NamedTuple):
 
     @classmethod
     def of(cls, topic: str, partition: int, start: Point | None, end: Point | None, pending: bool) -> Stretch:
-        """InvalidRequest, InvalidTime unless these can be."""
+        """Build it from the caller's arguments. Raises InvalidRequest, InvalidTime."""
         if type(partition) is not int or not 0 <= partition <= PARTITION_MAX:
             raise InvalidRequest(f"partition: an int within 0..{PARTITION_MAX} is expected, not {partition!r}")
         first = offset_of(start, offset_model.FIRST)
@@ -49,7 +53,7 @@ class Stretch(NamedTuple):
 async def read_page(
     cluster: Cluster, of: Stretch, most: int = PAGE_MESSAGES, max_bytes: int = PAGE_BYTES
 ) -> FetchReply:
-    """The first messages of a stretch. ProtocolError when they lead nowhere."""
+    """Read the first messages of a stretch. Raises ProtocolError if the reply makes no progress."""
     await _check_partition(cluster, of)
     request = Fetch(of.topic, of.partition, of.start, of.end, most, max_bytes, of.pending)
     reply = FetchReply.parse(await call_leader(cluster, request))
@@ -59,7 +63,7 @@ async def read_page(
 
 
 async def measure(cluster: Cluster, of: Stretch, most: int | None) -> MeasureReply:
-    """How many messages a stretch has, and where the first `most` of them end."""
+    """Count the messages of a stretch, and find the end of the first `most` of them."""
     await _check_partition(cluster, of)
     request = Measure(of.topic, of.partition, of.start, of.end, most, of.pending)
     reply = MeasureReply.parse(await call_leader(cluster, request))
@@ -69,7 +73,7 @@ async def measure(cluster: Cluster, of: Stretch, most: int | None) -> MeasureRep
 
 
 async def _check_partition(cluster: Cluster, of: Stretch) -> None:
-    """UnknownPartition when the topic has no such partition."""
+    """Raise UnknownPartition if the topic has no such partition."""
     record = await cluster.topic(of.topic)
     if of.partition >= len(record.partitions):
         record = await fresh_topic(cluster, of.topic)
@@ -79,14 +83,15 @@ async def _check_partition(cluster: Cluster, of: Stretch) -> None:
 
 
 class Fetched:
-    """An async iterator over the messages of one partition, from one point up to, without, another.
+    """An async iterator over the messages of one partition in a range.
 
-    It ends at `end`, or where the partition is not closed yet: what comes to lie there later is not waited for.
-    One task iterates.
+    It ends at the end of the range, or where the partition is not closed yet: it does not wait for later messages. Only
+    one
+    task may iterate.
     """
 
     def __init__(self, cluster: Cluster, stretch: Stretch, limit: int | None, timeout: Duration | None = None) -> None:
-        """`timeout`: how long each page is waited for."""
+        """`timeout`: how long each step waits for the next page."""
         self._cluster = cluster
         self._stretch: Stretch | None = stretch
         self._topic, self._partition = stretch.topic, stretch.partition
@@ -129,15 +134,15 @@ class Fetched:
         ]
 
 
-def open_piece(what: str, piece: Piece) -> tuple[LogPiece, Sequence[int]]:
-    """A piece of a reply, and the positions of the messages that it is about; ProtocolError when it is malformed."""
+def open_piece(reply: str, piece: Piece) -> tuple[LogPiece, Sequence[int]]:
+    """Return a piece of a reply, and the positions of its live messages. Raises ProtocolError if it is malformed."""
     try:
         found = LogPiece(piece.offsets, piece.ids, piece.created_ms, piece.batch)
     except InvalidRequest as error:
-        raise ProtocolError(f"{what}: {error.message}") from None
+        raise ProtocolError(f"{reply}: {error.message}") from None
     if piece.live is None:
         return found, range(found.count)
     spans = [(first, first + count) for first, count in piece.live]
     if spans and spans[-1][1] > found.count:
-        raise ProtocolError(f"{what}: live names positions beyond {found.count}")
+        raise ProtocolError(f"{reply}: live names positions beyond {found.count}")
     return found, positions_of(spans)

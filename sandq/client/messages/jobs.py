@@ -1,4 +1,4 @@
-"""Bulk work in the broker: started in every partition, watched until it is done."""
+"""Bulk jobs in the broker: start them in every partition, and poll them until they are done."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ async def run_job(
     arguments: Mapping[str, Any],
     progress: Progress | None = None,
 ) -> JobResult:
-    """Do it in all partitions of a topic; `progress` is told how far it is, after the start and after each look.
+    """Run a job in all partitions of a topic; `progress` is called after the start and after each poll.
 
-    When this is left before the end (cancelled, or a partition failed), the parts that are still running are told to
-    stop. Conflict: somebody else stopped it.
+    If this ends early (it is cancelled, or a partition fails), the running parts are stopped. Raises Conflict if
+    another
+    client stopped the job.
     """
     partitions = range(len((await fresh_topic(cluster, topic)).partitions))
     job = _Job(cluster, topic)
@@ -59,7 +60,7 @@ async def run_job(
                 break
             await anyio.sleep(pause_s)
             pause_s = min(pause_s * _POLL_FACTOR, _POLL_MAX_S)
-            await each(job.look, running)
+            await each(job.poll, running)
     except BaseException:
         await job.stop()
         raise
@@ -70,7 +71,7 @@ async def run_job(
 
 
 class _Job:
-    """One job, over the partitions; its id is random, so that asking twice starts it once."""
+    """One job in all partitions. Its id is random, so that a repeated request does not start it twice."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self.records: dict[int, JobRecord] = {}
@@ -94,7 +95,7 @@ class _Job:
         return [partition for partition, record in self.records.items() if record.state == RUNNING]
 
     async def start(self, partition: int, kind: str, arguments: Mapping[str, Any]) -> None:
-        """A group need not be known in every partition, but in one."""
+        """Start the job in a partition; the group may be unknown there, but not in all partitions."""
         self._asked.add(partition)
         try:
             await self._call(JobStart(self._topic, partition, self._job_id, kind, arguments))
@@ -102,19 +103,19 @@ class _Job:
             self._asked.discard(partition)
             self.unknown = error
 
-    async def look(self, partition: int) -> None:
+    async def poll(self, partition: int) -> None:
         await self._call(JobStatus(self._topic, partition, self._job_id))
 
     async def _call(self, request: JobStart | JobStatus | JobStop) -> None:
         self.records[request.partition] = JobRecord.parse(await call_leader(self._cluster, request))
 
     async def stop(self) -> None:
-        """Stop what may still be running, as far as that can be done in a moment."""
+        """Stop the parts that may still be running, as far as that is possible quickly."""
         left = [p for p in self._asked if p not in self.records or self.records[p].state == RUNNING]
         with anyio.CancelScope(shield=True), anyio.move_on_after(self._cluster.options.cancel_timeout_s):
             await each(self._stop_one, left)
 
     async def _stop_one(self, partition: int) -> None:
-        # It never began there, or nobody can be told: what brought us here is raised.
+        # It never began there, or the leader is unreachable: the original error is raised anyway.
         with suppress(SandqError):
             await self._call(JobStop(self._topic, partition, self._job_id))

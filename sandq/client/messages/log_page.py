@@ -1,6 +1,6 @@
-"""A piece of a partition's log as a frame brings it: a batch, and what the broker knows of its messages.
+"""A piece of a partition's log as a frame transports it: a batch with the broker's metadata of its messages.
 
-Messages are known by their position in the batch. Columns are cut into cells when somebody asks for them.
+Messages are identified by their position in the batch. Columns are decoded when they are first used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sandq.model.json_values import json_of
 BYTES: Final = offset_model.OFFSET_BYTES
 
 Span = tuple[int, int]
-"""Positions of a batch that follow each other: the first, and the one after the last."""
+"""Consecutive positions of a batch: the first, and the one after the last."""
 
 
 def positions_of(spans: Iterable[Span]) -> list[int]:
@@ -25,20 +25,20 @@ def positions_of(spans: Iterable[Span]) -> list[int]:
 
 
 class LogPiece:
-    """See the module's docstring. ProtocolError when the columns do not fit the batch."""
+    """A batch with offsets, ids and creation times. Raises ProtocolError if the columns do not fit the batch."""
 
     __slots__ = ("_batch", "_headers", "_keys", "_priorities", "_tenants", "count", "created", "ids", "offsets")
 
     def __init__(self, offsets: bytes, ids: bytes | None, created_ms: int | bytes, raw: bytes) -> None:
         batch = Batch.parse(raw)
         count = batch.count
-        for what, column, size in (
+        for name, column, size in (
             ("offsets", offsets if len(offsets) > BYTES else None, BYTES),
             ("ids", ids, BYTES),
             ("created_ms", created_ms if type(created_ms) is bytes else None, 8),
         ):
             if column is not None and len(column) != count * size:
-                raise ProtocolError(f"{what} has {len(column) // size} entries for {count} messages")
+                raise ProtocolError(f"{name} has {len(column) // size} entries for {count} messages")
         self.count = count
         self.offsets = offsets
         self.ids = ids
@@ -51,19 +51,19 @@ class LogPiece:
 
     @property
     def is_run(self) -> bool:
-        """Whether position i is base + i places."""
+        """True if the offsets are consecutive: that of position i is the first offset plus i."""
         return len(self.offsets) == BYTES
 
     def values(self) -> Sequence[bytes | None]:
         return self._batch.values()
 
     def is_deletion(self, position: int) -> bool:
-        """Whether there is no value: the key was deleted."""
+        """Return whether the message deletes its key: it has no value."""
         validity, _, _ = self._batch.buffers(Column.VALUE)
         return validity is not None and not validity[position >> 3] >> (position & 7) & 1
 
     def keys(self) -> Sequence[bytes | None]:
-        """Of every position; empty when no message has a key."""
+        """Return the key of every message; empty if no message has a key."""
         if self._keys is None:
             self._keys = self._batch.bytes_column(Column.KEY) or ()
         return self._keys
@@ -78,7 +78,7 @@ class LogPiece:
         return self._headers[position] if self._headers else None
 
     def priorities(self) -> Sequence[int | None]:
-        """Of every position; empty when no message has a priority."""
+        """Return the priority of every message; empty if no message has a priority."""
         if self._priorities is None:
             self._priorities = self._batch.int_column(Column.PRIORITY) or ()
         return self._priorities
@@ -88,7 +88,7 @@ class LogPiece:
         return priorities[position] or 0 if priorities else 0
 
     def tenants(self) -> Sequence[bytes | None]:
-        """Of every position; empty when no message has a tenant."""
+        """Return the tenant of every message; empty if no message has a tenant."""
         if self._tenants is None:
             self._tenants = self._batch.bytes_column(Column.TENANT) or ()
         return self._tenants
@@ -114,7 +114,7 @@ class LogPiece:
 
 
 def text_of_tenant(name: bytes | None) -> str | None:
-    """A tenant's name as text."""
+    """Return a tenant's name as text."""
     return None if name is None else name.decode("ascii", "backslashreplace")
 
 
@@ -122,7 +122,7 @@ P = TypeVar("P", bound=LogPiece)
 
 
 class LogMessage(Generic[P]):
-    """One message of a piece, as a reader sees it."""
+    """One message of a piece."""
 
     __slots__ = ("_piece", "_position", "value")
 
@@ -135,61 +135,63 @@ class LogMessage(Generic[P]):
 
     @property
     def id(self) -> str:
-        """The offset at birth: unique in the topic, and kept when the message is moved. 26 characters."""
+        """The offset at which it was first stored: unique in the topic, and kept when the message is moved. 26
+        characters."""
         return offset_model.to_text(self._piece.id(self._position))
 
     @property
     def offset(self) -> str:
-        """Where the message stands in the topic's order of time: 26 characters that sort as it does."""
+        """The message's position in delivery order: 26 characters that sort in the same order."""
         return offset_model.to_text(self._piece.offset(self._position))
 
     @property
     def deleted(self) -> bool:
-        """Whether it says that its key was deleted, in a compacted topic; `value` is b"" then."""
+        """True if the message deletes its key, in a compacted topic; `value` is b"" then."""
         return self._piece.is_deletion(self._position)
 
     @property
     def key(self) -> bytes | None:
-        """Messages of one key are of one partition; None when it has none."""
+        """The key; messages with the same key are in the same partition. None if it has none."""
         return self._piece.key(self._position)
 
     @property
     def headers(self) -> dict[str, Any]:
-        """A new dict each time; {} when there are none. Raises InvalidRequest if `headers_bytes` is no map."""
+        """The headers, as a new dict for each access; {} if there are none. Raises InvalidRequest if they are not a
+        map."""
         return headers_unpack(self._piece.headers(self._position))
 
     @property
     def headers_bytes(self) -> bytes | None:
-        """The headers as they are stored: msgpack; None when there are none."""
+        """The headers as they are stored (msgpack); None if there are none."""
         return self._piece.headers(self._position)
 
     def json(self) -> Any:
-        """Return the value, read as JSON. Raises InvalidRequest if it is none."""
+        """Return the value, decoded as JSON. Raises InvalidRequest if it is not JSON."""
         return json_of(self.value)
 
     @property
     def priority(self) -> int:
-        """Lower goes first, in a topic of the kind priority or fair; 0 when it names none."""
+        """The priority in a topic of the kind priority or fair, the lowest first; 0 if none is set."""
         return self._piece.priority(self._position)
 
     @property
     def tenant(self) -> str | None:
-        """Whose share of a fair topic it counts for; None when it names none: "default"."""
+        """The tenant in a fair topic; None if none is set, which means "default"."""
         return self._piece.tenant(self._position)
 
     @property
     def deliver_at_ms(self) -> int:
-        """When it is to be delivered, as the broker placed it: epoch milliseconds."""
+        """The delivery time that the broker assigned, in epoch milliseconds."""
         return offset_model.deliver_ms(self._piece.offset(self._position))
 
     @property
     def created_ms(self) -> int:
-        """When the broker stored it: epoch milliseconds."""
+        """Time at which the broker stored it, in epoch milliseconds."""
         return self._piece.created_ms(self._position)
 
 
 def each_offset(offsets: bytes, count: int) -> list[bytes]:
-    """The offsets of a piece, by position."""
+    """Return the offsets of a piece, by position."""
     if len(offsets) == BYTES:
         return offset_model.run(offsets, count)
     return [offsets[start : start + BYTES] for start in range(0, len(offsets), BYTES)]

@@ -1,4 +1,4 @@
-"""Rows of many partitions, page by page, as one sequence in the order of their offsets, rising or falling."""
+"""Merge the pages of many partitions into one sequence in the order of offsets, rising or falling."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sandq.model import offsets as offset_model
 from sandq.protocol.requests_messages import PAGE_MAX
 
 _ROWS = 20_000
-"""Rows in memory at a time, about, over all partitions."""
+"""Approximate number of rows in memory at a time, over all partitions."""
 _LEAST_PAGE = 10
 
 
 class Row(Protocol):
-    """What has an offset."""
+    """A row with an offset."""
 
     @property
     def offset(self) -> bytes: ...
@@ -27,11 +27,11 @@ R = TypeVar("R", bound=Row)
 T = TypeVar("T", covariant=True)
 
 GetPage = Callable[[int, bytes | None, int], Awaitable[tuple[list[R], bytes | None]]]
-"""`get(partition, after, limit)`: a page, and the `after` of the next one."""
+"""`get(partition, after, limit)` returns a page, and the `after` of the next page."""
 
 
 class _Source(Generic[R]):
-    """One partition: the page that is being read, and where the next one begins."""
+    """One partition: the rest of its current page, and the start of the next one."""
 
     def __init__(self, partition: int, after: bytes | None) -> None:
         self.partition = partition
@@ -41,11 +41,11 @@ class _Source(Generic[R]):
 
 
 class Merged(Generic[R, T]):
-    """An async iterator over the rows of many partitions.
+    """An async iterator over the rows of many partitions, in the order of their offsets.
 
-    Rows come in the order of their offsets, each partition's as it stood when its page was read.
-
-    One task iterates; it may stop at any row. Nothing is asked for before the first one.
+    Each page shows its partition at the time of reading. Only one task may iterate; it may stop at any row. No request
+    is
+    sent before the first row is requested.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Merged(Generic[R, T]):
         *,
         newest: bool = False,
     ) -> None:
-        """`after`: the text of the offset behind which to begin. `newest`: the highest offset comes first."""
+        """`after`: the text of the offset after which to begin. `newest`: the highest offset comes first."""
         self._after = None if after is None else offset_model.from_text(after)
         self._partitions = partitions
         self._get = get
@@ -67,7 +67,7 @@ class Merged(Generic[R, T]):
         self._page = PAGE_MAX
         self._newest = newest
         self._heap: list[tuple[int, int, _Source[R]]] | None = None
-        self._taken: _Source[R] | None = None  # whose next row is not in the heap
+        self._taken: _Source[R] | None = None  # the partition whose next row is not in the heap
 
     def __aiter__(self) -> Merged[R, T]:
         return self
@@ -91,7 +91,7 @@ class Merged(Generic[R, T]):
     async def _begin(self) -> None:
         partitions = await self._partitions()
         self._page = max(_LEAST_PAGE, min(PAGE_MAX, _ROWS // max(1, len(partitions)), self._left or PAGE_MAX))
-        # Downwards any offset is a bound, whichever partition it is of.
+        # In falling order, an offset of any partition is a valid bound.
         behind = (lambda after, _: after) if self._newest else _behind
         sources = [_Source[R](partition, behind(self._after, partition)) for partition in partitions]
         await each(self._fill, sources)
@@ -100,7 +100,7 @@ class Merged(Generic[R, T]):
             self._put(source)
 
     async def _fill(self, source: _Source[R]) -> None:
-        """Have a row to read; a page may be empty, and there is a next one all the same."""
+        """Read pages until there is a row or no next page; a page may be empty and still have a next page."""
         while not source.rows and source.more:
             rows, source.after = await self._get(source.partition, source.after, self._page)
             source.more = source.after is not None
@@ -109,14 +109,14 @@ class Merged(Generic[R, T]):
     def _put(self, source: _Source[R]) -> None:
         if source.rows:
             assert self._heap is not None
-            place = int.from_bytes(source.rows[0].offset, "big")
-            heapq.heappush(self._heap, (-place if self._newest else place, source.partition, source))
+            number = int.from_bytes(source.rows[0].offset, "big")
+            heapq.heappush(self._heap, (-number if self._newest else number, source.partition, source))
 
 
 def _behind(after: bytes | None, partition: int) -> bytes | None:
-    """The last offset of a partition, whether or not a message has it, that is not behind `after`.
+    """Return the last offset of a partition that is not after `after`, whether or not a message has it.
 
-    It must be one of that partition: within a batch, a broker finds its place by counting.
+    It must be an offset of that partition: within a batch, a broker finds the position by counting.
     """
     if after is None:
         return None

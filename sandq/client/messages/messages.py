@@ -1,4 +1,4 @@
-"""`client.messages(topic)`: looking at stored messages, and taking back or moving those that are pending."""
+"""`client.messages(topic)`: inspect stored messages, and cancel, move or update pending ones."""
 
 from __future__ import annotations
 
@@ -60,25 +60,26 @@ async def _settle(
 
 
 async def _settle_updates(cluster: Cluster, topic: str, partition: int, items: list[Any]) -> list[Outcome]:
-    """Also what a partition does not do at once, because it would write very much again: in further requests."""
+    """Send updates, and repeat those that a partition postponed because they would write too much at once."""
     found: dict[int, Outcome] = {}
     most = len(items)
     while left := [at for at in range(len(items)) if at not in found][:most]:
         frame = await call_leader(cluster, Move.of_updates(topic, partition, [items[at] for at in left]))
-        told = zip(left, outcomes(frame, len(left), UPDATE_OUTCOMES), strict=True)
-        done = {at: one for at, one in told if one.verdict != NOT_YET}
+        results = zip(left, outcomes(frame, len(left), UPDATE_OUTCOMES), strict=True)
+        done = {at: one for at, one in results if one.verdict != NOT_YET}
         found.update(done)
-        # Each is sent and looked up in each request that names it: not all of a thousand large ones, of which a
-        # partition does three at once.
+        # Each item costs a transfer and a lookup in every request that contains it. So do not repeat a thousand large
+        # items if
+        # the partition handles three per request.
         most = max(2 * len(done), _LEAST_UPDATES)
     return [found[at] for at in range(len(items))]
 
 
 _LEAST_UPDATES: Final = 8
 KEY_WEIGHT: Final = 2
-"""Weight of a byte of a key among the bytes of items that share a frame."""
+"""Weight of a byte of a key, relative to other bytes of items that share a frame."""
 _CANCEL, _MOVE = partial(_settle, Cancel), partial(_settle, Move)
-# In frames of their own: a broker that knows no priorities of a topic, or no updates, refuses all of a frame.
+# Priorities and updates have their own frames: a broker without that feature refuses the whole frame.
 _RANK = partial(_settle, Move)
 _UPDATE = _settle_updates
 _VERDICTS: Final[dict[Ask[Any, Outcome], str]] = {_CANCEL: CANCELLED, _MOVE: MOVED, _RANK: MOVED, _UPDATE: UPDATED}
@@ -86,10 +87,12 @@ _VERDICTS: Final[dict[Ask[Any, Outcome], str]] = {_CANCEL: CANCELLED, _MOVE: MOV
 
 @suggesting
 class Messages:
-    """The stored messages of one topic, over all its partitions.
+    """The stored messages of one topic, in all its partitions.
 
-    A message is named by its id (26 characters: the offset that producing it gave) or by `unique_key=...`: in a fair
-    topic with its `tenant` unless that is "default", in other topics with its `key` if it has one.
+    A message is identified by its id (26 characters: the offset that `produce` returned) or by `unique_key=...`. In a
+    fair
+    topic, a unique key needs the `tenant`, unless that is "default"; in other topics it needs the `key`, if there is
+    one.
     """
 
     def __init__(self, cluster: Cluster, batcher: RequestBatcher, topic: str) -> None:
@@ -107,7 +110,7 @@ class Messages:
         key: Value | None = None,
         timeout: Duration | None = None,
     ) -> StoredMessage:
-        """One message with its value, whatever its state; NotFound when it is not there (any more)."""
+        """Return a message with its value, whatever its state. Raises NotFound if it does not exist (any more)."""
         target = target_of(id, unique_key, tenant, key)
         partition = await self._partition(target, tenant)
         frame = await call_leader(self._cluster, Get(self.topic, partition, target))
@@ -128,13 +131,17 @@ class Messages:
         value_bytes: int | None = None,
         timeout: Duration | None = None,
     ) -> Merged[MessageRecord, StoredMessage]:
-        """`async for message in messages.list():` in the order of delivery, those of all partitions.
+        """Iterate over messages of all partitions in delivery order: `async for message in messages.list():`.
 
-        `state`: delayed, ready, leased, waiting or acked (None: any of these; the dead are `client.dead`'s). `since`
-        and `until` bound the delivery time, the latter is not included; `key_prefix` and `unique_key_prefix` are the
-        beginnings of their keys; `after` is the offset of the last one that is known. Values are left out unless asked
-        for. `value_bytes`: the most bytes of each value; `size` is that of the whole value. `newest`: the latest
-        delivery time comes first. For both, every node must run a version that knows them.
+        `state`: delayed, ready, leased, waiting or acked (None: any of these; dead letters are listed by
+        `client.dead`).
+        `since` and `until`: range of the delivery time, without `until` itself. `key_prefix` and `unique_key_prefix`:
+        the
+        beginning of the keys. `after`: the offset after which to begin. `values`: include the values. `value_bytes`:
+        maximum
+        number of bytes of each value; `size` is the size of the whole value. `newest`: the latest delivery time comes
+        first.
+        The last two require that every node runs a version with this feature.
         """
         if state == "dead":
             raise InvalidRequest(f"state: {DEAD_ELSEWHERE}")
@@ -180,11 +187,12 @@ class Messages:
         key: Value | None = None,
         timeout: Duration | None = None,
     ) -> str:
-        """Take back a message that is delayed or ready, or waits for another attempt: once this returns, its id, nobody
-        will get it any more.
+        """Cancel a message that is delayed, ready or waiting for a retry; return its id. After this no group receives
+        it.
 
-        TooLate (`details["state"]`: leased, acked, dead or gone) when somebody has it, or is done with it; NotFound. It
-        is safe to repeat: within ten minutes the answer is the same. Cancels at the same time share frames.
+        Raises TooLate if a consumer holds the message or it is finished (`details["state"]`: leased, acked, dead or
+        gone);
+        NotFound. It is safe to repeat: within ten minutes the result is the same. Concurrent cancels share frames.
         """
         target = target_of(id, unique_key, tenant, key)
         return await self._settled(target, tenant, _CANCEL, target)
@@ -203,15 +211,21 @@ class Messages:
         priority: int | None = None,
         timeout: Duration | None = None,
     ) -> str:
-        """Give a message that is delayed or ready another delivery time, an instant, or a `delay` from now (in
-        `delay_ms` whole milliseconds); its new offset. Its id stays. One that
-        waits for another attempt comes at that time then, and keeps its offset. In a topic of the kind priority or fair
-        it may be given another `priority`, too, or that alone (`set_priority`).
+        """Change the delivery time of a delayed or ready message, and return its new offset; its id stays.
 
-        TooLate and NotFound as with `cancel`, and TooLate with the state waiting when it waits in one group while
-        another has yet to take it. It is repeated by itself when an answer is lost. With `deliver_at` that
-        changes nothing; a `delay` is counted from the leader's clock, so a repeated one is counted from then: the
-        message may come later than asked for by as long as the first answer was waited for, and is never early.
+        The new time is an instant, or a `delay` from now (`delay_ms`: in whole milliseconds). A message that waits for
+        a retry
+        is retried at that time, and keeps its offset. In a topic of the kind priority or fair, `priority` may be
+        changed as
+        well, or alone (`set_priority`).
+
+        Raises TooLate and NotFound as `cancel`. TooLate with the state waiting is also raised if the message waits in
+        one group
+        while another group has not received it yet. The request is retried after a lost reply. With `deliver_at` this
+        has no
+        further effect. A `delay` is counted from the leader's clock at the retry: so the message may be late by the
+        time that
+        the client waited for the first reply, but it is never early.
         """
         target = target_of(id, unique_key, tenant, key)
         if delay_ms is not None:
@@ -241,16 +255,22 @@ class Messages:
         priority: int | None = None,
         timeout: Duration | None = None,
     ) -> str:
-        """Give a message that is delayed or ready, or waits for another attempt, another value, other headers (`{}`:
-        none), or both, in every group; its offset. What is not given stays as it is, and so do its place, its keys, its
-        ttl and its attempts. With `deliver_at`, `delay`, `delay_ms` or `priority` it is moved as well, in one step: all
-        of it is done, or nothing. `json` is a value as `produce` sends it; without `headers` the message keeps those
-        that it has, with the content type of JSON.
+        """Change the value or the headers (`{}`: remove them) of a pending message, or both, in all groups; return its
+        offset.
 
-        Once this returns, nobody is given the old value any more. TooLate and NotFound as with `move`; but without
-        another time or priority it is never too late for what waits. TooLarge: the value or the headers.
-        InvalidRequest for a compacted topic: there put the key's new value. It is repeated by itself
-        when an answer is lost. Several at the same time share frames.
+        A pending message is delayed, ready or waiting for a retry. Everything else stays: its position, keys, ttl and
+        attempts.
+        With `deliver_at`, `delay`, `delay_ms` or `priority` it is also moved, in one atomic step. `json` is a value as
+        `produce`
+        sends it; without `headers`, the message keeps its headers, with the content type of JSON.
+
+        After this, no consumer receives the old value. Raises TooLate and NotFound as `move`, but a change without a
+        new time or
+        priority is never too late for a waiting message. Raises TooLarge for the value or the headers, InvalidRequest
+        for a
+        compacted topic (put a new value of the key instead). The request is retried after a lost reply. Concurrent
+        updates share
+        frames.
         """
         target = target_of(id, unique_key, tenant, key)
         if json is not MISSING:
@@ -283,10 +303,12 @@ class Messages:
         priority: int,
         timeout: Duration | None = None,
     ) -> str:
-        """Give a message of a topic of the kind priority or fair another priority, the lower of which goes first; its
-        offset. That stays, as its id and its delivery time do: among those of its new priority it goes by its age.
+        """Change the priority of a message in a topic of the kind priority or fair (lower goes first); return its
+        offset.
 
-        TooLate and NotFound as with `move`. Several at the same time share frames.
+        Offset, id and delivery time stay; within its new priority the message is ordered by age. Raises TooLate and
+        NotFound as
+        `move`. Concurrent calls share frames.
         """
         return await self.move(id, unique_key=unique_key, tenant=tenant, key=key, priority=priority)
 
@@ -306,12 +328,11 @@ class Messages:
         progress: Progress | None = None,
         timeout: Duration | None = None,
     ) -> JobResult:
-        """Cancel every pending message whose delivery time and keys match; without any bound, all there are.
+        """Cancel every pending message whose delivery time and keys match; without conditions, all pending messages.
 
-        InvalidRequest for an empty prefix.
-
-        `dry_run` only counts. `progress(result)` is called every now and then. Leaving this by cancellation stops it;
-        what is cancelled by then stays so.
+        Raises InvalidRequest for an empty prefix. `dry_run` only counts. `progress(result)` is called repeatedly. If
+        this call
+        is cancelled, the job stops; messages that were cancelled by then stay cancelled.
         """
         return await run_job(
             self._cluster,
@@ -336,10 +357,11 @@ class Messages:
         progress: Progress | None = None,
         timeout: Duration | None = None,
     ) -> JobResult:
-        """Move every pending message that matches: `to` an instant, or by a `shift` ("1h", "-30m", a timedelta).
+        """Move every pending message that matches `to` an instant, or by a `shift` ("1h", "-30m", a timedelta).
 
-        What would come to lie in the past is due at once. In a topic of the kind priority or fair they may be given
-        another `priority`, too, or that alone: then their times stay. Otherwise as `cancel_all`.
+        Messages that would be moved into the past are due at once. In a topic of the kind priority or fair, `priority`
+        may be
+        changed as well, or alone; then the times stay. Otherwise like `cancel_all`.
         """
         if to is not None and shift is not None:
             raise InvalidRequest("move_all: one of to and shift is expected, not both")
@@ -365,10 +387,14 @@ class Messages:
         key: Value | None = None,
         timeout: Duration | None = None,
     ) -> dict[str, Any]:
-        """What a message waits for: what `get` knows but its value, and under "groups" its state in each group, with
-        a `reason` in words, the `lease_token` under which it is held (None when it is not), the history of its
-        attempts, and its `lives` there (each a `Life`) that were ended by redrives, whose attempts the history begins
-        with."""
+        """Explain what a message waits for: the fields of `get` without the value, and its state in each group.
+
+        Each row of "groups" has a `reason` as text, the `lease_token` under which it is held (or None), the history of
+        its
+        attempts, and `lives` (each a `Life`): its former lives there, which a redrive ended. The history begins with
+        their
+        attempts.
+        """
         target = target_of(id, unique_key, tenant, key)
         partition = await self._partition(target, tenant)
         found = why(await call_leader(self._cluster, Why(self.topic, partition, target)))
@@ -386,8 +412,12 @@ class Messages:
         return found | shown
 
     async def _partition(self, target: Target, tenant: str | None) -> int:
-        """Return the partition of a message. Its id tells; else its tenant in a fair topic, its key if it has one, or
-        its unique key chose it. Raises InvalidRequest if messages of the topic are not named so."""
+        """Return the partition of a message.
+
+        The id contains it. A unique key is routed by its tenant in a fair topic, otherwise by its key or by itself.
+        Raises
+        InvalidRequest if messages of the topic are not identified in this way.
+        """
         record = await self._cluster.topic(self.topic)
         kind, data, *_ = target
         if tenant is not None and record.kind != FAIR:
@@ -415,7 +445,7 @@ class Messages:
         self, target: Target, tenant: str | None, ask: Ask[Any, Outcome], item: Any, size: int = 0
     ) -> str:
         counter = Counter(ask, self.topic, await self._partition(target, tenant))
-        # The broker takes fewer bytes of keys in a frame than of values.
+        # The broker accepts fewer bytes of keys per frame than of values.
         size += KEY_WEIGHT * len(_key_of(target) or b"")
         outcome = await self._batcher.run(counter, item, size)
         if outcome.verdict == NOT_FOUND:
@@ -423,20 +453,22 @@ class Messages:
         return self._text_of(target, outcome, _VERDICTS[ask])
 
     def _text_of(self, target: Target, outcome: Outcome, wanted: str) -> str:
-        """`wanted`: the verdict on what was done."""
+        """Return the offset from an outcome, or raise its error. `wanted`: the verdict of success."""
         verdict, detail = outcome
         if verdict == TOO_LATE:
             state = str(detail)
             is_gone = state == "gone"
-            what = "gone: acked by every group, purged, or trimmed" if is_gone else state
-            raise TooLate(f"message {target_text(target)} cannot be {wanted} any more: it is {what}", state=state)
+            shown = "gone: acked by every group, purged, or trimmed" if is_gone else state
+            raise TooLate(f"message {target_text(target)} cannot be {wanted} any more: it is {shown}", state=state)
         if verdict != wanted or not isinstance(detail, bytes):
             raise ProtocolError(f"an outcome that does not fit the request: {verdict}")
         return offset_model.to_text(detail)
 
     def _not_found(self, target: Target, *, is_fair: bool = False) -> NotFound:
-        """Return the error about a message that is not there. `is_fair`: the topic is a fair one, where a target
-        without a tenant means the tenant `default`."""
+        """Return the error for a message that does not exist.
+
+        `is_fair`: the topic is a fair one, where a target without a tenant means the tenant `default`.
+        """
         text = f"topic {self.topic!r} has no message {target_text(target)}"
         if target[0] == BY_ID or len(target) > 2:
             return NotFound(text)
@@ -444,7 +476,7 @@ class Messages:
 
 
 def _key_of(target: Target) -> bytes | None:
-    """Return the key that a target names beside the unique key."""
+    """Return the key that a target has in addition to the unique key."""
     return target[3] if len(target) > 3 else None
 
 
@@ -464,7 +496,7 @@ def _arguments(
 
 
 def _move_item(verb: str, target: Target, deliver_at: Instant | None, delay: Duration | None) -> list[Any]:
-    """What an item of a MOVE says of the time: None, it stays."""
+    """Return an item of a MOVE with the new time; None means that the time stays."""
     if deliver_at is not None and delay is not None:
         raise InvalidRequest(f"{verb}: one of deliver_at and delay is expected, not both")
     if delay is not None:
@@ -473,13 +505,17 @@ def _move_item(verb: str, target: Target, deliver_at: Instant | None, delay: Dur
 
 
 def _past_or_later_ms(instant: Instant | None) -> int:
-    """An instant to move to. One so long past that it looks like seconds is as past as any other, and would spoil the
-    frame that it shares."""
+    """Return the instant of a move in ms.
+
+    An instant far in the past (seconds instead of milliseconds) is replaced by the least one: it has the same effect,
+    and
+    would make the broker reject the frame.
+    """
     assert instant is not None
     return max(instant_ms(instant), LEAST_INSTANT_MS)
 
 
 def check_limit(limit: int | None) -> None:
-    """The limit of a listing."""
+    """Check the limit of a listing. Raises InvalidRequest."""
     if limit is not None and (type(limit) is not int or limit < 0):
         raise InvalidRequest(f"limit: an int from 0 on is expected, not {limit!r}")

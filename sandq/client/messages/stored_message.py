@@ -1,4 +1,4 @@
-"""Messages as the broker keeps them: what looking at them gives."""
+"""Messages and dead letters as the broker stores them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from sandq.protocol.requests_messages import BY_ID, BY_UNIQUE_KEY, Target
 class StoredMessage:
     """A message and its state over all groups: delayed, ready, leased, waiting, acked or dead.
 
-    `deliver_at_ms` is where it stands now, `due_ms` its time at birth. `value` is None when values were not asked for,
-    or it is a deletion. `tenant` is None when it names none.
+    `deliver_at_ms` is the current delivery time, `due_ms` the original one. `value` is None if values were not
+    requested or
+    the message is a deletion. `tenant` is None if none is set.
     """
 
     id: str
@@ -47,7 +48,7 @@ class StoredMessage:
 
     @classmethod
     def of(cls, topic: str, record: MessageRecord) -> StoredMessage:
-        """From what the broker said."""
+        """Build it from the broker's record."""
         return cls(
             id=offset_model.to_text(record.id),
             offset=offset_model.to_text(record.offset),
@@ -71,16 +72,17 @@ class StoredMessage:
 
     @property
     def headers(self) -> dict[str, Any]:
-        """A new dict each time; {} when there are none. Raises InvalidRequest if `headers_bytes` is no map."""
+        """The headers, as a new dict for each access; {} if there are none. Raises InvalidRequest if they are not a
+        map."""
         return headers_unpack(self._headers)
 
     @property
     def headers_bytes(self) -> bytes | None:
-        """The headers as they are stored: msgpack; None when there are none."""
+        """The headers as they are stored (msgpack); None if there are none."""
         return self._headers
 
     def json(self) -> Any:
-        """Return the value, read as JSON. Raises InvalidRequest if it is none."""
+        """Return the value, decoded as JSON. Raises InvalidRequest if it is not JSON."""
         return json_of(self.value)
 
 
@@ -96,7 +98,7 @@ class Attempt(NamedTuple):
 
 
 class Life(NamedTuple):
-    """What a message went through in a group until it died, and was redriven: `life` 1 is the first."""
+    """A life of a message in a group: its attempts until it died and was redriven. `life` 1 is the first."""
 
     life: int
     attempts: int
@@ -105,11 +107,11 @@ class Life(NamedTuple):
     dead_ms: int
     redriven_ms: int
     history: Sequence[Attempt]
-    """Its last attempts; their numbers begin with 1 in each life."""
+    """Its last attempts; attempts are numbered from 1 in each life."""
 
 
 def lives_of(rows: Sequence[Sequence[Any]], history: Sequence[Sequence[Any]]) -> list[Life]:
-    """The lives that are over, as the broker says them beside the history of all: each has the next rows of it."""
+    """Return the former lives of a message; each takes the next rows of the common history."""
     lives: list[Life] = []
     start = 0
     for life, count, *ended in rows:
@@ -121,8 +123,10 @@ def lives_of(rows: Sequence[Sequence[Any]], history: Sequence[Sequence[Any]]) ->
 
 
 class DeadOutcome(NamedTuple):
-    """What became of a dead letter that was named: `outcome` is redriven, purged, not_dead (`state`: the group has it
-    leased, waiting or ready) or not_found."""
+    """The outcome for one dead letter: redriven, purged, not_dead or not_found.
+
+    For not_dead, `state` is its state in the group: leased, waiting or ready.
+    """
 
     id: str
     outcome: str
@@ -133,9 +137,9 @@ class DeadOutcome(NamedTuple):
 class DeadLetter:
     """A message that a group does not get any more; `reason`: see `DeadLetters`.
 
-    `history` are the last attempts, those before earlier redrives too, the oldest first; `lives` what ended by these
-    redrives, each with its own part of the history. `attempts`, `reason` and `error` are those of its last life.
-    `not_forwarded`: why the topic's dead letter topic did not take it.
+    `history` has the last attempts, oldest first, including those before earlier redrives. `lives` has the lives that
+    redrives ended, each with its part of the history. `attempts`, `reason` and `error` are those of the last life.
+    `not_forwarded`: why the topic's dead letter topic did not accept it.
     """
 
     id: str
@@ -162,7 +166,7 @@ class DeadLetter:
 
     @classmethod
     def of(cls, topic: str, group: str, record: DeadRecord) -> DeadLetter:
-        """From what the broker said."""
+        """Build it from the broker's record."""
         return cls(
             id=offset_model.to_text(record.id),
             offset=offset_model.to_text(record.offset),
@@ -189,26 +193,27 @@ class DeadLetter:
 
     @property
     def life(self) -> int:
-        """Which of its lives in the group was the last: 1 unless it was redriven before."""
+        """Number of its last life in the group: 1 unless it was redriven before."""
         return self.lives[-1].life + 1 if self.lives else 1
 
     @property
     def headers(self) -> dict[str, Any]:
-        """A new dict each time; {} when there are none. Raises InvalidRequest if `headers_bytes` is no map."""
+        """The headers, as a new dict for each access; {} if there are none. Raises InvalidRequest if they are not a
+        map."""
         return headers_unpack(self._headers)
 
     @property
     def headers_bytes(self) -> bytes | None:
-        """The headers as they are stored: msgpack; None when there are none."""
+        """The headers as they are stored (msgpack); None if there are none."""
         return self._headers
 
     def json(self) -> Any:
-        """Return the value, read as JSON. Raises InvalidRequest if it is none."""
+        """Return the value, decoded as JSON. Raises InvalidRequest if it is not JSON."""
         return json_of(self.value)
 
 
 class FetchedMessage(LogMessage[LogPiece]):
-    """A message that was read, not leased."""
+    """A message that was read without a lease."""
 
     __slots__ = ("partition", "topic")
 
@@ -222,7 +227,7 @@ class FetchedMessage(LogMessage[LogPiece]):
 
 
 class JobResult(NamedTuple):
-    """What a job has come to, over all partitions."""
+    """The counts of a job, over all partitions."""
 
     matched: int
     done: int
@@ -232,8 +237,10 @@ class JobResult(NamedTuple):
 def target_of(
     id_text: str | None, unique_key: Value | None, tenant: str | None = None, key: Value | None = None
 ) -> Target:
-    """Return how the wire names a message: by its id, or by its unique key with a tenant or a key. Raises
-    InvalidRequest, TooLarge."""
+    """Return the wire form of a message's identification: its id, or its unique key with a tenant or a key.
+
+    Raises InvalidRequest, TooLarge.
+    """
     if (id_text is None) is (unique_key is None):
         raise InvalidRequest("a message is named by its id or by unique_key=..., one of them")
     if tenant is not None:
@@ -258,7 +265,7 @@ def target_of(
 
 
 def target_text(target: Target) -> str:
-    """A target, for messages to people."""
+    """Return a target as text, for error messages."""
     kind, data, *within = target
     if kind == BY_ID:
         return offset_model.to_text(data)
@@ -269,5 +276,5 @@ def target_text(target: Target) -> str:
 
 
 def _shown(key: bytes) -> str:
-    """Return the beginning of a key, for messages to people."""
+    """Return the beginning of a key as text, for error messages."""
     return repr(key[:80].decode("utf-8", "backslashreplace"))

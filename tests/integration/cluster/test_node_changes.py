@@ -135,7 +135,7 @@ async def test_how_far_a_snapshot_is_can_be_seen(tmp_path: Path, monkeypatch: py
                     goes.release()
                 (row,) = await partition_rows(client.admin, "t")
                 for step in row["steps"]:
-                    found = re.fullmatch(r"(node\d) learns (\d+) %", step)
+                    found = re.fullmatch(r"(node\d) is catching up (\d+) %", step)
                     if found:
                         seen.append(int(found[2]))
                         (learner,) = [one for one in row["members"] if one["node"] == found[1]]

@@ -139,7 +139,7 @@ async def test_pages_are_followed_and_nodes_that_tell_nothing_are_named(asked: l
     assert asked == [(None,), ("a",)]
     assert [*seen.topics] == ["a", "b"]
     assert seen.missing == {
-        "old": "its version does not tell it",
+        "old": "its version does not report it",
         "busy": "it is starting",
         "gone": "it cannot be reached",
     }

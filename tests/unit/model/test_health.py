@@ -87,7 +87,7 @@ def test_node_in_a_situation_has_its_finding_alone(situation: str) -> None:
 
 def test_leaders_and_silent_nodes_are_found() -> None:
     assert named({}, overview(led=0)) == ["no-leader"]
-    assert named({}, overview(led=0, missing={"n2": "its version does not tell it"})) == ["node-silent"]
+    assert named({}, overview(led=0, missing={"n2": "its version does not report it"})) == ["node-silent"]
 
 
 def test_topics_with_few_replicas_are_named_where_more_nodes_are() -> None:

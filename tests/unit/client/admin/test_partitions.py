@@ -173,22 +173,22 @@ def test_rows_of_partitions(with_client: Any) -> None:
 @pytest.mark.parametrize(
     ("members", "words"),
     [
-        (None, ["it waits for a leader"]),
-        ([("n1", True, {}), ("n2", True, {})], ["it is written down"]),
-        ([("n1", True, {})], ["n2 is to come"]),
-        ([("n1", True, {}), ("n2", False, {"behind": 1200})], ["n2 learns, 1,200 entries behind"]),
-        ([("n1", True, {}), ("n2", False, {"behind": 1})], ["n2 learns, 1 entry behind"]),
-        ([("n1", True, {}), ("n2", False, {"behind": 0})], ["n2 learns"]),
+        (None, ["waiting for a leader"]),
+        ([("n1", True, {}), ("n2", True, {})], ["recording the result"]),
+        ([("n1", True, {})], ["n2 will be added"]),
+        ([("n1", True, {}), ("n2", False, {"behind": 1200})], ["n2 is catching up, 1,200 entries behind"]),
+        ([("n1", True, {}), ("n2", False, {"behind": 1})], ["n2 is catching up, 1 entry behind"]),
+        ([("n1", True, {}), ("n2", False, {"behind": 0})], ["n2 is catching up"]),
         (
             [
                 ("n3", True, {}),
                 ("n1", False, {"snapshot_sent": 63, "snapshot_bytes": 100, "behind": 9}),
                 ("n2", True, {}),
             ],
-            ["n3 goes", "n1 learns 63 %"],
+            ["n3 is being removed", "n1 is catching up 63 %"],
         ),
-        ([("n1", True, {}), ("n2", False, {"snapshot_sent": 500, "snapshot_bytes": 100})], ["n2 learns 99 %"]),
-        ([("n1", True, {}), ("n2", False, {"snapshot_sent": 5, "snapshot_bytes": 0})], ["n2 learns"]),
+        ([("n1", True, {}), ("n2", False, {"snapshot_sent": 500, "snapshot_bytes": 100})], ["n2 is catching up 99 %"]),
+        ([("n1", True, {}), ("n2", False, {"snapshot_sent": 5, "snapshot_bytes": 0})], ["n2 is catching up"]),
     ],
 )
 def test_the_steps_of_a_move(members: list[tuple[str, bool, dict[str, int]]] | None, words: list[str]) -> None:

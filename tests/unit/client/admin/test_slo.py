@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sandq.client.admin.slo import NodeSlo, SloReport, together, told_by
+from sandq.client.admin.slo import NodeSlo, SloReport, merge, parse_reply
 from sandq.model.errors import ProtocolError
 from tests.support.protocol_document import decode
 
@@ -33,11 +33,11 @@ def told(
         **{"windows": windows, "clock": TRUSTED, "topics": []},
         **changes,
     }
-    return told_by([0, 7, body])
+    return parse_reply([0, 7, body])
 
 
 def of(*nodes: NodeSlo, **missing: str) -> SloReport:
-    return together({f"n{number}": node for number, node in enumerate(nodes, 1)}, missing)
+    return merge({f"n{number}": node for number, node in enumerate(nodes, 1)}, missing)
 
 
 def test_nodes_are_summed_up() -> None:
@@ -66,7 +66,7 @@ def test_nothing_delivered_is_no_share() -> None:
         ([told(clock={**TRUSTED, "trusted": False, "reason": "wall"})], {}, "the clock of n1 is not trusted: the wall"),
         ([told(9, unproven=3)], {}, "3 deliveries of n1 were measured while its clock was not trusted"),
         ([told()], {"n2": "it cannot be reached"}, "nothing is told of n2: it cannot be reached"),
-        ([told(), told(lateness_ms=250)], {}, "n2 has another objective: 99% within 250ms, over 30d"),
+        ([told(), told(lateness_ms=250)], {}, "n2 has a different objective: 99% within 250ms, over 30d"),
     ],
 )
 def test_what_is_not_proven_is_said(nodes: list[NodeSlo], missing: dict[str, str], doubt: str) -> None:
@@ -89,7 +89,7 @@ def test_topics_of_all_nodes_are_together_the_worst_first() -> None:
 
 
 def test_the_example_of_the_protocol_is_read() -> None:
-    found = together({"node1": told_by(decode("slo-reply"))}, {})
+    found = merge({"node1": parse_reply(decode("slo-reply"))}, {})
     assert (found.deliveries, found.late, found.budget_left) == (1000, 1, 0.0)
 
 
@@ -98,4 +98,4 @@ def test_the_example_of_the_protocol_is_read() -> None:
 )
 def test_an_answer_that_is_none_is_refused(frame: list[Any]) -> None:
     with pytest.raises(ProtocolError, match="SLO reply"):
-        told_by(frame)
+        parse_reply(frame)

@@ -148,7 +148,7 @@ def test_partitions_say_where_they_go(ctl: Any, server: FakeServer) -> None:
     server.members = members
     lines = ctl("cluster", "partitions").output.splitlines()
     assert " ".join(lines[0].split()) == "TOPIC PARTITION LEADER NODES MOVING REPLICAS MESSAGES DELAYED BYTES"
-    assert "n1, n2  n3 goes, n2 learns, 1,200 entries behind         2" in lines[1]
+    assert "n1, n2  n3 is being removed, n2 is catching up, 1,200 entries behind         2" in lines[1]
     (row,) = json.loads(ctl("cluster", "partitions", "-o", "json").output)
     assert row["nodes"] == ["n1", "n2"] and row["moving"] is True and row["members"] == members
     server.topics["t"] = server.topics["t"]._replace(partitions=[rows[0]._replace(moving=False)])
