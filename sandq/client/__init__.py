@@ -1,13 +1,13 @@
-"""The Python client: `sandq.connect()`; `docs/client.md` shows it. It runs under trio and asyncio alike.
+"""The Python client: `sandq.connect()`. See `docs/client.md`. It runs under trio and asyncio.
 
-Other packages use only what is exported here and by these: `producer` and `transport` (to make a producer or a request
-of one's own), `admin`, `consumer`, `kv` and `schedules` (what the HTTP API and the commands need beside their methods),
-`json_format` (messages and settings as JSON), `options` (servers, limits), `positions` (places in the order of time)
-and `signals` (to wait for something).
+Other packages use only the exports of this package and of these subpackages: `producer` and `transport` (to build
+producers or requests), `admin`, `consumer`, `kv` and `schedules` (helpers of the HTTP API and the commands),
+`json_format` (messages and settings as JSON), `options` (servers, limits), `positions` (positions in delivery order)
+and
+`signals` (to wait for events).
 
-An offset (and an id) is text everywhere in here: 26 characters of Crockford's base32 that sort as the
-offsets do. `offset_bytes` and `offset_text` turn it into the 16 bytes of the wire and back,
-`offset_time_ms` tells its time.
+An offset or id is always text here: 26 characters of Crockford's base32, which sort in the order of the offsets.
+`offset_bytes` and `offset_text` convert between text and the 16 bytes of the wire; `offset_time_ms` returns its time.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from sandq.model.offsets import to_text as offset_text
 from sandq.protocol.replies import Partition, TopicRecord
 
 Offset = str
-"""How an offset is written: 26 characters."""
+"""An offset as text: 26 characters."""
 
 
 def offset_time_ms(offset: str) -> int:
-    """The delivery time in an offset, epoch milliseconds."""
+    """Return the delivery time in an offset, in epoch milliseconds."""
     return int.from_bytes(offset_bytes(offset)[:6], "big")
 
 

@@ -1,6 +1,6 @@
-"""Refuse unknown keyword arguments with a TypeError that names the argument that was probably meant.
+"""Reject unknown keyword arguments with a TypeError that names the argument that was probably meant.
 
-Python itself makes such suggestions from 3.13 on, except for methods that pass `**options` on.
+Python itself makes such suggestions from 3.13 on, except for methods that pass on `**options`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 K = TypeVar("K", bound=type)
 
 HOT = frozenset(["send"])
-"""Methods that are called once per message and spell their options out. The check of the names would cost 0.2 us of
-about 1.3 us. Python's TypeError names the wrong argument all the same."""
+"""Methods that are called once per message and list their options explicitly.
+
+They are not decorated: the check of the names would cost 0.2 us of about 1.3 us. Python's TypeError names the wrong
+argument all the same.
+"""
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """What to append to a mistake: "; did you mean 'delay'?", or nothing when no known name is like it."""
+    """Return the hint for an error, "; did you mean 'delay'?", or "" if no known name is similar."""
     close = difflib.get_close_matches(str(name)[:80], list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def list_options(method: F, options: type, defaults: Mapping[str, Any]) -> F:
-    """Have the signature of a method list the keys of a TypedDict in place of its `**options`.
+    """Make the signature of a method list the keys of a TypedDict in place of its `**options`.
 
-    `defaults`: the values that stand for options that are left out; None for those that it does not name. `suggesting`
-    refuses all other names when the method is called.
+    `defaults`: default values of the options; None for those that it does not contain. `suggesting` rejects all other
+    names
+    when the method is called.
     """
     signature = inspect.signature(method)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -49,7 +53,7 @@ def list_options(method: F, options: type, defaults: Mapping[str, Any]) -> F:
 
 
 def suggesting(kind: K) -> K:
-    """Decorate a class: public methods refuse unknown keyword arguments by naming the most similar one they have."""
+    """Decorate a class: its public methods reject unknown keyword arguments with the most similar name."""
     for name, member in list(vars(kind).items()):
         if name.startswith("_") or not inspect.isfunction(member):
             continue
@@ -62,7 +66,7 @@ def suggesting(kind: K) -> K:
 
 
 def _takes_any_name(method: Callable[..., Any]) -> bool:
-    """Whether it passes settings on, whose names the broker checks."""
+    """Return whether a method passes settings on, whose names the broker checks."""
     kinds = [each.kind for each in inspect.signature(method).parameters.values()]
     return inspect.Parameter.VAR_KEYWORD in kinds
 
@@ -88,7 +92,7 @@ def _suggesting(method: Callable[..., Any], known: frozenset[str]) -> Callable[.
 
     @functools.wraps(method)
     async def wait(*args: Any, **kwargs: Any) -> Any:
-        # A coroutine function as well: libraries that run functions in the background call others in a thread.
+        # This is a coroutine function, too: libraries that run functions in the background call other ones in a thread.
         if not known.issuperset(kwargs):
             raise refused(kwargs)
         return await method(*args, **kwargs)

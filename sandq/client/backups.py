@@ -1,6 +1,6 @@
-"""Backing up and restoring, request by request: for `sandq.backup`, which says what they are for.
+"""The single requests of backups and restores; `sandq.backup` combines them.
 
-A request is tried again within the client's `timeout`, wherever a partition moves meanwhile.
+Requests are retried within the client's `timeout`, wherever a partition moves meanwhile.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ __all__ = ["LOG_BYTES", "BackupTransfer", "LogPiece", "Piece"]
 
 
 class Piece(NamedTuple):
-    """Rows of a partition, one behind the other."""
+    """Consecutive rows of a partition."""
 
     position: bytes | None
-    """To read on behind."""
+    """Position after which to continue."""
     is_last: bool
     data: bytes
-    """As `put_rows` takes it."""
+    """In the format that `put_rows` accepts."""
 
 
 class LogPiece(NamedTuple):
-    """Entries of a partition's log, one behind the other."""
+    """Consecutive entries of a partition's log."""
 
     gone: str | None
-    """Why those that were asked for are not to be had (any more); None: they are."""
+    """Why the requested entries are not available (any more); None if they are."""
     applied: int
-    """Index of the last entry that there was: a part may be left."""
+    """Index of the last existing entry; more entries may remain to be read."""
     time_ms: int
-    """By the cluster's clock: everything that was acknowledged up to then stands up to there."""
+    """Cluster time: all entries up to `applied` include everything that was acknowledged up to this time, in ms."""
     term_before: int
-    """Of the entry behind which they were asked for."""
+    """Term of the entry after which entries were requested."""
     used: float
-    """Of what the node keeps for readers of this log, about so much is used, of 1."""
+    """Approximate used share, 0 to 1, of the log space that the node keeps for readers."""
     entries: list[Any]
-    """Term and command, in turns; an empty command is an entry of Raft's own."""
+    """Term and command, alternating; an empty command is an internal entry of Raft."""
 
 
 class BackupTransfer:
-    """The requests, over a client. All need the right `cluster`, and rights on the topic or `security`."""
+    """Sends the requests over a client. All require the right `cluster`, and rights on the topic or `security`."""
 
     def __init__(self, client: Client) -> None:
         self._cluster = client._cluster
@@ -68,8 +68,10 @@ class BackupTransfer:
     # -- backing up -----------------------------------------------------------------------------------------------
 
     async def catalog(self) -> dict[str, Any]:
-        """The cluster and all of its topics, with the records of their settings; `hidden`: how many more there are, on
-        which there is no right."""
+        """Return the cluster and all its topics, with the records of their settings.
+
+        `hidden`: number of further topics that the caller has no right on.
+        """
         found: dict[str, Any] | None = None
         topics: list[dict[str, Any]] = []
         hidden = 0
@@ -84,7 +86,7 @@ class BackupTransfer:
                 return {**found, "topics": topics, "hidden": hidden}
 
     async def access(self) -> dict[str, Any]:
-        """All identities, with the hashes of what they show, and roles."""
+        """Return all identities, with the hashes of their secrets, and all roles."""
         identities: list[dict[str, Any]] = []
         while True:
             after = identities[-1]["principal"] if identities else None
@@ -95,18 +97,18 @@ class BackupTransfer:
                 return {"identities": identities, "roles": page.get("roles", {})}
 
     async def begin(self, topic: str, partition: int) -> dict[str, Any]:
-        """Have the rows of a partition kept as they are now: `export`, `index`, `time_ms`, `level`, `bytes`."""
+        """Pin a snapshot of a partition's rows; return `export`, `index`, `time_ms`, `level`, `bytes`."""
         return _map(await call_leader(self._cluster, BackupBegin(topic, partition)))
 
     async def read(self, topic: str, partition: int, export: int, after: bytes | None) -> Piece:
-        """The next of them. NotFound when they are not kept any more, or another node leads the partition by now."""
+        """Read the next rows. Raises NotFound if the snapshot was dropped or the leadership has moved."""
         frame = await call_leader(self._cluster, BackupRead(topic, partition, export, after))
         if len(frame) < 5 or type(frame[3]) is not bool or type(frame[4]) is not bytes:
             raise ProtocolError("BACKUP_READ reply: a position, whether it is the last, and rows are expected")
         return Piece(frame[2], frame[3], frame[4])
 
     async def end(self, topic: str, partition: int, export: int) -> None:
-        """Have them kept no longer."""
+        """Release a snapshot."""
         await call_leader(self._cluster, BackupEnd(topic, partition, export))
 
     async def read_log(
@@ -119,8 +121,11 @@ class BackupTransfer:
         term: int | None = None,
         max_bytes: int = LOG_BYTES,
     ) -> LogPiece:
-        """Entries behind the one at `after`, of this term. Those behind `pin` are kept from now on (None: those to
-        come), within bounds, until nobody has asked for five minutes."""
+        """Read log entries after the one at index `after`, which has this term.
+
+        Entries after `pin` are kept from now on (None: future entries), within limits, until no request comes for five
+        minutes.
+        """
         request = BackupLog(topic, partition, reader, pin, after, term, max_bytes)
         piece = _log_piece(await call_leader(self._cluster, request))
         if piece is None:
@@ -128,13 +133,13 @@ class BackupTransfer:
         return piece
 
     async def pin_log(self, topic: str, partition: int, reader: str, pin: int | None) -> LogPiece:
-        """Have the entries behind `pin` kept, and read none."""
+        """Keep the entries after `pin`, without reading any."""
         return await self.read_log(topic, partition, reader, pin, None, None, 0)
 
     # -- restoring ------------------------------------------------------------------------------------------------
 
     async def restore_topic(self, name: str, topic: Mapping[str, Any], replicas: int, restore_id: str) -> int:
-        """Make a topic that takes nothing yet, or go on with it. Its number."""
+        """Create a topic for a restore, or continue one; return its number. The topic accepts no messages yet."""
         request = RestoreTopic(
             name,
             topic["kind"],
@@ -152,28 +157,29 @@ class BackupTransfer:
     async def begin_partition(
         self, topic: str, partition: int, restore_id: str, targets: Sequence[Sequence[int]]
     ) -> dict[str, Any]:
-        """Begin to restore a partition, or tell how far it is: `next_chunk`, `rows`, `bytes`, `whole`."""
+        """Begin to restore a partition, or return its progress: `next_chunk`, `rows`, `bytes`, `whole`."""
         return _map(await call_leader(self._cluster, RestoreBegin(topic, partition, restore_id, targets)))
 
     async def put_rows(self, topic: str, partition: int, restore_id: str, number: int, data: bytes) -> dict[str, Any]:
-        """Put a chunk of rows there; how far it is then."""
+        """Restore a chunk of rows; return the progress."""
         return _map(await call_leader(self._cluster, RestoreRows(topic, partition, restore_id, number, data)))
 
     async def end_partition(self, topic: str, partition: int, restore_id: str, chunks: int) -> dict[str, Any]:
-        """Let the rows be the partition; how far it is then."""
+        """Make the restored rows the content of the partition; return the progress."""
         return _map(await call_leader(self._cluster, RestoreEnd(topic, partition, restore_id, chunks)))
 
     async def open_topic(self, topic: str, restore_id: str, dead_letter_topic: str | None) -> None:
-        """Let a topic be used."""
+        """Open a restored topic for use."""
         await call(self._cluster, RestoreOpen(topic, restore_id, dead_letter_topic))
         self._cluster.forget(topic)
 
     async def put_role(self, name: str, grants: Sequence[str]) -> None:
-        """Make a role, or give it these grants."""
+        """Create a role, or replace its grants."""
         await call(self._cluster, RolePut(name, grants))
 
     async def put_identity(self, identity: Mapping[str, Any], *, is_new: bool) -> None:
-        """Make an identity of a backup, or let one be as it was there. Conflict when a new one is there already."""
+        """Create an identity of a backup, or change an existing one to its state there. Conflict if `is_new` and it
+        exists."""
         changes = {name: identity[name] for name in ("grants", "expires_ms", "quota", "note")}
         if identity["secret_hash"] is not None:
             changes["secret_hash"] = identity["secret_hash"]
@@ -181,7 +187,7 @@ class BackupTransfer:
 
 
 def _log_piece(frame: Frame) -> LogPiece | None:
-    """None: it is no answer to BACKUP_LOG."""
+    """Parse the reply to BACKUP_LOG; None if it is invalid."""
     match frame[2:]:
         case [
             str() | None as gone,

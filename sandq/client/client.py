@@ -1,4 +1,4 @@
-"""`connect` and the client: what everything else of a program is reached from."""
+"""`connect` and the client, from which a program reaches everything else."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from sandq.model.times import Duration, duration_ms
 from sandq.protocol.requests_log import FetchReply, MeasureReply
 
 CLIENT_NAME: Final = "sandq-python"
-"""What a program is called that gives itself no name."""
+"""The client name of a program that does not set one."""
 
 
 @suggesting
 class Client:
-    """A connection to a cluster; made by `connect`. It may be used by any number of tasks of one event loop."""
+    """A connection to a cluster. Created by `connect`; may be used by any number of tasks of one event loop."""
 
     def __init__(self, cluster: Cluster, tasks: anyio.abc.TaskGroup, name: str) -> None:
         self.name = name
@@ -58,23 +58,23 @@ class Client:
         self._cluster = cluster
         self._tasks = tasks
         self._batcher = RequestBatcher(cluster, tasks)
-        self._producers: dict[str, Producer] = {}  # of `produce`, by topic
+        self._producers: dict[str, Producer] = {}  # used by `produce`, by topic
         self._stack = AsyncExitStack()
         self._is_open = True
 
     @property
     def cluster_uuid(self) -> str:
-        """Which cluster this is; it never changes."""
+        """The UUID of the cluster; it never changes."""
         return self._cluster.cluster_uuid
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """What a node accepts, as it says: `message_bytes`, `key_bytes`, ..."""
+        """The limits that a node reports, such as `message_bytes` and `key_bytes`."""
         return self._cluster.limits
 
     @property
     def certificate_ends(self) -> Mapping[str, float]:
-        """When the certificates end of nodes that it is connected to by TLS: node id -> epoch seconds."""
+        """Expiry of the certificates of nodes that are connected by TLS: node id -> epoch seconds."""
         found = {one.hello.node_id: one.certificate_ends_s for one in self._cluster.connections()}
         return {node: ends_s for node, ends_s in found.items() if ends_s is not None}
 
@@ -89,15 +89,17 @@ class Client:
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> str:
-        """Store one message; its offset (26 characters), which is its id, once it is safe. Calls at the same time
-        share batches.
+        """Store one message, and return its offset (26 characters), which is its id, once it is safely stored.
 
-        `sandq.SendOptions` describes the options; for many messages use `producer`. Retriable errors are raised
-        after `delivery_timeout`; the message then says whether the outcome is unknown. However often it is sent again
-        after lost answers, it is stored once. DuplicateKey: a message has the `unique_key`.
+        `sandq.SendOptions` describes the options. Concurrent calls share batches; for many messages use `producer`.
+        Retriable
+        errors are raised after `delivery_timeout`; the text then says whether the outcome is unknown. The message is
+        stored
+        once, however often it is retried after lost replies. DuplicateKey: another message has the `unique_key`.
 
-        `timeout`: wait no longer, where `delivery_timeout` is too long (a web request). TimedOut then says that the
-        message may be stored, now or in a moment; with a `unique_key` it can be produced again without doubling it.
+        `timeout`: maximum time to wait, if `delivery_timeout` is too long (for example in a web request). After
+        TimedOut the
+        message may be stored, now or later. With a `unique_key` it can be produced again without duplicating it.
         """
         timeout_s = None if timeout is None else seconds_of("timeout", timeout)
         with anyio.move_on_after(math.inf if timeout_s is None else timeout_s):
@@ -119,19 +121,25 @@ class Client:
         json: Any = MISSING,
         **options: Unpack[SendOptions],
     ) -> Receipt:
-        """Have one message stored as `produce` does, and do not wait for it: `await receipt` gives its offset, or
-        raises; `receipt.outcome` then says what `on_conflict` did. The arguments are those of `produce`."""
+        """Store one message like `produce`, without waiting for it.
+
+        `await receipt` returns its offset or raises the error; `receipt.outcome` then says what `on_conflict` did. The
+        arguments are those of `produce`.
+        """
         producer = await self._producer_of(topic)
         return await producer.send(value, json=json, **options)
 
     async def produce_many(self, topic: str, messages: Iterable[Value | Mapping[str, Any]]) -> Receipts:
-        """Store several messages, as `produce` stores one: each is a value, or a mapping of its arguments ("value"
-        or "json", "key", ...). `await receipts` gives their offsets, or raises what failed first; each of them can be
-        awaited."""
+        """Store several messages like `produce`: each is a value, or a mapping of its arguments ("value" or "json",
+        "key", ...).
+
+        `await receipts` returns their offsets, or raises the first error. Each receipt can also be awaited.
+        """
         return await (await self._producer_of(topic)).send_many(messages)
 
     def producer(self, topic: str, *, linger: Duration | None = None) -> Producer:
-        """`async with client.producer(topic) as producer:`. Batches wait for `linger` to fill; None: for a moment."""
+        """Create a producer: `async with client.producer(topic) as producer:`. `linger`: how long batches wait to
+        fill."""
         self._check_open()
         linger_s = self._cluster.options.linger_s if linger is None else duration_ms(linger) / 1000
         return Producer(self._cluster, self._tasks, check_name("topic", topic), linger_s=linger_s)
@@ -148,23 +156,31 @@ class Client:
         consumer_id: str | None = None,
         partitions: Partitions | None = None,
     ) -> Subscription:
-        """`async with client.subscribe(topic, group="workers") as subscription: async for message in
+        """Subscribe a consumer group to topics.
+
+        Use it as `async with client.subscribe(topic, group="workers") as subscription: async for message in
         subscription:`.
 
-        `topic`: its name, a list of several, or `sandq.pattern("orders.*")`: topics that come later are joined, and
-        those that are deleted are left, and so are those that refuse it (`subscription.refused`). A message tells its
-        `topic`.
+        `topic`: a name, a list of names, or `sandq.pattern("orders.*")`. With a pattern, new topics are joined and
+        deleted ones
+        are left, as are topics that refuse the subscription (`subscription.refused`). Each message has its `topic`.
 
-        `credit`: messages held and not settled at most, shared out among the nodes that lead partitions
-        (each gets at least one); None: 10, and more while they are settled quickly; 10,000 for who iterates over
-        `subscription.batches()`. `lease`: how long a message is held (None: the topic's setting); `auto_extend`
-        renews it as long as the message is not settled. `start` of a group that is new: "earliest", "latest", an
-        instant, or the offset to begin with (in its partition; the others begin at its time).
+        `credit`: maximum number of held, unsettled messages, shared among the nodes that lead partitions (at least one
+        each).
+        None: 10, and more while they are settled quickly; 10,000 with `subscription.batches()`. `lease`: how long a
+        message is
+        held (None: the topic's setting). `auto_extend`: extend leases until their messages are settled. `start` of a
+        new group:
+        "earliest", "latest", an instant, or an offset to begin with (in its partition; other partitions begin at its
+        time).
 
-        `consumer_id`: a name of this worker that lasts, of letters, digits, ".", "_" and "-". Started again after a
-        crash it gets what it held at once, five times as the same attempt, instead of when the leases run out; what it
-        did before can settle nothing any more (LeaseLost). One process has it at a time: an earlier one that is still
-        there ends with ConsumerFenced. `partitions`: numbers of those to take messages of; None: all.
+        `consumer_id`: a lasting name of this worker: letters, digits, ".", "_" and "-". After a crash, a worker with
+        the same
+        name gets its held messages back at once (up to five times as the same attempt), instead of when their leases
+        end. The
+        former process can settle nothing any more (LeaseLost). Only one process has the name: an earlier one that still
+        runs
+        fails with ConsumerFenced. `partitions`: numbers of the partitions to consume; None for all.
         """
         options = {"credit": credit, "lease": lease, "start": start, "auto_extend": auto_extend}
         return self._subscribe(topic, group, consumer_id=consumer_id, partitions=partitions, **options)
@@ -190,29 +206,43 @@ class Client:
         consumer_id: str | None = None,
         partitions: Partitions | None = None,
     ) -> NoReturn:
-        """Call `handler(message)` for every message, `concurrency` of them at a time, until this is cancelled.
+        """Call `handler(message)` for every message, `concurrency` of them at a time, until this call is cancelled.
 
-        When the handler returns the message is acked, when it raises it is nacked with the error (type and message; the
-        traceback is logged, "sandq.client"). `Retry` names the delay, `Dead` gives the message up. What it settled
-        itself is left alone. The lease is extended for as long as it works; `message.is_held` tells it whether that
-        still goes well.
+        If the handler returns, the message is acked. If it raises, the message is nacked with the error (type and
+        message); the
+        traceback is logged ("sandq.client"). `Retry` sets the delay; `Dead` makes the message dead. A message that the
+        handler
+        has settled itself is left alone. The lease is extended while the handler works; `message.is_held` tells the
+        handler
+        whether the lease is still held.
 
-        `dead_on`: a class of exceptions, or a tuple of them, after which the message is dead at once; `retry_on`: those
-        after which it comes again, all others then being of `dead_on`. What is of both is dead; a group of exceptions
-        is when all in it are. What is no `Exception` is retried. `timeout`: how long the handler may work on a message:
-        then it is cancelled, and the message nacked ("took longer than 30s"), whatever `retry_on` and `dead_on` say. A
-        worker thread cannot be cancelled: it goes on, what it does with the message counts no more, and it has its
-        place among the `concurrency` until it ends.
+        `dead_on`: an exception class or a tuple of them, after which the message is dead at once. `retry_on`:
+        exceptions after
+        which the message is retried; all others are then dead, too. An exception in both is dead. An exception group is
+        dead if
+        all its exceptions are. An exception that is no `Exception` is retried.
+
+        `timeout`: how long the handler may work on a message. After that it is cancelled and the message is nacked
+        ("took
+        longer than 30s"), independent of `retry_on` and `dead_on`. A worker thread cannot be cancelled: it goes on
+        without
+        effect on the message, and counts against `concurrency` until it ends.
 
         An async function runs in the event loop; a plain one in a worker thread, with a message that may be settled
-        there (that of `sandq.sync`). `credit`: messages held at most; None: as many as are worked on, and those
-        that will be begun in a moment; none waits here for long while another consumer is idle. `lease`, `start`,
-        `consumer_id` and `partitions` are those of `subscribe`.
+        there (that
+        of `sandq.sync`). `credit`: maximum number of held messages. None: those being worked on, and those that will be
+        started
+        soon; so no message waits long here while another consumer is idle. `lease`, `start`, `consumer_id` and
+        `partitions` are
+        those of `subscribe`.
 
-        Cancelled, it begins nothing more and gives running handlers `grace` to end. Their acks are confirmed; those
-        that take longer are cancelled (a thread is left to itself), and their messages given back without counting the
-        attempt. Raises what cannot get better (UnknownTopic: the topic was deleted; ConsumerFenced), ClosedError when
-        the client is closed, and what is no Exception and came out of a handler (SystemExit).
+        When cancelled, it starts no more handlers and gives running ones `grace` to end. Their acks are confirmed.
+        Handlers that
+        take longer are cancelled (a thread continues on its own), and their messages are given back without counting
+        the
+        attempt. Raises permanent errors (UnknownTopic if the topic was deleted; ConsumerFenced), ClosedError if the
+        client is
+        closed, and exceptions of a handler that are no Exception (SystemExit).
         """
         self._check_open()
         check_options(handler, concurrency)
@@ -223,32 +253,35 @@ class Client:
         await Runner(subscription, handler, concurrency, grace, rules, timeout_s).run()
 
     def processing(self, message: Delivered, *, group: str | None = None) -> AbstractContextManager[None]:
-        """`with client.processing(message):` makes a span for a message that is handled in the block, when the client
-        traces (`connect(tracing=True)`); `run` does it by itself."""
+        """Make a span for a message that is handled in the block: `with client.processing(message):`.
+
+        It has no effect unless the client traces (`connect(tracing=True)`). `run` does this automatically.
+        """
         return processing(self._cluster.options.tracing, message, group)
 
     def kv(self, topic: str) -> Keys:
-        """The keys of a compacted topic: put, get, delete, cas, scan, watch."""
+        """Return the keys of a compacted topic: put, get, delete, cas, scan, watch."""
         self._check_open()
         return Keys(self._cluster, self._tasks, self._batcher, self._producer_of, check_name("topic", topic))
 
     def messages(self, topic: str) -> Messages:
-        """The stored messages of a topic: get, list, cancel, move, why."""
+        """Return the stored messages of a topic: get, list, cancel, move, why."""
         self._check_open()
         return Messages(self._cluster, self._batcher, check_name("topic", topic))
 
     def schedules(self, topic: str) -> Schedules:
-        """The schedules of a topic, messages that recur: create, get, list, update, pause, resume, trigger, delete."""
+        """Return the schedules of a topic: create, get, list, update, pause, resume, trigger, delete recurring
+        messages."""
         self._check_open()
         return Schedules(self._cluster, check_name("topic", topic))
 
     def dead(self, topic: str, group: str) -> DeadLetters:
-        """The dead letters of a group: list, counts, redrive, purge, and these two by ids."""
+        """Return the dead letters of a group: list, counts, redrive, purge, and the last two by ids."""
         self._check_open()
         return DeadLetters(self._cluster, self.admin, check_name("topic", topic), check_name("group", group))
 
     def leases(self, topic: str, group: str) -> Leases:
-        """Leasing and settling without a subscription: take what is ready now, ack it by its token."""
+        """Return an object for leasing without a subscription: take ready messages, and settle them by their tokens."""
         self._check_open()
         return Leases(self._cluster, self.name, check_name("topic", topic), check_name("group", group))
 
@@ -263,11 +296,13 @@ class Client:
         pending: bool = False,
         timeout: Duration | None = None,
     ) -> Fetched:
-        """`async for message in client.fetch("orders", 0, start, end):` the log of a partition, read without a lease.
+        """Read the log of a partition without a lease: `async for message in client.fetch("orders", 0, start, end):`.
 
-        `start` and `end` (which is not included) are instants or offsets; None is the beginning, and all that is
-        closed: where nothing can come to lie any more. `pending`: what is not closed as well, as it stands when it is
-        read; messages may be added, moved and cancelled there meanwhile.
+        `start` and `end` (excluded) are instants or offsets. None for `start` is the beginning; None for `end` is the
+        end of the
+        closed part, in which no message can appear any more. `pending`: also read the part that is not closed, in its
+        current
+        state; messages may still be added, moved and cancelled there.
         """
         self._check_open()
         check_limit(limit)
@@ -285,8 +320,11 @@ class Client:
         pending: bool = False,
         timeout: Duration | None = None,
     ) -> FetchReply:
-        """The first messages that `fetch` would give, as they are stored: for who makes columns of them, not rows.
-        To go on, ask again from `next`."""
+        """Return the first messages that `fetch` would return, as they are stored, for callers that build columns of
+        them.
+
+        To continue, call it again from `next`.
+        """
         self._check_open()
         return await read_page(self._cluster, Stretch.of(check_name("topic", topic), partition, start, end, pending))
 
@@ -302,8 +340,11 @@ class Client:
         pending: bool = False,
         timeout: Duration | None = None,
     ) -> MeasureReply:
-        """How many messages `fetch` would give, about, without reading them; or, with a `limit`, where so many of them
-        end: `next`. That may be after fewer, to be asked on from there."""
+        """Return the approximate number of messages that `fetch` would return, without reading them.
+
+        With a `limit`, `next` is the position after that many messages. It may come after fewer; then continue from
+        there.
+        """
         self._check_open()
         check_limit(limit)
         stretch = Stretch.of(check_name("topic", topic), partition, start, end, pending)
@@ -318,17 +359,17 @@ class Client:
         producer = self._producers.get(topic)
         if producer is None:
             new = Producer(self._cluster, self._tasks, check_name("topic", topic), linger_s=0.0, keep_failures=False)
-            await used_topic(self._cluster, topic)  # the one place where entering a producer waits
-            producer = self._producers.get(topic)  # another task may have been first
+            await used_topic(self._cluster, topic)  # so that entering the producer does not wait
+            producer = self._producers.get(topic)  # another task may have created it
             if producer is None:
                 producer = await self._stack.enter_async_context(new)
                 self._producers[topic] = producer
         elif self._cluster.record(topic) is None:
-            await used_topic(self._cluster, topic)  # it was deleted, and may be made anew
+            await used_topic(self._cluster, topic)  # it was deleted, and may be created again
         return producer
 
     async def _close(self, timeout_s: float) -> None:
-        """Stop taking work; let what is queued be done, if there is time."""
+        """Refuse new calls; finish the queued work, as far as time permits."""
         self._is_open = False
         with anyio.CancelScope(shield=True), anyio.move_on_after(timeout_s):
             await self._stack.aclose()
@@ -338,12 +379,12 @@ class Client:
 
 
 def cluster_of(client: Client) -> Cluster:
-    """What a client knows of its cluster, and its connections: for requests that none of its methods sends."""
+    """Return a client's view of its cluster with its connections, for requests that the client has no method for."""
     return client._cluster
 
 
 async def producer_of(client: Client, topic: str) -> Producer:
-    """Return the producer of a topic that `client.produce` uses. Raises what finding the topic raises."""
+    """Return the producer of a topic that `client.produce` uses. Raises the errors of finding the topic."""
     return await client._producer_of(topic)
 
 
@@ -361,22 +402,28 @@ async def connect(
     insecure: bool = False,
     tracing: bool | str = False,
 ) -> AsyncIterator[Client]:
-    """`async with sandq.connect() as client:`, under trio or asyncio.
+    """Connect to a cluster, under trio or asyncio: `async with sandq.connect() as client:`.
 
-    `servers`: "host:port", any node of the cluster or several to try (none: the one on this machine); the others are
-    found from there. `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long a produce or
-    a queued ack is tried. ConnectionLost when no server can be reached at first; later the client reconnects by itself,
-    for as long as it is open. Everything that it runs ends with the block.
+    `servers`: "host:port" of one or more nodes (default: the local one); the client finds the others from there.
+    `timeout`
+    limits connecting and each request; `delivery_timeout` limits how long a produce or a queued ack is retried. Raises
+    ConnectionLost if no server can be reached at first. Later, the client reconnects automatically as long as it is
+    open.
+    All its tasks end with the block.
 
-    `tls=True` speaks TLS, and so does who names a file (PEM): `ca`, whom to trust (none: whom the machine does), `cert`
-    and `key`, who the client is. They are read again when they change. `tls` may be an `ssl.SSLContext` of your own.
-    What is not said, the environment says: SANDQ_TLS=1, SANDQ_CA, SANDQ_CERT, SANDQ_KEY; `tls=False` speaks none.
-    `token`: says who this is, text or a function (plain or async) that gives it for each connection; None: what the
-    environment says (`SANDQ_TOKEN`, or a file, `SANDQ_TOKEN_FILE`). It is not sent in the clear to another machine
-    unless `insecure`. Unauthenticated: no node lets this client in.
+    `tls=True` uses TLS, and so does any of these PEM files: `ca`, the trusted authorities (default: those of the
+    machine);
+    `cert` and `key`, the client's certificate. They are read again when they change. `tls` may be an `ssl.SSLContext`.
+    Arguments that are left out are read from the environment: SANDQ_TLS=1, SANDQ_CA, SANDQ_CERT, SANDQ_KEY. `tls=False`
+    turns TLS off.
 
-    `tracing=True` makes spans of OpenTelemetry (the extra `otel`): where a message is produced, and, with `run` or
-    `processing`, where it is handled, in a trace of its own that is linked with the first; "parent": in that one.
+    `token`: text, or a function (plain or async) that returns it for each connection. None: `SANDQ_TOKEN`, or the file
+    `SANDQ_TOKEN_FILE`. It is not sent unencrypted to another machine unless `insecure` is set. Raises Unauthenticated
+    if no
+    node accepts this client.
+
+    `tracing=True` makes OpenTelemetry spans (the extra `otel`): where a message is produced, and, with `run` or
+    `processing`, where it is handled, in a trace of its own that is linked to the first. "parent": in the same trace.
     """
     timeout_s = seconds_of("timeout", timeout)
     options = Options(
@@ -394,7 +441,7 @@ async def connect(
 
 @asynccontextmanager
 async def connect_with(options: Options, servers: tuple[str, ...], name: str) -> AsyncIterator[Client]:
-    """`connect` with every option."""
+    """Connect with all options; see `connect`."""
     if not isinstance(name, str) or not 1 <= len(name) <= 255:
         raise InvalidRequest("name: text of 1 to 255 characters is expected")
     addresses = [parse_server(server) for server in servers or (DEFAULT_SERVER,)]
@@ -403,7 +450,7 @@ async def connect_with(options: Options, servers: tuple[str, ...], name: str) ->
     async with anyio.create_task_group() as outer:
         background = _Background()
         try:
-            # Shielded like what it starts: a start that is cancelled would wait for a task that nobody can end.
+            # Shielded like the task that it starts: a cancelled start would wait for a task that nothing can end.
             with anyio.CancelScope(shield=True):
                 tasks = await outer.start(background.run)
             await cluster.start(tasks)
@@ -421,7 +468,7 @@ async def connect_with(options: Options, servers: tuple[str, ...], name: str) ->
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as error:
-            failure = error  # raised below: as it is, not within the task group's ExceptionGroup
+            failure = error  # raised below, without the task group's ExceptionGroup
         finally:
             cluster.close()
             background.scope.cancel()
@@ -432,7 +479,8 @@ async def connect_with(options: Options, servers: tuple[str, ...], name: str) ->
 
 
 class _Background:
-    """The client's tasks. Cancelling the caller does not reach them: its acks can still be sent while it leaves."""
+    """The client's tasks. Cancelling the caller does not cancel them, so that acks can still be sent while it
+    leaves."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope(shield=True)

@@ -1,19 +1,20 @@
-"""Messages and records as objects of JSON: what HTTP speaks, and `sandctl -o json`.
+"""Messages and records as JSON objects, for HTTP and `sandctl -o json`.
 
     {"text": "hello"}                     the value: UTF-8 text,
     {"value": "aGVsbG8="}                 or base64,
     {"json": {"order": 7}}                or JSON, sent as its compact text, with the header content-type
-    {"value": null}                       of a compacted topic: its key is deleted
+    {"value": null}                       in a compacted topic: delete the key
     "key": "k" | "key_base64": "aw=="     optional
     "headers": {"a": "text", "n": 1, "b": {"base64": "aw=="}}
     "deliver_at": "2030-01-31T08:00:00Z" | epoch milliseconds, or "delay": "90s" | seconds, or "delay_ms": 1500
-    "ttl": "1h" | seconds                 optional: dead when nobody took it so long after its delivery time
+    "ttl": "1h" | seconds                 optional: how long after its delivery time an unheld message is dead
     "unique_key": "order-7" | "unique_key_base64": "aw=="
-    "priority": -3, "tenant": "acme"      of topics of the kinds priority and fair
+    "priority": -3, "tenant": "acme"      in topics of the kinds priority and fair
 
-A value whose headers say that it is JSON is written as `json`, so what went in as JSON comes out as JSON.
-What is written of a message can be read again: what only a broker knows (offset, id, state, ...) is passed over.
-Moments (`..._ms`) are written as RFC 3339 (`..._at`), durations as text.
+A value whose headers mark it as JSON is written as `json`, so that JSON input becomes JSON output. The JSON of a
+message
+can be read again: fields that only a broker sets (offset, id, state, ...) are ignored. Times (`..._ms`) are written as
+RFC 3339 (`..._at`), durations as text.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ FROM_OTHERS = frozenset(
         *("group", "reason", "attempts", "error", "dead_at", "history", "life", "lives", "not_forwarded"),  # dead
     )
 )
-"""What a broker tells of a message, and a producer does not say."""
+"""Fields that a broker reports, and that a producer does not set."""
 _VALUES = ("text", "value", "json")
 _COMPACTED = {
     "lease_ms": "lease_ms",
@@ -103,31 +104,33 @@ _COMPACTED = {
     "tombstone_retention_ms": "tombstone_retention_ms",
     PARTITION_DELIMITER: PARTITION_DELIMITER,
 }
-"""Of the record of a compacted topic: what can be set, and under which name."""
+"""Settings in the record of a compacted topic, with the names under which they are set."""
 _NEVER_SET = ("ordering", "rank")
-"""Of the record of a priority or fair topic: what follows from its kind."""
+"""Keys in the record of a priority or fair topic that follow from its kind."""
 _TIMES = ("deliver_at", "delay", "delay_ms", "ttl")
 _WHEN = ("deliver_at", "delay", "delay_ms")
 _RANKS = ("priority", "tenant")
 _KEYS = ("key", "unique_key")
 KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES, *_RANKS))
-"""What a producer may say of a message."""
+"""Fields that a producer may set."""
 
 
 def read_message(found: object) -> dict[str, Any]:
-    """The arguments of `Producer.send` that an object of JSON means; InvalidRequest says which fields are wrong, all of
-    them in its `mistakes`."""
+    """Return the arguments of `Producer.send` for a JSON object.
+
+    Raises InvalidRequest that names the wrong fields; its `mistakes` lists all of them.
+    """
     if not isinstance(found, dict):
         raise InvalidRequest("a message: a JSON object is expected")
     arguments: dict[str, Any] = {}
     wrong = [error for _, error in _read_parts(found, arguments)]
     if wrong:
-        raise wrong[0] if len(wrong) == 1 else _together(wrong)
+        raise wrong[0] if len(wrong) == 1 else _combine(wrong)
     return arguments
 
 
 def mistakes_of_message(found: Mapping[str, Any]) -> list[tuple[str, InvalidRequest]]:
-    """Everything that is wrong with a message of JSON, as far as it says so itself: (field, error)."""
+    """Return all mistakes in a JSON message that can be found without the topic: (field, error)."""
     arguments: dict[str, Any] = {}
     wrong = list(_read_parts(found, arguments))
     for name, check in (("delay", duration_ms), ("ttl", duration_ms), ("deliver_at", instant_ms)):
@@ -139,16 +142,16 @@ def mistakes_of_message(found: Mapping[str, Any]) -> list[tuple[str, InvalidRequ
     return wrong
 
 
-UNKNOWN_TOLD: Final = 20
-"""Unknown fields of a message that are told: what each may mean is looked for."""
+UNKNOWN_REPORTED: Final = 20
+"""Maximum number of unknown fields that are reported; the search for similar names is expensive."""
 
 
 def _read_parts(found: Mapping[str, Any], arguments: dict[str, Any]) -> Iterator[tuple[str, InvalidRequest]]:
-    """Read field by field, and tell what is wrong."""
+    """Read a message field by field into `arguments`; yield the mistakes."""
     if "headers_base64" in found:
         text = "headers_base64: these headers are no map with text keys, and no broker takes such: leave them out"
         yield "headers_base64", InvalidRequest(text)
-    for name in heapq.nsmallest(UNKNOWN_TOLD, found.keys() - KNOWN - FROM_OTHERS - {"headers_base64"}):
+    for name in heapq.nsmallest(UNKNOWN_REPORTED, found.keys() - KNOWN - FROM_OTHERS - {"headers_base64"}):
         meant = did_you_mean(name, KNOWN) or f" (this version knows {', '.join(sorted(KNOWN))})"
         yield name, InvalidRequest(f"{name}: no such field of a message{meant}")
     try:
@@ -178,30 +181,32 @@ def _read_parts(found: Mapping[str, Any], arguments: dict[str, Any]) -> Iterator
             arguments[name] = found[name]
 
 
-def _together(wrong: Sequence[InvalidRequest]) -> InvalidRequest:
+def _combine(wrong: Sequence[InvalidRequest]) -> InvalidRequest:
     texts = [error.message for error in wrong]
     return InvalidRequest("; ".join(texts), mistakes=texts)
 
 
 def at_once(arguments: dict[str, Any], now_ms: int) -> dict[str, Any]:
-    """A message's arguments as a compacted topic takes them: without a delivery time that has come, which is that of
-    what was consumed."""
+    """Return a message's arguments for a compacted topic, without a delivery time that has passed.
+
+    A message that was consumed elsewhere has such a time.
+    """
     try:
         is_over = "deliver_at" in arguments and instant_ms(arguments["deliver_at"]) <= now_ms
     except InvalidRequest:
-        return arguments  # it is refused where it is sent
+        return arguments  # the send will refuse it
     return {name: value for name, value in arguments.items() if name != "deliver_at"} if is_over else arguments
 
 
 def outcome_fields(receipt: Receipt) -> dict[str, Any]:
-    """What became of a stored message whose unique key may have been taken; nothing, where taken keys refuse, or it is
-    not told."""
+    """Return the outcome of a stored message as JSON; {} if its unique key could not conflict or the outcome is
+    unknown."""
     outcome = receipt.outcome if receipt.may_conflict else None
     return {} if outcome is None else {name: value for name, value in outcome._asdict().items() if value is not None}
 
 
 def read_value(found: Mapping[str, Any]) -> bytes | None:
-    """The value, given in one of three ways; None for a deletion, `"value": null`."""
+    """Return the value, given in one of three forms; None for a deletion (`"value": null`)."""
     given = [name for name in _VALUES if name in found]
     if len(given) != 1:
         raise InvalidRequest(f"one of text, value and json is expected, not {' and '.join(given) or 'none'}")
@@ -216,7 +221,7 @@ def read_value(found: Mapping[str, Any]) -> bytes | None:
 
 
 def read_key(found: Mapping[str, Any], name: str) -> bytes | None:
-    """A key, given as text or in base64; None when there is none."""
+    """Return a key, given as text or in base64; None if there is none."""
     encoded = f"{name}_base64"
     if found.get(name) is None:
         return None if found.get(encoded) is None else _decoded(encoded, found[encoded])
@@ -228,7 +233,7 @@ def read_key(found: Mapping[str, Any], name: str) -> bytes | None:
 
 
 def read_headers(found: object) -> dict[str, Any]:
-    """Headers, of which bytes are written as `{"base64": "..."}`."""
+    """Return headers; bytes are written as `{"base64": "..."}`."""
     if not isinstance(found, dict):
         raise InvalidRequest("headers: an object is expected")
     headers = {}
@@ -258,13 +263,13 @@ def _decoded(name: str, text: object) -> bytes:
         raise InvalidRequest(f"{name}: not base64: {error}") from None
 
 
-# What is written.
+# Writing.
 
 
 def entry_json(entry: Entry, *, value: bool = True, as_text: bool = False) -> dict[str, Any]:
-    """A key of a compacted topic, and what it has; its value and headers are left out unless they are wanted.
+    """Return a key of a compacted topic and its value; `value`: include value and headers.
 
-    `as_text`: its value is never `json`.
+    `as_text`: never return the value as `json`.
     """
     cell = None if as_text else entry.headers_bytes
     return {
@@ -277,7 +282,7 @@ def entry_json(entry: Entry, *, value: bool = True, as_text: bool = False) -> di
 
 
 def change_json(change: Change) -> dict[str, Any]:
-    """A change of a key; of a deletion `"value": null`."""
+    """Return a change of a key; a deletion has `"value": null`."""
     return {
         **key_fields("key", change.key),
         **value_fields(change.value, change.headers_bytes),
@@ -290,7 +295,7 @@ def change_json(change: Change) -> dict[str, Any]:
 
 
 def topic_json(record: TopicRecord) -> dict[str, Any]:
-    """A topic; its settings under the names and in the units in which they are given."""
+    """Return a topic; its settings have the names and units in which they are set."""
     return {
         "name": record.name,
         "kind": record.kind,
@@ -305,13 +310,15 @@ def topic_json(record: TopicRecord) -> dict[str, Any]:
 
 
 def group_limits_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The limits of a topic's groups, by group."""
+    """Return the limits of a topic's groups, by group."""
     return {name: limit.shown() for name, limit in sorted(limits_of(settings).items())}
 
 
 def group_limits_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """How the limits of one group stand over all partitions, from its rows; None when it has none. `given`: messages
-    that partitions may have in flight, or have."""
+    """Return the state of one group's limits over all partitions, from its rows; None if it has none.
+
+    `given`: number of messages in flight that partitions have or may have.
+    """
     known = [(row, row["limits"]) for row in rows if row.get("limits")]
     if not known:
         return None
@@ -325,18 +332,19 @@ def group_limits_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
 
 
 def blocked_by_key_of_rows(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """How many messages of one group wait for others of their keys, from its rows; None where keys have no limit."""
+    """Return the number of messages of one group that wait for others of their keys, from its rows; None without a
+    limit."""
     known = [row["blocked_by_key"] for row in rows if row.get("blocked_by_key") is not None]
     return sum(known) if known else None
 
 
-def _said(rule: dict[str, Any]) -> dict[str, Any]:
-    """What is said of tenants, without a rate that they have not."""
+def _without_empty_rate(rule: dict[str, Any]) -> dict[str, Any]:
+    """Return the rule of a tenant, without a rate and burst that are not set."""
     return {name: value for name, value in rule.items() if value is not None or name not in ("rate", "burst")}
 
 
 def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any]:
-    """Settings of a record under the names and in the units in which they are given."""
+    """Return settings of a record with the names and units in which they are set."""
     is_of_topic = "lease_ms" in record
     if kind == COMPACTED:
         record = {name: record[key] for key, name in _COMPACTED.items() if key in record}
@@ -345,11 +353,11 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
     found: dict[str, Any] = {}
     for key, value in record.items():
         if key in (GROUP_LIMITS, DEAD_LETTER):
-            continue  # of groups, and set by itself; what replicas go by
+            continue  # limits of groups are set separately; DEAD_LETTER is for the replicas only
         if isinstance(value, Mapping):
             found[key] = settings_json(value)
         elif key == "tenants" and isinstance(value, list):
-            found[key] = {pattern: _said(rule) for pattern, rule in as_mapping(value).items()}
+            found[key] = {pattern: _without_empty_rate(rule) for pattern, rule in as_mapping(value).items()}
         elif key.endswith("_ms"):
             found[key.removesuffix("_ms")] = format_duration(value) if isinstance(value, int) else value
         elif key.endswith("_us"):
@@ -359,19 +367,19 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
         else:
             found[key] = value
         if key == "max_attempts" and is_of_topic:
-            # What a record without a bound does not name.
+            # A record has no entry for settings without a limit.
             found[MAX_SNOOZES] = record.get(MAX_SNOOZES)
             limits = (*(LIMITS if kind != COMPACTED else (MAX_MESSAGE_BYTES, MAX_LEASE_MS)), *REQUEST_RATES)
             found |= {name.removesuffix("_ms").removesuffix("_us"): None for name in limits if name not in record}
         if key == "tombstone_retention_ms":
             found[PARTITION_DELIMITER] = record.get(PARTITION_DELIMITER)
         if key == "dedup_window_ms":
-            found[DEAD_LETTER_TOPIC] = record.get(DEAD_LETTER_TOPIC)  # likewise
+            found[DEAD_LETTER_TOPIC] = record.get(DEAD_LETTER_TOPIC)  # as above
     return found
 
 
 def message_json(message: Message | LeasedMessage) -> dict[str, Any]:
-    """A delivered message."""
+    """Return a delivered message."""
     headers = message.headers_bytes
     record = value_fields(None if message.deleted else message.value, headers) | content_fields(message.key, headers)
     record |= rank_fields(message.priority, message.tenant)
@@ -391,7 +399,7 @@ def message_json(message: Message | LeasedMessage) -> dict[str, Any]:
 
 
 def stored_json(message: StoredMessage, *, value: bool, as_text: bool = False) -> dict[str, Any]:
-    """A stored message, wherever it is in its life. `as_text`: its value is never `json`, and may be cut short."""
+    """Return a stored message in any state. `as_text`: the value is never `json`, and may be truncated."""
     content = _whole_characters(message.value, message.size) if as_text else message.value
     return {
         **(value_fields(content, None if as_text else message.headers_bytes) if value else {}),
@@ -414,7 +422,7 @@ def stored_json(message: StoredMessage, *, value: bool, as_text: bool = False) -
 
 
 def _whole_characters(value: bytes | None, size: int) -> bytes | None:
-    """Return a value of `size` bytes that was cut short without the character of UTF-8 that was cut apart, if any."""
+    """Return a truncated value (of originally `size` bytes) without an incomplete UTF-8 character at its end."""
     if value is None or len(value) >= size:
         return value
     for lost in range(1, min(4, len(value))):
@@ -428,7 +436,7 @@ def _whole_characters(value: bytes | None, size: int) -> bytes | None:
 
 
 def dead_json(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
-    """A dead letter."""
+    """Return a dead letter."""
     return {
         **(value_fields(letter.value, letter.headers_bytes) if value else {}),
         **content_fields(letter.key, letter.headers_bytes),
@@ -452,7 +460,7 @@ def dead_json(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
 
 
 def consumer_json(row: GroupConsumer) -> dict[str, Any]:
-    """A consumer of a group."""
+    """Return a consumer of a group."""
     return {
         **{name: value for name, value in row._asdict().items() if name not in ("since_ms", "leased_ms")},
         "since": when(row.since_ms),
@@ -461,7 +469,7 @@ def consumer_json(row: GroupConsumer) -> dict[str, Any]:
 
 
 def why_json(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What `why` found: its `groups`, each with a `reason`, a `history` and the `lives` before."""
+    """Return the result of `why`: its `groups` have a `reason`, a `history` and the former `lives`."""
     message = {name: value for name, value in found.items() if name != "groups"}
     return {**_readable(message), "groups": [_group_json(row) for row in found["groups"]]}
 
@@ -472,7 +480,7 @@ def _group_json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lives_json(lives: Sequence[Life], history: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """The attempts, each with the life that it was made in; which life is the last one; and how those before ended."""
+    """Return the attempts with their lives, the number of the last life, and the ends of the former ones."""
     last = lives[-1].life + 1 if lives else 1
     numbers = [life.life for life in lives for _ in life.history]
     numbers += [last] * (len(history) - len(numbers))
@@ -494,7 +502,7 @@ def _lives_json(lives: Sequence[Life], history: Sequence[Sequence[Any]]) -> dict
 
 
 def history_json(row: Any, life: int = 1) -> dict[str, Any]:
-    """One attempt: in which life (1 until it is redriven), who had it, when, and how it ended."""
+    """Return one attempt: its life (1 until a redrive), consumer, times, and outcome."""
     attempt, consumer, leased_ms, ended_ms, outcome, error = row
     return {
         "life": life,
@@ -508,7 +516,8 @@ def history_json(row: Any, life: int = 1) -> dict[str, Any]:
 
 
 def _readable(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Moments (`..._ms`) become instants (`..._at`), the ttl a duration, keys text; ids are text already."""
+    """Convert times (`..._ms`) to instants (`..._at`), the ttl to a duration, and keys to text; ids are text
+    already."""
     record: dict[str, Any] = {}
     for name, value in fields.items():
         if name in ("key", "unique_key"):
@@ -519,20 +528,20 @@ def _readable(fields: Mapping[str, Any]) -> dict[str, Any]:
             record[name.removesuffix("_ms").removesuffix("_at") + "_at"] = when(value)
         elif name == "headers_bytes":
             record.update(headers_fields(value))
-        elif name not in ("value", "headers"):  # `headers_bytes` says more
+        elif name not in ("value", "headers"):  # `headers_bytes` contains them
             record[name] = value
     return record
 
 
 def when(ms: int | None) -> str | None:
-    """RFC 3339; None stays None."""
+    """Return a time in RFC 3339; None stays None."""
     return None if ms is None else format_instant(ms)
 
 
 def value_fields(value: bytes | None, headers: bytes | None = None) -> dict[str, Any]:
     """Return the value as `json`, `text`, or `value` in base64; None, a deletion, as `"value": null`.
 
-    `headers`: as they are stored. The value is JSON if they say so and it can be read as such.
+    `headers`: as they are stored. The value is returned as JSON if they mark it as JSON and it can be parsed.
     """
     if value is None:
         return {"value": None}
@@ -543,7 +552,7 @@ def value_fields(value: bytes | None, headers: bytes | None = None) -> dict[str,
 
 
 def key_fields(name: str, key: bytes | None) -> dict[str, Any]:
-    """A key as text, or in base64 when it is no UTF-8; {} when there is none."""
+    """Return a key as text, or in base64 if it is not UTF-8; {} if there is none."""
     if key is None:
         return {}
     text = text_or_none(key)
@@ -551,12 +560,13 @@ def key_fields(name: str, key: bytes | None) -> dict[str, Any]:
 
 
 def content_fields(key: bytes | None, headers: bytes | None) -> dict[str, Any]:
-    """Key and headers; those that are there. `headers`: as they are stored."""
+    """Return key and headers, if there are any. `headers`: as they are stored."""
     return key_fields("key", key) | headers_fields(headers)
 
 
 def headers_fields(cell: bytes | None) -> dict[str, Any]:
-    """The stored headers as `headers`, or as `headers_base64` if no JSON object says the same; {} if there are none."""
+    """Return stored headers as `headers`, or as `headers_base64` if JSON cannot represent them; {} if there are
+    none."""
     if not cell:
         return {}
     headers = headers_or_none(cell)
@@ -566,7 +576,7 @@ def headers_fields(cell: bytes | None) -> dict[str, Any]:
 
 
 def rank_fields(priority: int, tenant: str | None) -> dict[str, Any]:
-    """Priority and tenant; what is not said is 0, and the default tenant."""
+    """Return priority and tenant if they are not the defaults."""
     fields: dict[str, Any] = {}
     if priority:
         fields["priority"] = priority
@@ -576,7 +586,7 @@ def rank_fields(priority: int, tenant: str | None) -> dict[str, Any]:
 
 
 def _reads_as_bytes(value: Any) -> bool:
-    """Whether something in the value of a header is a map that looks like bytes in JSON."""
+    """Return whether a header's value contains a map that looks like bytes in JSON."""
     if isinstance(value, dict):
         return value.keys() == {"base64"} or any([_reads_as_bytes(part) for part in value.values()])
     return isinstance(value, list) and any([_reads_as_bytes(part) for part in value])
@@ -589,12 +599,12 @@ def _header(value: Any) -> Any:
         return {name: _header(part) for name, part in value.items()}
     if isinstance(value, list):
         return [_header(part) for part in value]
-    # JSON has no word for what is no number.
+    # JSON has no representation of infinity and NaN.
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def text_or_none(data: bytes) -> str | None:
-    """UTF-8 text; None when it is none."""
+    """Return the data as UTF-8 text; None if it is not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -602,5 +612,5 @@ def text_or_none(data: bytes) -> str | None:
 
 
 def encoded(data: bytes) -> str:
-    """Base64."""
+    """Return the data in base64."""
     return base64.b64encode(data).decode()

@@ -17,88 +17,86 @@ __all__ = ["DEFAULTS", "Options", "Token", "again", "parse_server"]
 
 
 Token = str | Callable[[], str | Awaitable[str]]
-"""A token, or what gives one."""
+"""A token, or a function that returns one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What bounds a client. Times are seconds, for anyio's clock."""
+    """Limits and other options of a client. Times are in seconds, on anyio's clock."""
 
-    # Connecting to one address, and the answer to a request that is not a produce or an ack.
+    # Timeout of connecting to one address, and of a request other than a produce or an ack.
     connect_timeout_s: float = 10.0
     timeout_s: float = 10.0
-    # To begin although no server answers yet, and to go on looking for one; requests wait for it.
+    # Start although no server answers yet, and keep trying; requests wait until one does.
     starts_alone: bool = False
-    # Of a gateway, which tells nodes for whom it asks: proves to them that it may.
+    # The secret with which a gateway proves to nodes that it may name the callers of its requests.
     gateway_secret: Callable[[], bytes] | None = None
-    # None: it speaks no TLS.
+    # None: no TLS.
     tls: ClientTls | None = None
-    # None: it makes no spans.
+    # None: no spans.
     tracing: Tracing | None = None
-    # Says who this is: its text, or what gives it for each connection (it may be async).
+    # The client's token, or a function (it may be async) that returns it for each connection.
     token: Token | None = field(default=None, repr=False)
-    # Whether the token may be sent in the clear to other machines.
+    # Whether the token may be sent unencrypted to other machines.
     insecure: bool = False
-    # Who was not let in comes again after so long: what it shows may be known by then.
+    # Pause of a rejected client before it connects again: its token may be known by then.
     refused_pause_s: float = 5.0
-    # A produce or a queued ack is tried again for this long; then it fails with the last error.
+    # How long a produce or a queued ack is retried; then it fails with the last error.
     delivery_timeout_s: float = 120.0
 
-    # Who has something on its way to a node that says nothing for so long asks other nodes who leads by now, and sends
-    # it there; and looks again that often.
+    # If a node with outstanding requests is silent for `standstill_s`, ask other nodes for the new leader and resend to
+    # it.
+    # Check again every `leader_check_s`.
     standstill_s: float = 2.0
     leader_check_s: float = 0.5
 
-    # Reconnecting, and asking again: first, then doubled, each time a random part from the half to the whole.
+    # Back-off of reconnecting and retrying: the first pause, doubled up to the maximum. Each is jittered to 50-100 %.
     back_off_first_s: float = 0.05
     back_off_max_s: float = 0.5
-    # Who refused a request may say when to ask again; it is asked so soon all the same, for it may think otherwise by
-    # then: a rate was raised.
+    # A refusal may say when to retry. Retry after at most this time: the limit may have been raised meanwhile.
     retry_after_max_s: float = 5.0
-    # Whether it is asked again where a quota has no more. A gateway does not: it tells its callers when to.
+    # Whether to retry requests that exceed a quota. A gateway does not; it reports the pause to its callers.
     waits_for_quota: bool = True
 
-    # A PING every so often; when nothing at all came for the second time, the connection is given up.
+    # Interval of PINGs, and their timeout. The connection is lost if nothing at all is received within the timeout.
     keepalive_s: float = 10.0
     keepalive_timeout_s: float = 10.0
-    # Metadata is asked for again without any reason, so that new partitions and leaders are found.
+    # Interval of refreshing the metadata without a cause, to find new partitions and leaders.
     metadata_interval_s: float = 30.0
-    # Topics that have come are looked for so often, by who is subscribed to those of a pattern.
+    # Interval in which the subscription to a pattern looks for new topics.
     topics_interval_s: float = 5.0
 
-    # A producer's batches, per partition; what is buffered or unanswered, over all of them.
+    # Limits of a producer: batches are per partition; buffered messages and unanswered batches are counted separately.
     linger_s: float = 0.002
     batch_messages: int = 1000
     batch_bytes: int = 256 * 1024
     buffer_bytes: int = 32 * 1024 * 1024
-    in_flight_batches: int = FIXED.producer_answers  # so many the broker remembers of a producer and partition
+    in_flight_batches: int = FIXED.producer_answers  # the broker remembers this many replies per producer and partition
 
-    # Leaving a subscription or a client: for queued acks to be confirmed, or to be sent when it is being
-    # cancelled.
+    # Time for leaving a subscription or a client: for queued acks to be confirmed, or to be sent when cancelled.
     close_timeout_s: float = 5.0
     cancel_timeout_s: float = 1.0
 
-    # Leases that ended, remembered so that what a broker pushes twice is seen once.
+    # Number of ended leases to remember, so that messages that a broker pushes twice are recognized.
     finished_leases: int = 1000
 
     def back_off_s(self, attempt: int) -> float:
-        """The pause after failure number `attempt` (from 0), with jitter."""
+        """Return the pause after failure number `attempt` (from 0), with jitter."""
         longest = min(self.back_off_max_s, self.back_off_first_s * 2.0 ** min(attempt, 30))
         return longest * random.uniform(0.5, 1.0)
 
     def pause_s(self, attempt: int, error: SandqError) -> float:
-        """The same after a certain error, and as long as who refused the request says, if it does, up to
-        `retry_after_max_s`."""
+        """Like `back_off_s`, but at least as long as the error's `retry_after_ms`, up to `retry_after_max_s`."""
         wait_ms = error.details.get("retry_after_ms")
-        told_s = min(wait_ms / 1000, self.retry_after_max_s) if type(wait_ms) is int else 0.0
-        return max(self.back_off_s(attempt), told_s)
+        retry_after_s = min(wait_ms / 1000, self.retry_after_max_s) if type(wait_ms) is int else 0.0
+        return max(self.back_off_s(attempt), retry_after_s)
 
 
 DEFAULTS: Final = Options()
 
 
 def again(error: SandqError, message: str | None = None) -> SandqError:
-    """The same error once more, to be raised by itself (an exception raised twice would gather both tracebacks)."""
+    """Return a copy of an error, to be raised by itself: an exception raised twice would gather both tracebacks."""
     copy = type(error)(error.message if message is None else message, **error.details)
     copy.code, copy.retriable, copy.http_status = error.code, error.retriable, error.http_status
     return copy

@@ -3,12 +3,14 @@
     thread --post(job)--> box --one wake-up--> pump (a task of the loop): job(), job(), ...
     thread --call(f)----> box -------------------> a task: await f() --future--> thread
 
-What one thread leaves in the box is done in that order, so a call comes after what was posted before it. A wake-up is
-asked for only when none is under way: many posts cost one. (anyio's BlockingPortal waits for the loop twice a call and
-cannot post without waiting: 79 us a call against 63 us, and 0.2 us a post.)
+Jobs of one thread run in the order in which it posted them, so a call runs after the jobs posted before it. A wake-up
+is
+requested only if none is pending, so many posts share one. (anyio's BlockingPortal waits for the loop twice per call
+and
+cannot post without waiting: 79 us per call instead of 63 us, and 0.2 us per post.)
 
-The two halves know of each other in one direction only: threads hold the `Portal`, the loop holds the `Pump`. So a
-client that was forgotten by its threads is collected, and a forked child, which has no loop, is told so by the portal.
+References go in one direction only: threads hold the `Portal`, which refers to the `Pump` of the loop. So a client that
+its threads have dropped is garbage-collected, and a forked child, which has no loop, gets an error from the portal.
 """
 
 from __future__ import annotations
@@ -37,23 +39,23 @@ Job = Callable[[], object]
 
 
 class Pump:
-    """The loop's half; made in the event loop that is to be reached, and served there by `run`."""
+    """The loop's half. Must be created in the event loop that threads are to reach, and served there by `run`."""
 
     def __init__(self) -> None:
         native: Any = anyio.lowlevel.current_token().native_token
         self._soon: Callable[[Job], object] = getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon
         self._box: deque[Job] = deque()
-        self.calls: dict[Call[Any], None] = {}  # whose callers wait
+        self.calls: dict[Call[Any], None] = {}  # calls whose threads wait
         self._wake = Signal()
         self._armed = False
         self._stopping = False
         self.stopped = False
-        self.ended = anyio.Event()  # the same, for the loop
+        self.ended = anyio.Event()  # set together with `stopped`, for tasks of the loop
         self.thread_id = threading.get_ident()
         self.tasks: anyio.abc.TaskGroup
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Do what is put into the box, until `stop`; what is under way then is cancelled."""
+        """Run the jobs in the box until `stop`; then cancel the running calls."""
         try:
             async with anyio.create_task_group() as self.tasks:
                 task_status.started()
@@ -66,11 +68,11 @@ class Pump:
             self.stopped = True
             self.ended.set()
             self._box.clear()
-            for call in list(self.calls):  # also those that were not begun
+            for call in list(self.calls):  # also calls that were not begun
                 call.future.cancel()
 
     def empty(self) -> None:
-        """Do now what is in the box. Of the loop's thread."""
+        """Run the jobs in the box now. Call it in the loop's thread."""
         self._armed = False
         box = self._box
         while box:
@@ -81,7 +83,7 @@ class Pump:
                 log.exception("a bug of sandq: %r failed", job)
 
     def stop(self) -> None:
-        """Ask `run` to end. Of any thread; nothing happens when it has ended."""
+        """Ask `run` to end. May be called from any thread; no effect if it has ended."""
 
         def stop() -> None:
             self._stopping = True
@@ -89,7 +91,7 @@ class Pump:
         self.put(stop)
 
     def put(self, job: Job) -> bool:
-        """Put something into the box, of any thread; whether there still is a loop to do it."""
+        """Put a job into the box, from any thread; return whether the loop still runs."""
         self._box.append(job)
         if not self._armed:
             self._armed = True
@@ -97,14 +99,14 @@ class Pump:
         return not self.stopped
 
     def soon(self, job: Job) -> None:
-        """Have the loop do something outside of any task, of any thread; nothing happens when the loop has ended."""
+        """Run a job in the loop outside of any task. May be called from any thread; no effect if the loop has ended."""
         try:
             self._soon(job)
         except RuntimeError:
             self.stopped = True
 
     def begin(self, call: Call[Any]) -> None:
-        """Have a call run as a task of its own."""
+        """Start a task for a call, unless it was cancelled."""
         if not call.future.cancelled():
             call.context.run(self.tasks.start_soon, call.run)
 
@@ -113,7 +115,7 @@ class Call(Generic[T]):
     """One call of a thread into the loop."""
 
     def __init__(self, function: Callable[[], Awaitable[T]]) -> None:
-        # What the caller is in, a span say, the task is in as well.
+        # The task inherits the caller's context, for example its current span.
         self.context = contextvars.copy_context()
         self.future: Future[T] = Future()
         self.ended = threading.Event()
@@ -121,7 +123,7 @@ class Call(Generic[T]):
         self._scope: anyio.CancelScope | None = None
 
     async def run(self) -> None:
-        # Nothing may leave the task: SystemExit and its like would end the loop under everybody's feet.
+        # No exception may leave the task: SystemExit, for example, would end the loop for all callers.
         try:
             with anyio.CancelScope() as self._scope:
                 if self.future.cancelled():
@@ -135,7 +137,7 @@ class Call(Generic[T]):
             problem = error
             self._finish(lambda: self.future.set_exception(problem))
         finally:
-            self.future.cancel()  # unless it is done
+            self.future.cancel()  # no effect if it is done
             self.ended.set()
 
     def _finish(self, finish: Callable[[], None]) -> None:
@@ -143,13 +145,14 @@ class Call(Generic[T]):
             finish()
 
     def cancel(self) -> None:
-        """The caller has gone. Of the loop's thread."""
+        """Cancel the task: the caller has gone. Call it in the loop's thread."""
         if self._scope is not None:
             self._scope.cancel()
 
 
 class Portal:
-    """The threads' half: any number of them may use it. `owner` says what is used ("the client"), for errors."""
+    """The threads' half; any number of threads may use it. `owner`: name of the used object in errors ("the
+    client")."""
 
     def __init__(self, pump: Pump, owner: str = "the client") -> None:
         self._pump = pump
@@ -158,31 +161,32 @@ class Portal:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing can be called any more."""
+        """True if calls are not possible any more."""
         return self._pump.stopped or self.is_foreign
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this is another process than the one that it was made in."""
+        """True in a process other than the one that created the portal."""
         return os.getpid() != self._pid
 
     def check(self) -> None:
-        """ForkedError in a process that was forked off; ClosedError when it is closed."""
+        """Raise ForkedError in a forked process, ClosedError if the loop has ended."""
         if os.getpid() != self._pid:
             raise ForkedError(f"{self._owner} was made in another process (pid {self._pid}); make one after the fork")
         if self._pump.stopped:
             raise ClosedError(f"{self._owner} is closed")
 
     def post(self, job: Job) -> None:
-        """Have the loop do something soon, without waiting; the job must not raise. Raises as `check`."""
+        """Run a job in the loop soon, without waiting. The job must not raise. Raises the errors of `check`."""
         if os.getpid() != self._pid or not self._pump.put(job):
             self.check()
 
     def call(self, function: Callable[[], Awaitable[T]], *, patience_s: float = 0.0) -> T:
-        """Wait for an async function, run in the loop; what it raises.
+        """Run an async function in the loop and wait for it; return its result or raise its error.
 
-        When the wait is interrupted (Ctrl-C, a signal handler that raises) the function is cancelled; this waits for
-        its end for `patience_s` at most, and raises the interruption. ClosedError: the client was closed meanwhile.
+        If the wait is interrupted (Ctrl-C, a signal handler that raises), the function is cancelled. This waits for its
+        end, at
+        most `patience_s`, and raises the interruption. Raises ClosedError if the client is closed meanwhile.
         """
         pump = self._pump
         if threading.get_ident() == pump.thread_id and os.getpid() == self._pid:
@@ -195,13 +199,13 @@ class Portal:
         pump.calls[call] = None
         try:
             self.post(lambda: pump.begin(call))
-            if pump.stopped:  # it may have been too late for the pump to see this call
+            if pump.stopped:  # the pump may have stopped before it saw this call
                 call.future.cancel()
             return call.future.result()
         except CancelledError:
             raise ClosedError(f"{self._owner} was closed meanwhile") from None
         except BaseException:
-            if call.future.cancel():  # it was the wait that was interrupted
+            if call.future.cancel():  # the wait was interrupted
                 self.post(call.cancel)
                 call.ended.wait(patience_s)
             raise
@@ -209,7 +213,7 @@ class Portal:
             pump.calls.pop(call, None)
 
     def do(self, function: Callable[[], T]) -> T:
-        """Wait for a function that does not wait, run in the loop."""
+        """Run a plain function in the loop and wait for it."""
 
         async def run() -> T:
             return function()
@@ -218,7 +222,8 @@ class Portal:
 
 
 class Confirmation(Generic[T]):
-    """What `ack`, `nack` and `extend` return: nothing to do, or `wait()` to know that the broker did it."""
+    """The result of `ack`, `nack` and `extend`: it may be ignored, or use `wait()` to wait for the broker's
+    confirmation."""
 
     __slots__ = ("_begin", "_error", "_inner", "_portal")
 
@@ -230,7 +235,8 @@ class Confirmation(Generic[T]):
         portal.post(self._do)
 
     def wait(self, timeout: Duration | None = None) -> T:
-        """Until the broker has answered. LeaseLost: it was not held any more. TimedOut: no answer in `timeout`."""
+        """Wait for the broker's reply. Raises LeaseLost if the lease was lost; TimedOut if there is no reply in
+        `timeout`."""
         return self._portal.call(lambda: bounded(self._result, timeout))
 
     def _do(self) -> None:
@@ -248,7 +254,7 @@ class Confirmation(Generic[T]):
 
 
 async def bounded(function: Callable[[], Awaitable[T]], limit: Duration | None) -> T:
-    """What a function gives; TimedOut when that takes longer."""
+    """Return the result of a function; raise TimedOut if it takes longer than `limit`."""
     if limit is None:
         return await function()
     with anyio.move_on_after(duration_ms(limit) / 1000):

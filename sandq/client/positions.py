@@ -1,4 +1,4 @@
-"""Places in a topic's order of time, as callers write them: an instant, an offset, or a word."""
+"""Positions in a topic's delivery order, as callers write them: an instant, an offset, or "earliest" and "latest"."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Start = Point
 
 
 def is_offset(point: Any) -> bool:
-    """Whether this is written like an offset; no instant has so many characters of that kind."""
+    """Return whether this has the form of an offset. No instant has that many alphanumeric characters."""
     return isinstance(point, str) and len(point) == offset_model.TEXT_CHARS and point.isascii() and point.isalnum()
 
 
 def start_of(start: Start) -> str | int | bytes:
-    """Where a group begins, as the wire has it."""
+    """Return the start of a group in wire form. Raises InvalidRequest."""
     if start in (EARLIEST, LATEST):
         return str(start)
     if is_offset(start):
@@ -38,7 +38,7 @@ def start_of(start: Start) -> str | int | bytes:
 
 
 def offset_of(point: Point | None, default: bytes | None) -> bytes | None:
-    """The first offset that is not before a point."""
+    """Return the first offset that is not before a point; `default` if it is None."""
     if point is None:
         return default
     if is_offset(point):
@@ -47,12 +47,12 @@ def offset_of(point: Point | None, default: bytes | None) -> bytes | None:
 
 
 def span_ms(since: Instant | None, until: Instant | None) -> tuple[int, int]:
-    """`(from_ms, until_ms)` of a request: from `since` on, before `until`; None is everything."""
+    """Return `(from_ms, until_ms)` of a request: from `since` on, before `until`. None means no bound."""
     return 0 if since is None else instant_ms(since), TIME_MAX_MS if until is None else instant_ms(until)
 
 
 def shift_ms(shift: Duration) -> int:
-    """Milliseconds of a duration that may be negative; parts of one are counted as one, away from nothing."""
+    """Return a duration that may be negative in milliseconds, rounded away from zero."""
     if isinstance(shift, timedelta) and shift < timedelta(0):
         return -duration_ms(-shift)
     if isinstance(shift, str) and shift.startswith("-"):

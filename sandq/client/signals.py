@@ -1,4 +1,4 @@
-"""Waking tasks up, under trio and asyncio alike."""
+"""Wake up tasks, under trio and asyncio."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["Signal"]
 
 
 class Signal:
-    """Wakes every task that waits at that moment; a `set` that finds nobody waiting is forgotten.
+    """Wakes every task that is waiting at that moment; a `set` without waiting tasks has no effect.
 
-    So the waiting task looks at what it waits for, finds nothing and waits, without an await in between.
+    So a task must check its condition and then wait, without an await in between.
     """
 
     __slots__ = ("_event",)
@@ -21,13 +21,13 @@ class Signal:
         self._event: anyio.Event | None = None
 
     def set(self) -> None:
-        """Wake whoever waits."""
+        """Wake all waiting tasks."""
         event, self._event = self._event, None
         if event is not None:
             event.set()
 
     async def wait(self, timeout_s: float = math.inf) -> None:
-        """Until the next `set`, or the time is over."""
+        """Wait until the next `set`, or until the time is over."""
         if self._event is None:
             self._event = anyio.Event()
         event = self._event

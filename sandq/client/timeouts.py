@@ -1,4 +1,4 @@
-"""`timeout=` of single calls: how long their caller waits."""
+"""The argument `timeout=` of single calls: how long the caller waits."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def seconds_of(what: str, duration: Duration) -> float:
-    """How many seconds a timeout is. InvalidRequest unless it is one."""
+def seconds_of(name: str, duration: Duration) -> float:
+    """Return a timeout in seconds. Raises InvalidRequest if it is not a valid one."""
     seconds = duration_ms(duration) / 1000
     if not seconds:
-        raise InvalidRequest(f"{what}: it must be longer than nothing")
+        raise InvalidRequest(f"{name}: it must be longer than nothing")
     return seconds
 
 
 def check_timeout(timeout: Duration | None) -> None:
-    """InvalidRequest unless it is a timeout, or None: for who uses it later."""
+    """Raise InvalidRequest unless it is a timeout, or None. For callers that use it later."""
     if timeout is not None:
         seconds_of("timeout", timeout)
 
 
 def timed_read(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Have the argument `timeout` of an async method bound how long it may take. What it does changes nothing."""
+    """Decorate an async method that changes nothing: its argument `timeout` limits how long it may take."""
     return _timed(method, "")
 
 
 def timed_change(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The same of a method that changes something, of which it is unknown then whether it is done."""
+    """Decorate an async method that changes something, like `timed_read`; after a timeout its outcome is unknown."""
     return _timed(method, "; the outcome is unknown: it may be done, now or in a moment")
 
 
-def within(work: Callable[P, Awaitable[T]], timeout: Duration | None, what: str) -> Callable[P, Awaitable[T]]:
-    """What waits for a page of rows, so long at most; None: as it is. What was not waited for is asked for again by the
-    next step of the iterator."""
+def within(work: Callable[P, Awaitable[T]], timeout: Duration | None, name: str) -> Callable[P, Awaitable[T]]:
+    """Limit how long reading a page of rows may take; None: no limit.
+
+    After a timeout, the next step of the iterator requests the page again.
+    """
     if timeout is None:
         return work
     timeout_s = seconds_of("timeout", timeout)
@@ -50,7 +52,7 @@ def within(work: Callable[P, Awaitable[T]], timeout: Duration | None, what: str)
     async def bounded(*args: P.args, **kwargs: P.kwargs) -> T:
         with anyio.move_on_after(timeout_s):
             return await work(*args, **kwargs)
-        raise TimedOut(f"{what}: no answer in {timeout_s:g} s")
+        raise TimedOut(f"{name}: no answer in {timeout_s:g} s")
 
     return bounded
 

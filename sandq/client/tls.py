@@ -1,6 +1,6 @@
-"""TLS of a client: whom it trusts, and the certificate that says who it is.
+"""TLS of a client: the trusted authorities, and the client's certificate.
 
-Files are read again when they change: a client that runs for months connects with the certificate of today.
+Files are read again when they change, so that a client that runs for months uses the current certificate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandq.model.errors import InvalidRequest
 __all__ = ["ClientTls", "refusal_of", "tls_of"]
 
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2."""
+"""Ciphers of TLS 1.2."""
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("", "0", "false", "no", "off")
 
@@ -25,7 +25,7 @@ _Versions = tuple[tuple[int, int, int] | None, ...]
 
 
 class ClientTls:
-    """How a client speaks TLS."""
+    """The TLS configuration of a client."""
 
     def __init__(
         self,
@@ -37,27 +37,32 @@ class ClientTls:
         name_of: Callable[[str], str] = lambda host: host,
         falls_back: bool = False,
     ) -> None:
-        """`context`: made elsewhere; without it, it is made of these files (no `ca`: whom the machine trusts).
-        `name_of`: under which name the certificate of a host is checked. `falls_back`: whether a server that speaks no
-        TLS is spoken to without. InvalidRequest: a file cannot be used."""
+        """`context`: use this context. Without it, build one from the files (no `ca`: the authorities of the machine).
+
+        `name_of`: returns the name against which a host's certificate is checked. `falls_back`: connect without TLS to
+        a server
+        that does not speak TLS. Raises InvalidRequest if a file cannot be used.
+        """
         self.falls_back = falls_back
         self._files = (ca, cert, key)
         self._own = context is None
         self._versions: _Versions = ()
-        self._context: ssl.SSLContext | Callable[[], ssl.SSLContext] = context if context is not None else self._made()
+        self._context: ssl.SSLContext | Callable[[], ssl.SSLContext] = (
+            context if context is not None else self._build_context()
+        )
         self.name_of = name_of
 
     def context(self) -> ssl.SSLContext:
-        """For the next connection."""
-        if self._own and self._looked() != self._versions:
-            # What cannot be used (it may be half written) changes nothing.
+        """Return the context for the next connection; read changed files again."""
+        if self._own and self._file_versions() != self._versions:
+            # An unusable file, which may be half written, changes nothing.
             with contextlib.suppress(InvalidRequest):
-                self._context = self._made()
+                self._context = self._build_context()
         context = self._context
         return context if isinstance(context, ssl.SSLContext) else context()
 
-    def _made(self) -> ssl.SSLContext:
-        versions = self._looked()
+    def _build_context(self) -> ssl.SSLContext:
+        versions = self._file_versions()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(CIPHERS)
@@ -69,14 +74,14 @@ class ClientTls:
                 context.load_verify_locations(ca)
         if cert is not None:
             with _refused("key" if key is not None else "cert", key or cert):
-                cert.open("rb").close()  # that a file is missing is told with its name
+                cert.open("rb").close()  # raises an error that names the missing file
                 if key is not None:
                     key.open("rb").close()
                 context.load_cert_chain(cert, key, password=lambda: b"")
         self._versions = versions
         return context
 
-    def _looked(self) -> _Versions:
+    def _file_versions(self) -> _Versions:
         return tuple(map(_version, self._files))
 
 
@@ -88,8 +93,11 @@ def tls_of(
     environ: Mapping[str, str],
     prefix: str = "SANDQ_",
 ) -> ClientTls | None:
-    """What these arguments ask for, and what is not said of them, the environment: `SANDQ_TLS`, `SANDQ_CA`,
-    `SANDQ_CERT`, `SANDQ_KEY`. None: no TLS. Raises InvalidRequest."""
+    """Return the TLS configuration from the arguments, and from the environment for those that are left out.
+
+    The variables are `SANDQ_TLS`, `SANDQ_CA`, `SANDQ_CERT`, `SANDQ_KEY`. Returns None without TLS. Raises
+    InvalidRequest.
+    """
     files: dict[str, str | os.PathLike[str] | None] = {"ca": ca, "cert": cert, "key": key}
     for name, path in files.items():
         if path is not None and (not isinstance(path, str | os.PathLike) or not str(path)):
@@ -130,7 +138,7 @@ NO_TLS: Final = "it does not speak TLS: connect without, or turn it on there (tl
 
 
 def refusal_of(error: ssl.SSLError) -> str:
-    """Why a connection cannot be made, in words, and what to do."""
+    """Return why a connection failed, and what to do, for an error message."""
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message or reason
@@ -143,7 +151,7 @@ def refusal_of(error: ssl.SSLError) -> str:
 
 
 def speaks_no_tls(error: ssl.SSLError) -> bool:
-    """Whether what answers is something else than TLS."""
+    """Return whether the peer does not speak TLS."""
     return error.reason in ("WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
 
 

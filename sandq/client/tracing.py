@@ -1,8 +1,8 @@
-"""Spans of OpenTelemetry for messages: one where each is produced, one where it is handled, tied by its headers.
+"""OpenTelemetry spans for messages: one where each is produced and one where it is handled, linked by its headers.
 
-`traceparent` and `tracestate` (W3C Trace Context) travel as headers, so consumers of any language can go on with them,
-and a message that has a `traceparent` already keeps it. Attributes are those of OpenTelemetry's conventions for
-messaging. What is not traced has no part of this: `opentelemetry` is imported by who turns it on alone.
+`traceparent` and `tracestate` (W3C Trace Context) travel as headers, so that consumers in any language can continue the
+trace. A message that already has a `traceparent` keeps it. Attributes follow OpenTelemetry's conventions for messaging.
+`opentelemetry` is imported only if tracing is turned on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Headers = Mapping[str, HeaderValue]
 
 
 class Delivered(Protocol):
-    """What a span says of a message that is handled."""
+    """A handled message, as its span describes it."""
 
     @property
     def topic(self) -> str: ...
@@ -39,11 +39,15 @@ class Delivered(Protocol):
 
 
 class Tracing:
-    """Makes the spans. `ties`: a message is handled in a trace of its own, which is linked with that of its producer
-    (LINK: it may be days later), or in that of its producer (PARENT)."""
+    """Makes the spans.
+
+    `ties`: how the span of a handled message relates to its producer's span. LINK: it is in a new trace with a link to
+    the
+    producer's (it may be days later). PARENT: it is in the producer's trace.
+    """
 
     def __init__(self, ties: str) -> None:
-        """Raises InvalidRequest when OpenTelemetry's API is not installed."""
+        """Raises InvalidRequest if OpenTelemetry's API is not installed."""
         try:
             from opentelemetry import propagate, trace
         except ImportError:
@@ -56,7 +60,7 @@ class Tracing:
         self._ties = ties
 
     def created(self, topic: str, headers: Headers | None) -> Headers | None:
-        """A span for a message that is produced here, and the headers that tie it to that."""
+        """Make a span for a message that is produced here; return its headers, including those of the trace."""
         if headers is not None and (not isinstance(headers, Mapping) or TRACEPARENT in headers):
             return headers
         kind = self._trace.SpanKind.PRODUCER
@@ -64,15 +68,15 @@ class Tracing:
         carrier: dict[str, HeaderValue] = {}
         self._propagate.inject(carrier, self._trace.set_span_in_context(span))
         span.end()
-        return {**carrier, **headers} if headers else carrier  # what the application said of its message stays
+        return {**carrier, **headers} if headers else carrier  # headers set by the application take precedence
 
     @contextmanager
     def processing(self, message: Delivered, group: str | None = None) -> Iterator[None]:
-        """A span for a message that is handled in the block; an exception that leaves it is told of."""
+        """Make a span for a message that is handled in the block; it records an exception that leaves the block."""
         try:
             headers = message.headers
         except InvalidRequest:
-            headers = {}  # a restored backup may hold headers of any form
+            headers = {}  # a restored backup may contain headers of any form
         context, links = self._tied(headers)
         attributes = {
             **self._attributes(message.topic, "process"),
@@ -89,7 +93,7 @@ class Tracing:
     def _tied(self, headers: Headers) -> tuple[Context | None, list[Link]]:
         if TRACEPARENT not in headers:
             return None, []
-        # Nothing else of a message has a part in this: what its producer put into it is not looked at, nor logged.
+        # Pass only the trace headers on: the producer's other headers are neither read nor logged.
         carrier = {name: value for name in TRACE_HEADERS if isinstance(value := headers.get(name), str)}
         context = self._propagate.extract(carrier)
         producer = self._trace.get_current_span(context).get_span_context()
@@ -108,7 +112,7 @@ class Tracing:
 
 
 def tracing_of(wanted: bool | str) -> Tracing | None:
-    """What `tracing` of `connect` means: False, True (LINK), or how messages are tied to where they come from. Raises
+    """Return the tracing for the argument `tracing` of `connect`: False, True (LINK), LINK or PARENT. Raises
     InvalidRequest."""
     if wanted is False:
         return None
@@ -120,12 +124,12 @@ def tracing_of(wanted: bool | str) -> Tracing | None:
 
 
 def processing(tracing: Tracing | None, message: Delivered, group: str | None = None) -> AbstractContextManager[None]:
-    """A span for a message that is handled in the block, where there is tracing."""
+    """Make a span for a message that is handled in the block, if there is tracing."""
     return nullcontext() if tracing is None else tracing.processing(message, group)
 
 
 def creating(tracing: Tracing | None, topic: str) -> Callable[[Headers | None], Headers | None] | None:
-    """What gives messages for a topic their headers; None: they stay as they are."""
+    """Return the function that adds trace headers to messages of a topic; None without tracing."""
     if tracing is None:
         return None
     return lambda headers: tracing.created(topic, headers)

@@ -1,8 +1,8 @@
-"""For receivers of pushed messages: making secrets, and verifying that a request is of who has them."""
+"""For receivers of pushed messages: create secrets, and verify that a request was signed with one of them."""
 
 from __future__ import annotations
 
-import secrets as chance
+import secrets as secrets_module
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -15,7 +15,7 @@ TOLERANCE: Final = "5m"
 
 def new_push_secret() -> str:
     """Return a new secret for `client.admin.set_push`: `whsec_` and base64 of 24 random bytes."""
-    return secret_text(chance.token_bytes(SECRET_BYTES))
+    return secret_text(secrets_module.token_bytes(SECRET_BYTES))
 
 
 def verify_push(
@@ -26,9 +26,9 @@ def verify_push(
     tolerance: Duration = TOLERANCE,
     now: float | None = None,
 ) -> None:
-    """Raise InvalidRequest, which says why, unless a request was signed with one of the secrets within `tolerance`.
+    """Raise InvalidRequest with the reason, unless a request was signed with one of the secrets within `tolerance`.
 
-    `body`: as it came, before anything has read it. `now`: seconds since 1970; None is the machine's clock.
+    `body`: the unmodified bytes of the request's body. `now`: seconds since 1970; None for the machine's clock.
     """
     known = [secrets] if isinstance(secrets, str) else list(secrets)
     verify(known, headers, body, time.time() if now is None else now, duration_ms(tolerance) / 1000)
