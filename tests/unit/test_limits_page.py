@@ -24,7 +24,7 @@ from sandq.partition.records.leases import HISTORY_ERROR_CHARS
 from sandq.protocol.requests_backup import LOG_BYTES
 from sandq.protocol.requests_messages import PREVIEW_BYTES_MAX
 from sandq.server import caller_requests, connection, failed_logins, open_requests, output, tcp
-from sandq.server.http import bodies, bounds, event_streams, guards, lines, node_link, supervisor
+from sandq.server.http import bodies, bounds, event_streams, guards, ndjson, node_link, supervisor
 from sandq.server.slots import Slots
 from tests.support.paths import ROOT
 
@@ -102,7 +102,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         "a compressed batch": (size(produce_validation.RATIO_FREE_BYTES), f"{produce_validation.RATIO_MOST} times"),
         "headers of a message": (f"{headers.MAX_NESTED} maps", f"{headers.MAX_DEPTH} levels"),
         "memory for an answer by HTTP": (f"{guards.RESERVE_S:g} s",),
-        "a page by HTTP": ("1,000 rows", size(lines.PAGE_BYTES)),
+        "a page by HTTP": ("1,000 rows", size(ndjson.PAGE_BYTES)),
         "the consumers of a group in one answer": (f"{CONSUMERS_MAX:,} of a node",),
         "a stream by HTTP": (
             f"{event_streams.TAKE_MESSAGES} messages a lease",

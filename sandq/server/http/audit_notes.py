@@ -1,4 +1,4 @@
-"""Tell nodes what a gateway refused: their audit logs have it. A bounded queue, and one request after the other."""
+"""Report what a gateway refused to nodes, for their audit logs: from a bounded queue, one request at a time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from sandq.protocol.requests_audit import TEXT_CHARS, AuditNote
 log = structlog.get_logger("sandq.http")
 
 QUEUED: Final = 200
-"""Notes that wait for a node; more are counted, and told with the next one."""
+"""Maximum number of queued notes. Lost ones are counted, and the next note reports their number."""
 TRY_S: Final = 5.0
-_TOLD: Final = ("right", "topic", "group")
+"""Time for a node to accept a note, in seconds."""
+_DETAILS: Final = ("right", "topic", "group")
 
 
 class _Note(NamedTuple):
@@ -29,7 +30,7 @@ class _Note(NamedTuple):
 
 
 class AuditNotes:
-    """Those of one server."""
+    """The notes of one server."""
 
     def __init__(self, client: Client) -> None:
         self._cluster = cluster_of(client)
@@ -38,9 +39,9 @@ class AuditNotes:
         self._lost = 0
 
     def refused(self, address: str, principal: str | None, call: str, error: SandqError, request_id: str) -> None:
-        """Have it noted that something was refused. Waits for nothing."""
+        """Queue a note about a refusal. Never waits."""
         about: dict[str, Any] = {
-            name: _sendable(str(error.details[name])) for name in _TOLD if error.details.get(name) is not None
+            name: _sendable(str(error.details[name])) for name in _DETAILS if error.details.get(name) is not None
         }
         if len(self._queue) >= QUEUED:
             self._lost += 1
@@ -52,7 +53,7 @@ class AuditNotes:
         self._came.set()
 
     async def run(self) -> None:
-        """Tell nodes, until it is cancelled."""
+        """Send notes to nodes until cancelled."""
         failed_s = -math.inf
         while True:
             if not self._queue:
@@ -67,7 +68,7 @@ class AuditNotes:
             except SandqError as error:
                 why = error.message
             except Exception as error:
-                # What somebody was refused must not end the server, whatever it was.
+                # A refusal that cannot be sent must not end the server.
                 why = type(error).__name__
             self._lost += 1
             if anyio.current_time() - failed_s > 60:
@@ -76,5 +77,5 @@ class AuditNotes:
 
 
 def _sendable(text: str) -> str:
-    """The beginning of a text; JSON may have halves of characters in it, which are none elsewhere."""
+    """Return the start of a text as valid UTF-8: JSON strings may contain unpaired surrogates."""
     return text[:TEXT_CHARS].encode("utf-8", "backslashreplace").decode()[:TEXT_CHARS]

@@ -1,4 +1,4 @@
-"""Backups and restores that are asked for by HTTP: one of each at a time, at the place that the configuration names."""
+"""Run backups and restores for HTTP: one of each at a time, at the location in the configuration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = structlog.get_logger("sandq.http")
 
 @dataclass(frozen=True, slots=True)
 class BackupTarget:
-    """As the configuration has it."""
+    """The location and options of backups, from the configuration."""
 
     url: str
     key_file: Path | None = None
@@ -41,28 +41,28 @@ class BackupTarget:
 
 
 def target_of(backup: BackupSection) -> BackupTarget | None:
-    """Where a node's backups go by this section of its configuration; None: nowhere."""
+    """Return the target of backups in a section of the configuration; None if it names none."""
     return None if backup.url is None else BackupTarget(backup.url, backup.key_file, backup.identities)
 
 
 class HttpBackups:
-    """Of one server of HTTP."""
+    """The backups and restores of one HTTP server."""
 
     def __init__(self, client: Client, target: BackupTarget | None, tasks: anyio.abc.TaskGroup) -> None:
-        """`target`: None: there are none. `tasks` lives as long as the server."""
+        """`target`: None if backups are off. `tasks`: lives as long as the server."""
         self._client = client
         self._target = target
         self._tasks = tasks
         self._running: Progress | None = None
         self._last: dict[str, Any] | None = None
-        """What became of the last one that was made here."""
+        """Outcome of the last backup that this server made."""
         self._restoring: Progress | None = None
         self._last_restore: dict[str, Any] | None = None
 
     async def begin(self, topics: Sequence[str] | None) -> dict[str, Any]:
-        """Begin to make one. How far it is. Raises Conflict while one is made here; ConfigError."""
+        """Start a backup, and return its progress. Raise Conflict if one is running here, or ConfigError."""
         if self._running is not None:
-            raise Conflict("a backup is being made here already: wait until it is done")
+            raise Conflict("a backup is running here already: wait until it is done")
         progress = self._running = Progress()
         try:
             place, key = await self._opened()
@@ -86,7 +86,7 @@ class HttpBackups:
                 on_progress=tell,
             )
             self._last = {"backup_id": manifest.backup_id, "error": None}
-        except Exception as error:  # whatever becomes of it, the server goes on
+        except Exception as error:  # a failure must not end the server
             log.warning("a backup failed", exc_info=not isinstance(error, SandqError), error=str(error))
             self._last = {"backup_id": None, "error": str(error)}
         finally:
@@ -102,11 +102,14 @@ class HttpBackups:
         base: bool,
         resume_groups: bool,
     ) -> dict[str, Any]:
-        """Begin to make topics of a backup again. How far it is. Raises NoBackup, DamagedBackup, WrongKey, ConfigError;
-        Conflict while something is restored here, and when there are increments behind it and `base` does not say that
-        they are to be left out: to replay them takes a machine's time."""
+        """Start to restore topics from a backup, and return its progress.
+
+        Raise NoBackup, DamagedBackup, WrongKey or ConfigError. Raise Conflict if a restore is running here, or if the
+        backup
+        has increments and `base` is not set. Increments are not replayed here, because that uses much CPU and
+        memory."""
         if self._restoring is not None:
-            raise Conflict("a backup is being restored here already: wait until it is done")
+            raise Conflict("a restore is running here already: wait until it is done")
         progress = self._restoring = Progress()
         try:
             place, key = await self._opened()
@@ -114,8 +117,8 @@ class HttpBackups:
             behind = await in_thread(partial(increments.count, place, backup_id), place.shown)
             if behind and not base:
                 raise Conflict(
-                    f"there are increments behind backup {backup_id}: restore its last moment with `sandctl backup "
-                    f"restore`, which replays them, or say `base`: as it was when it was made"
+                    f"backup {backup_id} has increments: restore its latest state with `sandctl backup restore`, which "
+                    "replays them, or set `base` to restore the state of the backup itself"
                 )
         except BaseException:
             self._restoring = None
@@ -140,7 +143,7 @@ class HttpBackups:
                 )
                 last = {"topics": dict(done.topics), "warnings": list(done.warnings), "error": None}
                 self._last_restore = {"backup_id": backup_id, **last}
-            except Exception as error:  # whatever becomes of it, the server goes on
+            except Exception as error:  # a failure must not end the server
                 log.warning("a restore failed", exc_info=not isinstance(error, SandqError), error=str(error))
                 self._last_restore = {"backup_id": backup_id, "topics": {}, "warnings": [], "error": str(error)}
             finally:
@@ -150,7 +153,7 @@ class HttpBackups:
         return _shown(progress)
 
     async def list(self) -> dict[str, Any]:
-        """All backups that there are, and how far those are that are being made and restored here."""
+        """Return all backups, and the progress of the backup and the restore that run here."""
         place, key = await self._opened()
         found = await list_backups(place, key=key)
         running = None if self._running is None else _shown(self._running)
@@ -164,16 +167,16 @@ class HttpBackups:
         }
 
     async def verify(self, backup_id: str) -> dict[str, Any]:
-        """Read one as a whole. Raises NoBackup, DamagedBackup, WrongKey."""
+        """Read a whole backup and check it. Raise NoBackup, DamagedBackup or WrongKey."""
         place, key = await self._opened()
         return (await verify_chain(place, backup_id, key=key)).shown()
 
     async def _opened(self) -> tuple[Place, BackupKey | None]:
         target = self._target
         if target is None:
-            raise Conflict("backups by HTTP are off here: the configuration of this node names no place (backup.url)")
+            raise Conflict("backups over HTTP are off: the configuration of this node names no location (backup.url)")
         key = None if target.key_file is None else await in_thread(partial(BackupKey.read, target.key_file), "the key")
-        return await in_thread(partial(place_of, target.url), "the place of backups"), key
+        return await in_thread(partial(place_of, target.url), "the location of backups"), key
 
 
 def _shown(progress: Progress) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""Messages of a group as server-sent events, for consumers in other languages.
+"""Send the messages of a group as server-sent events, for consumers in other languages.
 
     retry: 1000                                                   first
     id: {"lease_token":"1.0.393216","offset":"01M89M..."}         the body that ack, nack and extend take
-    data: {...}                                                   the message, as `lease` answers it
-    : -                                                           nothing has come for a while
+    data: {...}                                                   the message, as in the response of `lease`
+    : -                                                           a heartbeat: no messages for a while
     event: error
-    data: {"code": "...", "detail": "...", "retriable": true}     last: it cannot go on
+    data: {"code": "...", "detail": "...", "retriable": true}     the last event: the stream cannot continue
 
-A stream leases as `lease` does, one request after the other, and asks for more only when its client has taken what
-came: no more of it is here than one lease brings. It never has more messages out than its client may hold unsettled
-(`InFlight`): those are settled by other requests.
+A stream sends one lease request after the other, and the next one only when its client has accepted the messages of the
+last. So it holds at most the messages of one lease in memory. It never leases more messages than its client may hold
+unsettled (`InFlight`). The client settles them with other requests.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ MEDIA_TYPE: Final = "text/event-stream"
 EVENTS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {MEDIA_TYPE: {"schema": {"type": "string", "description": "Server-sent events."}}}}
 }
-"""For the `responses` of a route."""
+"""`responses` of a route that sends events."""
 IN_FLIGHT_DEFAULT: Final = 100
-"""Messages that a client may hold unsettled, unless it says otherwise."""
+"""Number of messages that a client may hold unsettled by default."""
 HEARTBEAT_S: Final = 10.0
+"""Time without messages after which a heartbeat is sent, in seconds."""
 TAKE_MESSAGES: Final = 100
-"""Of one lease."""
+"""Maximum number of messages of one lease request."""
 PIECE_BYTES: Final = 64 << 10
-"""Events that go out together, about."""
+"""Approximate size of the events that are sent together, in bytes."""
 GIVE_BACK_S: Final = 5.0
-"""For what a client did not settle to be given back; otherwise it is held until its leases end."""
+"""Time to give back messages that the client did not settle, in seconds. After that, their leases must expire."""
 _BEGINNING: Final = b"retry: 1000\n\n"
 _HEARTBEAT: Final = b": -\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a stream is to bring. `start`: as `Leases.take` has it."""
+    """Parameters of a stream. `start`: as in `Leases.take`."""
 
     max_in_flight: int
     lease_ms: int
@@ -62,7 +63,7 @@ class Wanted:
 
 
 async def event_stream(request: Request, leases: Leases, wanted: Wanted) -> Response:
-    """What is ready now, and what becomes so. Raises SandqError: what is wrong at the start."""
+    """Return a stream of the messages that are ready now or later. Raise SandqError if it cannot start."""
     stream = _EventStream(request, leases, wanted)
     if getattr(request.state, IS_HEAD):
         return Response(headers=stream.headers)
@@ -83,10 +84,10 @@ class _EventStream(Response):
         self._in_flight = InFlight(gateway_of(request).streams, leases.topic, wanted.max_in_flight)
         self._unsent: deque[LeasedMessage] = deque()
         self._has_gone = True
-        """The client, unless it is known to be there at the end."""
+        """Whether the client has disconnected. Assumed until the stream ends for a different reason."""
 
     async def take(self, wait_s: float) -> bool:
-        """Lease what there is room for; whether there was something."""
+        """Lease as many messages as the client may hold. Return whether there were any."""
         free = min(self._in_flight.free, TAKE_MESSAGES)
         lease_s = self._wanted.lease_ms / 1000
         found = await self._leases.take(free, wait=wait_s, lease=lease_s, start=self._wanted.start)
@@ -107,7 +108,7 @@ class _EventStream(Response):
             await self._give_back()
 
     async def _serve(self, send: Send, hold: Hold) -> None:
-        # Unavailable: the server stops, and the client may settle elsewhere what it has.
+        # Unavailable means that the server stops: the client can settle its messages through another server.
         with suppress(Unavailable):
             try:
                 await while_connected(self._request, lambda: self._send_all(send, hold))
@@ -116,7 +117,7 @@ class _EventStream(Response):
         self._has_gone = False
 
     async def _send_all(self, send: Send, hold: Hold) -> None:
-        """Until it cannot go on; why not is said at last."""
+        """Send messages until the stream cannot continue; the last event is the reason."""
 
         async def say(events: bytes) -> None:
             await send({"type": "http.response.body", "body": events, "more_body": True})
@@ -144,7 +145,7 @@ class _EventStream(Response):
         hold(0)
 
     async def _more(self) -> bool:
-        """Whether something came, in a while."""
+        """Lease further messages. Return False if there were none for a while."""
         if not self._in_flight.free:
             with anyio.move_on_after(HEARTBEAT_S):
                 await self._in_flight.until_free()
@@ -165,11 +166,11 @@ def _event(message: LeasedMessage) -> bytes:
 
 
 def error_event(error: SandqError, name: str = "error") -> bytes:
-    """An event that tells an error."""
-    said = {"code": error.code, "detail": error.message, "retriable": error.retriable}
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), _json(said))
+    """Return an event that reports an error."""
+    values = {"code": error.code, "detail": error.message, "retriable": error.retriable}
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), _json(values))
 
 
-def _json(said: dict[str, Any]) -> bytes:
-    """In one line, which escapes see to."""
-    return json.dumps(said, separators=(",", ":")).encode()
+def _json(values: dict[str, Any]) -> bytes:
+    """Return a JSON object on one line: the encoder escapes line ends."""
+    return json.dumps(values, separators=(",", ":")).encode()

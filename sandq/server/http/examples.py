@@ -1,4 +1,4 @@
-"""What `/openapi.json` shows as the body of each request, by its operation; a test sends them all."""
+"""Example bodies in `/openapi.json`, by operation id. A test sends all of them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Requests that come most, past the layers that cost more than their work.
+"""Serve the most frequent requests without the layers that would cost more than their work.
 
-FastAPI tries one route after the other, solves what each depends on, and runs its endpoint behind middlewares. Here the
-path says the endpoint, and that is all. What is not plain is left to FastAPI: a query, an encoded path, a
-body that is large, empty or wrong. So routes, their models and `/openapi.json` are written once, and mistakes are told
-by it alone.
+FastAPI tries one route after the other, resolves dependencies, and runs the endpoint behind middlewares. Here, the path
+determines the endpoint, and that is all. Unusual requests are left to FastAPI: with a query, an encoded path, or a body
+that is large, empty or invalid. So routes, models and `/openapi.json` are written once, and only FastAPI reports
+mistakes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"{(\w+)}")
 
 
 class HotRoutes:
-    """`routes`: of the application; POST, with names in their paths, a body and an answer in JSON."""
+    """`routes`: routes of the application with method POST, names in their paths, and bodies and responses in JSON."""
 
     def __init__(self, app: FastAPI, routes: Iterable[APIRoute]) -> None:
         self._app = app
@@ -40,7 +40,7 @@ class HotRoutes:
             return
         route, names = found
         message: Message | None = await receive()
-        body = _meant(route, message or {})
+        body = _parsed(route, message or {})
         if body is not None:
             scope.update({"app": self._app, "route": route, "path_params": names})
             refused = refusal(route, scope, names)
@@ -70,18 +70,18 @@ class HotRoutes:
         return None
 
 
-def _meant(route: APIRoute, message: Message) -> Any:
-    """What a body is to the route; None when that is not plain."""
+def _parsed(route: APIRoute, message: Message) -> Any:
+    """Return a body as the route's type; None if the request is unusual."""
     body = message.get("body", b"")
     if not body or len(body) > THREAD_BYTES or message.get("more_body", False) or route.body_field is None:
         return None
     try:
-        said = read_json(body)
+        values = read_json(body)
     except (JSONDecodeError, TooLarge):
         return None
-    meant, mistakes = route.body_field.validate(said)
+    parsed, mistakes = route.body_field.validate(values)
     problems.let_go_of(mistakes)
-    return None if mistakes else meant
+    return None if mistakes else parsed
 
 
 async def _answer(route: APIRoute, request: Request, arguments: dict[str, Any]) -> Response:

@@ -1,4 +1,4 @@
-"""How HTTP, a client of the cluster, speaks TLS to client ports."""
+"""TLS settings with which HTTP, as a client of the cluster, connects to client ports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from sandq.tls.certificates import Certificates
 
 
 def nodes_tls(certificates: Certificates, own_hosts: Collection[str], own_names: Sequence[str]) -> ClientTls | None:
-    """By the certificates of a node: where its own client port requires TLS, as the others' then do; where it accepts
-    it, with those that do, for others may require it already, or have none yet. None: without.
+    """Return the settings for connections to nodes, from this node's certificates; None: no TLS.
 
-    Whose certificate it is that a port shows, is checked by the host that is dialled; at a host of the node's own
-    (`own_hosts`) by whichever of its names (`own_names`) its certificate is issued for."""
+    If this node's client port requires TLS, all connections use it. If the port only accepts TLS, connections use it
+    where
+    the other node supports it: during a migration, other nodes may require it already, or not have it yet.
+
+    A port's certificate must be issued for the host that is dialled. For this node's own hosts (`own_hosts`), it may be
+    issued for any of `own_names`."""
     mode = certificates.settings.client
     if mode == OFF:
         return None

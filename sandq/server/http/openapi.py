@@ -1,9 +1,12 @@
-"""What `/openapi.json` says beside what FastAPI makes of routes and models: so that generated clients read well.
+"""Complete the OpenAPI document that FastAPI generates, so that code generators make good clients from it.
 
-Generators take a document at its word. `additionalProperties: true`, which is the default anyway, lets TypeScript take
-a misspelt member for an unknown one, and has Go generate a map and two functions for each type; a whole number without
-a format is one of 32 bits in Java, and a fraction one of 32 bits in Go; a `title` becomes a comment that repeats the
-name; a choice of types that has no name gets one type for each place, in Go one that cannot be filled.
+Generators take the document literally:
+
+- `additionalProperties: true` (the default anyway) makes TypeScript accept misspelt members, and Go generate a map and
+  two functions for each type.
+- An integer without a format has 32 bits in Java, and a number without one has 32 bits in Go.
+- A `title` becomes a comment that repeats the name.
+- A union without a name becomes a type for each use; in Go, one that cannot be filled.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ SCHEME = "token"
 _BEARER = {
     "type": "http",
     "scheme": "bearer",
-    "description": "A token of sandq's (`sandctl token create`), or one of the issuer in the configuration.",
+    "description": "A token of this cluster (`sandctl token create`), or one of the issuer in the configuration.",
 }
 _FORMATS = {"integer": "int64", "number": "double"}
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -28,7 +31,7 @@ _NULL = {"type": "null"}
 
 
 def completed(document: dict[str, Any]) -> dict[str, Any]:
-    """Have bodies show an example, errors be problems of that media type, and all schemas be fit for generators."""
+    """Add examples of bodies, error responses and security, and make all schemas fit for generators."""
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
         _tidy(schema)
@@ -41,11 +44,11 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _secure(operation: dict[str, Any], is_for_everybody: bool) -> None:
-    """Say what an operation takes to know who asks: nothing at all is taken, too, where nobody has to say it."""
+    """Add the security of an operation. The empty alternative is for clusters that do not require authentication."""
     operation["security"] = [] if is_for_everybody else [{SCHEME: []}, {}]
     if not is_for_everybody:
-        operation["responses"].setdefault("401", {"description": "Nobody knows who asks.", "content": _PROBLEM})
-        operation["responses"].setdefault("403", {"description": "Who asks has no right to it.", "content": _PROBLEM})
+        operation["responses"].setdefault("401", {"description": "The caller is unknown.", "content": _PROBLEM})
+        operation["responses"].setdefault("403", {"description": "The caller lacks the right.", "content": _PROBLEM})
 
 
 def _complete(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
@@ -67,18 +70,18 @@ def _complete(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
 
 
 def _tidy_content(content: dict[str, Any], name: str, schemas: dict[str, Any]) -> None:
-    """Have a choice of types in there be one of the named schemas: `name`, unless the same one has another name."""
-    for told in content.values():
-        schema = told.get("schema", {})
+    """Replace a union by a named schema: `name`, or the name of an equal schema."""
+    for media in content.values():
+        schema = media.get("schema", {})
         _tidy(schema)
         if not schema.keys().isdisjoint(_OF_SCHEMAS):
-            called = next((other for other, known in schemas.items() if known == schema), name)
-            schemas.setdefault(called, schema)
-            told["schema"] = {"$ref": f"#/components/schemas/{called}"}
+            schema_name = next((other for other, known in schemas.items() if known == schema), name)
+            schemas.setdefault(schema_name, schema)
+            media["schema"] = {"$ref": f"#/components/schemas/{schema_name}"}
 
 
 def _given(schema: dict[str, Any]) -> dict[str, Any]:
-    """Of what may be left out, a body or a parameter: it is there or not, but never null."""
+    """Remove null from the schema of an optional body or parameter: it is present or not, but never null."""
     kinds = schema.get("anyOf", ())
     if _NULL not in kinds:
         return schema

@@ -1,4 +1,4 @@
-"""The overview as objects of JSON, and what in it needs somebody to look."""
+"""The overview as JSON objects, and the findings that need an operator's attention."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from sandq.model import health
 
 Found = dict[str, Any]
 FINDINGS_MOST: Final = 100
+"""Maximum number of findings in a response."""
 LIMITS: Final = {1: ["max_in_flight"], 2: ["rate"], 3: ["max_in_flight", "rate"]}
 
 
 def topic_row(topic: TopicOverview, over_ms: int) -> Found:
-    """A topic in one row. It says nothing that changes by time alone."""
+    """Return a topic as one row. Nothing in it changes with time alone."""
     groups = topic.groups.values()
     oldest = [group.oldest_ms for group in groups if group.oldest_ms is not None]
     over_s = max(over_ms, 1) / 1000
@@ -47,7 +48,7 @@ def topic_row(topic: TopicOverview, over_ms: int) -> Found:
 
 
 def group_row(topic: str, group: GroupOverview) -> Found:
-    """A group in one row."""
+    """Return a group as one row."""
     return {
         "topic": topic,
         "group": group.group,
@@ -68,7 +69,7 @@ def group_row(topic: str, group: GroupOverview) -> Found:
 
 
 def history_row(slot: HistorySlot) -> Found:
-    """What became of messages in one slot of time."""
+    """Return the events in one slot of the history."""
     return {
         "start": when(slot.start_ms),
         "stored": slot.stored,
@@ -80,7 +81,7 @@ def history_row(slot: HistorySlot) -> Found:
 
 
 def late_fields(lateness: Lateness) -> Found:
-    """How late first deliveries were: half of them, and all but one in a hundred, at most."""
+    """Return how late first deliveries were, in ms: the median and the 99th percentile."""
     return {f"late_p{part}_ms": _ms(lateness.quantile(part / 100)) for part in (50, 99)}
 
 
@@ -89,8 +90,11 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def findings(info: Mapping[str, Any], overview: ClusterOverview, topics: Iterable[TopicOverview]) -> list[Found]:
-    """Return what needs attention (`sandq.model.health`), the worst first: `situation`, `state`, `what`, `found`,
-    `todo`, and the `topic` and `group` that it is about. `info`: of the cluster; `topics`: those that may be told."""
+    """Return what needs attention (`sandq.model.health`), worst first.
+
+    Each finding has `situation`, `state`, `what`, `found`, `todo`, and the `topic` and `group` that it is about.
+    `info`: of
+    the cluster. `topics`: those that the caller may see."""
     found = [*health.of_nodes(info)]
     silent = {node: why for node, why in sorted(overview.missing.items()) if why != UNREACHABLE}
     found += [health.of_silent_node(node, why) for node, why in silent.items()]

@@ -1,8 +1,8 @@
-"""Keys and names in paths and queries, and versions in conditions: read exactly, or refused.
+"""Read keys and names in paths and queries, and versions in conditions, exactly, or refuse them.
 
-A key is bytes. In a path it is percent-encoded UTF-8, slashes as they are or encoded; or, with `encoding=base64`,
-base64url, padded or not. A version is a strong entity tag. The name of a schedule, the unique key of a message and a
-principal are one segment of a path: their slashes are percent-encoded, because further segments may follow.
+A key is bytes. In a path it is percent-encoded UTF-8, where slashes may be encoded or not; with `encoding=base64`, it
+is base64url, with or without padding. A version is a strong entity tag. The name of a schedule, the unique key of a
+message and a principal are one segment of a path: their slashes must be encoded, because further segments may follow.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _TAG = re.compile(r'"([\x21\x23-\x7e\x80-\xff]*)"')
 _TAGS = re.compile(rf"{_ENTITY_TAG}(?:[ \t]*,[ \t]*{_ENTITY_TAG})*")
 _SHOWN_CHARS = 80
 _SEGMENTS = 4
-"""Slashes before the key: /topics/{topic}/keys/."""
+"""Number of slashes before the key in /topics/{topic}/keys/."""
 
 
 class _Key(Convertor[str]):
-    """The rest of a path, whatever stands in it: a key may have slashes and line feeds."""
+    """The rest of a path. A key may contain any characters, including slashes and line feeds."""
 
     regex = r"[\s\S]*"
 
@@ -48,24 +48,24 @@ register_url_convertor("key", _Key())
 
 
 def key_of(request: Request, key: str, encoding: str) -> bytes:
-    """The key that a path names, `key` being what the router made of it: there, what is no UTF-8 is something else."""
+    """Return the key that a path names. `key`: as the router decoded it, which garbles what is not UTF-8."""
     *before, sent = request.scope["raw_path"].split(b"/", _SEGMENTS)
     if _BAD_PERCENT.search(sent):
-        raise InvalidRequest("key: in a path a % stands before two hexadecimal digits; the character itself is %25")
+        raise InvalidRequest("key: in a path, % must be followed by two hexadecimal digits; encode % itself as %25")
     try:
         text = unquote_to_bytes(sent).decode()
     except UnicodeDecodeError:
-        raise InvalidRequest("key: it is no UTF-8 text; give it in base64url, with encoding=base64") from None
+        raise InvalidRequest("key: it is not UTF-8; send it in base64url, with encoding=base64") from None
     if text != key or len(before) < _SEGMENTS:
-        raise InvalidRequest("the path: only within a key a slash may be percent-encoded")
+        raise InvalidRequest("the path: slashes may be percent-encoded only within a key")
     return bytes_of("key", text, encoding)
 
 
 class SegmentRoute(Route):
-    """A route whose path holds names with slashes. A percent-encoded slash belongs to the name; it ends no segment."""
+    """A route with names that may contain slashes. An encoded slash belongs to the name; it does not end a segment."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match segment by segment, as the path was sent. The parameters of a match are decoded."""
+        """Match the path segment by segment, as it was sent. The resulting parameters are decoded."""
         if scope["type"] != "http" or b"%" not in scope["raw_path"]:
             return super().matches(scope)
         segments = scope["raw_path"].decode("latin-1").split("/")
@@ -82,45 +82,45 @@ def _decoded(value: Any) -> Any:
 
 
 def check_segments(request: Request) -> None:
-    """Raise InvalidRequest for a path that is no percent-encoded UTF-8."""
+    """Raise InvalidRequest for a path that is not percent-encoded UTF-8."""
     sent = request.scope["raw_path"]
     if _BAD_PERCENT.search(sent):
-        raise InvalidRequest("the path: a % stands before two hexadecimal digits; the character itself is %25")
+        raise InvalidRequest("the path: % must be followed by two hexadecimal digits; encode % itself as %25")
     try:
         unquote_to_bytes(sent).decode()
     except UnicodeDecodeError:
         raise InvalidRequest(
-            "the path: percent-encoded UTF-8 is expected; a unique key may be given in base64url, with encoding=base64"
+            "the path: it must be percent-encoded UTF-8; a unique key can be sent in base64url, with encoding=base64"
         ) from None
 
 
 def segment_router(*tags: str | Enum) -> APIRouter:
-    """Return a router whose routes have names with slashes in their paths."""
+    """Return a router for routes with names that may contain slashes."""
     router = router_of(*tags, route=SegmentRoute)
     router.dependencies.append(Depends(check_segments))
     return router
 
 
 def bytes_of(name: str, text: str, encoding: str) -> bytes:
-    """Of a key, or of the beginning of one."""
+    """Return the bytes of a key, or of a prefix of keys."""
     if encoding != "base64":
         return text.encode()
     if not text:
         return b""
     data = base64.urlsafe_b64decode(text.rstrip("=") + "===") if _fits(text) else b""
     if not data or base64.urlsafe_b64encode(data).decode().rstrip("=") != text.rstrip("="):
-        raise InvalidRequest(f"{name}: {_shown(text)} is not base64url (A-Z a-z 0-9 - _, padded with = or not)")
+        raise InvalidRequest(f"{name}: {_shown(text)} is not base64url (A-Z a-z 0-9 - _, with or without = padding)")
     return data
 
 
 def text_of(name: str, key: bytes, encoding: str) -> str:
-    """What `bytes_of` reads."""
+    """Return a key as text that `bytes_of` reads."""
     if encoding == "base64":
         return base64.urlsafe_b64encode(key).decode().rstrip("=")
     try:
         return key.decode()
     except UnicodeDecodeError:
-        raise InvalidRequest(f"{name}: a key here is no UTF-8 text; ask with encoding=base64") from None
+        raise InvalidRequest(f"{name}: a key is not UTF-8; send the request with encoding=base64") from None
 
 
 def _fits(text: str) -> bool:
@@ -128,24 +128,24 @@ def _fits(text: str) -> bool:
 
 
 def only(request: Request, name: str) -> str | None:
-    """A condition of the request, all its lines joined; None when there is none."""
+    """Return the value of a header that is a condition, its lines joined; None if there is none."""
     lines = request.headers.getlist(name)
     return ", ".join(lines).strip() if lines else None
 
 
 def refuse(request: Request, name: str, why: str) -> None:
-    """A condition that a route has no use for is not passed over."""
+    """Raise InvalidRequest if a request has a condition that its route does not support."""
     if only(request, name) is not None:
         raise InvalidRequest(f"{name}: {why}")
 
 
 def version_of(name: str, condition: str) -> str:
-    """The version in an If-Match."""
+    """Return the version in an If-Match."""
     tag = _TAG.fullmatch(condition)
     if tag is None:
         raise InvalidRequest(
-            f"{name}: {_shown(condition)}: one version in quotes is expected, as ETag has it "
-            '("01HN..."), no *, list or weak tag'
+            f"{name}: {_shown(condition)}: expected one version in quotes, as in ETag "
+            '("01HN..."), not *, a list or a weak tag'
         )
     try:
         return to_text(from_text(tag[1]))
@@ -154,14 +154,14 @@ def version_of(name: str, condition: str) -> str:
 
 
 def is_known(condition: str | None, version: str) -> bool:
-    """Whether the client has this version already, by its If-None-Match: `*`, or any tags, of which weak ones do."""
+    """Return whether the client has this version already, by its If-None-Match: `*` or tags; weak tags count."""
     if condition is None:
         return False
     if condition == "*":
         return True
     if not _TAGS.fullmatch(condition):
         raise InvalidRequest(
-            f'If-None-Match: {_shown(condition)}: * or versions in quotes are expected, as ETag has them ("01HN...")'
+            f'If-None-Match: {_shown(condition)}: expected * or versions in quotes, as in ETag ("01HN...")'
         )
     return version in _TAG.findall(condition)
 

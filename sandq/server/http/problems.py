@@ -1,10 +1,10 @@
-"""Errors as RFC 9457 has them: `application/problem+json`.
+"""Error responses of type `application/problem+json` (RFC 9457).
 
 {"type": "urn:sandq:error:UNKNOWN_TOPIC", "title": "Not Found", "status": 404, "detail": "there is no topic 'x'",
- "code": "UNKNOWN_TOPIC", "retriable": false, "request_id": "...", ...what else is known,
+ "code": "UNKNOWN_TOPIC", "retriable": false, "request_id": "...", ...details of the error,
  "errors": [{"where": "path.topic", "problem": "there is no topic 'x'", "did_you_mean": null}]}
 
-`errors` has everything that is wrong, as far as it can be told at once: `where` is a path, or "request".
+`errors` lists all mistakes, as far as they can be found at once. `where` is a path, or "request".
 """
 
 from __future__ import annotations
@@ -38,69 +38,68 @@ from sandq.model.errors import (
     let_go,
 )
 from sandq.model.offsets import to_text
-from sandq.server.http.second_look import also_wrong
+from sandq.server.http.further_mistakes import further_mistakes
 
 MEDIA_TYPE = "application/problem+json"
 FAULT = "this is a fault of sandq; the node's log has it under the request id"
 CLIENT_GONE = 499
-"""What servers write down when the client went away before its answer."""
+"""Status in the log if the client disconnected before the response. Other servers use the same number."""
 ERRORS_SHOWN = 20
-"""Mistakes of one request that are listed."""
+"""Maximum number of mistakes in a response."""
 _SHOWN_CHARS = 200
 _DID_YOU_MEAN = re.compile(r"did you mean '([^']+)'\?")
 _NAMED = re.compile(r"(?:(messages|schedules)\.(\d+): )?([a-z_]+(?:\.[\w-]+)*): (.+)", re.DOTALL)
-"""How what sandq refuses names the part of a request that is wrong."""
+"""Pattern with which error messages of sandq name the part of a request that is wrong."""
 _QUOTED = re.compile(r"'([^']*)'")
 _PARTS = {"UNKNOWN_TOPIC": "topic", "UNKNOWN_GROUP": "group", "UNKNOWN_PARTITION": "partition"}
 
 
 class Revoked(Unauthenticated):
-    """Whoever asks shows nothing that lets it in, or not any more. Other errors of this code are about this server."""
+    """The caller has no valid credentials. Other errors with this code are about this server's own authentication."""
 
 
 def not_let_in(error: SandqError) -> Unavailable:
-    """Return what whoever asks is told where the cluster does not take this server for a gateway."""
+    """Return the error for callers if the cluster does not accept this server as a gateway."""
     return Unavailable(
-        "the cluster lets nobody in who does not say who it is, and does not take this server for a gateway: give it "
-        f"and all nodes the same http.gateway_secret_file ({error.message})"
+        "the cluster requires authentication, and does not accept this server as a gateway: set the same "
+        f"http.gateway_secret_file on it and on all nodes ({error.message})"
     )
 
 
 class Mistake(BaseModel):
-    """One thing that is wrong with a request."""
+    """One mistake in a request."""
 
     where: str = Field(
-        description="Path to it: `body.messages.0.key`, `query.limit`, `path.topic`; `request`: no single part of it."
+        description="Path of the mistake: `body.messages.0.key`, `query.limit`, `path.topic`; `request` if it has none."
     )
-    problem: str = Field(description="For people: what is wrong with it, and what is expected.")
-    did_you_mean: str | None = Field(description="The word that was probably meant; null: nothing is like it.")
+    problem: str = Field(description="What is wrong and what is expected, for people.")
+    did_you_mean: str | None = Field(description="The word that was probably meant; null if no known word is similar.")
 
 
 class Problem(BaseModel):
-    """Why a request failed. Some have further members, named in the descriptions of the routes."""
+    """Why a request failed. Some errors have further members, which the descriptions of the routes name."""
 
     model_config = ConfigDict(extra="allow")
 
-    type: str = Field(description="`urn:sandq:error:` and the code.")
+    type: str = Field(description="`urn:sandq:error:` followed by the code.")
     title: str
     status: int
-    detail: str = Field(description="For people: what, where, what to do.")
-    code: str = Field(description="For programs: the code of the error, the same on every surface of sandq.")
+    detail: str = Field(description="What is wrong, where, and what to do, for people.")
+    code: str = Field(description="Code of the error, for programs; the same on all interfaces of sandq.")
     retriable: bool = Field(description="Whether the same request may succeed a little later.")
     request_id: str
     errors: list[Mistake] = Field(
-        description=f"Everything that is wrong, {ERRORS_SHOWN} mistakes at most; of many messages those of the first "
-        "wrong one."
+        description=f"All mistakes, at most {ERRORS_SHOWN}; in a list of messages, only those of the first wrong one."
     )
 
 
-def mistake(where: str, what: str, known: Iterable[str] = (), given: object = None) -> dict[str, str | None]:
-    """One of `errors`. `given`: the word that is none of those that are `known`."""
+def mistake(where: str, message: str, known: Iterable[str] = (), given: object = None) -> dict[str, str | None]:
+    """Return an entry of `errors`. `given`: the word that is not among the `known` ones."""
     close = difflib.get_close_matches(str(given)[:_SHOWN_CHARS], list(known), n=1)
     meant = close[0] if close else None
-    if meant is None and (said := _DID_YOU_MEAN.search(what)):
-        meant = said[1]
-    return {"where": where[:_SHOWN_CHARS], "problem": what, "did_you_mean": meant}
+    if meant is None and (suggested := _DID_YOU_MEAN.search(message)):
+        meant = suggested[1]
+    return {"where": where[:_SHOWN_CHARS], "problem": message, "did_you_mean": meant}
 
 
 def problem(
@@ -112,11 +111,11 @@ def problem(
     retriable: bool = False,
     more: Mapping[str, Any] | None = None,
 ) -> Response:
-    """The response that tells of an error."""
-    told = dict(more or {})
-    errors = told.pop("errors", [mistake("request", detail)])
+    """Return the response for an error."""
+    details = dict(more or {})
+    errors = details.pop("errors", [mistake("request", detail)])
     body = {
-        **told,
+        **details,
         "type": f"urn:sandq:error:{code}",
         "title": HTTPStatus(status).phrase,
         "status": status,
@@ -127,18 +126,18 @@ def problem(
         "errors": errors,
     }
     headers = {"retry-after": "1"} if retriable else {}
-    # ASCII: what was refused may hold what UTF-8 cannot write.
+    # ASCII: the refused text may contain surrogates, which UTF-8 cannot encode.
     return Response(json.dumps(body, default=_plain).encode(), status, headers, MEDIA_TYPE)
 
 
 def of_error(request: Request, error: SandqError) -> Response:
-    """The response to what sandq refused."""
+    """Return the response for an error of sandq."""
     if isinstance(error, Unauthenticated) and not isinstance(error, Revoked):
         error = not_let_in(error)
     known = (*Problem.model_fields, "mistakes")
     details = {name: value for name, value in error.details.items() if name not in known}
     details["errors"] = mistakes_of(request, error)
-    # "Misdirected" is between nodes; whoever asks over HTTP asks again.
+    # 421 (misdirected request) is for connections between nodes: an HTTP client should just retry.
     status = 503 if error.http_status == 421 else error.http_status
     response = problem(
         request.state.request_id, status, error.code, error.message, retriable=error.retriable, more=details
@@ -155,44 +154,44 @@ def of_error(request: Request, error: SandqError) -> Response:
 
 
 def retry_after(error: SandqError) -> str:
-    """When to ask again, in whole seconds."""
+    """Return the value of Retry-After, in whole seconds."""
     wait_ms = error.details.get("retry_after_ms")
     return str(max(math.ceil(wait_ms / 1000), 1) if isinstance(wait_ms, int) else 1)
 
 
 def mistakes_of(request: Request, error: SandqError) -> list[dict[str, str | None]]:
-    """What sandq refused, part by part."""
+    """Return the entries of `errors` for an error of sandq, one for each part of the request that is wrong."""
     parameters: Mapping[str, Any] = request.scope.get("path_params") or {}
     if not isinstance(error, InvalidRequest):
         part = _PARTS.get(error.code)
-        # A body may name a topic, too: what an ack sends goes to another one.
+        # A body may name a further topic: an ack can send messages to one.
         named = error.details.get("topic", parameters.get("topic"))
         is_of_path = part in parameters and (part != "topic" or named == parameters["topic"])
         return [mistake(f"path.{part}" if is_of_path else "request", error.message)]
-    told = error.details.get("mistakes")
-    texts = [str(text) for text in told] if isinstance(told, list) else [error.message]
-    in_settings = isinstance(error, InvalidSetting) and isinstance(told, list)
-    return [_placed(request, parameters, text, in_settings) for text in texts[:ERRORS_SHOWN]]
+    listed = error.details.get("mistakes")
+    texts = [str(text) for text in listed] if isinstance(listed, list) else [error.message]
+    in_settings = isinstance(error, InvalidSetting) and isinstance(listed, list)
+    return [_mistake_in(request, parameters, text, in_settings) for text in texts[:ERRORS_SHOWN]]
 
 
-def _placed(request: Request, parameters: Mapping[str, Any], text: str, in_settings: bool) -> dict[str, str | None]:
+def _mistake_in(request: Request, parameters: Mapping[str, Any], text: str, in_settings: bool) -> dict[str, str | None]:
     if in_settings:
-        path, _, what = text.partition(": ")
-        return mistake(f"body.settings.{path}" if what else "body.settings", what or text)
+        path, _, message = text.partition(": ")
+        return mistake(f"body.settings.{path}" if message else "body.settings", message or text)
     found = _NAMED.fullmatch(text)
     if found is None:
         return mistake("request", text)
-    many, place, name, what = found.groups()
+    many, index, name, message = found.groups()
     if many is not None:
-        return mistake(f"body.{many}.{place}.{name}", what)
+        return mistake(f"body.{many}.{index}.{name}", message)
     route = request.scope.get("route")
     queries = {field.alias for field in route.dependant.query_params} if isinstance(route, APIRoute) else set()
     inside = "path" if name in parameters else "query" if name in queries else "body"
-    return mistake(f"{inside}.{name}", what)
+    return mistake(f"{inside}.{name}", message)
 
 
 def install(app: FastAPI) -> None:
-    """Every error of a route becomes a problem."""
+    """Make every error of a route a problem response."""
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, SandqError)
@@ -210,11 +209,11 @@ def install(app: FastAPI) -> None:
         return _http_error(request, error)
 
     async def fault(request: Request, error: Exception) -> Response:
-        # The guard logs it: it is raised again behind this.
+        # Starlette raises the error again, and the guard logs it.
         return problem(request.state.request_id, 500, "INTERNAL", FAULT)
 
     async def gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=CLIENT_GONE)  # for the log and the metrics: nobody reads it
+        return Response(status_code=CLIENT_GONE)  # for the log and the metrics only
 
     app.add_exception_handler(Exception, fault)
     app.add_exception_handler(ClientDisconnect, gone)
@@ -224,7 +223,7 @@ def install(app: FastAPI) -> None:
 
 
 def let_go_of(mistakes: Sequence[Mapping[str, Any]]) -> None:
-    """Of what made each a mistake, which Pydantic and FastAPI tell in different ways."""
+    """Clear the tracebacks of the errors behind these mistakes. Pydantic and FastAPI attach them in different ways."""
     for one in mistakes:
         error = (one.get("ctx") or {}).get("error")
         if isinstance(error, BaseException):
@@ -238,7 +237,7 @@ def _invalid(request: Request, found: Sequence[Mapping[str, Any]], body: Any) ->
     codes = {one["type"] if one["type"] in CODES else "INVALID" for one in found}
     if body_type is not None:
         own = _members_of(body_type, is_deep=False)
-        more = [(where, error) for where, error in also_wrong(body, own) if not _is_told(where, errors)]
+        more = [(where, error) for where, error in further_mistakes(body, own) if not _is_reported(where, errors)]
         errors += [mistake(where, error.message) for where, error in more][: ERRORS_SHOWN - len(errors)]
         codes |= {error.code for _, error in more}
         found = [*found, *({} for _ in more)]
@@ -250,17 +249,17 @@ def _invalid(request: Request, found: Sequence[Mapping[str, Any]], body: Any) ->
 
 
 def _body_type(route: object) -> Any:
-    """What a route takes as its body; None: nothing."""
+    """Return the type of a route's body; None if it has none."""
     field = route.body_field if isinstance(route, APIRoute) else None
     return None if field is None else field.field_info.annotation
 
 
-def _is_told(where: str, errors: Sequence[Mapping[str, str | None]]) -> bool:
+def _is_reported(where: str, errors: Sequence[Mapping[str, str | None]]) -> bool:
     return any(one["where"] == where for one in errors)
 
 
 def _near(one: Mapping[str, Any], members: set[str]) -> tuple[Iterable[str], object]:
-    """The words of which one may be meant, and the word that is there."""
+    """Return the words that may be meant, and the word that was given."""
     if one["type"] == "extra_forbidden":
         return members, one["loc"][-1]
     if one["type"] == "literal_error":
@@ -270,7 +269,7 @@ def _near(one: Mapping[str, Any], members: set[str]) -> tuple[Iterable[str], obj
 
 @functools.cache
 def _members_of(annotation: Hashable, *, is_deep: bool = True) -> set[str]:
-    """The names of all members that a body may have, at any depth, or by itself."""
+    """Return the names of all members that a body may have, at any depth or at the top only."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         fields = annotation.model_fields
         inner = [_members_of(cast(Hashable, field.annotation)) for field in fields.values() if is_deep]
@@ -279,7 +278,7 @@ def _members_of(annotation: Hashable, *, is_deep: bool = True) -> set[str]:
 
 
 def _where(loc: Sequence[str | int]) -> str:
-    # Which of several models was meant says nothing to who sent it.
+    # Do not show which of several models was tried: the names are internal.
     parts = [str(part) for part in loc if part not in ("one", "many")]
     return ".".join(parts)[:_SHOWN_CHARS]
 
@@ -295,11 +294,11 @@ def _http_error(request: Request, error: HTTPException) -> Response:
     path = request.url.path[:_SHOWN_CHARS]
     if error.status_code == 404:
         return problem(
-            request_id, 404, "NO_ROUTE", f"there is nothing at {path}; /docs and /openapi.json name all routes"
+            request_id, 404, "NO_ROUTE", f"there is no route {path}: see /docs or /openapi.json for all routes"
         )
     if error.status_code == 405:
         allowed = ", ".join(sorted(_methods(request)))
-        detail = f"{request.method} is not for {path}" + (f"; it takes {allowed}" if allowed else "")
+        detail = f"{request.method} is not allowed for {path}" + (f"; allowed: {allowed}" if allowed else "")
         response = problem(request_id, 405, "NO_METHOD", detail)
         if allowed:
             response.headers["allow"] = allowed
@@ -308,14 +307,14 @@ def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _methods(request: Request) -> set[str]:
-    """What the path takes; several routes may share it."""
+    """Return the methods that are allowed for the path. Several routes may share it."""
     routes: Sequence[APIRoute] = request.app.state.routes
     fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return {method for route in fitting for method in route.methods or ()}
 
 
 def _plain(value: object) -> object:
-    """What JSON does not know, in details."""
+    """Return a detail of an error as a type that JSON has."""
     if isinstance(value, bytes):
         return to_text(value) if len(value) == 16 else value.hex()
     return str(value)

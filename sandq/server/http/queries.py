@@ -1,7 +1,7 @@
-"""SQL by HTTP, if the configuration says so: one statement, and its rows as JSON.
+"""SQL over HTTP, if the configuration enables it: one statement per request, and its rows as JSON.
 
-A statement runs in a process of its own (`sql_processes`), which asks the cluster as the caller: by the caller's own
-token, so that the nodes judge each request.
+A statement runs in a separate process (`sql_processes`), which uses the cluster with the caller's own token. So the
+nodes check each of its requests.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _NEEDED: Final = ("sqlglot", "duckdb", "pyarrow")
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement, and how it is to be answered."""
+    """A statement, and the options of its result."""
 
     text: str
     database: str
     full_scan: bool
     limit: int
-    """Rows of the answer, at most."""
+    """Maximum number of rows in the response."""
 
 
 class HttpSql:
-    """SQL of one server of HTTP."""
+    """SQL of one HTTP server."""
 
     def __init__(
         self,
@@ -40,8 +40,11 @@ class HttpSql:
         tls: Mapping[str, Any] | None,
         gateway_secret: Callable[[], bytes] | None,
     ) -> None:
-        """`section`: None: SQL is off. `servers`: client ports of nodes. `tls`: how these are spoken to, see
-        `HttpSettings.sql_tls`. `gateway_secret`: proves to nodes that this server may ask for others."""
+        """Create the runner of statements.
+
+        `section`: None if SQL is off. `servers`: client ports of nodes. `tls`: see `HttpSettings.sql_tls`.
+        `gateway_secret`:
+        proves to nodes that this server may send requests for other callers."""
         self._section = section
         self._servers = servers
         self._tls = tls
@@ -49,21 +52,21 @@ class HttpSql:
         self._processes: SqlProcesses | None = None
 
     async def run(self, caller: HttpCaller | None, address: str, statement: Statement) -> bytes:
-        """Answer a statement by JSON, of what the caller may read: `columns`, `rows` and `more`. `caller`: None: a
-        caller that is held to nothing; `address`: of its machine. Raises InvalidRequest, Forbidden, TimedOut; Conflict
-        if SQL is off here, or its libraries are not installed."""
+        """Run a statement, and return its result as JSON: `columns`, `rows` and `more`.
+
+        It reads only what the caller may read. `caller`: None if it may do everything. `address`: of the client. Raise
+        InvalidRequest, Forbidden or TimedOut; Conflict if SQL is off, or its libraries are not installed."""
         section = self._section
         if section is None:
             raise Conflict(
-                "SQL by HTTP is off here: say sql.http: true in the configuration of this node, or in that "
-                "of `sandq http`"
+                "SQL over HTTP is off: set sql.http: true in the configuration of this node, or in that of `sandq http`"
             )
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
-            raise Conflict(f"SQL needs {', '.join(missing)}, which this server has not: pip install 'sandq[sql]'")
+            raise Conflict(f"SQL needs {', '.join(missing)}, which this server lacks: pip install 'sandq[sql]'")
         if self._processes is None:
             self._processes = SqlProcesses(section, self._servers, self._tls)
-        said = {
+        statement_json = {
             "statement": statement.text,
             "database": statement.database,
             "full_scan": statement.full_scan,
@@ -71,17 +74,17 @@ class HttpSql:
             **self._credentials(caller, address),
         }
         owner = ("address", address) if caller is None else ("principal", caller.principal)
-        return await self._processes.answer(owner, said)
+        return await self._processes.answer(owner, statement_json)
 
     def _credentials(self, caller: HttpCaller | None, address: str) -> dict[str, Any]:
-        """Return by what the process asks as the caller."""
+        """Return the credentials with which the process acts as the caller."""
         if caller is None or caller.token is not None:
             return {"token": None if caller is None else caller.token, "caller": None}
-        # The caller has shown a certificate, which cannot be passed on.
+        # The caller has used a certificate, which cannot be passed on to a process.
         if caller.access is None or self._gateway_secret is None:
             raise Forbidden(
-                "SQL by HTTP asks the cluster by your token, and a certificate cannot be passed on: send a token "
-                "(Authorization: Bearer ...), or connect to the port of SQL"
+                "SQL over HTTP needs your token, because a certificate cannot be passed on: send a token "
+                "(Authorization: Bearer ...), or connect to the SQL port"
             )
         grants = [str(grant) for grant in caller.access.grants]
         secret = self._gateway_secret().hex()

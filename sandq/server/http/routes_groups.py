@@ -28,7 +28,7 @@ from sandq.server.http import answers, bodies
 from sandq.server.http.caller import authorize
 from sandq.server.http.event_streams import EVENTS, GIVE_BACK_S, IN_FLIGHT_DEFAULT, Wanted, event_stream
 from sandq.server.http.gateway import Found, gateway_of, run_waiting, while_connected
-from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
+from sandq.server.http.ndjson import DEFAULT_LIMIT, NDJSON, Limit, as_ndjson, page_of, wants_ndjson
 from sandq.server.http.routes_messages import After, KeyPrefix, Order
 from sandq.server.http.routes_topics import TopicName, settings_of
 from sandq.server.http.strict import router_of
@@ -279,7 +279,7 @@ async def seek(request: Request, topic: TopicName, group: GroupName, body: bodie
     f"{GROUP}/dead",
     operation_id="listDeadLetters",
     response_model=answers.DeadPage,
-    responses=LINES,
+    responses=NDJSON,
     summary="Dead letters",
 )
 async def dead(
@@ -308,8 +308,8 @@ async def dead(
         which = {"reason": reason, "since": since, "until": until, "error": error, "key_prefix": key_prefix}
         return letters.list(**which, limit=limit, after=after, values=values, newest=order == "newest")
 
-    if wants_lines(request):
-        return await as_lines(request, listed(limit), shown)
+    if wants_ndjson(request):
+        return await as_ndjson(request, listed(limit), shown)
     limit = DEFAULT_LIMIT if limit is None else limit
     rows = listed(limit + 1)
     page, following = await page_of(rows, limit)

@@ -16,7 +16,7 @@ from sandq.model.offsets import from_text, unpack
 from sandq.model.times import duration_ms
 from sandq.server.http import answers, bodies, problems
 from sandq.server.http.gateway import Found, gateway_of, run_waiting, while_connected
-from sandq.server.http.lines import DEFAULT_LIMIT, LINES, PAGE_BYTES, Limit, as_lines, page_of, wants_lines
+from sandq.server.http.ndjson import DEFAULT_LIMIT, NDJSON, PAGE_BYTES, Limit, as_ndjson, page_of, wants_ndjson
 from sandq.server.http.paths import bytes_of, is_known, key_of, only, refuse, text_of, version_of
 from sandq.server.http.positions import position_text, start_of
 from sandq.server.http.routes_messages import AsText
@@ -63,7 +63,7 @@ Prefix = Annotated[str | None, Query(description="Only keys that begin so.")]
     "/topics/{topic}/keys",
     operation_id="listKeys",
     response_model=answers.KeyPage,
-    responses=LINES,
+    responses=NDJSON,
     summary="Keys in their order",
 )
 async def list_(
@@ -80,7 +80,7 @@ async def list_(
 ) -> Any:
     """A page of them, from all partitions; with `Accept: application/x-ndjson` all there are, a line each."""
     bounds = _bounds(prefix, start, stop, encoding)
-    lines = wants_lines(request)
+    lines = wants_ndjson(request)
     limit = DEFAULT_LIMIT if limit is None and not lines else limit
 
     def shown(entry: Entry) -> Found:
@@ -91,7 +91,7 @@ async def list_(
     if lines and consistency == "stale":
         raise InvalidRequest("consistency: stale goes with pages: of lines nobody could tell at first how old they are")
     if lines or limit is None:
-        return await as_lines(request, rows, shown)
+        return await as_ndjson(request, rows, shown)
     page, following = await page_of(rows, limit)
     if consistency == "stale":
         response.headers[STALE_MS] = str(rows.stale_ms)

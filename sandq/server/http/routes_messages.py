@@ -30,7 +30,7 @@ from sandq.protocol.requests_messages import DEAD_ELSEWHERE, PREVIEW_BYTES_MAX
 from sandq.server.http import answers, bodies
 from sandq.server.http.caller import check_delays
 from sandq.server.http.gateway import Found, gateway_of, while_connected
-from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
+from sandq.server.http.ndjson import DEFAULT_LIMIT, NDJSON, Limit, as_ndjson, page_of, wants_ndjson
 from sandq.server.http.paths import bytes_of, segment_router
 from sandq.server.http.routes_topics import TopicName
 
@@ -91,7 +91,7 @@ State = Annotated[
     "/topics/{topic}/messages",
     operation_id="listMessages",
     response_model=answers.Page,
-    responses=LINES,
+    responses=NDJSON,
     summary="Messages in the order of delivery",
 )
 async def list_(
@@ -118,7 +118,7 @@ async def list_(
 ) -> Any:
     """A page of them; with `Accept: application/x-ndjson` all there are, a line each."""
     found = gateway_of(request).client.messages(topic)
-    lines = wants_lines(request)
+    lines = wants_ndjson(request)
     limit = DEFAULT_LIMIT if limit is None and not lines else limit
     values = values or value_bytes is not None
 
@@ -138,7 +138,7 @@ async def list_(
         value_bytes=value_bytes,
     )
     if lines or limit is None:
-        return await as_lines(request, rows, shown)
+        return await as_ndjson(request, rows, shown)
     page, following = await page_of(rows, limit)
     return {"messages": [shown(message) for message in page], "next": page[-1].offset if following else None}
 
@@ -325,7 +325,7 @@ async def produce_to(
     "/topics/{topic}/{partition:int}",
     operation_id="fetchPartition",
     response_model=answers.LogPage,
-    responses=LINES,
+    responses=NDJSON,
     summary="Read a partition's log",
 )
 async def fetch(
@@ -355,8 +355,8 @@ async def fetch(
             "created_at": when(message.created_ms),
         }
 
-    if wants_lines(request):
-        return await as_lines(request, client.fetch(topic, partition, start, end, limit=limit), shown)
+    if wants_ndjson(request):
+        return await as_ndjson(request, client.fetch(topic, partition, start, end, limit=limit), shown)
     limit = DEFAULT_LIMIT if limit is None else limit
     page, following = await page_of(client.fetch(topic, partition, start, end, limit=limit + 1), limit)
     return {"messages": [shown(message) for message in page], "next": following.offset if following else None}

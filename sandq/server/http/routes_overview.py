@@ -19,7 +19,7 @@ from sandq.server.http.cluster_watch import ClusterView, ClusterWatch, Watcher, 
 from sandq.server.http.event_streams import EVENTS, MEDIA_TYPE, error_event
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.guards import IS_HEAD, WAITING_SLOT, Hold
-from sandq.server.http.lines import DEFAULT_LIMIT, Limit
+from sandq.server.http.ndjson import DEFAULT_LIMIT, Limit
 from sandq.server.http.overview_rows import group_row, history_row
 from sandq.server.http.routes_topics import TopicName
 from sandq.server.http.strict import router_of

@@ -12,7 +12,7 @@ from sandq.protocol.requests_schedules import TIMES_MOST
 from sandq.server.http import answers_schedules as answers
 from sandq.server.http import bodies_schedules as bodies
 from sandq.server.http.gateway import Found, gateway_of, while_connected
-from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
+from sandq.server.http.ndjson import DEFAULT_LIMIT, NDJSON, Limit, as_ndjson, page_of, wants_ndjson
 from sandq.server.http.paths import segment_router
 from sandq.server.http.routes_messages import AsText
 from sandq.server.http.routes_topics import TopicName
@@ -28,7 +28,7 @@ Tenant = Annotated[str | None, Query(description="In a fair topic: whose it is; 
     ALL,
     operation_id="listSchedules",
     response_model=answers.SchedulePage,
-    responses=LINES,
+    responses=NDJSON,
     summary="Schedules in the order of their names",
 )
 async def list_(
@@ -46,9 +46,9 @@ async def list_(
     def shown(schedule: Schedule) -> Found:
         return schedule_json(schedule, value=values)
 
-    if wants_lines(request):
+    if wants_ndjson(request):
         rows = schedules.list(prefix=prefix, tenant=tenant, limit=limit, after=after)
-        return await as_lines(request, rows, shown)
+        return await as_ndjson(request, rows, shown)
     limit = DEFAULT_LIMIT if limit is None else limit
     page, following = await page_of(schedules.list(prefix=prefix, tenant=tenant, limit=limit + 1, after=after), limit)
     return {"schedules": [shown(schedule) for schedule in page], "next": page[-1].id if following else None}

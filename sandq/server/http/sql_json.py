@@ -1,4 +1,4 @@
-"""Rows of SQL as JSON."""
+"""Encode rows of SQL results as JSON."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Final
 from sandq.model.errors import InvalidRequest
 
 _EXACT: Final = 1 << 53
-"""Integers beyond are texts: programs that read JSON lose their digits."""
+"""Integers beyond this are encoded as text: many JSON parsers would lose their last digits."""
 _SLICE: Final = 500
-"""Rows that are encoded together."""
+"""Number of rows that are encoded together."""
 
 
 def as_json(table: Any, limit: int, most: int) -> bytes:
-    """Return `columns`, `rows` (up to `limit` of them) and `more`. Raises InvalidRequest for more than `most` bytes."""
+    """Return `columns`, `rows` (up to `limit`) and `more`. Raise InvalidRequest if they exceed `most` bytes."""
     if table is None:
         return json.dumps({"columns": [], "rows": [], "more": False}).encode()
     columns = [{"name": field.name, "type": str(field.type)} for field in table.schema]
@@ -29,14 +29,14 @@ def as_json(table: Any, limit: int, most: int) -> bytes:
         text = json.dumps([list(row) for row in zip(*cells, strict=True)])[1:-1]
         size += len(text)
         if size > most:
-            raise InvalidRequest(f"the answer has more than {most:,} bytes: select fewer columns, or rows")
+            raise InvalidRequest(f"the result has more than {most:,} bytes: select fewer columns or rows")
         parts.append(text)
     head = json.dumps({"columns": columns, "more": table.num_rows > limit})[:-1]
     return f'{head}, "rows": [{", ".join(parts)}]}}'.encode()
 
 
 def _plain(cell: Any) -> Any:
-    """Return what JSON has a form for. A value that is UTF-8 is text, any other is {"base64": ...}."""
+    """Return a cell as a type that JSON has. Bytes become text if they are UTF-8, otherwise {"base64": ...}."""
     if cell is None or isinstance(cell, (bool, str)):
         return cell
     if isinstance(cell, int):

@@ -1,7 +1,7 @@
-"""The processes that answer SQL for HTTP: one for each statement that runs, started when it is needed.
+"""The processes that run SQL statements for HTTP: one per running statement, started when needed.
 
-A process has a bound of memory of its own and runs one statement at a time. So a statement that needs too much ends at
-worst its own process, and one that does not end in its time is ended with it.
+A process has its own memory limit, and runs one statement at a time. So a statement that needs too much memory ends
+only its own process, and a statement that exceeds its time is ended together with its process.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from sandq.model.errors import InvalidRequest, SandqError, TimedOut, Unavailable
 log = structlog.get_logger("sandq.http")
 
 ROWS: Final = 200_000
-"""Rows that one statement reads of the cluster, and rows of its result, at most."""
+"""Maximum number of rows that a statement reads from the cluster, and of rows in its result."""
 BYTES: Final = 64 << 20
-"""Bytes of these in memory, and as much again for sorting, joining and grouping."""
+"""Maximum bytes of these rows in memory. Sorting, joining and grouping may use as much again."""
 QUERIES: Final = 2
-"""Statements at a time; the next ones wait, within their time."""
+"""Maximum number of statements at a time. Further ones wait, and their time runs meanwhile."""
 GRACE_S: Final = 2.0
-"""Time for a process to say by itself that a statement's time is over, before it is killed."""
+"""Time for a process to report a timeout itself, before it is killed, in seconds."""
 _RECEIVE: Final = 256 << 10
 
 
 def begin_of(section: SqlSection, servers: Sequence[str], tls: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what a process is told first. `tls`: how it speaks to nodes, see `HttpSettings.sql_tls`."""
+    """Return the first message to a process. `tls`: see `HttpSettings.sql_tls`."""
     budget = {
         "scan_rows": min(section.rows, ROWS),
         "scan_bytes": min(section.bytes, BYTES),
@@ -49,7 +49,7 @@ def begin_of(section: SqlSection, servers: Sequence[str], tls: Mapping[str, Any]
 
 
 class SqlProcesses:
-    """The processes of one server of HTTP."""
+    """The SQL processes of one HTTP server."""
 
     def __init__(self, section: SqlSection, servers: Sequence[str], tls: Mapping[str, Any] | None) -> None:
         from sandq.sql.slots import StatementSlots
@@ -59,9 +59,10 @@ class SqlProcesses:
         self._slots = StatementSlots(min(section.queries, QUERIES))
         self._idle: list[_SqlProcess] = []
 
-    async def answer(self, owner: Hashable, said: Mapping[str, Any]) -> bytes:
-        """Return the answer to a statement, as JSON. `owner`: the caller; one caller never holds all places. Raises
-        SandqError; cancelled, it ends the statement with its process."""
+    async def answer(self, owner: Hashable, statement: Mapping[str, Any]) -> bytes:
+        """Run a statement, and return its result as JSON.
+
+        `owner`: the caller; one caller cannot use all slots. Raise SandqError. If cancelled, end the process."""
         until_s = anyio.current_time() + self._seconds
         is_running = False
         try:
@@ -70,28 +71,28 @@ class SqlProcesses:
                 async with self._slots.one(owner):
                     is_running = True
                     scope.deadline = until_s + GRACE_S
-                    return await self._asked(said, until_s)
+                    return await self._asked(statement, until_s)
         except TimeoutError:
             if is_running:
                 raise TimedOut(f"the statement has not ended within {self._seconds:g} s (sql.timeout)") from None
             raise TimedOut(
-                f"other statements ran for {self._seconds:g} s (sql.timeout), and no place was free; ask again"
+                f"other statements used all slots for {self._seconds:g} s (sql.timeout); ask again"
             ) from None
 
-    async def _asked(self, said: Mapping[str, Any], until_s: float) -> bytes:
+    async def _asked(self, statement: Mapping[str, Any], until_s: float) -> bytes:
         while True:
             process = self._idle.pop() if self._idle else await self._started()
             is_new, is_done = not process.answers, False
             try:
                 seconds = max(until_s - anyio.current_time(), 0.1)
-                answer = await process.ask({**said, "seconds": seconds})
+                answer = await process.ask({**statement, "seconds": seconds})
                 is_done = True
             except _Ended as error:
                 if not is_new:
-                    continue  # it has ended for want of statements
+                    continue  # it was idle for too long, and has ended
                 log.warning("a process of SQL has ended with its statement", why=str(error))
                 raise InvalidRequest(
-                    "the statement has ended its process, most likely for want of memory: let fewer rows come to it"
+                    "the statement has ended its process, probably because it ran out of memory: let it read fewer rows"
                 ) from None
             finally:
                 if is_done:
@@ -103,9 +104,9 @@ class SqlProcesses:
             return answer[1]
 
     async def _started(self) -> _SqlProcess:
-        # Modules are found where this process finds them, whatever lies where it was started.
+        # The process must find modules where this one finds them, whatever the current directory contains.
         path = os.pathsep.join([entry or os.getcwd() for entry in sys.path])
-        # Arrow's own allocator sets a GiB of addresses aside, which the bound of memory would count.
+        # Arrow's own allocator reserves a GiB of address space, which would count against the memory limit.
         own = {"PYTHONPATH": path, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
         try:
             process = await anyio.open_process(
@@ -126,17 +127,17 @@ class SqlProcesses:
         return started
 
     async def close(self) -> None:
-        """End the processes that are idle; the others end with their statements."""
+        """End the idle processes. The others end with their statements."""
         while self._idle:
             await self._idle.pop().end()
 
 
 class _Ended(Exception):
-    """A process has ended before it has answered."""
+    """A process has ended before it answered."""
 
 
 class _SqlProcess:
-    """One process, and what has come of its output."""
+    """One process, with the part of its output that is not parsed yet."""
 
     def __init__(self, process: anyio.abc.Process) -> None:
         self._process = process
@@ -145,14 +146,14 @@ class _SqlProcess:
         """Number of statements that it has answered."""
 
     async def tell(self, line: bytes) -> None:
-        """Write a line. That the process has ended is noticed when its answer is read."""
+        """Write a line. If the process has ended, reading its answer reports that."""
         assert self._process.stdin is not None
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             await self._process.stdin.send(line)
 
-    async def ask(self, said: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
-        """Return a statement's answer: its head, and its body. Raises _Ended."""
-        await self.tell(json.dumps(said).encode() + b"\n")
+    async def ask(self, statement: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+        """Return the answer to a statement: head and body. Raise _Ended."""
+        await self.tell(json.dumps(statement).encode() + b"\n")
         while (at := self._received.find(b"\n")) < 0:
             await self._receive()
         head: Mapping[str, Any] = json.loads(self._received[:at])
@@ -173,13 +174,13 @@ class _SqlProcess:
             raise _Ended("its output has ended") from None
 
     async def end(self) -> None:
-        """Kill it, whatever it does."""
+        """Kill the process."""
         with anyio.CancelScope(shield=True):
             with suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.aclose()
 
 
-def _error_of(said: Any) -> SandqError:
-    code, message, retriable, details = said
+def _error_of(statement: Any) -> SandqError:
+    code, message, retriable, details = statement
     return from_wire(code, message, retriable, details)

@@ -1,15 +1,15 @@
-"""A process that answers SQL statements for HTTP, one at a time: `python -m sandq.server.http.sql_worker`.
+"""Run SQL statements for HTTP in a process, one at a time: `python -m sandq.server.http.sql_worker`.
 
-HTTP starts it (`sql_processes`), sends a JSON object in a line of its own for each statement and reads one answer. The
-end of the input is the end of HTTP: the process then ends at once. A statement asks the cluster by the caller's own
-token, so the nodes judge it. A caller without a token (it has shown a certificate to HTTP) is asked for by the
-gateway's proof; then only `CallerView` judges.
+The HTTP server starts the process (`sql_processes`), sends a JSON object on one line for each statement, and reads one
+answer. If the input ends, the server has ended, and the process ends at once. A statement uses the cluster with the
+caller's own token, so nodes check its requests. For a caller without a token (one with a certificate), the process
+proves to be a gateway; then only `CallerView` checks the rights.
 
     http    -> {"begin": {...}}      first, and once: see `begin_of` in `sql_processes`
             -> {"statement": text, "database": text, "full_scan": bool, "limit": count, "seconds": number,
                 "token": text or null, "caller": null or {"principal": text, "grants": [text], "address": text,
                 "gateway_secret": digits}}
-    process -> {"body": size}        an answer of `size` bytes of JSON follows
+    process -> {"body": size}        a result of `size` bytes of JSON follows
             -> {"error": [code, message, retriable, details]}
 """
 
@@ -39,30 +39,30 @@ if TYPE_CHECKING:
 
 CLIENT_NAME: Final = "sandq-http-sql"
 REQUEST_S: Final = 10.0
-"""Time for a node to answer one request."""
+"""Time for a node to answer one request, in seconds."""
 IDLE_S: Final = 120.0
-"""Time without a statement after which the process ends."""
+"""Time without a statement after which the process ends, in seconds."""
 LIFE_S: Final = 3600.0
-"""Time after which the process ends behind a statement: the next one reads certificates as they are then."""
+"""Age at which the process ends after a statement, in seconds. The next process loads certificates again."""
 ANSWER_BYTES: Final = 8 << 20
-"""Bytes of an answer."""
+"""Maximum size of a result, in bytes."""
 SPARE_BYTES: Final = 64 << 20
-"""Memory beside what one statement may take, of what the process has once its modules are loaded."""
+"""Memory that the process may have in addition to the limits of one statement, in bytes."""
 EXIT_HTTP_GONE: Final = 3
 
 
 def main() -> None:
-    """Answer statements until the input ends, or none comes for `IDLE_S`."""
-    # A terminal tells a whole group of processes; HTTP, which is told as well, says when to end.
+    """Run statements until the input ends, or none comes for `IDLE_S`."""
+    # A terminal signals the whole process group. The HTTP server gets the signal, and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a module prints must not stand among the answers
+    os.dup2(2, 1)  # output that a module prints must not mix with the answers
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=partial(_read, lines), name="http", daemon=True).start()
     begin = json.loads(lines.get())["begin"]
 
-    # They take their time to load.
+    # Import these after the input is read: loading takes a while.
     import anyio
 
     from sandq.sql import Budget
@@ -76,30 +76,30 @@ def main() -> None:
         tls = _nodes_tls(begin["tls"])
         while True:
             try:
-                said = json.loads(lines.get(timeout=IDLE_S))
+                request = json.loads(lines.get(timeout=IDLE_S))
             except queue.Empty:
                 return
-            output.write(portal.call(_answered, said, begin["servers"], tls, budget))
+            output.write(portal.call(_answered, request, begin["servers"], tls, budget))
             output.flush()
-            # What a large statement leaves behind goes with the process.
+            # A large statement may leave memory behind: end the process to release it.
             if time.monotonic() > ends_s or _data_bytes() > most_bytes:
                 return
 
 
 def _read(lines: queue.SimpleQueue[bytes]) -> None:
-    """Read in a thread, so that the end of the input is noticed whatever runs."""
+    """Read lines in a thread, so that the end of the input is noticed while a statement runs."""
     for line in sys.stdin.buffer:
         lines.put(line)
     os._exit(EXIT_HTTP_GONE)
 
 
 def bound_memory(budget: Budget) -> None:
-    """Bound the memory of this process by what it has now and what one statement may take.
+    """Limit the memory of this process to what it has now plus what one statement may use.
 
-    DuckDB does not count what functions make of their arguments; this bound does. An allocation beyond it fails, and
-    the statement with it.
+    DuckDB does not count memory that functions use for their results, so its own limit is not enough. An allocation
+    beyond this limit fails, and the statement with it.
     """
-    # Rows as they are read, the same as DuckDB takes them, its result, and the answer made of it.
+    # The rows as they are read, a copy for DuckDB, its result, and the JSON made of that.
     most = _data_bytes() + SPARE_BYTES + 3 * budget.scan_bytes + budget.result_bytes + budget.memory_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard == resource.RLIM_INFINITY or most < hard:
@@ -107,7 +107,7 @@ def bound_memory(budget: Budget) -> None:
 
 
 def _data_bytes() -> int:
-    """Return what counts for RLIMIT_DATA now."""
+    """Return the memory that counts for RLIMIT_DATA now, in bytes."""
     with Path("/proc/self/status").open() as status:
         for line in status:
             if line.startswith("VmData:"):
@@ -115,38 +115,38 @@ def _data_bytes() -> int:
     return 1 << 30
 
 
-def _nodes_tls(said: Mapping[str, Any] | None) -> ClientTls | None:
-    if said is None:
+def _nodes_tls(request: Mapping[str, Any] | None) -> ClientTls | None:
+    if request is None:
         return None
-    if "section" not in said:
+    if "section" not in request:
         from sandq.client.tls import ClientTls
 
-        return ClientTls(ca=Path(said["ca"]))
+        return ClientTls(ca=Path(request["ca"]))
     from sandq.model.config_tls import TlsSection
     from sandq.server.http.nodes_tls import nodes_tls
     from sandq.tls.certificates import Certificates
 
-    # Changes of the files are not followed: the process ends before that matters (`LIFE_S`).
-    certificates = Certificates(TlsSection(**said["section"]))
-    return nodes_tls(certificates, said["own_hosts"], said["own_names"])
+    # The process ends before changed certificate files matter (`LIFE_S`).
+    certificates = Certificates(TlsSection(**request["section"]))
+    return nodes_tls(certificates, request["own_hosts"], request["own_names"])
 
 
-async def _answered(said: Mapping[str, Any], servers: list[str], tls: ClientTls | None, budget: Budget) -> bytes:
-    """Return the answer to a statement as it is written."""
+async def _answered(request: Mapping[str, Any], servers: list[str], tls: ClientTls | None, budget: Budget) -> bytes:
+    """Run a statement, and return the bytes of its answer."""
     try:
-        body = await _answer(said, servers, tls, budget)
+        body = await _answer(request, servers, tls, budget)
         return json.dumps({"body": len(body)}).encode() + b"\n" + body
     except BaseExceptionGroup as group:
         failure = _first(group)
     except Exception as error:
         failure = error
     if isinstance(failure, MemoryError):
-        failure = InvalidRequest("the statement needs more memory than it may take: let fewer rows come to it")
+        failure = InvalidRequest("the statement needs more memory than it may use: let it read fewer rows")
     if not isinstance(failure, SandqError):
         import traceback
 
         traceback.print_exception(failure)
-        failure = SandqError("a fault of sandq; the log of HTTP's process has it")
+        failure = SandqError("an internal error of sandq; the log of the HTTP process has it")
     return json.dumps({"error": to_wire(failure)}, default=str).encode() + b"\n"
 
 
@@ -157,7 +157,7 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
     return found
 
 
-async def _answer(said: Mapping[str, Any], servers: list[str], tls: ClientTls | None, budget: Budget) -> bytes:
+async def _answer(request: Mapping[str, Any], servers: list[str], tls: ClientTls | None, budget: Budget) -> bytes:
     import dataclasses
 
     import anyio
@@ -167,15 +167,15 @@ async def _answer(said: Mapping[str, Any], servers: list[str], tls: ClientTls | 
     from sandq.sql.errors import TIMED_OUT as SQL_TIMED_OUT
     from sandq.sql.scan import ALLOW
 
-    own = dataclasses.replace(budget, seconds=min(budget.seconds, said["seconds"]), queries=1)
+    own = dataclasses.replace(budget, seconds=min(budget.seconds, request["seconds"]), queries=1)
     ducks = Ducks(own)
     try:
         with anyio.fail_after(own.seconds):
-            async with _connected(said, servers, tls) as (client, access):
+            async with _connected(request, servers, tls) as (client, access):
                 ask_access = None if access is None else partial(_known, access)
-                session = Session(client, ducks, own, database=said["database"], ask_access=ask_access)
-                session.variables.set(ALLOW, int(said["full_scan"]))
-                answer = await session.run(said["statement"])
+                session = Session(client, ducks, own, database=request["database"], ask_access=ask_access)
+                session.variables.set(ALLOW, int(request["full_scan"]))
+                answer = await session.run(request["statement"])
     except TimeoutError:
         raise TimedOut(f"the statement has not ended within {own.seconds:g} s") from None
     except SqlError as error:
@@ -187,10 +187,10 @@ async def _answer(said: Mapping[str, Any], servers: list[str], tls: ClientTls | 
     finally:
         ducks.close()
     if answer.kill is not None:
-        raise InvalidRequest("KILL is for MySQL's port: by HTTP a statement ends when its client goes")
+        raise InvalidRequest("KILL is only for the MySQL port: over HTTP, a statement ends when its client disconnects")
     from sandq.server.http.sql_json import as_json
 
-    return as_json(answer.table, said["limit"], ANSWER_BYTES)
+    return as_json(answer.table, request["limit"], ANSWER_BYTES)
 
 
 async def _known(access: Access) -> Access:
@@ -199,21 +199,21 @@ async def _known(access: Access) -> Access:
 
 @asynccontextmanager
 async def _connected(
-    said: Mapping[str, Any], servers: list[str], tls: ClientTls | None
+    request: Mapping[str, Any], servers: list[str], tls: ClientTls | None
 ) -> AsyncIterator[tuple[Client, Access | None]]:
-    """A client that asks as the caller, and what the caller may do if no node is to judge it."""
+    """Yield a client that acts as the caller, and the caller's rights if no node checks them."""
     from sandq.client import connect_with, on_behalf_of
     from sandq.client.options import Options
     from sandq.model.access import Access
 
-    caller = said["caller"]
+    caller = request["caller"]
     options = Options(
         connect_timeout_s=REQUEST_S,
         timeout_s=REQUEST_S,
         tls=tls,
-        token=said["token"],
+        token=request["token"],
         gateway_secret=None if caller is None else partial(bytes.fromhex, caller["gateway_secret"]),
-        # HTTP sends tokens by the same ways (IDENTIFY).
+        # The HTTP server sends tokens over the same connections (IDENTIFY).
         insecure=True,
         waits_for_quota=False,
     )

@@ -1,4 +1,4 @@
-"""What is asked must be what is meant: bodies and query parameters, read without guessing."""
+"""Read bodies and query parameters strictly: what is ambiguous or unknown is refused."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from sandq.model.json_values import excess_of, read_strictly, twice
 from sandq.server.http.problems import Problem, let_go_of
 
 THREAD_BYTES: Final = 64 << 10
-"""A larger body is read in a thread, one at a time."""
+"""Size above which a body is parsed in a thread, in bytes. One body is parsed at a time."""
 
 
 class _Request(Request):
     def __init__(self, request: Request, field: ModelField | None) -> None:
-        """`field`: what the route says of its body."""
+        """`field`: the field in which the route declares its body."""
         super().__init__(request.scope, request.receive)
         self._field = field
 
     async def json(self) -> Any:
-        """Stricter than Python: no NaN, no number too large to be one, not nested without end, and of so many parts at
-        most. What is large is what the route wants by then, unless it is wrong. Raises JSONDecodeError, TooLarge."""
+        """Return the body, parsed more strictly than by Python: no NaN, no number out of range, limited nesting and
+        size.
+
+        A large body is returned as the route's type, unless it is invalid. Raise JSONDecodeError or TooLarge."""
         body = await self.body()
         if len(body) <= THREAD_BYTES:
             return read_json(body)
@@ -42,11 +44,11 @@ class _Request(Request):
 
 
 def read_json(body: bytes) -> Any:
-    """What a body says. Raises JSONDecodeError, TooLarge."""
+    """Return the value of a body. Raise JSONDecodeError or TooLarge."""
     excess = excess_of(body)
     if excess is not None:
-        what, most = excess
-        raise TooLarge(f"the body has more than {most} {what}; send less at once", maximum=most)
+        items, most = excess
+        raise TooLarge(f"the body has more than {most} {items}: send less at once", maximum=most)
     try:
         text = body.decode(json.detect_encoding(body), "surrogatepass")
     except ValueError as error:
@@ -55,17 +57,17 @@ def read_json(body: bytes) -> Any:
 
 
 def _read_large(body: bytes, field: ModelField | None) -> Any:
-    """What a body says, as a route gets it. What is wrong is left to the route, which tells the mistakes."""
-    said = read_json(body)
+    """Return a body as the route's type. If it is invalid, return the plain value: the route reports the mistakes."""
+    value = read_json(body)
     if field is None:
-        return said
-    meant, mistakes = field.validate(said)
+        return value
+    parsed, mistakes = field.validate(value)
     let_go_of(mistakes)
-    return said if mistakes else meant
+    return value if mistakes else parsed
 
 
 class Route(APIRoute):
-    """Of every route here: bodies are read strictly, and an answer has the members that it was given."""
+    """The class of all routes here: it reads bodies strictly, and leaves unset members out of responses."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "response_model_exclude_unset": True})
@@ -78,14 +80,14 @@ class Route(APIRoute):
                 return await handle(_Request(request, self.body_field))
             except HTTPException as error:
                 if isinstance(error.__cause__, SandqError):
-                    raise error.__cause__ from None  # of `json`: FastAPI made of it that the body cannot be read
+                    raise error.__cause__ from None  # raised by `json`, and wrapped by FastAPI as an unreadable body
                 raise
 
         return handler
 
 
 async def known_query(request: Request) -> None:
-    """Parameters that a route does not have are refused, like unknown members of a body; so is what is no UTF-8."""
+    """Refuse query parameters that the route does not have, repeated ones, and ones that are not UTF-8."""
     try:
         unquote_to_bytes(request.scope["query_string"]).decode()
     except UnicodeDecodeError:
@@ -95,7 +97,7 @@ async def known_query(request: Request) -> None:
     known = {field.alias for field in route.dependant.query_params}
     names = [name for name, _ in request.query_params.multi_items()]
     found: list[dict[str, Any]] = [
-        {"loc": ("query", name[:80]), "msg": "it is there twice", "type": "twice"} for name in sorted(twice(names))
+        {"loc": ("query", name[:80]), "msg": "it is given twice", "type": "twice"} for name in sorted(twice(names))
     ]
     has = f"this route has: {', '.join(sorted(known))}" if known else "this route has none"
     found += [
@@ -108,8 +110,7 @@ async def known_query(request: Request) -> None:
 
 
 async def _also(request: Request) -> tuple[list[Any], Any]:
-    """What else is wrong with a request whose query is, and its body: nobody likes to be told of one mistake at a
-    time."""
+    """Return the other mistakes of a request whose query is wrong, and its body, so that all are reported at once."""
     route = request.scope["route"]
     _, found = request_params_to_args(route.dependant.query_params, request.query_params)
     if route.body_field is None:
@@ -124,13 +125,16 @@ async def _also(request: Request) -> tuple[list[Any], Any]:
 
 
 def router_of(*tags: str | Enum, route: type[APIRoute] = Route) -> APIRouter:
-    """For routes of those tags: what holds for every route here."""
+    """Return a router for routes with these tags, with everything that all routes here share."""
     return APIRouter(
         route_class=route,
         tags=[*tags],
         dependencies=[Depends(known_query)],
         responses={
-            "4XX": {"description": "The request is wrong, or does not fit the present state.", "model": Problem},
-            "5XX": {"description": "It cannot be done now; `retriable` says whether later.", "model": Problem},
+            "4XX": {"description": "The request is invalid, or not possible in the current state.", "model": Problem},
+            "5XX": {
+                "description": "The request failed; `retriable`: whether it may succeed later.",
+                "model": Problem,
+            },
         },
     )

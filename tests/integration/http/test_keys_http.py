@@ -205,15 +205,15 @@ async def test_not_modified(keys: Web) -> None:
 
 
 NO_CONDITIONS: list[tuple[str, dict[str, str], str]] = [
-    ("PUT", {"If-Match": "*"}, "no *, list or weak tag"),
+    ("PUT", {"If-Match": "*"}, "not *, a list or a weak tag"),
     ("PUT", {"If-Match": WRONG}, "in quotes"),
-    ("PUT", {"If-Match": f'"{WRONG}", "{WRONG}"'}, "no *, list or weak tag"),
-    ("PUT", {"If-Match": f'W/"{WRONG}"'}, "no *, list or weak tag"),
+    ("PUT", {"If-Match": f'"{WRONG}", "{WRONG}"'}, "not *, a list or a weak tag"),
+    ("PUT", {"If-Match": f'W/"{WRONG}"'}, "not *, a list or a weak tag"),
     ("PUT", {"If-Match": ""}, "in quotes"),
     ("PUT", {"If-Match": '"abc"'}, "26 characters"),
     ("PUT", {"If-None-Match": f'"{WRONG}"'}, "it is *"),
     ("PUT", {"If-None-Match": "*", "If-Match": f'"{WRONG}"'}, "one of them"),
-    ("DELETE", {"If-Match": "*"}, "no *, list or weak tag"),
+    ("DELETE", {"If-Match": "*"}, "not *, a list or a weak tag"),
     ("DELETE", {"If-None-Match": "*"}, "GET and PUT"),
     ("GET", {"If-Match": f'"{WRONG}"'}, "PUT and DELETE"),
     ("GET", {"If-None-Match": WRONG}, "in quotes"),

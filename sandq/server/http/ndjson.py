@@ -1,4 +1,4 @@
-"""Long lists as lines of JSON, sent as they are read."""
+"""Send long lists as newline-delimited JSON while they are read."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from sandq.server.http.gateway import Found, while_connected
 T = TypeVar("T")
 
 MEDIA_TYPE = "application/x-ndjson"
-LINES: dict[int | str, dict[str, Any]] = {
-    200: {"content": {MEDIA_TYPE: {"schema": {"type": "string", "description": "A JSON object a line."}}}}
+NDJSON: dict[int | str, dict[str, Any]] = {
+    200: {"content": {MEDIA_TYPE: {"schema": {"type": "string", "description": "One JSON object per line."}}}}
 }
-"""For the `responses` of a route."""
-Limit = Annotated[
-    int | None, Query(ge=1, le=1000, description="At most so many; a page has 100 unless told otherwise.")
-]
+"""`responses` of a route that sends newline-delimited JSON."""
+Limit = Annotated[int | None, Query(ge=1, le=1000, description="Maximum number of rows; a page has 100 by default.")]
 PIECE_BYTES = 64 * 1024
 PAGE_BYTES = 1024 * 1024
-"""Of values and keys: a page is written as a whole, and nothing else happens meanwhile."""
+"""Maximum bytes of values and keys in a page. A page is encoded at once, which blocks the loop meanwhile."""
 DEFAULT_LIMIT = 100
 
 
 class Row(Protocol):
-    """What has a value and a key."""
+    """A row that has a value and a key."""
 
     @property
     def value(self) -> bytes | None: ...
@@ -43,7 +41,7 @@ R = TypeVar("R", bound=Row)
 
 
 async def page_of(rows: AsyncIterator[R], limit: int) -> tuple[list[R], R | None]:
-    """At most `limit` rows, and not beyond the one that reaches `PAGE_BYTES`; and the one behind them, if any."""
+    """Return at most `limit` rows, up to the one that reaches `PAGE_BYTES`, and the next row, if any."""
     page: list[R] = []
     size = 0
     async for row in rows:
@@ -54,17 +52,18 @@ async def page_of(rows: AsyncIterator[R], limit: int) -> tuple[list[R], R | None
     return page, None
 
 
-def wants_lines(request: Request) -> bool:
+def wants_ndjson(request: Request) -> bool:
     return MEDIA_TYPE in request.headers.get("accept", "")
 
 
-async def as_lines(request: Request, rows: AsyncIterator[T], shown: Callable[[T], Found]) -> Response:
-    """A line for each row. What is wrong at the start is answered as a problem; later it is the last line."""
-    return _Lines(request, rows, await anext(rows, None), lambda row: _line(shown(row)))
+async def as_ndjson(request: Request, rows: AsyncIterator[T], shown: Callable[[T], Found]) -> Response:
+    """Return a response with one line per row. An error before the first row is raised; a later one is the last
+    line."""
+    return _NdjsonResponse(request, rows, await anext(rows, None), lambda row: _encode(shown(row)))
 
 
-class _Lines(Response, Generic[T]):
-    """Reads no further than the client does, and not on when it has gone."""
+class _NdjsonResponse(Response, Generic[T]):
+    """Reads rows no faster than the client does, and stops if the client disconnects."""
 
     media_type = MEDIA_TYPE
 
@@ -75,14 +74,14 @@ class _Lines(Response, Generic[T]):
         self._request = request
         self._rows = rows
         self._row = first
-        self._line = line
+        self._encode = line
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             await while_connected(self._request, lambda: self._send_all(send))
-        except Unavailable as error:  # the node stops
-            await send({"type": "http.response.body", "body": _error_line(error), "more_body": False})
+        except Unavailable as error:  # the server stops
+            await send({"type": "http.response.body", "body": _encode_error(error), "more_body": False})
 
     async def _send_all(self, send: Send) -> None:
         more = True
@@ -91,21 +90,21 @@ class _Lines(Response, Generic[T]):
             await send({"type": "http.response.body", "body": piece, "more_body": more})
 
     async def _piece(self) -> tuple[bytes, bool]:
-        """The next lines, and whether there are more."""
+        """Return the next lines, and whether there are more."""
         piece = bytearray()
         try:
             while self._row is not None and len(piece) < PIECE_BYTES:
-                piece += self._line(self._row)
+                piece += self._encode(self._row)
                 self._row = await anext(self._rows, None)
         except SandqError as error:
-            piece += _error_line(error)
+            piece += _encode_error(error)
             self._row = None
         return bytes(piece), self._row is not None
 
 
-def _error_line(error: SandqError) -> bytes:
-    return _line({"error": {"code": error.code, "detail": error.message}})
+def _encode_error(error: SandqError) -> bytes:
+    return _encode({"error": {"code": error.code, "detail": error.message}})
 
 
-def _line(found: Found) -> bytes:
+def _encode(found: Found) -> bytes:
     return json.dumps(found, separators=(",", ":")).encode() + b"\n"

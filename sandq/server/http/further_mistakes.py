@@ -1,7 +1,7 @@
-"""What else is wrong with a body that was refused: what is checked behind its types, told in the same answer.
+"""Find further mistakes in a body that was refused, so that all of them are reported in one response.
 
-Bodies whose types are wrong are not read further, and what reads them further stops at the first mistake where it is
-fast. Here nothing has to be fast: the request fails anyhow.
+A body with wrong types is not checked further, and the later checks stop at the first mistake, because that is fast.
+These checks may be slow: the request fails anyway.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from sandq.model.settings import CLASSES, parse_settings
 
 _OF_TOPICS = frozenset(("name", "kind", "settings"))
 _OF_MESSAGES = frozenset(("unique_key", "on_conflict"))
-"""Members by which it is known what a route takes."""
+"""Members by which the type of a route's body is recognized."""
 
 
-def also_wrong(body: Any, members: Set[str]) -> Iterator[tuple[str, InvalidRequest]]:
-    """Mistakes in a body of JSON, and where they are; `members`: those that the bodies of its route may have, by
-    themselves: an ack is no message, although it may have some. Of the settings of a topic those that its kind, as far
-    as it is told, does not take; of many messages nothing: their first wrong one is told by itself."""
+def further_mistakes(body: Any, members: Set[str]) -> Iterator[tuple[str, InvalidRequest]]:
+    """Yield the mistakes in a JSON body, and where they are.
+
+    `members`: names of the top-level members that the body may have. They show what the body is; an ack is no message,
+    although it may contain some. Settings of a topic are checked against its kind, if that is known. A list of messages
+    is
+    not checked: the first invalid one is reported by itself."""
     if not isinstance(body, Mapping):
         return
     if members >= _OF_TOPICS:
@@ -46,5 +49,5 @@ def _of_topic(body: Mapping[str, Any]) -> Iterator[tuple[str, InvalidRequest]]:
         mistakes = error.details["mistakes"]
         assert isinstance(mistakes, list)
         for mistake in mistakes:
-            path, _, what = str(mistake).partition(": ")
-            yield f"body.settings.{path}", InvalidSetting(what or path)
+            path, _, problem = str(mistake).partition(": ")
+            yield f"body.settings.{path}", InvalidSetting(problem or path)
