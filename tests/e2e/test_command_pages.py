@@ -30,7 +30,7 @@ ASKS = re.compile(
 )
 BACKUP = re.compile(r"\b\d{8}T\d{6}Z-[0-9a-f]{6}\b")
 REFUSED = {
-    "sandctl cluster finalize": "comes to no other",
+    "sandctl cluster finalize": "cannot be raised",
     "sandctl cluster init": "belongs to cluster",
     "sandctl cluster drain": "no node 'node2' is registered",
     "sandctl cluster remove": "no node 'node2' is registered",

@@ -77,11 +77,11 @@ async def test_settings_that_make_no_sense(api: sandq.Client) -> None:
     await api.admin.create_topic("b", dead_letter_topic="c")
     await api.admin.create_topic("a", dead_letter_topic="b")
     for topic, wanted, why in (
-        ("c", "c", "go to another one"),
+        ("c", "c", "must go to a different topic"),
         ("c", "nowhere", "there is no topic 'nowhere'; create it first"),
         ("c", "keys", "is compacted"),
-        ("c", "a", "dead letters would come back: those of a go to b go to c"),
-        ("b", "a", "would come back"),
+        ("c", "a", "dead letters would return: those of a go to b go to c"),
+        ("b", "a", "would return"),
     ):
         with pytest.raises(InvalidSetting, match=why):
             await api.admin.update_topic(topic, dead_letter_topic=wanted)
@@ -89,7 +89,7 @@ async def test_settings_that_make_no_sense(api: sandq.Client) -> None:
         await api.admin.create_topic("d", dead_letter_topic="nowhere")
     assert "dead_letter_topic" not in (await api.admin.topic("c")).settings
     assert (await api.admin.topic("a")).settings["dead_letter_topic"] == "b"
-    with pytest.raises(Conflict, match="'c' is the dead letter topic of b: give these another one, or none, first"):
+    with pytest.raises(Conflict, match="'c' is the dead letter topic of b: give these a different one, or none, first"):
         await api.admin.delete_topic("c")
     await api.admin.update_topic("b", lease="1m")
     assert (await api.admin.topic("b")).settings["dead_letter_topic"] == "c"

@@ -115,7 +115,7 @@ async def test_of_all_nodes_one_stays(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             for name in ("node1", "node2"):
                 nursery.start_soon(remove, name)
-        assert len(refused) == 1 and isinstance(refused[0], Conflict) and "only node that is to stay" in str(refused[0])
+        assert len(refused) == 1 and isinstance(refused[0], Conflict) and "only node that stays" in str(refused[0])
 
 
 async def test_a_node_that_cannot_write_has_failed(autojump_clock: trio.testing.MockClock) -> None:

@@ -105,7 +105,7 @@ async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
     catalog: Any = SimpleNamespace(view=view, led_here=[1], catch_up=catch_up)
     health: Any = SimpleNamespace(may_lead=lambda node: True)
     shut_replicas: Any = SimpleNamespace(is_shut=lambda group, node: False)
-    reports: Any = SimpleNamespace(tell_settled=told.extend)
+    reports: Any = SimpleNamespace(report_settled=told.extend)
     rebalancer = Rebalancer(
         node_log,
         catalog,
@@ -116,7 +116,7 @@ async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
     )
     for expected in ([], [], [(1, 2, True)]):  # it asks how far metadata is; it leads no more; it leads
         async with trio.open_nursery() as nursery:
-            await rebalancer._look(nursery)
+            await rebalancer._check(nursery)
         assert told == expected
 
 
@@ -133,7 +133,7 @@ async def test_partitions_are_not_added_where_there_are_too_few_nodes_to_hold_th
                 await Administrator(leader.broker).update_topic("t", {}, partitions=2)
             return str(refusal.value)
 
-        await until_answer(refused, lambda why: "3 replicas, and 2 nodes are there to hold them" in why)
+        await until_answer(refused, lambda why: "3 replicas, and 2 nodes can hold them" in why)
         async with nodes.connect("node1") as client:
             await client.produce("t", b"x")
 

@@ -1,1 +1,1 @@
-"""The guarded clock of a node and the checks of its peers' clocks."""
+"""The guarded clock of a node, and the checks of its peers' clocks."""

@@ -1,11 +1,12 @@
-"""Keeps the guarded clocks of a cluster together: nodes ask each other for theirs, and one whose clock is in alarm lets
-nodes with better clocks lead.
+"""Keep the guarded clocks of a cluster together.
 
-A node of a cluster of several takes no commands, in whatever it leads, before its clock has agreed with others', and
-none when it turns out to be off: so that a clock that is wrong stamps nothing (`reason_to_wait`). That ends when nodes
-with better clocks have taken over, or else after `COMPARED_WITHIN_S`: a node whose peers are all away goes on. While a
-group is handed over it takes no commands either. A group that nobody takes over the node goes on leading, with the
-alarm, and tries again later. What it gave up it does not ask back; who balances leaders asks `may_lead` first.
+Nodes ask each other for their clocks. A node whose clock is in alarm lets nodes with better clocks lead.
+
+In a cluster of several nodes, a node accepts no commands before its clock has agreed with others, and none while it is
+off, so that a wrong clock stamps nothing (`reason_to_wait`). The wait ends when nodes with better clocks have taken
+over, or after `COMPARED_WITHIN_S`: a node whose peers are all away continues. While a group is handed over, it accepts
+no commands either. If no node takes over a group, this node continues to lead it, with the alarm, and tries again
+later. It does not ask for a leadership back. The balancing of leaders checks `may_lead` first.
 """
 
 from __future__ import annotations
@@ -26,36 +27,38 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.protocol.peer import PeerFrame
 
 CLOCK_ASK_S: Final = 2.0
+"""Interval in s at which peers are asked for their clocks."""
 CLOCK_ASK_EAGER_S: Final = 0.25
-"""While this node's clock has not agreed with others yet, or is in alarm."""
+"""The same while this node's clock has not agreed with others yet, or is in alarm."""
 GIVE_UP_PAUSE_S: Final = 15.0
-"""Before a group is tried again that nobody took over: while it is tried it takes no commands."""
-QUESTIONS_MOST: Final = round(FRESH_S / CLOCK_ASK_EAGER_S)
-"""Of one peer that are not answered yet: an answer to an older one would not count. The oldest is given up for a newer
-one."""
+"""Pause in s before a group that no node took over is tried again. During an attempt it accepts no commands."""
+REQUESTS_MOST: Final = round(FRESH_S / CLOCK_ASK_EAGER_S)
+"""Maximum number of unanswered requests to one peer.
+
+A reply to an older one would be too old. A new request replaces the oldest one."""
 TAKE_OVER_S: Final = 10.0
-"""For nodes with better clocks to take over: the election may need several long round trips."""
-QUESTION_BITS: Final = 62
+"""Time in s for nodes with better clocks to take over: the election may need several long round trips."""
+NUMBER_BITS: Final = 62
 GUARDED_US_MOST: Final = (1 << 48) * 1000
-"""Delivery times have 48 bits of milliseconds."""
+"""Maximum clock value in a frame, in µs. Delivery times have 48 bits of milliseconds."""
 
 _STANDINGS: Final = frozenset(int(standing) for standing in Standing)
 _REASONS: Final = {
     OFF: (
-        "this node's clock is not where most others' are",
-        "set its wall clock right; if the others are wrong, set theirs",
+        "this node's clock differs from most others",
+        "correct its wall clock; if the others are wrong, correct theirs",
     ),
     UNCOMPARED: (
-        "other nodes are linked, and what they tell of their clocks takes too long to say anything about this node's",
-        "see why answers of other nodes take so long: the network, or nodes that stand still",
+        "other nodes are linked, but their replies take too long to say anything about this node's clock",
+        "find out why replies of other nodes are slow: the network, or stalled nodes",
     ),
     WALL: (
-        "the wall clock is not where it was: this node goes on at its own pace and does not follow it",
-        "set the wall clock right, or accept it with: sandctl cluster clock accept",
+        "the wall clock has jumped: this node continues at its own pace and does not follow it",
+        "correct the wall clock, or accept it with: sandctl cluster clock accept",
     ),
     DISPUTED: (
-        "as many other clocks contradict this node's as agree with it, and nobody knows who is right",
-        "set the wall clocks of all nodes right",
+        "as many other clocks contradict this node's clock as agree with it: it is unknown which are right",
+        "correct the wall clocks of all nodes",
     ),
 }
 
@@ -63,85 +66,86 @@ log = structlog.get_logger("sandq.clock")
 
 
 class ClockKeeper:
-    """`run` it once. `up`, `down`, `on_frame`, `leads` and `reason_to_wait` are to be called on the loop."""
+    """Compares the clocks. Call `run` once; call `up`, `down`, `on_frame`, `leads` and `reason_to_wait` on the loop."""
 
     def __init__(self, clock: GuardedClock, links: PeerLinks, nodes: Callable[[], int] = lambda: 0) -> None:
-        """`nodes()`: how many the cluster has, this one included."""
+        """Create it. `nodes()`: returns the number of nodes in the cluster, including this one."""
         self._clock = clock
-        clock.listen(on_alarm=lambda drift_ms: self._look.set())
+        clock.listen(on_alarm=lambda drift_ms: self._recheck.set())
         self._links = links
         self._nodes = nodes
-        self._look = trio.Event()
+        self._recheck = trio.Event()
         self._lead_less = trio.Event()
-        # Not from 1: an answer to a question of an earlier life of this node is none to a question of this one.
-        self._questions = count(random.getrandbits(QUESTION_BITS))
-        self._asked: dict[str, dict[int, float]] = {}
-        """Of each linked node of this cluster: question -> when it was asked."""
+        # Start at a random number: replies to requests before a restart must not match new requests.
+        self._numbers = count(random.getrandbits(NUMBER_BITS))
+        self._requests: dict[str, dict[int, float]] = {}
+        """Time at which each unanswered request was sent, by number, for each linked node of this cluster."""
         self._reason: str | None = None
         self._standing = Standing.GOOD
         self._since_s = 0.0
-        """Since when it has been as bad: what peers said before that may have been true before only."""
+        """Time since which the state has been this bad. Reports that peers sent before may be outdated."""
         self._held: list[RaftGroup] = []
         self._not_before_s: dict[int, float] = {}
-        """Group number -> when it is tried again: nobody took it over."""
+        """Time before which a group is not handed over again, after an attempt that failed, by group number."""
 
     # -- peers ----------------------------------------------------------------------------------------------------
 
     def up(self, node: str) -> None:
-        """There is a link with a node of this cluster."""
-        self._asked[node] = {}
+        """Handle a new link with a node of this cluster."""
+        self._requests[node] = {}
         self._clock.peers.linked(node, self._clock.monotonic_s())
         self._ask(node)
-        self._look.set()  # to ask as often as there is reason to, now that there is somebody
+        self._recheck.set()  # check again now, as the interval depends on whether there are peers
 
     def down(self, node: str) -> None:
-        self._asked.pop(node, None)
+        """Handle the end of a link."""
+        self._requests.pop(node, None)
         self._clock.peers.forget(node)
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Whether it was one of these."""
-        if kind == PeerFrame.CLOCK_ASKED and _is_asked(body):
+        """Handle a frame. Return whether it was of one of these kinds, and well-formed."""
+        if kind == PeerFrame.CLOCK_ASKED and _is_request(body):
             guarded_us = int(self._clock.now_s() * 1_000_000)
-            self._links.send(node, PeerFrame.CLOCK_TOLD, (body[0], guarded_us, int(self._clock.told_standing)))
+            self._links.send(node, PeerFrame.CLOCK_TOLD, (body[0], guarded_us, int(self._clock.reported_standing)))
             self._clock.peers.worse(node, Standing(body[1]))
-        elif kind == PeerFrame.CLOCK_TOLD and _is_told(body):
-            self._told(node, body[0], body[1], Standing(body[2]))
+        elif kind == PeerFrame.CLOCK_TOLD and _is_reply(body):
+            self._on_reply(node, body[0], body[1], Standing(body[2]))
         else:
             return False
         return True
 
     @property
     def _is_unfit(self) -> bool:
-        """Whether nodes with better clocks are to lead, if there are any."""
+        """Whether nodes with better clocks should lead, if there are any."""
         return self._clock.alarm or not self._clock.peers.agreed
 
     def good(self) -> set[str]:
-        """The linked nodes that have said of late that their clocks are good: rather these should lead than others."""
+        """Return the linked nodes that recently reported a good clock. They are preferred as leaders."""
         return {node for node, standing in self._standings().items() if standing is Standing.GOOD}
 
     def may_lead(self, node: str) -> bool:
-        """Whether a node would keep what this one gave it to lead: its clock stands no worse."""
-        own = self._clock.told_standing
+        """Return whether a node would keep a leadership that this node hands to it: its clock is no worse."""
+        own = self._clock.reported_standing
         return self._standings().get(node, own) <= own
 
     def _standings(self) -> dict[str, Standing]:
-        return self._clock.peers.told(self._clock.monotonic_s())
+        return self._clock.peers.recent_standings(self._clock.monotonic_s())
 
     def _ask(self, node: str) -> None:
-        question, asked = next(self._questions), self._asked[node]
-        if len(asked) >= QUESTIONS_MOST:
+        number, asked = next(self._numbers), self._requests[node]
+        if len(asked) >= REQUESTS_MOST:
             del asked[next(iter(asked))]
-        asked[question] = self._clock.monotonic_s()
-        self._links.send(node, PeerFrame.CLOCK_ASKED, (question, int(self._clock.told_standing)))
+        asked[number] = self._clock.monotonic_s()
+        self._links.send(node, PeerFrame.CLOCK_ASKED, (number, int(self._clock.reported_standing)))
 
     def _ask_all(self) -> None:
-        for node in self._asked:
+        for node in self._requests:
             self._ask(node)
 
-    def _told(self, node: str, question: int, guarded_us: int, standing: Standing) -> None:
-        asked_s = self._asked.get(node, {}).pop(question, None)
+    def _on_reply(self, node: str, number: int, guarded_us: int, standing: Standing) -> None:
+        asked_s = self._requests.get(node, {}).pop(number, None)
         if asked_s is None:
-            log.debug("a clock was told too late, or unasked", peer=node)
+            log.debug("a clock reply came too late, or without a request", peer=node)
             return
         self._clock.peers.heard(node, guarded_us / 1_000_000, standing, asked_s, self._clock.monotonic_s())
         self._compare()
@@ -151,14 +155,14 @@ class ClockKeeper:
         clock.peers.nodes = self._nodes()
         followed_ms = clock.compare()
         if followed_ms is not None:
-            log.warning("the others' clocks confirm where the wall clock stepped to: it is followed", by_ms=followed_ms)
-        self._tell()
+            log.warning("the other nodes' clocks confirm the step of the wall clock: it is followed", by_ms=followed_ms)
+        self._log_change()
         worse, self._standing = clock.standing > self._standing, clock.standing
         if worse:
             self._since_s = clock.monotonic_s()
             self._ask_all()
 
-    def _tell(self) -> None:
+    def _log_change(self) -> None:
         reason = self._clock.reason
         if reason == self._reason:
             return
@@ -168,13 +172,13 @@ class ClockKeeper:
         if reason is None:
             log.info("this node's clock is right again", **known)
         else:
-            what, remedy = _REASONS[reason]
-            log.error(what, reason=reason, **known, remedy=remedy)
+            event, remedy = _REASONS[reason]
+            log.error(event, reason=reason, **known, remedy=remedy)
 
     # -- leading --------------------------------------------------------------------------------------------------
 
     def reason_to_wait(self, host: RaftGroup) -> str | None:
-        """Why this node is to stamp nothing now in a group that it leads; None: it may."""
+        """Return why no entry may be stamped now in a group that this node leads; None if entries may be stamped."""
         peers = self._clock.peers
         if peers.agreed and not peers.off:
             return None
@@ -183,10 +187,10 @@ class ClockKeeper:
             peers.stand_alone(self._clock.monotonic_s())
         if not self._clock.waits or nodes <= 1 or (peers.off and host.group.is_only_voter):
             return None
-        return "this node's clock was not compared with most others' yet, or is wrong"
+        return "this node's clock was not compared with most other nodes yet, or is wrong"
 
     def leads(self, host: RaftGroup) -> None:
-        """This node begins to lead a group, and does not answer for it yet."""
+        """Handle a group that this node starts to lead, before it answers for it."""
         nodes = self._better()
         if nodes and self._may_try(host) and can_leave(host, nodes):
             host.hand_over(nodes)
@@ -194,7 +198,7 @@ class ClockKeeper:
             self._lead_less.set()
 
     def _better(self) -> set[str]:
-        """Who is to lead instead of this node."""
+        """Return the nodes that should lead instead of this node."""
         return self._clock.better_peers(self._since_s)
 
     def _may_try(self, host: RaftGroup) -> bool:
@@ -208,14 +212,17 @@ class ClockKeeper:
         if not leaving:
             return
         log.warning(
-            "nodes with better clocks are to lead", reason=self._clock.reason, groups=len(leaving), nodes=sorted(nodes)
+            "nodes with better clocks should lead instead",
+            reason=self._clock.reason,
+            groups=len(leaving),
+            nodes=sorted(nodes),
         )
         kept = await hand_over(tried, nodes, TAKE_OVER_S)
         if kept:
             again_s = trio.current_time() + GIVE_UP_PAUSE_S
             self._not_before_s.update(dict.fromkeys(kept, again_s))
             log.warning(
-                "nobody took over: this node goes on leading, with its clock as it is",
+                "no node took over: this node continues to lead, with its clock as it is",
                 groups=kept,
                 again_in_s=GIVE_UP_PAUSE_S,
             )
@@ -223,7 +230,7 @@ class ClockKeeper:
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     async def run(self, hosts: Callable[[], Iterable[RaftGroup]]) -> None:
-        """Compare clocks, and give up leaderships of `hosts()`, all groups that run here, until cancelled."""
+        """Compare clocks, and hand over the groups in `hosts()`, which returns all groups here, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._ask_often)
             nursery.start_soon(self._give_up_often, hosts)
@@ -234,10 +241,10 @@ class ClockKeeper:
             self._compare()
             if self._is_unfit:
                 self._lead_less.set()
-            eager = self._asked and self._is_unfit
+            eager = self._requests and self._is_unfit
             with trio.move_on_after(CLOCK_ASK_EAGER_S if eager else CLOCK_ASK_S):
-                await self._look.wait()
-            self._look = trio.Event()
+                await self._recheck.wait()
+            self._recheck = trio.Event()
 
     async def _give_up_often(self, hosts: Callable[[], Iterable[RaftGroup]]) -> None:
         while True:
@@ -251,13 +258,13 @@ class ClockKeeper:
                     host.stay()
 
 
-def _is_asked(body: Any) -> bool:
+def _is_request(body: Any) -> bool:
     return _are_ints(body, 2) and body[1] in _STANDINGS
 
 
-def _is_told(body: Any) -> bool:
+def _is_reply(body: Any) -> bool:
     return _are_ints(body, 3) and 0 <= body[1] <= GUARDED_US_MOST and body[2] in _STANDINGS
 
 
-def _are_ints(body: Any, number: int) -> bool:
-    return isinstance(body, tuple) and [type(part) for part in body] == [int] * number
+def _are_ints(body: Any, count: int) -> bool:
+    return isinstance(body, tuple) and [type(part) for part in body] == [int] * count

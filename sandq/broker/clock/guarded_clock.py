@@ -1,10 +1,12 @@
-"""The guarded clock: what stamps commands and says whether a message is due.
+"""The guarded clock: it stamps commands, and decides whether a message is due.
 
-It runs on a monotonic clock plus an offset that is slewed towards the wall clock. A wall clock that is further away
-than `max_drift_ms` (somebody set it, or it broke) is not followed until the median of the peers' clocks confirms it, or
-an operator accepts it; until then the clock goes on at its own pace and `alarm` is set. So a step of the wall clock
-makes no message early or late. `alarm` is also set while the clock itself is not where the peers' clocks are
-(`peer_clocks.py`): it was started with a wrong wall clock, say.
+It is a monotonic clock plus an offset that is slewed towards the wall clock. A wall clock that is further away than
+`max_drift_ms`, because it was set or is broken, is not followed until the median of the peers' clocks confirms it, or
+an operator accepts it. Until then, the guarded clock continues at its own pace, and `alarm` is set. So a step of the
+wall clock makes no message early or late.
+
+`alarm` is also set while the guarded clock differs from the peers' clocks (`peer_clocks.py`), for example because it
+started from a wrong wall clock.
 """
 
 from __future__ import annotations
@@ -23,35 +25,37 @@ OFF: Final = "off"
 UNCOMPARED: Final = "uncompared"
 WALL: Final = "wall"
 DISPUTED: Final = "disputed"
-"""Reasons of an alarm, the worst first."""
+"""Reasons of an alarm, worst first."""
 
 
 PAIRS: Final = 5
-"""Looks at both clocks when the wall clock's time is taken over."""
+"""Number of times that both clocks are read when the wall clock is adopted."""
 
 
 def boot_seconds() -> float:
-    """Monotonic seconds that go on while the machine is suspended, where the system has such a clock."""
+    """Return monotonic seconds that include suspensions of the machine, if the system has such a clock."""
     return time.clock_gettime(_BOOT) if _BOOT is not None else time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
 class ClockStatus:
+    """The state of a guarded clock."""
+
     guarded_ms: int
     wall_ms: int
     drift_ms: int
     """wall - guarded."""
     alarm: bool
     reason: str | None = None
-    """Of the alarm."""
+    """Reason of the alarm."""
     median_ms: int | None = None
-    """The median of the peers' guarded clocks - guarded; None: none is known at present."""
+    """Median of the peers' guarded clocks - guarded. None if none is known now."""
     peers: Mapping[str, int] = field(default_factory=dict)
-    """Node id -> its guarded clock - guarded, in ms."""
+    """Each peer's guarded clock - guarded, in ms, by node id."""
 
 
 class GuardedClock:
-    """`wall` and `monotonic` are in seconds. Not thread-safe: the event loop owns it."""
+    """The guarded clock of a node. `wall` and `monotonic` return seconds. Not thread-safe: the event loop owns it."""
 
     def __init__(
         self,
@@ -76,15 +80,17 @@ class GuardedClock:
     def listen(
         self, *, on_alarm: Callable[[int], None] | None = None, on_step: Callable[[], None] | None = None
     ) -> None:
-        """Call these from now on: `on_alarm(drift_ms)` when the wall clock is not followed any more; `on_step` when the
-        time is another one at once, so that whoever sleeps until an instant has to look again."""
+        """Call these functions from now on.
+
+        `on_alarm(drift_ms)`: when the wall clock is no longer followed. `on_step`: when the time jumps, so that tasks
+        that sleep until an instant must check it again."""
         if on_alarm is not None:
             self._on_alarm.append(on_alarm)
         if on_step is not None:
             self._on_step.append(on_step)
 
     def notify_step(self) -> None:
-        """Tell all listeners that the time is another one at once."""
+        """Notify the listeners that the time has jumped."""
         for on_step in self._on_step:
             on_step()
 
@@ -92,9 +98,11 @@ class GuardedClock:
 
     @property
     def reason(self) -> str | None:
-        """Why there is an alarm: `OFF`, the peers' clocks are elsewhere; `UNCOMPARED`, there are peers, and nothing is
-        certain of where their clocks are; `WALL`, the wall clock is further away than allowed and is not followed;
-        `DISPUTED`, as many peers' clocks are elsewhere as are here. None: there is none."""
+        """The reason of the alarm; None if there is none.
+
+        `OFF`: the peers' clocks differ. `UNCOMPARED`: there are peers, but nothing is certain about their clocks.
+        `WALL`: the wall clock is further away than allowed, and is not followed. `DISPUTED`: as many peers' clocks
+        differ as agree."""
         if self.peers.off:
             return OFF
         if self.peers.uncompared:
@@ -114,21 +122,24 @@ class GuardedClock:
         return Standing.DOUBTED if self.alarm else Standing.GOOD
 
     @property
-    def told_standing(self) -> Standing:
-        """What a node with peers says of itself: a clock that was not compared yet is not one to rely on, and less on
-        one of which nothing is certain than on one that has agreed."""
+    def reported_standing(self) -> Standing:
+        """The state that this node reports to its peers.
+
+        A clock that was not compared yet is unreliable. It counts as worse than one that has agreed if nothing is
+        certain about it."""
         if self.peers.agreed:
             return self.standing
         return max(self.standing, Standing.DOUBTED) if self.peers.heard_majority else Standing.OFF
 
     @property
     def waits(self) -> bool:
-        """Whether it is to stamp nothing yet, because others may yet be compared with it, or take over."""
+        """Whether it must stamp nothing yet, because it may still be compared with others, or replaced by them."""
         return self.peers.waits(self.monotonic_s())
 
     def compare(self) -> int | None:
-        """Hold it against the peers' clocks, and judge it anew. When they confirm a step of the wall clock it is
-        followed; returns by how much (ms)."""
+        """Compare it with the peers' clocks, and update its state.
+
+        If they confirm a step of the wall clock, follow it and return the step in ms, else return None."""
         drift_s = self._wall() - self.now_s()
         now_s = self.monotonic_s()
         followed = self._stepped and self.peers.confirm(drift_s, self._offset, now_s)
@@ -138,21 +149,25 @@ class GuardedClock:
         return round(drift_s * 1000) if followed else None
 
     def better_peers(self, since_s: float) -> set[str]:
-        """Peers whose clocks stand better than this one, as they said when asked after `since_s` (`monotonic_s`)."""
-        return self.peers.better(self.told_standing, since_s, self._offset, self.monotonic_s())
+        """Return the peers whose clocks are in a better state, by reports requested after `since_s` (`monotonic_s`)."""
+        return self.peers.better(self.reported_standing, since_s, self._offset, self.monotonic_s())
 
     # -- time -----------------------------------------------------------------------------------------------------
 
     def monotonic_s(self) -> float:
+        """Return the time of the monotonic clock, in seconds."""
         return self._monotonic()
 
     def now_s(self) -> float:
-        """Epoch seconds. Never goes back, except when a step back of the wall clock is confirmed or accepted."""
+        """Return epoch seconds.
+
+        They never decrease, except when a step back of the wall clock is confirmed or accepted."""
         wall_s = self._wall()
         now = self._monotonic()
         drift = wall_s - (now + self._offset)
         if abs(drift) > self._max_drift_s and not self._stepped:
-            # Not yet a step: the machine may have stood still between the two looks. The least late of several tells.
+            # This is not yet a step: the machine may have paused between the two readings. Of several pairs of
+            # readings, the least late one counts.
             drift = max(drift, *(self._wall() - (self._monotonic() + self._offset) for _ in range(PAIRS)))
         if abs(drift) <= self._max_drift_s:
             self._stepped = False
@@ -166,14 +181,15 @@ class GuardedClock:
         return now + self._offset
 
     def now_ms(self) -> int:
-        """Epoch milliseconds, rounded down: a time is reached only when all of it has passed."""
+        """Return epoch milliseconds, rounded down: a time is reached only when all of it has passed."""
         return int(self.now_s() * 1000)
 
     def seconds_until(self, at_ms: int) -> float:
-        """Seconds until `now_ms() >= at_ms`; 0 when it is."""
+        """Return the seconds until `now_ms() >= at_ms`; 0 if it is."""
         return max(0.0, at_ms / 1000 - self.now_s())
 
     def status(self) -> ClockStatus:
+        """Return the state of the clock, for operators."""
         wall = self._wall()
         guarded = self.now_s()
         now_s = self.monotonic_s()
@@ -189,17 +205,20 @@ class GuardedClock:
         )
 
     def accept(self) -> ClockStatus:
-        """The operator says that the wall clock is right: follow it at once. The alarm ends, unless the peers' clocks
-        say otherwise."""
+        """Follow the wall clock at once, because the operator says that it is right.
+
+        The alarm ends, unless the peers' clocks contradict."""
         self._follow()
         self.peers.acquit()
         self.peers.judge(self._offset, self._last)
         return self.status()
 
     def _follow(self) -> None:
-        """Take the wall clock's time as it is. It is read before the monotonic clock, here and above: when the machine
-        does something else in between, the error is on the late side. Of `PAIRS` looks the least late one counts, as
-        what is wrong here takes a long time to be slewed away."""
+        """Adopt the time of the wall clock.
+
+        The wall clock is read before the monotonic clock, here and above: if the machine pauses in between, the error
+        is on the late side. The least late of `PAIRS` readings counts, as an error here takes long to be slewed
+        away."""
         self._offset = -math.inf
         for _ in range(PAIRS):
             wall_s = self._wall()

@@ -1,17 +1,19 @@
-"""The guarded clocks of the other nodes, and what they say of this one's (pure).
+"""Judge this node's guarded clock by the guarded clocks of the other nodes. No side effects.
 
-A clock that was asked for over a link was read somewhere between the question and the answer: it lies in an interval as
-wide as the round trip, and where all intervals of late overlap. It is kept as its distance from this node's monotonic
-clock, so that it stays right when this node's own guarded clock is slewed or set.
+A peer's clock was read at some time between the request and the reply. So it lies in an interval as wide as the round
+trip, and within the overlap of all recent intervals. It is stored as its distance from this node's monotonic clock. So
+it stays valid when this node's guarded clock is slewed or set.
 
-Every node judges only itself, by what is certain wherever in their intervals the clocks are. Its clock is off when the
-median of all clocks, its own among them, is further away than `max_drift`. When as many contradict as agree there is no
-such median: the clock is disputed. Then one that has agreed before has the better claim than one that was just started;
-of two that were just started neither has. A clock agrees with the others once that is certain of a majority of the
-cluster, itself included; one that has not, for a while, although there are peers, is uncompared.
+Every node judges only its own clock, by statements that hold wherever in their intervals the clocks are:
 
-A clock that has not agreed yet, or is found to be off, stamps nothing for a while: it may turn out to be right, or
-others may take over whose clocks are.
+- *Off*: the median of all clocks, including its own, is further away than `max_drift`.
+- *Disputed*: as many clocks contradict it as agree, so there is no such median. A clock that has agreed before then
+  takes precedence over one that was just started. If both were just started, neither does.
+- *Agreed*: it is certain that it agrees with a majority of the cluster, including itself.
+- *Uncompared*: there are peers, but it has not agreed for a while.
+
+A clock that has not agreed yet, or is off, stamps nothing for a while: it may turn out to be right, or nodes with right
+clocks may take over.
 """
 
 from __future__ import annotations
@@ -24,29 +26,32 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 SAMPLES_KEPT: Final = 8
-"""Of a peer: its clock is where they all say that it may be."""
+"""Number of samples kept of a peer. Its clock is where all their intervals overlap."""
 FRESH_S: Final = 10.0
-"""What is older counts no more."""
+"""Age in s above which a sample or report does not count."""
 COMPARED_WITHIN_S: Final = 10.0
-"""So long after its start, or its first link, a node's clock need not have agreed with others', and stamps nothing."""
+"""Time in s, after its start or its first link, in which a clock that has not agreed with others yet stamps nothing."""
 AGREE_OF_DRIFT: Final = 0.75
-"""A clock that was off, or disputed, agrees again only within this part of `max_drift`: nothing flaps at the edge."""
+"""Part of `max_drift` within which a clock that was off or disputed agrees again, so that the state does not flap."""
 RATE: Final = 0.001
-"""How much two clocks go apart, generously (a slew of 500 ppm, two crystals)."""
+"""Upper bound of the rate at which two clocks diverge (a slew of 500 ppm, two crystals)."""
 
 
 class Standing(enum.IntEnum):
-    """How a node's clock stands among the others. Leadership goes to a better standing only: so it never comes back."""
+    """The state of a node's clock relative to the others.
+
+    Leadership moves only to a better state, so it never moves back and forth.
+    """
 
     GOOD = 0
     DOUBTED = 1
-    """Its wall clock has left it, or as many clocks contradict it as agree with it; or nothing is certain of it."""
+    """The wall clock has left it, as many clocks contradict as agree with it, or nothing is certain about it."""
     OFF = 2
-    """It is further from the others' than allowed; or, as a node tells others, it was not compared yet."""
+    """It is further from the others than allowed. Nodes also report this if their clock was not compared yet."""
 
 
 class Interval(NamedTuple):
-    """Where a clock is, ahead of another one, in seconds."""
+    """The range in which the difference of two clocks lies, in seconds."""
 
     low_s: float
     high_s: float
@@ -56,15 +61,18 @@ class Interval(NamedTuple):
         return (self.low_s + self.high_s) / 2
 
     def less(self, seconds: float) -> Interval:
-        """The same, ahead of a clock that is so far ahead."""
+        """Return the range relative to a clock that is `seconds` ahead."""
         return Interval(self.low_s - seconds, self.high_s - seconds)
 
 
 class Sample(NamedTuple):
+    """One reading of a peer's clock."""
+
     asked_s: float
     base_s: float
-    """The peer's guarded clock, less this node's monotonic clock."""
+    """The peer's guarded clock minus this node's monotonic clock."""
     error_s: float
+    """Maximum error of `base_s`, in s, at the time of the request."""
 
     def error_at(self, now_s: float) -> float:
         return self.error_s + (now_s - self.asked_s) * RATE
@@ -77,85 +85,92 @@ class Sample(NamedTuple):
 @dataclass(slots=True)
 class _Peer:
     standing: Standing = Standing.OFF
-    told_s: float = -math.inf
-    """When it was asked what it says of itself: it may have changed its mind right after."""
+    reported_s: float = -math.inf
+    """Time at which the last report was requested. The peer's state may have changed right after."""
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
 
     def add(self, sample: Sample) -> None:
         if any(sample.contradicts(other) for other in self.samples):
-            self.samples.clear()  # its clock was set, or this machine stood still: what was known is wrong now
+            self.samples.clear()  # its clock was set, or this machine paused: the older samples are wrong now
         self.samples.append(sample)
 
     def base(self, now_s: float) -> Interval | None:
-        """Where its guarded clock is, less this node's monotonic clock; None: nothing was heard of late."""
+        """Return the range of its guarded clock minus this node's monotonic clock; None if there is no recent
+        sample."""
         fresh = [(s.base_s, s.error_at(now_s)) for s in self.samples if now_s - s.asked_s <= FRESH_S]
         if not fresh:
             return None
-        # They all overlap: a sample that contradicts an earlier one takes the place of all before it.
+        # All ranges overlap: a sample that contradicts an earlier one replaces all earlier ones.
         return Interval(max([base_s - e_s for base_s, e_s in fresh]), min([base_s + e_s for base_s, e_s in fresh]))
 
 
 class PeerClocks:
-    """All times in seconds; `now_s`, `asked_s` on this node's monotonic clock, `own_base_s` as in `Sample`."""
+    """The clocks of all linked peers.
+
+    All times are in seconds. `now_s` and `asked_s` are on this node's monotonic clock; `own_base_s` is as
+    `Sample.base_s`.
+    """
 
     def __init__(self, max_drift_s: float, now_s: float) -> None:
         self.off = False
         self.disputed = False
         self.agreed = False
-        """This node's clock has agreed with a majority of the cluster since it was started."""
+        """True if this node's clock has agreed with a majority of the cluster since its start."""
         self.heard_majority = False
-        """Clocks of a majority are known, if not well enough to be certain of anything."""
+        """True if clocks of a majority are known, even if not well enough to be certain of anything."""
         self.nodes = 0
-        """Of the cluster, this one included; 0: not known."""
+        """Number of nodes in the cluster, including this one; 0 if unknown."""
         self.uncompared = False
-        """There are peers, and for too long nothing was certain of this node's clock."""
+        """True if there are peers, and nothing has been certain about this node's clock for too long."""
         self._max_drift_s = max_drift_s
         self._certain_s = now_s
-        """When something was certain last, or the first of these peers was linked."""
+        """Time at which something was last certain, or the first of the current peers was linked."""
         self._unsure_s = now_s
-        """Since when this clock is to be compared before it stamps anything."""
+        """Time since which this clock must be compared before it stamps anything."""
         self._anew_s = -math.inf
-        """When that began anew last because the first of its peers had come."""
+        """Time at which that last restarted because a first peer was linked."""
         self._has_heard = False
-        """Something is known of others, as it was judged last."""
+        """True if peers' clocks were known at the last judgement."""
         self._peers: dict[str, _Peer] = {}
 
     # -- what is heard --------------------------------------------------------------------------------------------
 
     def linked(self, node: str, now_s: float) -> None:
-        """There is a link with a peer: its clock is to be heard."""
+        """Register a linked peer, whose clock will be heard."""
         if not self._peers:
             self._certain_s = now_s
-            if now_s - self._anew_s > 2 * COMPARED_WITHIN_S:  # where links come and go the waiting ends in between
+            if now_s - self._anew_s > 2 * COMPARED_WITHIN_S:  # if links come and go, the wait ends in between
                 self._anew_s = self._unsure_s = now_s
         self._peers.setdefault(node, _Peer())
 
     def heard(self, node: str, guarded_s: float, standing: Standing, asked_s: float, now_s: float) -> None:
-        """A peer's answer."""
+        """Record a peer's reply."""
         self.linked(node, asked_s)
         peer = self._peers[node]
-        peer.standing, peer.told_s = standing, asked_s
+        peer.standing, peer.reported_s = standing, asked_s
         error_s = (now_s - asked_s) / 2
         peer.add(Sample(asked_s, guarded_s - asked_s - error_s, error_s))
 
     def worse(self, node: str, standing: Standing) -> None:
-        """A peer said, nobody knows when, how its clock stands. Only bad news counts: good news may be old."""
+        """Record a state that a peer reported without a known time.
+
+        Only a worse state counts: a better one may be outdated."""
         if node in self._peers:
             self._peers[node].standing = max(standing, self._peers[node].standing)
 
     def forget(self, node: str) -> None:
-        """There is no link with it any more."""
+        """Forget a peer whose link has ended."""
         self._peers.pop(node, None)
 
     # -- what follows ---------------------------------------------------------------------------------------------
 
     def offsets(self, own_base_s: float, now_s: float) -> dict[str, Interval]:
-        """How far ahead of this node's guarded clock each peer's is that is known at present."""
+        """Return how far each peer's clock is ahead of this node's guarded clock, if known now."""
         known = {node: peer.base(now_s) for node, peer in self._peers.items()}
         return {node: base.less(own_base_s) for node, base in known.items() if base is not None}
 
     def judge(self, own_base_s: float, now_s: float) -> None:
-        """Say anew whether this node's clock has agreed with the others', or is off, disputed, or uncompared."""
+        """Decide again whether this node's clock has agreed with the others, or is off, disputed or uncompared."""
         offsets = self.offsets(own_base_s, now_s).values()
         was_off, had_heard, self._has_heard = self.off, self._has_heard, bool(offsets)
         self.heard_majority = bool(offsets) and 2 * (len(offsets) + 1) > self.nodes
@@ -165,24 +180,25 @@ class PeerClocks:
             if self._judge(low, high, 2 * (len(near) + 1) > self.nodes):
                 self._certain_s = now_s
         else:
-            self.disputed = False  # nobody contradicts; and nobody takes back that it is off
+            self.disputed = False  # no clock contradicts it; none shows either that it is no longer off
             if self.nodes == 1:
                 self.stand_alone(now_s)
         if (self.off and not was_off) or (had_heard and not offsets):
-            self._unsure_s = now_s  # nobody better was known so far, or is known any more
+            self._unsure_s = now_s  # no better clock was known before, or none is known any more
         uncertain_s = now_s - self._certain_s
         if self._peers and uncertain_s > self._max_drift_s / RATE:
-            self.agreed = False  # it may be as far away as that by now
+            self.agreed = False  # by now it may be that far away
         self.uncompared = bool(self._peers) and not self.agreed and uncertain_s > COMPARED_WITHIN_S
 
     def stand_alone(self, now_s: float) -> None:
-        """This node is the whole cluster, and stamps what there is: who joins it has to agree with it."""
+        """Note that this node is the whole cluster. Its clock counts as agreed: nodes that join must agree with it."""
         if not self.off:
             self.agreed, self._certain_s = True, now_s
 
     def _judge(self, low: Interval, high: Interval, near_majority: bool) -> bool:
-        """By where the two medians are, and whether a majority of the cluster is certainly near. Whether that made
-        anything certain."""
+        """Judge by the ranges of the two medians, and by whether a majority of the cluster is certainly near.
+
+        Return whether anything is certain."""
         most_s = self._max_drift_s
         if low.low_s > most_s or high.high_s < -most_s:
             self.off, self.disputed = True, False
@@ -196,20 +212,22 @@ class PeerClocks:
             self.agreed, self.off, self.disputed = self.agreed or near_majority, False, False
             return True
         if self.disputed and high.low_s <= agree_s and low.high_s >= -agree_s:
-            self.off = self.disputed = False  # another one is there now, which may well be here
+            self.off = self.disputed = False  # one more clock is known now, and it may well agree
         return False
 
     def waits(self, now_s: float) -> bool:
-        """Whether this node's clock is to stamp nothing yet: it has not agreed with the others', or is off, and may yet
-        agree, or be relieved by nodes with better clocks. Ends after `COMPARED_WITHIN_S`."""
+        """Return whether this node's clock must stamp nothing yet.
+
+        It has not agreed with the others, or is off. It may still agree, or nodes with better clocks may take over.
+        This ends after `COMPARED_WITHIN_S`."""
         return (self.off or not self.agreed) and now_s - self._unsure_s <= COMPARED_WITHIN_S
 
     def acquit(self) -> None:
-        """Somebody says that this node's clock is right. The next judgement may say otherwise."""
+        """Note that an operator says that this node's clock is right. The next judgement may differ."""
         self.off = self.disputed = False
 
     def confirm(self, step_s: float, own_base_s: float, now_s: float) -> bool:
-        """Whether the median of the peers' clocks is there, too, where this node's wall clock stepped to."""
+        """Return whether the median of the peers' clocks confirms a step of this node's wall clock."""
         offsets = self.offsets(own_base_s, now_s).values()
         if not offsets:
             return False
@@ -217,7 +235,8 @@ class PeerClocks:
         return step_s - self._max_drift_s <= low.low_s and high.high_s <= step_s + self._max_drift_s
 
     def better(self, than: Standing, since_s: float, own_base_s: float, now_s: float) -> set[str]:
-        """Peers of a better standing, by what they said after `since_s`, whose clocks may be right, seen from here."""
+        """Return the peers in a better state, by reports after `since_s`, whose clocks may be right as seen from
+        here."""
         offsets = self.offsets(own_base_s, now_s)
         low, high = _median_intervals([_HERE, *offsets.values()])
         since_s = max(since_s, now_s - FRESH_S)
@@ -225,18 +244,19 @@ class PeerClocks:
             node
             for node, offset in offsets.items()
             if self._peers[node].standing < than
-            and self._peers[node].told_s >= since_s
+            and self._peers[node].reported_s >= since_s
             and low.low_s - self._max_drift_s <= offset.high_s
             and offset.low_s <= high.high_s + self._max_drift_s
         }
 
-    def told(self, now_s: float) -> dict[str, Standing]:
-        """What peers said of themselves of late."""
-        return {node: peer.standing for node, peer in self._peers.items() if now_s - peer.told_s <= FRESH_S}
+    def recent_standings(self, now_s: float) -> dict[str, Standing]:
+        """Return the recent states that peers reported."""
+        return {node: peer.standing for node, peer in self._peers.items() if now_s - peer.reported_s <= FRESH_S}
 
     def median(self, own_base_s: float, now_s: float) -> float | None:
-        """How far ahead of this node's guarded clock the median of the peers' is, as well as that is known; None: none
-        is known."""
+        """Return how far the median of the peers' clocks is ahead of this node's guarded clock, approximately.
+
+        None if none is known."""
         offsets = self.offsets(own_base_s, now_s).values()
         return sum(_medians([offset.middle_s for offset in offsets])) / 2 if offsets else None
 
@@ -246,13 +266,13 @@ _HERE: Final = Interval(0.0, 0.0)
 
 
 def _median_intervals(intervals: Collection[Interval]) -> tuple[Interval, Interval]:
-    """Where the lower and the upper median are, wherever in its interval each clock is."""
+    """Return the ranges of the lower and the upper median, wherever in its range each clock is."""
     lows = _medians([interval.low_s for interval in intervals])
     highs = _medians([interval.high_s for interval in intervals])
     return Interval(lows[0], highs[0]), Interval(lows[1], highs[1])
 
 
 def _medians(values: Collection[float]) -> tuple[float, float]:
-    """The lower and the upper median: the same one of an odd number of values."""
+    """Return the lower and the upper median. They are equal for an odd number of values."""
     rising = sorted(values)
     return rising[(len(rising) - 1) // 2], rising[len(rising) // 2]

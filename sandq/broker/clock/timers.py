@@ -1,4 +1,4 @@
-"""One task drives every timer of a node: a heap of instants on the guarded clock."""
+"""Run every timer of a node in one task: a heap of instants on the guarded clock."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import trio
 from sandq.broker.clock.guarded_clock import GuardedClock
 
 LONGEST_SLEEP_S = 1.0
-"""The guarded clock is slewed while we sleep, and the machine may be."""
+"""Maximum sleep in s: the guarded clock is slewed meanwhile, and the machine may be suspended."""
 STALE_LEAST = 64
-"""Cancelled timers that are left where they are; more are taken out once they are the most."""
+"""Number of cancelled timers that stay in the heap. Above that, they are removed once they are the majority."""
 
 
 class Timer:
-    """A call that is to come."""
+    """A scheduled call."""
 
     __slots__ = ("_timers", "call")
 
@@ -27,31 +27,33 @@ class Timer:
         self._timers = timers
 
     def cancel(self) -> None:
-        """Do not call, and hold nothing any more; of one that was called nothing."""
+        """Cancel the call and release it. Do nothing if it was called."""
         if self.call is not None:
             self.call = None
             self._timers.note_cancelled()
 
     def fire(self) -> None:
-        """Call, unless it was cancelled."""
+        """Call it, unless it was cancelled."""
         call, self.call = self.call, None
         if call is not None:
             call()
 
 
 class Timers:
+    """The timers of a node."""
+
     def __init__(self, clock: GuardedClock) -> None:
         self._clock = clock
         self._heap: list[tuple[int, int, Timer]] = []
         self._stale = 0
-        """Cancelled ones in the heap, at most."""
+        """Upper bound of the number of cancelled timers in the heap."""
         self._order = count()
         self._wake = trio.Event()
         self._sleeping_until_ms: float = math.inf
-        clock.listen(on_step=self._look_again)
+        clock.listen(on_step=self._wake_up)
 
     def at(self, at_ms: int, call: Callable[[], None]) -> Timer:
-        """Call once the guarded clock has reached `at_ms`, unless the timer is cancelled before."""
+        """Call `call` once the guarded clock has reached `at_ms`, unless the timer is cancelled before."""
         timer = Timer(self, call)
         heapq.heappush(self._heap, (at_ms, next(self._order), timer))
         if self._wakes(at_ms):
@@ -59,15 +61,15 @@ class Timers:
         return timer
 
     def _wakes(self, at_ms: int) -> bool:
-        """Whether a new timer is due before the task looks again."""
+        """Return whether a new timer is due before the task checks again."""
         return at_ms < self._sleeping_until_ms
 
     def __len__(self) -> int:
-        """Timers that are kept, those that were cancelled and not taken out yet included."""
+        """Return the number of timers in the heap, including cancelled ones that are not removed yet."""
         return len(self._heap)
 
     def note_cancelled(self) -> None:
-        """One of these timers was cancelled."""
+        """Note that one of these timers was cancelled."""
         self._stale += 1
         if self._stale > max(STALE_LEAST, len(self._heap) // 2):
             self._heap = [entry for entry in self._heap if entry[2].call is not None]
@@ -80,14 +82,15 @@ class Timers:
             self._stale -= 1
         timer.fire()
 
-    def _look_again(self) -> None:
+    def _wake_up(self) -> None:
         self._wake.set()
 
     def pause_ms(self, ms: int) -> int:
-        """How long to pause before more of some work that no message waits for."""
+        """Return how long to pause before more background work."""
         return ms
 
     async def run(self) -> None:
+        """Run the timers until cancelled."""
         while True:
             now_ms = self._clock.now_ms()
             while self._heap and self._heap[0][0] <= now_ms:

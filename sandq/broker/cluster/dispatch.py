@@ -145,7 +145,7 @@ class PeerDispatch:
             self._controller.settled(body)
             self._changed.set()
         elif kind == PeerFrame.SICK and isinstance(body, tuple) and [type(part) for part in body] == [str, bool]:
-            self._sick_peers.told(node, *body)
+            self._sick_peers.heard(node, *body)
         elif kind == PeerFrame.DIGEST:
             return self._digests.on_frame(node, body)
         elif kind in (PeerFrame.LIMITS_ASKED, PeerFrame.LIMITS_TOLD):

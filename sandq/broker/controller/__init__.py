@@ -1,1 +1,1 @@
-"""Cluster metadata: changing it, following it, and placing replicas by it."""
+"""Cluster metadata: change it, act on it, and place replicas according to it."""

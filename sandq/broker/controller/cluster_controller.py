@@ -1,7 +1,7 @@
-"""Run the cluster as its metadata leader: register nodes, detect failed ones, change who votes, assign replicas.
+"""Run the cluster on the metadata leader: register nodes, detect failed ones, choose voters, assign replicas.
 
-Each pass looks at the cluster and makes one change after the other; the next leader goes on from the metadata. All of
-it happens in `tend`, which is called again and again while this node leads.
+The owner calls `tend` repeatedly while this node leads. Each call inspects the cluster and makes its changes one after
+the other. All decisions are recorded in the metadata, so the next leader continues from there.
 """
 
 from __future__ import annotations
@@ -36,20 +36,24 @@ from sandq.raft import Members
 log = structlog.get_logger("sandq.cluster")
 
 FAILED_S: Final = 5.0
-"""So long a node is neither linked nor alive by gossip before it is written down that it has failed."""
+"""Time in s for which a node must be neither linked nor alive by gossip before it is recorded as failed."""
 MARKED_AHEAD_MS: Final = 60_000
-"""A mark that is so much later than now was made by a wrong clock."""
+"""Time in ms by which a failure mark may be in the future. A later mark was made by a wrong clock."""
 LOOKED_AWAY_S: Final = 10.0
-"""Who has not looked for so long does not know since when a node is missing."""
+"""Time in s between two checks after which it is unknown since when nodes have been missing."""
 
-_told = attrgetter("addresses", "zone", "weight", "incarnation", "lowest_level", "highest_level")
-"""What a node says of itself, of a record and of the command that writes it."""
+_description = attrgetter("addresses", "zone", "weight", "incarnation", "lowest_level", "highest_level")
+"""The part of a node's record, and of the command that writes it, that the node reports itself."""
 
 Report = tuple[int, int, bool]
-"""(group, epoch, whole): of the committed configuration of a group, by its leader; see `metadata.commands.Settle`."""
+"""As reported by the leader of a group about its committed configuration: (group, epoch, whole).
+
+See `metadata.commands.Settle`."""
 
 
 class ClusterController:
+    """The work of the metadata leader."""
+
     def __init__(
         self,
         *,
@@ -63,7 +67,7 @@ class ClusterController:
         partitions_per_node: int,
         feature_level: FeatureLevel | None = None,
     ) -> None:
-        """`partitions_per_node`: how many a node holds before others are to take what moves."""
+        """Create it. `partitions_per_node`: number of partitions on a node above which other nodes are preferred."""
         self.feature_level = FeatureLevel(directory) if feature_level is None else feature_level
         self._joining = joining
         self._directory = directory
@@ -74,21 +78,24 @@ class ClusterController:
         self._reassign_after_ms = reassign_after_ms
         self._partitions_per_node = partitions_per_node
         self._settled: dict[int, tuple[int, bool]] = {}
+        """Latest reports of group leaders that are not recorded yet: epoch and `whole`, by group."""
         self._missing: dict[str, float] = {}
-        """Since when, on trio's clock."""
+        """Time since which a node is missing, on trio's clock, by node."""
         self._looked_s = 0.0
         self._not_before_s = 0.0
-        """When it is tried again to let another node lead metadata, which did not come about."""
+        """Time before which the metadata is not handed over again, after an attempt that failed."""
         self._planned: tuple[int, frozenset[str], frozenset[int]] | None = None
-        """For what it was found last that nothing is to be changed."""
+        """Inputs of the last plan that had no changes."""
 
     def settled(self, reports: Sequence[Report]) -> None:
-        """Take what leaders of groups report."""
+        """Store what leaders of groups report."""
         for group, epoch, whole in reports:
             self._settled[group] = epoch, whole
 
     async def tend(self, metadata: RaftGroup) -> None:
-        """Raises SandqError when something could not be done now."""
+        """Do what is due: admit, register and mark nodes, choose voters, and assign replicas.
+
+        Raise SandqError if something cannot be done now."""
         await self._joining.take_in(metadata)
         await self.register(metadata)
         self._joining.welcome(metadata)
@@ -102,16 +109,16 @@ class ClusterController:
     # -- nodes ----------------------------------------------------------------------------------------------------
 
     async def register(self, metadata: RaftGroup) -> None:
-        """Write down the members that are connected, as they are now."""
+        """Record the linked members with their current attributes."""
         for peer in self._directory.linked():
             members = metadata.members
             member = own_member(peer.node_id, (*members.voters, *members.learners))
             if member is None:
                 continue
-            # As it is now: while the one before was registered another node may have led.
+            # Read it again each time: another node may have led while the previous one was registered.
             record = metadata.status.nodes.get(peer.node_id)
             if record is not None and record.store_uuid != peer.store_uuid:
-                continue  # it lost its disk, and waits until it is removed and comes anew
+                continue  # it lost its disk, and waits until it is removed and joins again
             if metadata.status.feature_level not in peer.levels:
                 continue  # its link is about to be ended: see `PeerDirectory.end_unfit`
             incarnation = incarnation_of(member)
@@ -125,11 +132,11 @@ class ClusterController:
                 lowest_level=peer.levels.lowest,
                 highest_level=peer.levels.highest,
             )
-            if record is None or _told(record) != _told(found):
+            if record is None or _description(record) != _description(found):
                 await metadata.call(found)
 
     async def _mark(self, metadata: RaftGroup) -> None:
-        """Who has failed, and who is back."""
+        """Record which nodes have failed, and which are back."""
         now_s = trio.current_time()
         if now_s - self._looked_s > LOOKED_AWAY_S:
             self._missing.clear()
@@ -147,7 +154,7 @@ class ClusterController:
                 continue
             missing_s = now_s - self._missing.setdefault(node.node_id, now_s)
             now_ms, since_ms = self._now_ms(), node.failed_since_ms
-            # A mark of a later time than now is of a wrong clock: the node would be replaced only long after that.
+            # A mark in the future is from a wrong clock: the node would be replaced only long after that time.
             is_marked = since_ms is not None and since_ms <= now_ms + MARKED_AHEAD_MS
             if not is_marked and missing_s >= FAILED_S:
                 log.warning("a node has failed", failed=node.node_id, reassign_after_ms=self._reassign_after_ms)
@@ -155,7 +162,7 @@ class ClusterController:
         await _all(metadata, commands)
 
     async def _remove(self, metadata: RaftGroup) -> None:
-        """Forget those that are to be, and that nothing depends on any more."""
+        """Delete the nodes that are being removed, once nothing depends on them."""
         view, members = self._view(metadata), metadata.members
         for node in list(view.nodes.values()):
             is_member = own_member(node.node_id, (*members.voters, *members.learners)) is not None
@@ -166,7 +173,8 @@ class ClusterController:
     # -- members of the metadata group ----------------------------------------------------------------------------
 
     async def _keep_members(self, metadata: RaftGroup) -> None:
-        """One step towards: all registered nodes are members, and the right ones vote (`metadata_members.py`)."""
+        """Make one step: every registered node becomes a member, and the right ones get a vote
+        (`metadata_members.py`)."""
         group, view, members = metadata.group, self._view(metadata), metadata.members
         if group.is_changing:
             return
@@ -188,7 +196,8 @@ class ClusterController:
                 self._not_before_s = trio.current_time() + AGAIN_S
 
     def _is_leaving(self, node: str, view: MetadataView) -> bool:
-        """It is to be forgotten, and nothing depends on it; or it was gone before it was registered."""
+        """Return whether a node can leave: it is being removed and holds nothing, or it left before it was
+        registered."""
         record = view.nodes.get(node)
         if record is None:
             return all(node != peer.node_id for peer in self._directory.linked())
@@ -197,10 +206,12 @@ class ClusterController:
     # -- who holds what -------------------------------------------------------------------------------------------
 
     async def _settle(self, metadata: RaftGroup) -> None:
+        """Record the reports of group leaders."""
         reports, self._settled = self._settled, {}
         await _all(metadata, [m.Settle(group, *report) for group, report in reports.items()])
 
     async def _plan(self, metadata: RaftGroup) -> None:
+        """Plan and record new assignments of partitions, unless nothing has changed since the last plan."""
         view = self._view(metadata)
         now_ms = self._now_ms()
         led = frozenset([group for group in view.partition_of_group if self._may_assign(group)])
@@ -219,7 +230,7 @@ class ClusterController:
         )
         changes = await trio.to_thread.run_sync(plan)
         if changes:
-            log.info("partitions are assigned anew", partitions=sum(isinstance(c, m.Assign) for c in changes))
+            log.info("partitions are reassigned", partitions=sum(isinstance(c, m.Assign) for c in changes))
             await _all(metadata, changes)
         else:
             self._planned = case
@@ -239,7 +250,7 @@ class ClusterController:
 
 
 async def _all(metadata: RaftGroup, commands: Sequence[m.Command]) -> None:
-    """Those that came too late are refused, and looked at again."""
+    """Commit these changes. Refused ones are logged; the next round decides again."""
     for command, result in zip(commands, await answers_of([(metadata, c) for c in commands]), strict=True):
         if isinstance(result, SandqError):
             log.info("a change of metadata was refused", change=type(command).__name__, error=result.message)

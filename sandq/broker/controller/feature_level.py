@@ -1,4 +1,4 @@
-"""The feature level of the cluster: it rises once every node knows a higher one, by itself or when it is told to."""
+"""Raise the feature level of the cluster once every node supports a higher one, automatically or on request."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ log = structlog.get_logger("sandq.cluster")
 
 
 class Finalized(NamedTuple):
-    """From which level to which."""
+    """The level before and after."""
 
     before: int
     after: int
 
 
 class FeatureLevel:
-    """Of the cluster, as far as the node sees to it that leads the metadata."""
+    """The feature level of the cluster, on the metadata leader."""
 
     def __init__(self, directory: PeerDirectory, *, rises_by_itself: bool = True) -> None:
-        """A cluster without topics rises by itself in any case: nothing is stored in it that one could want to go back
-        with."""
+        """Create it.
+
+        Even without `rises_by_itself`, the level of a cluster without topics rises: it stores nothing with which an
+        older version would have to be compatible."""
         self._directory = directory
         self._rises_by_itself = rises_by_itself
 
     async def tend(self, metadata: RaftGroup) -> None:
-        """Come to the highest level that every node knows, unless that is to be asked for."""
+        """Raise the level to the highest one that every node supports, unless an operator must request that."""
         view: MetadataView = metadata.status
         if self._rises_by_itself or not view.topics:
             await self._raise_to(metadata, self._reachable(metadata))
 
     async def finalize(self, metadata: RaftGroup, *, dry_run: bool) -> Finalized:
-        """Come to the highest level that every node knows, now; `dry_run`: only say which. There is no way back.
+        """Raise the level to the highest one that every node supports. This cannot be undone.
 
-        Raises Conflict when the cluster is there already, and says who knows no higher one.
-        """
+        `dry_run`: only return the levels. Raise Conflict if the cluster has that level already; the error names the
+        nodes that support no higher one."""
         metadata.check_ready()
         view: MetadataView = metadata.status
         before, after = view.feature_level, self._reachable(metadata)
         if after <= before:
-            raise Conflict(
-                f"the cluster is at feature level {before}, and comes to no other: {self._why_not(metadata)}"
-            )
+            raise Conflict(f"the cluster is at feature level {before}, and cannot be raised: {self._why_not(metadata)}")
         if not dry_run:
             await self._raise_to(metadata, after)
         return Finalized(before, after)
@@ -58,12 +58,15 @@ class FeatureLevel:
     async def _raise_to(self, metadata: RaftGroup, level: int) -> None:
         view: MetadataView = metadata.status
         if level > view.feature_level:
-            await metadata.call(m.RaiseFeatureLevel(level))  # nothing may be awaited since the nodes were looked at
-            log.info("the cluster comes to another feature level", feature_level=level)
+            # Nothing may be awaited between reading the nodes' levels and this call.
+            await metadata.call(m.RaiseFeatureLevel(level))
+            log.info("the cluster was raised to a higher feature level", feature_level=level)
 
     def _reachable(self, metadata: RaftGroup) -> int:
-        """The highest level that every node knows: as it is registered, and as it says of itself now, which may be less
-        when it is back with an older version. A member that is not registered yet may know less, too."""
+        """Return the highest level that every node supports.
+
+        Both the registered levels of a node and those that it reports now count: the latter are lower if it runs an
+        older version again. A member that is not registered yet may support less, too."""
         view: MetadataView = metadata.status
         if self._unregistered(metadata):
             return view.feature_level
@@ -78,11 +81,12 @@ class FeatureLevel:
         return [node_of(member) for member in (*members.voters, *members.learners) if node_of(member) not in view.nodes]
 
     def _why_not(self, metadata: RaftGroup) -> str:
+        """Return why no higher level can be reached, in words."""
         view: MetadataView = metadata.status
         missing = self._unregistered(metadata)
         if missing:
-            return f"{', '.join(sorted(missing))} has not said yet which ones it knows: ask again in a moment"
+            return f"{', '.join(sorted(missing))} has not reported yet which levels it supports: ask again in a moment"
         known = {node.node_id: node.levels for node in view.nodes.values()}
         known |= {peer.node_id: peer.levels for peer in self._directory.linked() if peer.node_id in known}
-        told = ", ".join(f"{node} knows {levels}" for node, levels in sorted(known.items()))
-        return f"{told}. Upgrade the nodes that know no higher one, or remove them"
+        nodes = ", ".join(f"{node} supports {levels}" for node, levels in sorted(known.items()))
+        return f"{nodes}. Upgrade the nodes that support no higher one, or remove them"

@@ -1,4 +1,4 @@
-"""Changes of metadata, one at a time, by the node that leads it."""
+"""Make changes of metadata one at a time, on the node that leads it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from sandq.model.members import node_of
 T = TypeVar("T")
 
 LEADERS_WAIT_S = 10.0
-"""For all partitions of a new topic to be led, or one by the node that is to."""
+"""Time in s to wait until all partitions of a new topic are led, or one of them by a given node."""
 OTHERS_WAIT_S = 2.0
-"""For the other nodes to know of a change before it is answered."""
+"""Time in s to wait until the other nodes know of a change, before it is answered."""
 
 
 class MetadataChanges:
-    """Every change is made from its start to its end, one at a time, whatever becomes of who asked for it. All raise
-    NotLeader, StorageFailed, and TimedOut where the outcome is unknown."""
+    """Changes of metadata.
+
+    Each change runs from start to end, one at a time, even if the client is gone. All methods raise NotLeader,
+    StorageFailed, and TimedOut if the outcome is unknown.
+    """
 
     def __init__(self, node_log: NodeLog, progress: MetadataProgress, links: PeerLinks, nursery: trio.Nursery) -> None:
-        """`nursery` outlives every connection."""
+        """Create it. `nursery` must outlive every connection."""
         self._node_log = node_log
         self._progress = progress
         self._links = links
@@ -59,14 +62,15 @@ class MetadataChanges:
             there = [node for node in voters if node in up]
             if leader not in up and 2 * len(there) <= len(voters):
                 raise Unavailable(
-                    f"nothing can be changed: of the {len(voters)} nodes that vote on what the cluster is, "
-                    f"{len(voters) - len(there)} cannot be reached from here, and a majority must be there"
+                    f"nothing can be changed: of the {len(voters)} nodes that vote on metadata, "
+                    f"{len(voters) - len(there)} cannot be reached from here, and a majority is required"
                 ) from None
             raise
 
     async def change(self, command: Callable[[MetadataView], m.Command]) -> Any:
-        """Change metadata as `command` says of what it is by then; what the command gives. Raises what `command`
-        raises, and what refuses the command."""
+        """Commit the command that `command(view)` returns for the metadata at that time. Return its result.
+
+        Raise the errors of `command` and of the commit."""
         self.check_ready()
 
         async def change() -> Any:
@@ -75,10 +79,10 @@ class MetadataChanges:
         return await self.run(change)
 
     async def commit(self, command: m.Command) -> Any:
-        """Change metadata. Return once this node has done what it says then. Call it within `run`."""
+        """Commit a command. Return once this node has acted on it. Call it within `run`."""
         result = await self.metadata.call(command)
         index = self.view.applied_index
-        # The others learn with the next message what is committed: now, not with the next heartbeat.
+        # The other members learn the commit index with the next message: send one now instead of at the next heartbeat.
         self.metadata.hurry()
         with trio.move_on_after(LEADERS_WAIT_S):
             await self._progress.until(index)
@@ -87,18 +91,18 @@ class MetadataChanges:
         return result
 
     async def run(self, change: Callable[[], Awaitable[T]]) -> T:
-        """Make a change from its start to its end, after those that were begun before, even if the caller is gone."""
+        """Run a change from start to end, after the earlier ones, even if the caller is gone."""
         answer: list[T | Exception] = []
         finished = trio.Event()
 
         async def run() -> None:
             try:
-                await self._take_turn()
+                await self._acquire()
                 try:
                     answer.append(await change())
                 finally:
                     self._one.release()
-            except Exception as error:  # a fault, too, is for who asked, and not for the node
+            except Exception as error:  # also an unexpected error is raised to the caller, and does not stop the node
                 answer.append(error)
             finished.set()
 
@@ -108,9 +112,10 @@ class MetadataChanges:
             raise answer[0]
         return answer[0]
 
-    async def _take_turn(self) -> None:
-        """Hold `_one`. Raise what `check_ready` raises, as soon as it does: the change before this one may wait for its
-        outcome until another node leads."""
+    async def _acquire(self) -> None:
+        """Acquire `_one`. Stop waiting and raise as soon as `check_ready` raises.
+
+        The previous change may wait for its outcome until another node leads."""
         lost: list[SandqError] = []
         is_held = False
 

@@ -1,8 +1,8 @@
-"""Choose who learns and who votes in the metadata group, one step at a time (pure).
+"""Choose the learners and voters of the metadata group, one step at a time. No side effects.
 
-every registered node comes, as a learner; whoever is to vote does so once it has all of the log
-a learner that is to be forgotten goes
-only then a voter goes that is not to vote, those first that cannot be reached; the leader last: it hands over before
+- Every registered node becomes a learner, and a voter if it should vote and has all of the log.
+- A learner that is being removed leaves.
+- Only then do surplus voters leave, unreachable ones first. The leader is last: it hands over the leadership first.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ def next_members(
     lost: Collection[str],
     leaving: Collection[str],
 ) -> Members | set[str] | None:
-    """The next configuration of the metadata group, which `own` leads; or the nodes one of which is to lead it instead;
-    or None, when nothing can be done now, or need not.
+    """Return the next configuration of the metadata group, which `own` leads.
 
-    `caught_up`: the learners that have all of the log. `up`: nodes that can be reached; `known`: those among them that
-    have the store that is registered. `lost`: nodes that have failed for long. `leaving`: nodes to be forgotten."""
+    Return a set of nodes if one of them must lead instead, or None if nothing can or must be done now.
+
+    `caught_up`: learners that have all of the log. `up`: reachable nodes. `known`: those of them whose store is the
+    registered one. `lost`: nodes that have failed for long. `leaving`: nodes that are being removed."""
     voters, learners = members
     voting = {node_of(voter) for voter in voters}
     wanted = next_voters(nodes, voting, VOTERS_MOST, lost)
@@ -53,4 +54,4 @@ def next_members(
     if not others:
         return wanted.intersection(up)
     rest = tuple([voter for voter in voters if voter != others[0]])
-    return Members(rest, learners) if has_majority(rest, up) else None  # else nothing could be changed any more
+    return Members(rest, learners) if has_majority(rest, up) else None  # otherwise no further change could be committed

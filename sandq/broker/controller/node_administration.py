@@ -1,4 +1,4 @@
-"""Nodes drained and removed, leaders and replicas of single partitions moved: by an operator."""
+"""Operations on nodes, leaders and replicas that an operator requests: drain, remove, transfer, rebuild."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from sandq.protocol.requests_admin import (
 log = structlog.get_logger("sandq.broker")
 
 DROP_WAIT_S = 30.0
-"""Time in which a group must drop a member whose replica is rebuilt, in seconds."""
+"""Time in s in which a group must drop a member whose replica is rebuilt."""
 
 
 class NodeAdministration:
-    """Changes of which node holds and leads what. All raise as `MetadataChanges`."""
+    """Changes of which node holds and leads what. All methods raise the errors of `MetadataChanges`."""
 
     def __init__(self, changes: MetadataChanges, catalog: Catalog, routes: Routes, links: PeerLinks) -> None:
         self._changes = changes
@@ -48,8 +48,9 @@ class NodeAdministration:
         self._rebuilding: set[int] = set()
 
     async def change_node(self, request: NodeChange, caller: Caller) -> None:
-        """Drain a node, let it take part again, or let the cluster forget it. Returns when it is written down. Raises
-        NotFound, Conflict, InvalidRequest."""
+        """Drain a node, undo that, or remove a node from the cluster. Return when that is recorded.
+
+        Raise NotFound, Conflict, InvalidRequest."""
         self._changes.check_ready()
         if request.action == REMOVE:
             await self._remove(request.node)
@@ -57,20 +58,23 @@ class NodeAdministration:
             await self._drain(request.node, undo=request.action == UNDRAIN)
 
     async def _drain(self, node: str, *, undo: bool) -> None:
-        """Let a node hold nothing, or (`undo`) again: the moves come after. InvalidRequest when those that remain would
-        be too few."""
+        """Record that a node must hold nothing, or (`undo`) may again. The moves follow.
+
+        Raise InvalidRequest if too few nodes would remain."""
 
         async def change() -> None:
             self._node(node)
             if not undo:
                 self._check_without(node)
             await self._changes.commit(m.ChangeStanding(node, IN if undo else DRAINING))
-            log.info("a node takes part again" if undo else "a node is being drained", drained=node)
+            log.info("a node may hold replicas again" if undo else "a node is being drained", drained=node)
 
         await self._changes.run(change)
 
     async def _remove(self, node: str) -> None:
-        """Let the cluster forget a node that holds nothing, or that has failed, once nothing depends on it."""
+        """Record that a node is being removed.
+
+        It must hold nothing, or have failed. It is deleted once nothing depends on it."""
 
         async def change() -> None:
             record = self._node(node)
@@ -83,8 +87,10 @@ class NodeAdministration:
         await self._changes.run(change)
 
     async def transfer(self, request: Transfer, caller: Caller) -> None:
-        """Let a node that holds a partition lead it. Returns when it does. Raises UnknownTopic, UnknownPartition,
-        InvalidRequest when it does not hold it; TimedOut when it does not come to lead it."""
+        """Make a node that holds a partition its leader. Return when it leads.
+
+        Raise UnknownTopic, UnknownPartition, InvalidRequest (it does not hold the partition), or TimedOut (it does not
+        lead yet)."""
         topic, partition, node = request.topic, request.partition, request.node
         self._changes.check_ready()
 
@@ -105,11 +111,13 @@ class NodeAdministration:
             )
 
     async def rebuild(self, request: Rebuild, caller: Caller) -> None:
-        """Let a node drop its replica of a partition, and get it anew from the others. Returns when the others go on
-        without it and it is written down that it comes anew. Raises UnknownTopic, UnknownPartition; InvalidRequest when
-        the node does not hold it, or nobody else; Conflict when the others are not all there; TimedOut when it is not
-        dropped in time: then it stays as it is; and when metadata cannot be changed a second time, as when this node
-        ceases to lead in between: whoever leads then sees to it that there are as many again."""
+        """Make a node drop its replica of a partition and get a new one from the others.
+
+        Return when the group continues without the old replica and the assignment of the new one is recorded. Raise
+        UnknownTopic, UnknownPartition; InvalidRequest if the node does not hold the partition, or holds its only
+        replica; Conflict if not all other replicas are reachable. Raise TimedOut if the group does not drop it in time:
+        then it stays. Raise TimedOut also if the second change of metadata fails, for example because this node stops
+        leading: then the next metadata leader restores the number of replicas."""
         topic, partition, node = request.topic, request.partition, request.node
         self._changes.check_ready()
 
@@ -123,30 +131,32 @@ class NodeAdministration:
                 left = await self._until_dropped(placed.group)
                 if left is None:
                     raise TimedOut(
-                        f"partition {partition} of {topic!r} has not let {node} go within {DROP_WAIT_S:g} s: it keeps "
-                        "its replica; see that all nodes are there, and ask again"
+                        f"partition {partition} of {topic!r} has not dropped {node} within {DROP_WAIT_S:g} s: it keeps "
+                        "its replica; check that all nodes are running, and ask again"
                     )
                 try:
                     await self._changes.commit(m.Assign(placed.group, left.epoch, placed.nodes))
                 except (NotLeader, Overloaded, Unavailable, Conflict) as error:
-                    # To be asked again means that nothing was done.
+                    # An error that says to retry would mean that nothing was done.
                     raise TimedOut(
-                        f"{node} was to drop its replica of partition {partition} of {topic!r}, and to get it anew; "
-                        "whoever leads the metadata gives the partition as many replicas as before, this one or a new "
-                        f"one: if they differ still, ask again ({error.message})"
+                        f"{node} was to rebuild its replica of partition {partition} of {topic!r}, which may be "
+                        "dropped by now; the metadata leader gives the partition as many replicas as before, this "
+                        f"one or a new one: if they still differ, ask again ({error.message})"
                     ) from None
             finally:
                 self._rebuilding.discard(placed.group)
-            log.info("a replica is made anew", topic=topic, partition=partition, on=node)
+            log.info("a replica is being rebuilt", topic=topic, partition=partition, on=node)
 
         await self._changes.run(change)
 
     def is_rebuilding(self, group: int) -> bool:
-        """Whether a replica of a group is being dropped to be made anew: nobody else is to assign it meanwhile."""
+        """Return whether a replica of a group is being rebuilt. Meanwhile the planner must not assign it."""
         return group in self._rebuilding
 
     async def _until_dropped(self, group: int) -> Partition | None:
-        """The partition once its group has nobody any more whom its assignment does not name; None: not in time."""
+        """Return the partition once its group has only members that its assignment names.
+
+        Return None after the time limit."""
         with trio.move_on_after(DROP_WAIT_S):
             while (found := self._changes.view.partition(group)) is not None and found.former:
                 await self._changes.metadata.changed()
@@ -154,11 +164,13 @@ class NodeAdministration:
         return None
 
     def _check_others(self, topic: str, partition: int, placed: Partition, node: str) -> None:
-        """Whether the other replicas of a partition can go on without a node's, and make it anew."""
+        """Raise an error unless the other replicas can continue without a node's replica, and create it again."""
         if len(placed.nodes) == 1:
             raise InvalidRequest(f"{node} holds the only replica of partition {partition} of {topic!r}", topic=topic)
         if placed.moving or placed.former:
-            raise Conflict(f"partition {partition} of {topic!r} is being moved: ask again when it is done", topic=topic)
+            raise Conflict(
+                f"partition {partition} of {topic!r} is being moved: ask again when the move is done", topic=topic
+            )
         missing = sorted(set(placed.nodes) - {node} - self._links.reachable())
         if missing or self._routes.leader(placed.group) is None:
             why = f"{', '.join(missing)} cannot be reached" if missing else "it has no leader"
@@ -168,7 +180,7 @@ class NodeAdministration:
             )
 
     def _placed(self, topic: str, partition: int, node: str) -> Partition:
-        """A partition that a node is to hold."""
+        """Return a partition that is assigned to a node."""
         record = self._catalog.topic(topic).record
         if not 0 <= partition < len(record.partitions):
             raise UnknownPartition(f"topic {topic!r} has no partition {partition}", topic=topic)
@@ -186,43 +198,44 @@ class NodeAdministration:
         return record
 
     def _check_without(self, node: str) -> None:
-        """Whether the others are enough to hold everything."""
+        """Raise InvalidRequest if the other nodes are too few to hold everything."""
         others = sum(record.standing == IN for record in self._changes.view.nodes.values() if record.node_id != node)
         for topic in self._changes.view.topics.values():
             if topic.replicas > others:
                 raise InvalidRequest(
                     f"topic {topic.name!r} has {topic.replicas} replicas, and without {node} {others} nodes would be "
-                    "left: add a node first, or lower its replicas",
+                    "left: add a node first, or reduce its replicas",
                     topic=topic.name,
                 )
         if not others:
-            raise InvalidRequest(f"{node} is the only node: there is nowhere to go")
+            raise InvalidRequest(f"{node} is the only node: its partitions cannot move anywhere")
 
     async def _until_led_without(self, node: NodeRecord) -> None:
-        """Where a failed node held a replica an election may be under way yet."""
+        """Wait for elections in the groups of a failed node, which may still be in progress."""
         if node.failed_since_ms is not None:
             placed = [placed for topic in self._changes.view.topics.values() for placed in topic.partitions]
             with trio.move_on_after(LEADERS_WAIT_S):
                 await self._routes.until_led([one.group for one in placed if node.node_id in one.nodes])
 
     def _check_removable(self, node: NodeRecord) -> None:
+        """Raise Conflict unless a node can be removed."""
         view = self._changes.view
         held = holds(view.topics.values(), node.node_id)
         if node.failed_since_ms is None and held:
             raise Conflict(
-                f"{node.node_id} is there and holds {held} replicas: drain it first (or end it: a node is taken for "
+                f"{node.node_id} is running and holds {held} replicas: drain it first (or stop it: a node counts as "
                 "failed some seconds after it is gone)",
                 node=node.node_id,
             )
         if all(other.standing != IN for other in view.nodes.values() if other.node_id != node.node_id):
-            raise Conflict(f"{node.node_id} is the only node that is to stay", node=node.node_id)
+            raise Conflict(f"{node.node_id} is the only node that stays", node=node.node_id)
         for topic in view.topics.values():
             for at, placed in enumerate(topic.partitions):
-                # Whoever leads it has a majority, and a failed node is no part of it.
+                # A leader has a majority, and a failed node is not part of that.
                 if node.node_id in placed.nodes and self._routes.leader(placed.group) is None:
                     raise Conflict(
-                        f"partition {at} of topic {topic.name!r} has no leader without {node.node_id}: give that back, "
-                        "or delete the topic",
+                        f"partition {at} of topic {topic.name!r} has no leader without {node.node_id}: start that node "
+                        "again, or delete the topic",
                         node=node.node_id,
                         topic=topic.name,
                     )

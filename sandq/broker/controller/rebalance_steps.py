@@ -1,8 +1,8 @@
-"""What comes next of a group that is to have other members (pure).
+"""Choose the next step of a group that should get other members. No side effects.
 
-a learner that is not wanted goes
-who is wanted and not there comes, as a learner; gets the log, or a snapshot; and votes once it has all of it
-only then who is not wanted goes, those first that cannot be reached; the leader last: it hands over before
+- A learner that is not wanted leaves.
+- A wanted node that is missing is added as a learner. It gets the log, or a snapshot, and a vote once it has all of it.
+- Only then do unwanted voters leave, unreachable ones first. The leader is last: it hands over the leadership first.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ def next_step(
     up: Collection[str],
     able: Collection[str],
 ) -> Members | str | None:
-    """The next configuration of a group that `own` leads; or the member that is to lead it instead; or None, when
-    nothing can be done now, or need not. `up`: nodes that can be reached; `able`: those that may lead."""
+    """Return the next configuration of a group that `own` leads.
+
+    Return a member if that must lead instead, or None if nothing can or must be done now. `up`: reachable nodes.
+    `able`: nodes that may lead."""
     voters, learners = members
     extra = [learner for learner in learners if learner not in wanted]
     if extra:
         return Members(voters, tuple([learner for learner in learners if learner != extra[0]]))
-    # Who cannot be reached gets no vote, and nobody goes whose vote is needed then: it might leave no majority.
+    # An unreachable learner gets no vote, and no voter leaves that is needed meanwhile: that could cost the majority.
     ready = [learner for learner in learners if learner in caught_up and node_of(learner) in up]
     if ready:
         return Members((*voters, ready[0]), tuple([learner for learner in learners if learner != ready[0]]))
@@ -47,16 +49,17 @@ def next_step(
 
 
 def is_whole(wanted: Partition, members: Members) -> bool:
-    """All whom it wants vote, and nobody else takes part."""
+    """Return whether the members are exactly the wanted ones, and all of them vote."""
     if members.learners:
         return False
-    # Most often they stand in the same order, and this is looked at often.
+    # Usually the order is the same, and this is called often.
     return members.voters == wanted.members or sorted(members.voters) == sorted(wanted.members)
 
 
 def news(wanted: Partition, members: Members) -> bool | None:
-    """What metadata is to be told of a committed configuration: True, the group is what is wanted; False, nobody takes
-    part any more who is not wanted; None, nothing that it does not know."""
+    """Return what to report of a committed configuration to the metadata.
+
+    True: the configuration is the wanted one. False: only wanted nodes are members. None: nothing new."""
     if is_whole(wanted, members):
         return True if wanted.moving else None
     is_rid = {*members.voters, *members.learners} <= set(wanted.members)

@@ -1,12 +1,12 @@
-"""Bring the groups led here to their assignments step by step (`rebalance_steps.py`): one learner, voter or leader at a
+"""Move the groups led here to their assignments step by step (`rebalance_steps.py`): one learner, voter or leader at a
 time.
 
-The committed configuration is what counts, so whoever leads next goes on from there. When it is what is wanted,
-metadata is told (`Settle`), and nodes that are not named any more forget what they hold.
+Only the committed configuration counts, so the next leader continues from there. Once it is the wanted one, that is
+reported to the metadata (`Settle`), and nodes that are not named any more delete their replicas.
 
-A leader may know less of metadata than the one before it: it would go back to an older assignment. So before its first
-step it asks how far metadata is (`MetadataBarrier`), once in each term. What comes later than that only it can act
-upon.
+A leader may know an older state of the metadata than its predecessor, and would move the group back to an older
+assignment. So before its first step in each term it catches up with the metadata leader (`MetadataBarrier`). Only this
+leader can act on later changes.
 """
 
 from __future__ import annotations
@@ -38,47 +38,56 @@ T = TypeVar("T")
 
 log = structlog.get_logger("sandq.moving")
 
-LOOK_S: Final = 0.2
-"""How often it is looked what is to be done."""
+CHECK_S: Final = 0.2
+"""Seconds between two checks for work."""
 MOVES_AT_ONCE: Final = 8
-"""Groups led here that get another replica at once."""
+"""Maximum number of groups led here that get a new replica at the same time."""
 LEADERS_AT_ONCE: Final = 4
+"""Maximum number of groups that are handed over at the same time."""
 LED_S: Final = 5.0
-"""So long a group stays where it is led before it is given to the one that is to lead it: who stops is still linked.
-And so long that one is there: who has just come has not all its links, and may not be elected."""
+"""Time in s that a group stays with a new leader before it is handed to its preferred one, as a stopping node is still
+linked.
+
+Also the time that the preferred node must be reachable: a node that has just started may not have all its links, and
+may not be elected."""
 HAND_OVER_S: Final = 1.0
-LOOK_GROUPS: Final = 128
-"""Groups that are looked at in one turn of the loop."""
+"""Time in s to wait for a hand-over."""
+SLICE_GROUPS: Final = 128
+"""Number of groups that are checked in one time slice."""
 
 
 @dataclass(slots=True)
 class _Led:
-    """A group that this node leads, and is ready to answer for; forgotten when it is not any more."""
+    """A group that this node leads and is ready to answer for. Deleted when that ends."""
 
     host: RaftGroup
     wanted: Partition
     since_s: float
     first_then: str
-    """Who was to lead it since then."""
+    """The member that should lead the group at `since_s`."""
     fresh_in: int | None = None
-    """The term in which metadata is known to be new enough for it."""
+    """The term in which this node's metadata is known to be recent enough for the group."""
     busy: bool = False
-    """A step is being made, or reported."""
+    """True while a step is made or reported."""
     leaving: bool = False
-    """It is being handed over."""
+    """True while it is being handed over."""
     not_before_s: float = 0.0
-    """When it is handed over at the earliest: the last time it did not come about."""
+    """Time before which it is not handed over again, after an attempt that failed."""
 
     @property
     def is_fresh(self) -> bool:
+        """Whether the metadata is known to be recent enough in this term."""
         return self.fresh_in == self.host.group.term
 
     @property
     def is_odd(self) -> bool:
+        """Whether the group is not as it is wanted."""
         return self.wanted.moving or not is_whole(self.wanted, self.host.members)
 
 
 class Rebalancer:
+    """Changes members and leaders of the groups led here."""
+
     def __init__(
         self,
         node_log: NodeLog,
@@ -97,23 +106,23 @@ class Rebalancer:
         self._catalog = catalog
         self._led: dict[int, _Led] = {}
         self._up_since: dict[str, float] = {}
-        """Of the nodes that can be reached."""
+        """Time since which a node is reachable, by node."""
         self._asking = False
         self._leaving = 0
-        """How many groups are being handed over."""
+        """Number of groups that are being handed over."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                await trio.sleep(LOOK_S)
-                await self._look(nursery)
+                await trio.sleep(CHECK_S)
+                await self._check(nursery)
 
-    async def _look(self, nursery: trio.Nursery) -> None:
+    async def _check(self, nursery: trio.Nursery) -> None:
         now_s = trio.current_time()
         self._up_since = {node: self._up_since.get(node, now_s) for node in self._links.reachable()}
         self._led = await self._led_now(now_s)
-        odd = [led async for led in _in_turns(self._led.values()) if led.is_odd]
+        odd = [led async for led in _yielding(self._led.values()) if led.is_odd]
         if self._node_log.failed is not None:
             return
         halted = too_many_failed(self._catalog.view.nodes)
@@ -126,7 +135,7 @@ class Rebalancer:
 
     async def _led_now(self, now_s: float) -> dict[int, _Led]:
         found = {}
-        async for number in _in_turns(self._catalog.led_here):
+        async for number in _yielding(self._catalog.led_here):
             host, wanted = self._node_log.hosts.get(number), self._catalog.view.partition(number)
             if host is None or wanted is None or not (host.works or host.is_shut_leader):
                 continue
@@ -138,7 +147,7 @@ class Rebalancer:
         return found
 
     async def _ask(self, odd: Sequence[_Led]) -> None:
-        """Know at least as much of metadata as those that led these groups before."""
+        """Catch up with at least the metadata that the previous leaders of these groups had."""
         terms = [(led, led.host.group.term) for led in odd]
         try:
             with trio.move_on_after(ANSWER_S) as within:
@@ -146,7 +155,7 @@ class Rebalancer:
                 for led, term in terms:
                     led.fresh_in = term
             if within.cancelled_caught:
-                log.info("nothing is moved now, and it is tried again: who leads the metadata has not answered")
+                log.info("nothing is moved now, and it is tried again: the metadata leader has not answered")
         except SandqError as error:
             log.info("nothing is moved now; it is tried again", error=error.message)
         finally:
@@ -155,11 +164,13 @@ class Rebalancer:
     # -- members --------------------------------------------------------------------------------------------------
 
     async def _move(self, odd: Sequence[_Led], most: int, nursery: trio.Nursery) -> None:
-        """A step of each, where one can be made; not more than `most` of them have learners when another one comes:
-        those that cannot be reached are not counted, they may stay for long."""
+        """Make a step of each group that can make one.
+
+        No further group begins to get a replica while `most` groups have learners. Unreachable learners do not count,
+        as they may stay for long."""
         up = self._links.reachable()
         learning = sum(any(node_of(learner) in up for learner in led.host.members.learners) for led in odd)
-        async for led in _in_turns(odd):
+        async for led in _yielding(odd):
             acts = led.host.works or led.host.is_shut_leader
             if led.busy or not acts or not led.is_fresh or led.host.group.is_changing:
                 continue
@@ -197,30 +208,31 @@ class Rebalancer:
             led.busy = False
 
     async def _report(self, led: _Led) -> None:
-        """Once it is certain that this node leads still: the group of one that was deposed, and does not know it yet,
-        may be another by now."""
+        """Report a moved group, once it is certain that this node still leads it.
+
+        A deposed leader that does not know it may see a configuration that has changed since."""
         host, wanted = led.host, led.wanted
         try:
             await host.confirm_leadership()
             whole = news(wanted, host.members)
             if whole is not None and not host.group.is_changing:
-                self._reports.tell_settled([(host.number, wanted.epoch, whole)])
+                self._reports.report_settled([(host.number, wanted.epoch, whole)])
         except SandqError as error:
-            log.info("it is not reported yet that a partition has moved", group=host.number, error=error.message)
+            log.info("the move of a partition cannot be reported yet", group=host.number, error=error.message)
         finally:
             led.busy = False
 
     # -- leaders --------------------------------------------------------------------------------------------------
 
     async def _balance(self, now_s: float, nursery: trio.Nursery) -> None:
-        """Let those lead that are to."""
+        """Hand groups to the nodes that should lead them."""
         up = {node for node, since_s in self._up_since.items() if now_s - since_s >= LED_S}
-        async for led in _in_turns(self._led.values()):
+        async for led in _yielding(self._led.values()):
             first = led.wanted.members[0]
             if first == led.host.group.member or led.busy or led.wanted.moving or not led.host.works:
                 continue
             if first == led.first_then and now_s - led.since_s < LED_S:
-                continue  # but whoever was named just now leads at once
+                continue  # but a node that was named just now leads at once
             if first in led.host.members.voters and node_of(first) in up:
                 self._hand_over(led, first, nursery)
 
@@ -239,22 +251,22 @@ class Rebalancer:
 
     async def _give(self, led: _Led, node: str) -> None:
         if await hand_over(lambda: [led.host], {node}, HAND_OVER_S):
-            log.info("another node was to lead, and has not taken over", group=led.host.number, to=node)
+            log.info("a node that should lead has not taken over", group=led.host.number, to=node)
             led.not_before_s = trio.current_time() + AGAIN_S
         led.leaving = False
         self._leaving -= 1
 
 
-async def _in_turns(items: Collection[T]) -> AsyncIterator[T]:
-    """These, with a turn for everybody else now and then."""
+async def _yielding(items: Collection[T]) -> AsyncIterator[T]:
+    """Yield the items, and let other tasks run from time to time."""
     for at, item in enumerate(list(items)):
-        if at % LOOK_GROUPS == LOOK_GROUPS - 1:
+        if at % SLICE_GROUPS == SLICE_GROUPS - 1:
             await trio.lowlevel.checkpoint()
         yield item
 
 
 def _begins(members: Members, step: Members) -> bool:
-    """Whether a learner comes."""
+    """Return whether the step adds a learner."""
     return len(step.learners) > len(members.learners)
 
 

@@ -1,8 +1,8 @@
-"""Bring this node to what metadata says: open the replicas that it has to hold, remove those that it need not.
+"""Act on metadata: open the replicas that this node must hold, and remove those that it need not.
 
-A replica goes only when metadata says so for good: its topic was deleted, or its group has become an assignment that
-does not name it (`Partition.may_have`). And only once this node knows as much of metadata as it has acted upon before
-(`Pointers.metadata_index`): after a crash it may learn last year's news first.
+A replica is removed only when metadata says so for good: its topic was deleted, or its group has reached an assignment
+that does not name it (`Partition.may_have`). It is removed only once this node has applied as much metadata as it had
+acted on before (`Pointers.metadata_index`): after a crash it may first read old metadata.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ log = structlog.get_logger("sandq.broker")
 
 FOLLOW_AGAIN_S = 1.0
 OPENED_AT_ONCE = 8
-"""Replicas; a millisecond or two each."""
+"""Number of replicas opened in one time slice; each takes one or two ms."""
 
 
 class Reconciler:
+    """Opens and removes the replicas of this node."""
+
     def __init__(
         self,
         *,
@@ -60,7 +62,7 @@ class Reconciler:
         outbox: OutboxSender,
         nursery: trio.Nursery,
     ) -> None:
-        """`nursery` outlives every connection."""
+        """Create it. `nursery` must outlive every connection."""
         self._progress = progress
         self._snapshots = snapshots
         self._sweeper = sweeper
@@ -75,15 +77,15 @@ class Reconciler:
         self._outbox = outbox
         self._nursery = nursery
         self._planning = trio.CapacityLimiter(1)
-        """Of threads in which schedules are planned: each would have its turns beside the loop."""
+        """Limits the threads that plan schedules: each would compete with the event loop for the interpreter."""
         self._changed = trio.Event()
         self._level = FIRST_LEVEL
-        """The feature level that the partitions here were last told of."""
+        """The feature level that the partitions here were last raised to."""
         self._done: dict[str, Topic] | None = None
-        """Name -> the topic as it was when all was done here that metadata asked for; None: it never was."""
+        """The topics, by name, as of the last time that this node acted on all metadata. None if it never did."""
 
     async def start(self, metadata: RaftGroup) -> None:
-        """Do what metadata says, now and whenever it changes."""
+        """Act on metadata, now and whenever it changes."""
         metadata.listen(on_status=lambda: self._changed.set())
         await self._follow()
         alone = [d.raft_group for d in self._catalog.by_group.values() if d.raft_group.group.is_only_voter]
@@ -97,13 +99,13 @@ class Reconciler:
             try:
                 await self._follow()
             except StorageFailed as error:
-                log.error("what metadata says could not be done; it is tried again", error=error.message)
+                log.error("a change of metadata could not be applied here; it is tried again", error=error.message)
                 self._changed.set()
                 await trio.sleep(FOLLOW_AGAIN_S)
 
     async def _follow(self) -> None:
         view = self._catalog.view
-        # A record is replaced whenever it changes: who has ten thousand partitions does not look at all of them then.
+        # A record is replaced whenever it changes, so unchanged topics need not be visited, however many there are.
         done = self._done if self._done is not None else {}
         changed = [topic for name, topic in view.topics.items() if done.get(name) is not topic]
         if changed or done.keys() - view.topics.keys() or self._done is None:
@@ -128,10 +130,10 @@ class Reconciler:
         if is_news:
             self._done = dict(view.topics)
 
-    # -- what is to be here ---------------------------------------------------------------------------------------
+    # -- what must be here ----------------------------------------------------------------------------------------
 
     async def _remove_obsolete(self, view: MetadataView) -> None:
-        """Replicas that no group counts on any more. A group that metadata does not know yet is another matter."""
+        """Remove the replicas that no group needs any more. Keep those of groups that this node does not know yet."""
         gone = []
         for pointer in self._node_log.pointers.all():
             if not METADATA_GROUP < pointer.group < view.next_group:
@@ -145,7 +147,7 @@ class Reconciler:
             if leader is not None:
                 self._close(leader, moved)
             else:
-                self._close_group(group, moved)  # what its log held must not come back with it
+                self._close_group(group, moved)  # entries that its log held must not return with it
         await self._remove(gone, view.applied_index)
 
     async def _install_missing(self, topics: Sequence[Topic], metadata_index: int) -> None:
@@ -159,7 +161,9 @@ class Reconciler:
             await self._runner.on_maintenance(partial(self._node_log.install, new, metadata_index))
 
     async def _open(self, topic: Topic) -> None:
-        """Run what is installed here of a topic, and runs not yet; some at a time, since others wait meanwhile."""
+        """Open the installed replicas of a topic that do not run yet.
+
+        Yield between some of them, as other tasks wait."""
         opened = self._catalog.topics.get(topic.name)
         is_new = opened is None
         if opened is None:
@@ -208,10 +212,10 @@ class Reconciler:
             highest_level=self._node_log.levels.highest,
         )
 
-    # -- what is not to be here -----------------------------------------------------------------------------------
+    # -- what must not be here ------------------------------------------------------------------------------------
 
     async def _close_topic(self, opened: OpenTopic) -> None:
-        """The topic is no more, or another one has its name."""
+        """Close a topic that was deleted, or whose name belongs to a new topic."""
         name = opened.record.name
         gone = UnknownTopic(f"topic {name!r} was deleted", topic=name)
         del self._catalog.topics[name]
@@ -229,10 +233,10 @@ class Reconciler:
         self._snapshots.forget(number)
 
     async def _remove(self, groups: list[int], metadata_index: int) -> None:
-        """Groups that run here no more."""
+        """Delete the replicas of closed groups."""
         if not groups:
             return
-        # The apply thread may still hold entries of these groups; their rows go only after it is through.
+        # The apply thread may still have entries of these groups. Their rows may be deleted only after those.
         await self._runner.ask(lambda: None)
         await self._runner.on_maintenance(partial(self._node_log.uninstall, groups, metadata_index))
         await self._runner.on_wal(partial(self._node_log.forget, groups))
@@ -240,8 +244,9 @@ class Reconciler:
 
 
 def beginning(partition: Partition, member: str) -> Members:
-    """The configuration that a new replica starts with, before it has got any of the log. Who was there at the founding
-    is a voter; who comes later learns first, and gets to know the group by its log."""
+    """Return the configuration that a new replica starts with, before it has any of the log.
+
+    A founding member is a voter. A later one is a learner, and learns the configuration from the log."""
     if member in partition.first:
         return Members(partition.first)
     return Members(tuple([other for other in partition.members if other != member]), (member,))

@@ -1,4 +1,4 @@
-"""Tell whoever leads the metadata group what it has to know of the groups that are led here."""
+"""Report to the metadata leader what it must know of the groups led here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from sandq.protocol.peer import PeerFrame
 
 
 class Reports:
-    """What is told may get lost, and is told again. `changed` is set when this node itself is the one to act."""
+    """Reports to the metadata leader. They may be lost, and are sent again.
+
+    `changed` is set if this node itself leads the metadata.
+    """
 
     def __init__(self, node_log: NodeLog, links: PeerLinks, controller: ClusterController, changed: Signal) -> None:
         self._node_log = node_log
@@ -18,7 +21,7 @@ class Reports:
         self._controller = controller
         self._changed = changed
 
-    def tell_settled(self, reports: list[Report]) -> None:
+    def report_settled(self, reports: list[Report]) -> None:
         """Report committed configurations of groups that this node leads."""
         leader = self._node_log.metadata.leader
         if leader == self._node_log.node_id:

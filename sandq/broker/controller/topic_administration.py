@@ -1,4 +1,4 @@
-"""Topics made, changed and deleted, and their groups limited and pushed."""
+"""Create, change and delete topics, and set limits and pushes of their groups."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import trio
 from sandq.broker.catalog import Catalog
 from sandq.broker.controller.dead_letter_topics import check_no_dead_letters_come, find_dead_letter_topic
 from sandq.broker.controller.metadata_changes import LEADERS_WAIT_S, MetadataChanges
+from sandq.broker.controller.topic_attempts import TopicAttempts
 from sandq.broker.controller.topic_placement import TopicPlacement
-from sandq.broker.controller.topics_under_way import TopicsUnderWay
 from sandq.broker.peers.routes import Routes
 from sandq.broker.reads.fan_out import call_all
 from sandq.metadata import commands as m
@@ -45,7 +45,7 @@ log = structlog.get_logger("sandq.broker")
 
 
 class TopicAdministration:
-    """Changes of topics and of what is said of their groups. All raise as `MetadataChanges`."""
+    """Changes of topics and of the settings of their groups. All methods raise the errors of `MetadataChanges`."""
 
     def __init__(
         self,
@@ -59,25 +59,26 @@ class TopicAdministration:
         auto_create: AutoCreate,
         auto_created_most: int,
     ) -> None:
-        """`auto_create`: which topics are made when they are used, `auto_created_most` at most."""
+        """Create it. `auto_create`: which topics are created on first use; at most `auto_created_most` of them."""
         self.placement = placement
         self.auto_created = 0
-        """Topics that were made here because somebody used them."""
+        """Number of topics that were created here on first use."""
         self._node_id = node_id
         self._changes = changes
         self._catalog = catalog
         self._routes = routes
         self._push_rules = push_rules
         self._auto_create = auto_create
-        self._under_way = TopicsUnderWay(auto_created_most)
+        self._attempts = TopicAttempts(auto_created_most)
 
     async def create_topic(self, request: TopicCreate, caller: Caller) -> Topic:
-        """Returns once the topic takes messages. Raises InvalidRequest, TopicExists; Conflict while not every node can
-        have such a topic."""
+        """Create a topic. Return once it accepts messages.
+
+        Raise InvalidRequest, TopicExists; Conflict while not every node supports such a topic."""
         name, kind, partitions = request.name, request.kind, request.partitions
         check_name("topic", name)
         if kind not in CLASSES:
-            raise InvalidRequest(f"kind {kind!r} is not known; this version has: {', '.join(CLASSES)}")
+            raise InvalidRequest(f"kind {kind!r} is unknown; this version has: {', '.join(CLASSES)}")
         record = self._checked(request)
         replicas = self.placement.replicas(request.replicas)
 
@@ -91,7 +92,7 @@ class TopicAdministration:
         return await self._changes.run(create)
 
     def _checked(self, request: TopicCreate) -> dict[str, Any]:
-        """The settings' record of a topic that is to be made, if there can be such a topic."""
+        """Return the settings' record of a new topic. Raise an error if such a topic is not allowed."""
         self.placement.check_partitions(request.partitions)
         self._changes.check_ready()
         return parse_settings(request.settings, request.kind).record()
@@ -101,7 +102,7 @@ class TopicAdministration:
     ) -> Topic:
         find_dead_letter_topic(self._changes.view, name, record)
         self.placement.check_total("topics", len(self._changes.view.topics) + 1)
-        self.placement.check_room(partitions)
+        self.placement.check_capacity(partitions)
         placement = await self.placement.place(partitions, replicas)
         command = m.CreateTopic(name, kind, replicas, placement, record, self._owner(caller))
         topic: Topic = await self._changes.commit(command)
@@ -109,30 +110,31 @@ class TopicAdministration:
         return topic
 
     def _owner(self, caller: Caller) -> str | None:
-        """Who owns what a caller creates; None: nobody that may have a quota."""
+        """Return the owner of topics that a caller creates; None if the caller cannot have a quota."""
         if caller.principal in (ANONYMOUS, NODE.principal):
             return None
         return caller.principal
 
     async def ensure_topic(self, request: TopicEnsure, caller: Caller) -> Topic:
-        """The topic of this name, made as the configuration of this node says if there is none: once, however many ask
-        for it. Raises UnknownTopic when the configuration makes none of this name; TooLarge when as many were made so
-        as may be; and as `create_topic`."""
+        """Return the topic of this name. If there is none, create it as this node's configuration says.
+
+        It is created once, however many clients request it. Raise UnknownTopic if the configuration does not create
+        topics of this name; TooLarge if the maximum number of such topics exists; and the errors of `create_topic`."""
         name, auto_create = check_name("topic", request.name), self._auto_create
         self._changes.check_ready()
         if (there := self._changes.view.topics.get(name)) is not None:
             return there
         if not auto_create.matches(name):
             raise UnknownTopic(
-                f"there is no topic {name!r}, and auto_create_topics of {self._node_id}, which makes them at "
-                f"present, has none like that ({auto_create}): create it, or give all nodes the same patterns",
+                f"there is no topic {name!r}, and it matches no pattern in auto_create_topics of {self._node_id}, the "
+                f"current metadata leader ({auto_create}): create it, or give all nodes the same patterns",
                 topic=name,
             )
-        # Known here, and so no turn is waited for to hear it.
+        # Check it here, so that the request need not wait for other changes.
         while (there := self._changes.view.topics.get(name)) is None:
-            self.placement.check_total("auto_created_topics", self._under_way.made(self._changes.view) + 1)
-            if not await self._under_way.until_ended(name):
-                with self._under_way.attempt(name, self._changes.view):
+            self.placement.check_total("auto_created_topics", self._attempts.made(self._changes.view) + 1)
+            if not await self._attempts.until_ended(name):
+                with self._attempts.attempt(name, self._changes.view):
                     return await self._ensure(name, caller)
             self._changes.check_ready()
         return there
@@ -143,7 +145,7 @@ class TopicAdministration:
         async def ensure() -> Topic:
             if (there := self._changes.view.topics.get(name)) is not None:
                 return there
-            self.placement.check_total("auto_created_topics", self._under_way.made(self._changes.view) + 1)
+            self.placement.check_total("auto_created_topics", self._attempts.made(self._changes.view) + 1)
             wanted = TopicCreate(
                 name, auto_create.kind, auto_create.partitions, auto_create.replicas, auto_create.settings
             )
@@ -152,7 +154,7 @@ class TopicAdministration:
             topic = await self._create(name, wanted.kind, wanted.partitions, replicas, record, caller)
             self.auto_created += 1
             log.info(
-                "topic created, for it is used",
+                "topic created on first use",
                 topic=name,
                 partitions=wanted.partitions,
                 replicas=replicas,
@@ -164,8 +166,9 @@ class TopicAdministration:
         return await self._changes.run(ensure)
 
     async def update_topic(self, request: TopicUpdate, caller: Caller) -> Topic:
-        """Change some settings, how many nodes are to hold each partition, and add partitions. Raises UnknownTopic,
-        InvalidSetting, InvalidRequest."""
+        """Change settings, the number of replicas, and add partitions.
+
+        Raise UnknownTopic, InvalidSetting, InvalidRequest."""
         name, partitions, replicas = request.name, request.partitions, request.replicas
         self._changes.check_ready()
         if partitions is not None:
@@ -187,13 +190,13 @@ class TopicAdministration:
             more = (partitions or there) - there
             if more and old.kind == COMPACTED:
                 raise InvalidRequest(
-                    f"topic {name!r} has {there} partitions for ever: it is compacted, and its keys are where they "
-                    "were put; make another topic and copy what this one holds",
+                    f"topic {name!r} has {there} partitions for ever: it is compacted, and its keys do not move to "
+                    "other partitions; create another topic and copy the keys",
                     topic=name,
                 )
             if more < 0:
                 raise InvalidRequest(f"topic {name!r} has {there} partitions; they cannot become fewer", topic=name)
-            self.placement.check_room(more)
+            self.placement.check_capacity(more)
             added = await self.placement.place(more, copies, old) if more or copies > old.replicas else []
             topic: Topic = await self._changes.commit(m.UpdateTopic(name, record, copies, there, added))
             await self.configure(name, record)
@@ -204,8 +207,9 @@ class TopicAdministration:
         return await self._changes.run(update)
 
     async def limit_group(self, request: GroupLimit, caller: Caller) -> None:
-        """Give a group of a topic other limits over all partitions, or none; it need not be there. Raises UnknownTopic,
-        InvalidSetting, InvalidRequest."""
+        """Set or remove the limits of a group over all partitions. The group need not exist.
+
+        Raise UnknownTopic, InvalidSetting, InvalidRequest."""
         name, group = request.topic, check_name("group", request.group)
         limit = parse_limit(request.limits)
         self._changes.check_ready()
@@ -225,9 +229,9 @@ class TopicAdministration:
         await self._changes.run(change)
 
     async def push_group(self, request: GroupPush, caller: Caller) -> dict[str, Any] | None:
-        """Have the messages of a group pushed to a URL, change how, or (None) end that; what holds from now on, without
-        its secrets. The group need not be there yet. Raises UnknownTopic, InvalidSetting,
-        InvalidRequest."""
+        """Set, change or (None) end the push of a group to a URL. Return the new settings without secrets.
+
+        The group need not exist. Raise UnknownTopic, InvalidSetting, InvalidRequest."""
         name, group = request.topic, check_name("group", request.group)
         self._changes.check_ready()
 
@@ -253,13 +257,14 @@ class TopicAdministration:
         return await self._changes.run(change)
 
     async def configure(self, name: str, record: dict[str, Any]) -> None:
-        """Have the partitions of a topic that this node leads go by these settings."""
+        """Apply these settings to the partitions of a topic that this node leads."""
         hosts = [leader.raft_group for leader in self._catalog.topic(name).led().values()]
         await call_all([(host, c.Configure(record)) for host in hosts if host.status.settings != record])
 
     async def delete_topic(self, request: TopicDelete, caller: Caller) -> None:
-        """Returns once the topic is gone; its space is reclaimed later. Raises UnknownTopic; Conflict while it is the
-        dead letter topic of another one."""
+        """Delete a topic. Return once it is gone; its space is reclaimed later.
+
+        Raise UnknownTopic; Conflict while it is the dead letter topic of another topic."""
         self._changes.check_ready()
 
         async def delete() -> None:
@@ -270,15 +275,15 @@ class TopicAdministration:
         await self._changes.run(delete)
 
     async def until_led(self, topic: Topic) -> None:
-        """Wait until all partitions of a topic are led, for a while."""
+        """Wait until all partitions of a topic are led, up to `LEADERS_WAIT_S`."""
         with trio.move_on_after(LEADERS_WAIT_S):
             await self._routes.until_led([partition.group for partition in topic.partitions])
 
 
 def check_not_restoring(topic: Topic) -> None:
-    """Raise Conflict while a topic is being restored: what is changed of it then would open it by half."""
+    """Raise Conflict while a topic is being restored: a change would open it before it is complete."""
     if RESTORING in topic.settings:
         raise Conflict(
-            f"topic {topic.name!r} is being restored from a backup: it can be deleted, and changed once it is through",
+            f"topic {topic.name!r} is being restored from a backup: it can be deleted, and changed once that is done",
             topic=topic.name,
         )

@@ -1,4 +1,4 @@
-"""How many partitions and replicas topics may have, and which nodes hold them."""
+"""Check how many partitions and replicas topics may have, and choose the nodes that hold them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sandq.model.members import node_of
 from sandq.model.offsets import PARTITION_MAX
 
 NODES_NAMED: Final = 8
-"""Nodes that a message names, of all that are full."""
+"""Maximum number of full nodes named in an error message."""
 
 
 class TopicPlacement:
@@ -44,7 +44,7 @@ class TopicPlacement:
                 f"{PARTITION_MAX + 1}"
             )
 
-    def check_room(self, more: int) -> None:
+    def check_capacity(self, more: int) -> None:
         """Raise TooLarge if the cluster may not have `more` further partitions."""
         if more:
             self.check_total(
@@ -52,7 +52,7 @@ class TopicPlacement:
             )
 
     def check_total(self, what: str, count: int) -> None:
-        """Raise TooLarge if the cluster may not have `count` of what `limits.<what>` limits."""
+        """Raise TooLarge if the cluster may not have `count` of the things that `limits.<what>` limits."""
         most = getattr(self._limits, what)
         if count > most:
             raise TooLarge(
@@ -64,12 +64,11 @@ class TopicPlacement:
             )
 
     def replicas(self, wanted: int | None) -> int:
-        """Return how many replicas a topic gets: as many as are wanted, or else the default for this cluster.
+        """Return the number of replicas of a topic: `wanted`, or the default for this cluster.
 
-        Raises InvalidRequest if there are too few nodes; Unavailable while the cluster is being formed.
-        """
+        Raise InvalidRequest if there are too few nodes; Unavailable while the cluster is being formed."""
         nodes = self._changes.view.nodes
-        # One that cannot be reached may never be registered.
+        # An unreachable member may never be registered, so it does not count.
         voters = {node_of(member) for member in self._changes.metadata.group.members.voters}
         absent = sorted(voters & self._links.reachable() - nodes.keys())
         if absent:
@@ -85,14 +84,17 @@ class TopicPlacement:
         return wanted
 
     async def place(self, partitions: int, replicas: int, topic: Topic | None = None) -> list[list[str]]:
-        """Where new partitions go; those that the topic has get as many replicas. Raises InvalidRequest, TooLarge."""
+        """Return the nodes for each new partition.
+
+        Existing partitions of the topic get the same number of replicas. Raise InvalidRequest, TooLarge."""
         view = self._changes.view
-        # However long a node has failed: if there are too few others it is to hold them when it is back.
+        # Include nodes that have failed for long: if there are too few others, they hold the partitions when they are
+        # back.
         most = self._limits.partitions_per_node
         there: list[Candidate] = [found for found in candidates(view.nodes, 0, 1, most) if not found.leaves]
         groups = range(view.next_group, view.next_group + partitions)
         if len(there) < replicas:
-            raise InvalidRequest(f"{replicas} replicas, and {len(there)} nodes are there to hold them: add some first")
+            raise InvalidRequest(f"{replicas} replicas, and {len(there)} nodes can hold them: add some first")
         raised = {placed.group for placed in topic.partitions} if topic and replicas > topic.replicas else set()
         there_slots = slots(view.topics.values(), ())
         chosen = partial(choose, there_slots, there, groups, replicas, raised)
@@ -101,13 +103,14 @@ class TopicPlacement:
         return choice.added
 
     def _check_nodes(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        """Raise TooLarge if a node would hold more partitions than it may: it was chosen as no other one has room.
-        `before`, `after`: how many each node holds, and would hold."""
+        """Raise TooLarge if a node would hold more partitions than it may; all nodes are full then.
+
+        `before`, `after`: number of partitions on each node."""
         most = self._limits.partitions_per_node
         over = [count for node, count in after.items() if count > most and count > before[node]]
         if over:
             raise TooLarge(
-                f"there is no room for {sum(after.values()) - sum(before.values())} more replicas of partitions: "
+                f"the nodes cannot hold {sum(after.values()) - sum(before.values())} more replicas of partitions: "
                 f"{_fullness(before)}, and a node holds {most} at most (limits.partitions_per_node): add nodes, delete "
                 "topics, or raise it in the configuration of every node",
                 limit="partitions_per_node",
@@ -117,7 +120,7 @@ class TopicPlacement:
 
 
 def _fullness(held: Mapping[str, int]) -> str:
-    """How many partitions nodes hold, as a message says it: of the fullest."""
+    """Return how many partitions the fullest nodes hold, in words."""
     fullest = sorted(held, key=lambda node: (-held[node], node))
     named = ", ".join([f"{node} holds {held[node]}" for node in fullest[:NODES_NAMED]])
     more = len(held) - NODES_NAMED

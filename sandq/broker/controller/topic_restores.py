@@ -1,4 +1,7 @@
-"""Topics that are made of a backup: shut from the first moment on, and opened once all their partitions are there."""
+"""Create topics from a backup.
+
+They are shut until all of their partitions are restored, and then opened.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ log = structlog.get_logger("sandq.backup")
 
 
 class TopicRestores:
-    """Topics that a backup is restored to. All raise as `MetadataChanges`."""
+    """Topics to which a backup is restored. All methods raise the errors of `MetadataChanges`."""
 
     def __init__(self, changes: MetadataChanges, topics: TopicAdministration, restores: WholeRestores) -> None:
         self._changes = changes
@@ -33,13 +36,14 @@ class TopicRestores:
         self._restores = restores
 
     async def restore_topic(self, request: RestoreTopic, caller: Caller) -> Topic:
-        """Make a topic that is shut, with all of its partitions; one that this restore has made is gone on with. Raises
-        TopicExists, InvalidRequest, InvalidSetting; Conflict while not every node can have such a topic."""
+        """Create a shut topic with all of its partitions, or continue with one that the same restore has created.
+
+        Raise TopicExists, InvalidRequest, InvalidSetting; Conflict while not every node supports such a topic."""
         name, kind = check_name("topic", request.name), request.kind
         if kind not in CLASSES:
-            raise InvalidRequest(f"kind {kind!r:.40} is not known; this version has: {', '.join(CLASSES)}")
+            raise InvalidRequest(f"kind {kind!r:.40} is unknown; this version has: {', '.join(CLASSES)}")
         if request.initial_partitions > request.partitions:
-            raise InvalidRequest("a topic begins with no more partitions than it has")
+            raise InvalidRequest("initial_partitions must not exceed partitions")
         self._topics.placement.check_partitions(request.initial_partitions)
         self._topics.placement.check_partitions(request.partitions)
         self._changes.check_ready()
@@ -53,13 +57,13 @@ class TopicRestores:
                 raise TopicExists(f"there is a topic {name!r} already", topic=name)
             if topic is None:
                 self._topics.placement.check_total("topics", len(self._changes.view.topics) + 1)
-                self._topics.placement.check_room(request.partitions)
+                self._topics.placement.check_capacity(request.partitions)
                 placement = await self._topics.placement.place(request.initial_partitions, request.replicas)
                 made = m.CreateTopic(name, kind, request.replicas, placement, record, owner)
                 topic = await self._changes.commit(made)
             more = request.partitions - len(topic.partitions)
             if more > 0:
-                self._topics.placement.check_room(more)
+                self._topics.placement.check_capacity(more)
                 added = await self._topics.placement.place(more, topic.replicas, topic)
                 there = len(topic.partitions)
                 topic = await self._changes.commit(m.UpdateTopic(name, topic.settings, topic.replicas, there, added))
@@ -70,9 +74,10 @@ class TopicRestores:
         return await self._changes.run(restore)
 
     async def open_topic(self, request: RestoreOpen, caller: Caller) -> Topic:
-        """Let a restored topic be used; one that is open stays as it is. Raises UnknownTopic; Conflict when another
-        restore makes it, or while not all of its partitions are whole; Unavailable while that cannot be found out;
-        InvalidSetting."""
+        """Open a restored topic; do nothing if it is open.
+
+        Raise UnknownTopic; InvalidSetting; Conflict if another restore creates it, or while not all of its partitions
+        are complete; Unavailable while that cannot be determined."""
         name = request.topic
         self._changes.check_ready()
         shut = self._shut(request)
@@ -84,7 +89,7 @@ class TopicRestores:
             if topic is None:
                 return self._changes.view.topics[name]
             if shut is None or (topic.number, len(topic.partitions)) != (shut.number, len(shut.partitions)):
-                raise Unavailable(f"topic {name!r} was made anew meanwhile; ask again")
+                raise Unavailable(f"topic {name!r} was created again meanwhile; ask again")
             record = {key: value for key, value in topic.settings.items() if key != RESTORING}
             if request.dead_letter_topic is not None:
                 record[DEAD_LETTER_TOPIC] = request.dead_letter_topic
@@ -98,7 +103,7 @@ class TopicRestores:
         return await self._changes.run(reopen)
 
     def _shut(self, request: RestoreOpen) -> Topic | None:
-        """The topic, if it is still to be opened; None: it is open. Raises UnknownTopic, Conflict."""
+        """Return the topic if it is still shut; None if it is open. Raise UnknownTopic, Conflict."""
         topic = self._changes.view.topics.get(request.topic)
         if topic is None:
             raise UnknownTopic(f"there is no topic {request.topic!r}", topic=request.topic)
@@ -111,10 +116,11 @@ class TopicRestores:
 
 
 def record_of(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the record of settings in a backup as this version writes it. Raises InvalidSetting: a topic cannot be
-    created with these settings."""
+    """Return the record of settings in a backup as this version writes it.
+
+    Raise InvalidSetting if a topic cannot be created with these settings."""
     try:
         return checked_record(settings, kind)
     except InvalidSetting as error:
-        why = f"these are no settings of a topic of the kind {kind}: {error.message}"
+        why = f"these settings are invalid for a topic of the kind {kind}: {error.message}"
         raise InvalidSetting(why, mistakes=error.details.get("mistakes", [error.message])) from None

@@ -1,1 +1,1 @@
-"""Whether a node gets on with its work, and who else says that it does not."""
+"""Whether this node makes progress with its work, and which other nodes report that they do not."""

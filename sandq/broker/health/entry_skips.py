@@ -27,11 +27,11 @@ from sandq.raft.wire import REGULAR
 log = structlog.get_logger("sandq.replication")
 
 SHOWN_COMMANDS: Final = 1000
-"""Commands of an entry that an answer describes at most."""
+"""Maximum number of commands of an entry that an answer describes."""
 
 
 class EntrySkips:
-    """Decides, for the shut leaders of this node, that an entry is applied without some of its commands."""
+    """Decides, for shut leaders on this node, that an entry is applied without some of its commands."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class EntrySkips:
         shut_replicas: ShutReplicas,
         links: PeerLinks,
     ) -> None:
-        """`own`: this node."""
+        """Create it. `own`: this node."""
         self._own = own
         self._node_log = node_log
         self._catalog = catalog
@@ -50,9 +50,11 @@ class EntrySkips:
         self._links = links
 
     async def skip(self, request: EntrySkip) -> dict[str, Any]:
-        """Skip the entry that shut a partition, or only say what it is. Returns when that is committed: replicas open
-        then. Raises NotLeader; UnknownTopic, UnknownPartition; Conflict: there is nothing to skip, or a replica that
-        may have applied the entry; InvalidRequest: another entry or command is named than there is; TimedOut."""
+        """Skip the entry that shut a partition, or (`dry_run`) only describe it.
+
+        Return when the skip is committed: replicas open then. Raise NotLeader; UnknownTopic, UnknownPartition; Conflict
+        if there is nothing to skip, or a replica may have applied the entry; InvalidRequest if the named entry or
+        commands do not match; TimedOut."""
         host = self._host(request)
         failure = host.shut
         if failure is None or not host.is_shut_leader:
@@ -62,10 +64,10 @@ class EntrySkips:
         journal = host.group.journal
         term = journal.term_at(index)
         if term is None:
-            raise Conflict(f"entry {index} is not in the log any more; ask again in a moment")
+            raise Conflict(f"entry {index} is no longer in the log; ask again in a moment")
         stored = journal[index - journal.first_index][0]
         if stored[0] != REGULAR:
-            raise Conflict(f"entry {index} is one of Raft's own: it cannot be skipped")
+            raise Conflict(f"entry {index} belongs to Raft itself: it cannot be skipped")
         command = journal.replacement(index, host.group.commit_index) or stored[1:]
         skip_id = secrets.token_bytes(SKIP_ID_BYTES)
         replacement, described = replacement_of(host.number, skip_id, command, _chosen(request, failure), failure)
@@ -145,7 +147,8 @@ class EntrySkips:
         return failure.index
 
     def _check_others(self, host: RaftGroup, index: int, *, force: bool) -> None:
-        """Raises Conflict if another voter may have applied the entry: what it acknowledged would be lost."""
+        """Raise Conflict if another voter may have applied the entry: the messages that it acknowledged would be
+        lost."""
         shut, up = self._shut_replicas.nodes_of(host.number), self._links.up
         for voter in host.members.voters:
             node = node_of(voter)
@@ -154,11 +157,11 @@ class EntrySkips:
             report = shut.get(node)
             if report is None and node in up:
                 raise Conflict(
-                    f"{node} has a replica that is not shut: it may have applied entry {index}, and is to lead. That "
-                    "happens by itself once it has all of the log; look again in a moment"
+                    f"{node} has a replica that is not shut: it may have applied entry {index}, and must lead. It "
+                    "will once it has all of the log; look again in a moment"
                 )
             if report is not None and report.reached >= index:
-                raise Conflict(f"{node} has applied entry {index}: it is to lead, which happens by itself")
+                raise Conflict(f"{node} has applied entry {index}: it must lead, and will by itself")
             if report is None and not force:
                 raise Conflict(
                     f"{node} cannot be reached: it may have applied entry {index}, and have acknowledged its requests. "
@@ -171,7 +174,7 @@ def _named(request: EntrySkip) -> str:
 
 
 def _chosen(request: EntrySkip, failure: ApplyFailure) -> Sequence[int] | None:
-    """Return the positions of the commands to skip: those that are named, else the one that failed; None: all."""
+    """Return the positions of the commands to skip: the named ones, or the one that failed. None: all."""
     if request.commands is not None or failure.command is None:
         return request.commands
     return (failure.command,)
@@ -180,7 +183,8 @@ def _chosen(request: EntrySkip, failure: ApplyFailure) -> Sequence[int] | None:
 def replacement_of(
     group: int, skip_id: bytes, command: bytes, positions: Sequence[int] | None, failure: ApplyFailure
 ) -> tuple[bytes, list[dict[str, Any]]]:
-    """Return the entry without the commands at these positions (None: without any), and its commands in words."""
+    """Return the entry without the commands at these positions (None: without any), and a description of its
+    commands."""
     module: Any = metadata_commands if group == METADATA_GROUP else commands
     try:
         entry = module.Entry.decode(command)
@@ -198,7 +202,8 @@ def replacement_of(
     chosen = set(range(count) if positions is None else positions)
 
     def is_refused(at: int) -> bool:
-        """Whether a command shuts the partition when it comes again: not one that was merged into the same entry."""
+        """Return whether a command is refused if it is sent again, rather than one that was merely merged into the
+        entry."""
         return positions is not None or failure.command in (None, at)
 
     kept = [
@@ -206,7 +211,7 @@ def replacement_of(
         for at, one in enumerate(entry.commands)
     ]
     if not any([isinstance(one, module.Skipped) and one.skip_id == skip_id for one in kept]):
-        raise InvalidRequest("commands: all of these are skipped already: name another one, or none to skip all")
+        raise InvalidRequest("commands: all of these are skipped already: name a different one, or none to skip all")
     rows = [
         {
             "position": at,

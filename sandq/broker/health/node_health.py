@@ -1,21 +1,22 @@
-"""Know whether this node gets on with its work, and act by it: the one place that decides.
+"""Watch whether this node makes progress with its work, and act on it. This is the one place that decides.
 
-A disk that fails says so; one that hangs does not, and nothing that waits for it ever ends. So the progress of the
-threads is looked at. Once log, state or store has stood still for `health.stall_after`, this node is *stalled*:
+A failing disk raises errors; a hanging one does not, and operations that wait for it never end. So the progress of the
+threads is observed. If the log, the state or the store has made no progress for `health.stall_after`, this node is
+*stalled*:
 
-- what waits is answered: TIMED_OUT where it was proposed (the outcome is unknown), UNAVAILABLE where nothing was done;
-- it answers for no group that others can lead, and those of them that are well are given the leadership;
-- it tells all nodes (SICK), again and again; the metadata leader has it marked failed, and replaced in time.
+- Pending requests are answered: TIMED_OUT if they were proposed (the outcome is unknown), UNAVAILABLE otherwise.
+- The node answers for no group that others can lead, and gives its leaderships to healthy nodes.
+- It repeatedly sends SICK to all nodes. The metadata leader marks it as failed, and has it replaced in time.
 
-All of it ends by itself with the next progress. Others must be well for a leadership to be given away: where all nodes
-hang on one disk, nobody resigns. Maintenance (flush, compaction, snapshots) may take long; its limit is a longer one,
-and requests need not wait for it, so they are not ended.
+All of this ends with the next progress. Leadership is handed over only to healthy nodes: if all nodes hang on one disk,
+none resigns. Maintenance (flush, compaction, snapshots) may take long. It has a longer limit, and no requests wait for
+it.
 
-A full log is a stalled one that says so. Before it comes to that, no new messages are taken (`storage.reserve_bytes`),
-and nodes that have room lead what they can; but the node works, and is not replaced.
+A full log is a stall that reports itself. Before that happens, no new messages are accepted (`storage.reserve_bytes`),
+and nodes with free space take over the leaderships they can. But the node works, and is not replaced.
 
-Stores that met a full disk take nothing more, also when there is room again: the node has to be started anew then,
-which is said here (`restart`) and done by the program that runs it.
+Stores that met a full disk accept nothing more, even when there is space again. Then the node must be restarted: this
+module sets `restart`, and the program that runs the node does it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ import structlog
 import trio
 
 from sandq.broker.clock.clock_keeper import ClockKeeper
-from sandq.broker.health.sick_peers import SickPeers, Told
-from sandq.broker.health.stalls import LOOK_S, Stalls, Watched
+from sandq.broker.health.sick_peers import SickPeers, SickReport
+from sandq.broker.health.stalls import CHECK_S, Stalls, Watched
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.leadership_transfer import can_leave, hand_over
 from sandq.broker.replication.node_log import NodeLog
@@ -41,21 +42,24 @@ from sandq.storage.files import is_full
 
 log = structlog.get_logger("sandq.health")
 
-TELL_S: Final = 0.5
-"""A sick node says so this often."""
+REPORT_S: Final = 0.5
+"""Interval in s at which a sick node reports so."""
 AGAIN_S: Final = 15.0
-"""Before groups are tried again that nobody took over: while they are tried they take nothing."""
+"""Pause in s before groups that no node took over are tried again. During an attempt they accept no commands."""
 MAINTENANCE_FACTOR: Final = 12
-"""Maintenance may stand still so many times as long as the rest: one step of it may write 1 GiB."""
+"""Factor by which the stall limit of maintenance is longer: one step of it may write 1 GiB."""
 SPACE_S: Final = 1.0
-"""How often the free space is looked at."""
-ROOM_AGAIN: Final = 1.1
-"""So many times the reserve must be free again."""
+"""Interval in s at which the free space is checked."""
+SPACE_AGAIN: Final = 1.1
+"""Factor by which the free space must exceed the reserve before messages are accepted again."""
 
 
 class NodeHealth:
-    """`run` it once. `stall_after_s`: the log or the state stands still when it has made no progress for so long.
-    `request_timeout_s`: what was proposed and is not done within this time, or twice as long, is answered TIMED_OUT."""
+    """The health of this node. Call `run` once.
+
+    `stall_after_s`: time without progress after which the log or the state is stalled. `request_timeout_s`: a proposed
+    request that is not done within this time, or up to twice as long, is answered TIMED_OUT.
+    """
 
     def __init__(
         self,
@@ -70,8 +74,10 @@ class NodeHealth:
         stall_after_s: float,
         request_timeout_s: float,
     ) -> None:
-        """`free_bytes`: free bytes of the disk; returns only when the disk answers. No new messages are stored while
-        less than `reserve_bytes` are free: commands that free space need the rest."""
+        """Create it.
+
+        `free_bytes`: returns the free bytes of the disk, once the disk answers. No new messages are stored while less
+        than `reserve_bytes` are free, as commands that free space need the rest."""
         self._node_log = node_log
         self._runner = runner
         self._links = links
@@ -91,59 +97,59 @@ class NodeHealth:
         self._reserve_bytes = reserve_bytes
         self._request_timeout_s = request_timeout_s
         self.restart = trio.Event()
-        """Set when the stores failed for want of room, and there is room again."""
-        self._told_s = -TELL_S
+        """Set when the stores failed because the disk was full, and there is space again."""
+        self._sent_s = -REPORT_S
         self._handing_over = False
 
     @property
     def reason(self) -> str | None:
-        """Why this node cannot work; None: it can."""
+        """Why this node cannot work; None if it can."""
         failed = self._node_log.failed
         return failed.message if failed is not None else self._stalled
 
     @property
     def stalled(self) -> str | None:
-        """What stands still here, and may go on by itself."""
+        """The kind of work that is stalled here and may continue by itself, as text; None if none is."""
         return self._stalled
 
     @property
     def ages_s(self) -> dict[str, float]:
-        """For how long each kind of work has made no progress."""
+        """Time in s for which each kind of work has made no progress."""
         return self._stalls.ages_s
 
     def sick(self) -> dict[str, str]:
-        """Why, of each node that is known not to work; this one included."""
-        return {node: told.reason for node, told in self._known().items() if not told.works}
+        """Return the reason for each node that is known not to work, including this one."""
+        return {node: report.reason for node, report in self._known().items() if not report.works}
 
     def unfit(self) -> Collection[str]:
-        """The nodes that had rather not lead: they do not work, or take nothing new."""
+        """Return the nodes that should not lead: they do not work, or accept no new messages."""
         return self._known().keys()
 
     def may_lead(self, node: str) -> bool:
-        """Whether leadership may be given to a node."""
+        """Return whether leadership may be given to a node."""
         return self._clocks.may_lead(node) and node not in self.unfit()
 
-    def _known(self) -> dict[str, Told]:
+    def _known(self) -> dict[str, SickReport]:
         known, own = self._sick_peers.now(), self._own()
         return known if own is None else {**known, self._node_log.node_id: own}
 
-    def _own(self) -> Told | None:
-        """What this node says of itself, if it has to say something."""
+    def _own(self) -> SickReport | None:
+        """Return what this node reports about itself; None if it is healthy."""
         if self.reason is not None:
-            return Told(self.reason, False)
-        return Told(self.no_room, True) if self.no_room is not None else None
+            return SickReport(self.reason, False)
+        return SickReport(self.no_room, True) if self.no_room is not None else None
 
     async def run(self) -> None:
-        """Look, tell and hand over, until cancelled."""
+        """Check, report and hand over until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._expire)
             nursery.start_soon(self._watch_space)
             while True:
-                self.look()
+                self.check()
                 if self._own() is not None and not self._handing_over:
                     self._handing_over = True
                     nursery.start_soon(self._hand_over)
-                await trio.sleep(LOOK_S)
+                await trio.sleep(CHECK_S)
 
     async def _expire(self) -> None:
         while True:
@@ -161,29 +167,29 @@ class NodeHealth:
             await trio.sleep(SPACE_S)
 
     def note_space(self, free_bytes: int) -> None:
-        """So much of the disk is free: take new messages, or not."""
+        """Accept new messages or not, depending on the free bytes of the disk."""
         backlog = self._node_log.backlog
         if free_bytes < self._reserve_bytes and backlog.disk_full is None:
             backlog.disk_full = (
                 f"the disk of this node is nearly full: {free_bytes >> 20} MiB are free, and below "
                 f"{self._reserve_bytes >> 20} MiB (storage.reserve_bytes) nothing new is stored"
             )
-            log.error("no new messages are taken until there is room", reason=backlog.disk_full)
-        elif free_bytes >= self._reserve_bytes * ROOM_AGAIN and backlog.disk_full is not None:
+            log.error("no new messages are accepted until there is space", reason=backlog.disk_full)
+        elif free_bytes >= self._reserve_bytes * SPACE_AGAIN and backlog.disk_full is not None:
             backlog.disk_full = None
-            log.info("there is room again", free_bytes=free_bytes)
+            log.info("there is space again", free_bytes=free_bytes)
         failed = self._node_log.failed
         if failed is not None and is_full(failed) and backlog.disk_full is None:
             self.restart.set()
 
     @property
     def no_room(self) -> str | None:
-        """Why nothing new is stored here, acks and what makes room are."""
+        """Why nothing new is stored here. Acks, and commands that free space, still are."""
         return self._node_log.backlog.disk_full
 
-    def look(self) -> None:
-        """Look once, and tell those who wait here and the other nodes what is new."""
-        self._stalls.look(trio.current_time())
+    def check(self) -> None:
+        """Check once, and notify pending requests and the other nodes of changes."""
+        self._stalls.check(trio.current_time())
         stalled = self._stalls.stalled()
         reasons = [
             f"{one.what} of this node has made no progress for {one.limit_s:g} s: its disk may hang" for one in stalled
@@ -197,46 +203,47 @@ class NodeHealth:
                 self._runner.give_up_queries(self._stalled)
         else:
             self._node_log.resume()
-        self._tell()
+        self._send_report()
 
     def _note(self, reasons: Collection[str]) -> None:
         reason = "; ".join(reasons) or None
         if reason == self._stalled:
             return
         if reason is not None:
-            log.error("this node stands still", reason=reason)
+            log.error("this node is stalled", reason=reason)
         else:
-            log.info("this node goes on", was=self._stalled)
+            log.info("this node makes progress again", was=self._stalled)
         self._stalled = reason
 
-    def _tell(self) -> None:
-        """Say to all nodes that this one is sick; that it is well again they see by its silence."""
+    def _send_report(self) -> None:
+        """Report to all nodes that this one is sick. They infer its recovery from its silence."""
         own, now_s = self._own(), trio.current_time()
-        if own is None or now_s - self._told_s < TELL_S:
+        if own is None or now_s - self._sent_s < REPORT_S:
             return
-        self._told_s = now_s
+        self._sent_s = now_s
         self._links.send_to_all(PeerFrame.SICK, tuple(own))
 
     async def _hand_over(self) -> None:
-        """Let nodes that are well lead what this one leads."""
+        """Hand the groups led here to healthy nodes."""
         try:
             nodes = {node for node in self._links.up if self.may_lead(node)}
             leaving = [host for host in self._hosts() if self._can_take_over(host, nodes)]
-            # A log that stands still sends nothing: the others elect a leader by themselves.
-            log_works = self._stalls.ages_s["log"] < LOOK_S and self._runner.log_full is None
+            # A stalled log sends nothing: the others elect a leader by themselves.
+            log_works = self._stalls.ages_s["log"] < CHECK_S and self._runner.log_full is None
             if leaving and self._node_log.failed is None and log_works:
-                log.warning("nodes that are well are to lead", groups=len(leaving), nodes=sorted(nodes))
+                log.warning("healthy nodes should lead instead", groups=len(leaving), nodes=sorted(nodes))
                 if kept := await hand_over(lambda: leaving, nodes):
-                    log.warning("nobody took over; it is tried again", groups=kept, again_in_s=AGAIN_S)
+                    log.warning("no node took over; the attempt is repeated", groups=kept, again_in_s=AGAIN_S)
                     await trio.sleep(AGAIN_S)
-            await trio.sleep(LOOK_S)
+            await trio.sleep(CHECK_S)
         finally:
             self._handing_over = False
 
     @staticmethod
     def _can_take_over(host: RaftGroup, nodes: Collection[str]) -> bool:
-        """Whether one of the nodes could lead the group at once. What is being handed over already is left alone: who
-        began that ends it."""
+        """Return whether one of the nodes could lead the group at once.
+
+        A group that is already being handed over is left alone: the component that began that ends it."""
         group = host.group
         if host.is_leaving or not can_leave(host, nodes):
             return False

@@ -1,8 +1,8 @@
-"""Compare what the replicas of a partition have stored, and name those that differ.
+"""Compare the stored rows of a partition's replicas, and name those that differ.
 
-Replicas apply the same entries and must have the same rows. That they have is not taken on trust: a bit of memory may
-flip, a version may be wrong. So who leads a partition has every replica digest its rows as of one entry of the log
-(TAKE_DIGEST), one partition after the other, at the rate at which disks are read to be checked.
+Replicas apply the same entries and must have the same rows. This is checked, because a bit of memory may flip, or a
+version may have a bug. The leader of each partition makes every replica digest its rows as of one entry of the log
+(TAKE_DIGEST). Partitions are compared one after the other, at the rate of disk checks.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ from sandq.storage.keys import STORE_PREFIX_BYTES, store_range
 log = structlog.get_logger("sandq.health")
 
 ROUND_S: Final = 86_400.0
-"""Between the end of one round over all partitions led here and the next."""
+"""Pause in s between two rounds over all partitions led here."""
 FIRST_S: Final = 60.0
-"""After the start, before the first one."""
+"""Pause in s between the start and the first round."""
 ANSWER_S: Final = 3600.0
-"""So long the others have to answer: they read all of it, at a bounded rate."""
-LOOK_S: Final = 1.0
+"""Time in s that other nodes have to answer: they read all rows, at a bounded rate."""
+CHECK_S: Final = 1.0
+"""Interval in s at which a pending comparison checks whether it can end."""
 VIEWS_MOST: Final = 4
-"""Of others, that wait to be read: each keeps disk space that was freed. Who asks for more is told that it is too
-much."""
+"""Maximum number of requested views that wait to be read.
+
+Each keeps freed disk space in use. Further requests are refused."""
 REFUSED_MOST: Final = 64
-"""Of those that are told so, and wait to be closed."""
+"""Maximum number of refused views that wait to be closed."""
 STEP_ROWS: Final = 2048
 STEP_BYTES: Final = 1 << 20
 _BODY: Final = ([int, int, int, bytes], [int, int, int, NoneType])
@@ -51,17 +53,19 @@ _BODY: Final = ([int, int, int, bytes], [int, int, int, NoneType])
 
 @dataclass(slots=True)
 class _Comparison:
-    """What is answered of one partition, by node."""
+    """The answers about one partition, by node."""
 
     group: int
     nodes: frozenset[str]
-    """That have a replica."""
+    """Nodes that have a replica."""
     answers: dict[str, tuple[int, bytes | None]] = field(default_factory=dict)
-    """Index and digest; None: it could not tell."""
+    """Index and digest by node; the digest is None if the node could not compute it."""
     changed: trio.Event = field(default_factory=trio.Event)
 
 
 class ReplicaDigests:
+    """Compares replicas, and computes digests for other leaders."""
+
     def __init__(
         self,
         node_log: NodeLog,
@@ -70,29 +74,33 @@ class ReplicaDigests:
         shut_replicas: ShutReplicas,
         bytes_per_s: int,
     ) -> None:
-        """`bytes_per_s`: 0 reads and asks nothing. A shut replica answers nothing, and does not differ."""
+        """Create it.
+
+        `bytes_per_s`: rate of reading; 0: read and request nothing. A shut replica does not answer, and does not count
+        as different."""
         self._shut_replicas = shut_replicas
         self._node_log = node_log
         self._catalog = catalog
         self._links = links
         self._bytes_per_s = bytes_per_s
         self._open: dict[int, _Comparison] = {}
-        """By number."""
+        """Comparisons in progress, by number."""
         self._different: dict[int, tuple[str, ...]] = {}
         self._give, self._take = trio.open_memory_channel[DigestView](VIEWS_MOST)
         self._refuse, self._refused = trio.open_memory_channel[DigestView](REFUSED_MOST)
         self.compared = 0
-        """Partitions whose replicas were all heard, again and again."""
+        """Number of comparisons in which all replicas answered."""
 
     @property
     def different(self) -> Mapping[int, tuple[str, ...]]:
-        """Of the groups led here whose replicas differ: the nodes whose replicas are not what most others are; all
-        where there is no majority."""
+        """For each group led here whose replicas differ: the nodes whose replicas differ from the majority.
+
+        All nodes if there is no majority."""
         led = self._catalog.led_here
         return {group: nodes for group, nodes in sorted(self._different.items()) if group in led}
 
     async def run(self) -> None:
-        """Compare, round after round, and digest what others ask for; until cancelled."""
+        """Compare in rounds, and compute digests for other leaders, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._digest_all)
             nursery.start_soon(self._refuse_all)
@@ -102,11 +110,12 @@ class ReplicaDigests:
                     await self.compare(group)
                 await trio.sleep(ROUND_S)
 
-    # -- who asks -------------------------------------------------------------------------------------------------
+    # -- requesting side ------------------------------------------------------------------------------------------
 
     async def compare(self, group: int) -> bool | None:
-        """Compare the replicas of a group that this node leads. Whether they are the same; None when fewer than two
-        could be heard."""
+        """Compare the replicas of a group that this node leads.
+
+        Return whether they are equal; None if fewer than two answered."""
         host = self._node_log.hosts.get(group)
         if host is None:
             return None
@@ -119,7 +128,7 @@ class ReplicaDigests:
             await host.call(c.TakeDigest(number), BEHIND)
             with trio.move_on_after(ANSWER_S):
                 while host.ready and self._awaits(comparison):
-                    with trio.move_on_after(LOOK_S):
+                    with trio.move_on_after(CHECK_S):
                         await comparison.changed.wait()
                     comparison.changed = trio.Event()
         except SandqError as error:
@@ -130,7 +139,7 @@ class ReplicaDigests:
         return self._judge(comparison)
 
     def _awaits(self, comparison: _Comparison) -> bool:
-        """Whether a node that can answer has not answered yet."""
+        """Return whether a node that can answer has not answered yet."""
         linked, shut = self._links.reachable(), self._shut_replicas
         asked = [node for node in comparison.nodes & linked if not shut.is_shut(comparison.group, node)]
         return any(node not in comparison.answers for node in asked)
@@ -145,21 +154,25 @@ class ReplicaDigests:
             if len(found) == len(nodes):
                 self.compared += 1
                 if self._different.pop(group, None) is not None:
-                    log.info("the replicas of a partition are the same again", **self._place(group))
+                    log.info("the replicas of a partition are the same again", **self._names(group))
             return True
         is_known = 2 * count > len(nodes)
         odd = tuple(sorted(node for node in found if not is_known or found[node] != most))
         self._different[group] = odd
-        remedy = "sandctl cluster rebuild TOPIC PARTITION NODE" if is_known else "nobody knows which one is right"
-        log.error("the replicas of a partition differ", nodes=list(odd), remedy=remedy, **self._place(group))
+        remedy = (
+            "sandctl cluster rebuild TOPIC PARTITION NODE"
+            if is_known
+            else "there is no majority, so it is unknown which replica is right"
+        )
+        log.error("the replicas of a partition differ", nodes=list(odd), remedy=remedy, **self._names(group))
         return False
 
-    def _place(self, group: int) -> dict[str, Any]:
+    def _names(self, group: int) -> dict[str, Any]:
         topic, partition = self._catalog.view.partition_of_group.get(group, (None, None))
         return {"topic": topic, "partition": partition, "group": group}
 
     def on_frame(self, node: str, body: Any) -> bool:
-        """Hear the digest of another node. Whether it is one."""
+        """Handle a digest from another node. Return whether the frame is well-formed."""
         if not isinstance(body, tuple) or [type(part) for part in body] not in _BODY:
             return False
         group, number, index, digest = body
@@ -174,10 +187,10 @@ class ReplicaDigests:
             comparison.answers[node] = index, digest
             comparison.changed.set()
 
-    # -- who is asked ---------------------------------------------------------------------------------------------
+    # -- answering side -------------------------------------------------------------------------------------------
 
     def on_view(self, view: DigestView) -> None:
-        """An entry that asks for a digest was applied here."""
+        """Handle an applied entry that requests a digest."""
         try:
             if self._bytes_per_s:
                 self._give.send_nowait(view)
@@ -188,7 +201,8 @@ class ReplicaDigests:
         try:
             self._refuse.send_nowait(view)
         except trio.WouldBlock:
-            # Who made so many has just had LevelDB's lock: it is not held by a disk that hangs.
+            # The apply thread had LevelDB's lock a moment ago to create the view, so the lock is not held by a hanging
+            # disk.
             view.rows.close()
 
     async def _refuse_all(self) -> None:
@@ -218,7 +232,7 @@ class ReplicaDigests:
         start, stop = store_range(view.store)
 
         def step(start: bytes) -> tuple[bytes | None, int]:
-            """Where to go on, if there is more; and the bytes that were read."""
+            """Read some rows. Return the key at which to continue, or None, and the bytes read."""
             found = view.rows.scan(start, stop, limit=STEP_ROWS, max_bytes=STEP_BYTES)
             digest.add(_relative(found))
             size = sum([len(key) + len(value) for key, value in found])
@@ -232,7 +246,9 @@ class ReplicaDigests:
 
 
 async def _close(view: DigestView) -> None:
-    """Not on the loop: LevelDB's lock may be held while its disk hangs. At the end of a node the stores do it."""
+    """Close a view outside the loop, as LevelDB's lock may be held while its disk hangs.
+
+    At the end of a node, the stores close it."""
     await trio.to_thread.run_sync(view.rows.close, abandon_on_cancel=True)
 
 

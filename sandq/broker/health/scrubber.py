@@ -1,4 +1,4 @@
-"""Read log and tables in the background, at a bounded rate, and say when they are not what was written."""
+"""Read the log and the tables in the background, at a bounded rate, and report damage."""
 
 from __future__ import annotations
 
@@ -16,29 +16,33 @@ from sandq.storage.scrub import scrub_tables, scrub_wal
 log = structlog.get_logger("sandq.health")
 
 PAUSE_S: Final = 3600.0
-"""Between the end of one round over everything and the beginning of the next."""
+"""Pause in s between two rounds over everything."""
 
 
 class Scrubber:
+    """Reads all files of a node, and compares them with their checksums."""
+
     def __init__(self, files: Files, stores: Path, bytes_per_s: int) -> None:
-        """`stores`: the directory of the tables; there may be none. `bytes_per_s`: 0 reads nothing."""
+        """Create it.
+
+        `stores`: directory of the tables; it need not exist. `bytes_per_s`: rate of reading; 0: read nothing."""
         self._files = files
         self._stores = stores
         self._bytes_per_s = bytes_per_s
         self.read_bytes = 0
         self.rounds = 0
-        """How often everything was read."""
+        """Number of completed rounds."""
         self.damage: str | None = None
-        """What the last round found that is not what was written."""
+        """The damage that the last round found; None if there was none."""
 
     async def run(self) -> None:
-        """Round after round, until cancelled."""
+        """Run rounds until cancelled."""
         while self._bytes_per_s:
             await self.scrub()
             await trio.sleep(PAUSE_S)
 
     async def scrub(self) -> None:
-        """One round."""
+        """Run one round."""
         parts = [scrub_wal(self._files)]
         if self._stores.is_dir():
             parts.append(scrub_tables(self._stores))
@@ -47,7 +51,7 @@ class Scrubber:
             try:
                 await self._read(part)
             except Corruption as error:
-                log.error("what is stored is not what was written: replace this node's data", error=error.message)
+                log.error("stored data is damaged: replace this node's data", error=error.message)
                 found.append(error.message)
             except (StorageFailed, OSError) as error:
                 log.warning("the disk could not be read to be checked", error=str(error))

@@ -1,8 +1,8 @@
-"""Know which replicas are shut, on all nodes, and open those of this node again when that is possible (ADR 46).
+"""Track which replicas are shut, on all nodes, and open those of this node again when possible (ADR 46).
 
-Every node tells all others which of its replicas are shut: when that changes, and all of it when a connection is made.
-A leader sends a snapshot to a member whose replica is shut. A shut leader hands over to a voter that is not. A replica
-whose group has committed a SKIP of its entry is loaded from its rows again.
+Every node reports its shut replicas to all others: on each change, and when a link is made. A leader sends a snapshot
+to a member whose replica is shut. A shut leader hands over to a voter that is not. A replica whose group has committed
+a SKIP of its entry is loaded from its rows again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from sandq.protocol.peer import PeerFrame
 
 log = structlog.get_logger("sandq.replication")
 
-LOOK_S: Final = 1.0
-"""Interval at which a shut leader tries to hand over, while there is one."""
+HAND_OVER_S: Final = 1.0
+"""Interval in s at which a shut leader tries to hand over, while there is one."""
 REPORTS_MOST: Final = 1000
-"""Replicas that a node reports at most."""
+"""Maximum number of replicas that a node reports."""
 ERROR_CHARS: Final = 500
 """Maximum length of an error in a report; the rest is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShutReport:
-    """A shut replica, as nodes tell each other; in this order in the frame."""
+    """A shut replica as reported between nodes. The fields are in the order of the frame."""
 
     group: int
     index: int | None
@@ -45,15 +45,17 @@ class ShutReport:
     rows_index: int
     """Raft index of the last entry whose changes the replica has stored."""
     leads: bool
-    """The node leads the group, and so takes the decision to skip the entry."""
+    """True if the node leads the group, and therefore decides whether to skip the entry."""
     step: str
     """The step that failed: a `shut.Step`."""
     error: str
 
     @property
     def reached(self) -> int:
-        """Raft index of the last entry that the replica has applied and may have acknowledged, whether or not its rows
-        have it. 0 if the group skipped an entry that it applied: then it leads no more, whatever it has."""
+        """Raft index of the last entry that the replica has applied and may have acknowledged, even if its rows lack
+        it.
+
+        0 if the group skipped an entry that the replica applied: then it can no longer lead."""
         if self.step == Step.SKIPPED:
             return 0
         return self.rows_index if self.index is None else self.index - 1
@@ -73,17 +75,17 @@ class ShutReplicas:
         runner: Runner,
         links: PeerLinks,
     ) -> None:
-        """`own`: this node."""
+        """Create it. `own`: this node."""
         self._own = own
         self._node_log = node_log
         self._runner = runner
         self._links = links
         self._changed = trio.Event()
-        """Set by whatever may matter to `run`; renewed by each of its rounds."""
-        self._told: tuple[ShutReport, ...] = ()
-        """The reports that were sent to all last."""
+        """Set by everything that may matter to `run`; replaced in each of its rounds."""
+        self._sent: tuple[ShutReport, ...] = ()
+        """The reports that were last sent to all nodes."""
         self._heard: dict[str, tuple[ShutReport, ...]] = {}
-        """What other nodes reported last."""
+        """The latest reports of other nodes."""
 
     # -- what is known --------------------------------------------------------------------------------------------
 
@@ -92,20 +94,21 @@ class ShutReplicas:
         return self._reports() if node == self._own else self._heard.get(node, ())
 
     def all(self) -> list[tuple[str, ShutReport]]:
-        """Return all shut replicas that are known here, with their nodes."""
+        """Return all known shut replicas, with their nodes."""
         found = [(self._own, report) for report in self._reports()]
         return found + [(node, report) for node, reports in sorted(self._heard.items()) for report in reports]
 
     def nodes_of(self, group: int) -> dict[str, ShutReport]:
-        """Return the nodes whose replica of a group is shut."""
+        """Return the nodes whose replica of a group is shut, with their reports."""
         return {node: report for node, report in self.all() if report.group == group}
 
     def is_shut(self, group: int, node: str) -> bool:
-        """Return whether a node's replica of a group is shut, as far as is known here."""
+        """Return whether a node's replica of a group is shut, as far as this node knows."""
         return any([report.group == group for report in self.of_node(node)])
 
     def members_to_restore(self, host: RaftGroup) -> list[str]:
-        """Return the members that a snapshot from this node opens: it leads, and has applied their entry."""
+        """Return the members that a snapshot from this node opens: this node leads, and has applied the entry that shut
+        them."""
         if not self._heard or not host.ready:
             return []
         applied, nodes = host.status.applied_index, self.nodes_of(host.number)
@@ -120,22 +123,22 @@ class ShutReplicas:
         found = [_report(host, host.shut) for host in list(self._node_log.hosts.values()) if host.shut is not None]
         return tuple(found[:REPORTS_MOST])
 
-    # -- what nodes tell each other -------------------------------------------------------------------------------
+    # -- reports between nodes ------------------------------------------------------------------------------------
 
     def note(self, host: RaftGroup) -> None:
-        """A replica of this node is shut, or its group decided something about it."""
+        """Note that a replica of this node is shut, or that its group decided something about it."""
         self._changed.set()
 
     def up(self, node: str) -> None:
-        """There is a link with a node."""
+        """Report to a newly linked node."""
         self._links.send(node, PeerFrame.SHUT, _rows(self._reports()))
 
     def down(self, node: str) -> None:
-        """There is no link with a node any more: what it reported may have changed."""
+        """Forget the reports of a node whose link has ended, as they may have changed."""
         self._heard.pop(node, None)
 
     def on_frame(self, node: str, body: Any) -> bool:
-        """Take what a node reports of itself; False if it is no report."""
+        """Handle a report of another node about itself. Return False if it is malformed."""
         if not isinstance(body, tuple) or len(body) > REPORTS_MOST:
             return False
         reports = []
@@ -150,10 +153,10 @@ class ShutReplicas:
         self._changed.set()
         return True
 
-    # -- what is done ---------------------------------------------------------------------------------------------
+    # -- actions --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Tell the others, hand over and open again, until cancelled."""
+        """Report, hand over and open replicas until cancelled."""
         while True:
             changed = self._changed = trio.Event()
             shut = [host for host in list(self._node_log.hosts.values()) if host.shut is not None]
@@ -163,16 +166,17 @@ class ShutReplicas:
                 elif host.group.is_leader:
                     self._hand_over(host)
             reports = self._reports()
-            if reports != self._told:
-                self._told = reports
+            if reports != self._sent:
+                self._sent = reports
                 self._links.send_to_all(PeerFrame.SHUT, _rows(reports))
-            with trio.move_on_after(LOOK_S if shut else math.inf):
+            with trio.move_on_after(HAND_OVER_S if shut else math.inf):
                 await changed.wait()
 
     def _hand_over(self, host: RaftGroup) -> None:
-        """Let a voter lead whose replica is not shut, or is shut at a later entry, if one has all of the log. What such
-        a replica has applied may be acknowledged: once it leads, its entry can be skipped, and the others get a
-        snapshot."""
+        """Hand over to a voter that has all of the log and whose replica is not shut, or is shut at a later entry.
+
+        Entries that such a replica has applied may be acknowledged. Once it leads, its failed entry can be skipped, and
+        the others get a snapshot."""
         shut, up = self.nodes_of(host.number), self._links.up
         group = host.group
         fit = [v for v in group.members.voters if v != group.member and node_of(v) in up and node_of(v) not in shut]
@@ -185,8 +189,9 @@ class ShutReplicas:
             self._node_log.group_commit.mark(group)
 
     async def _reopen(self, host: RaftGroup) -> None:
-        """Load a shut replica from its rows again: its group has decided to skip the entry, or it is not known which
-        of several entries was at fault."""
+        """Load a shut replica from its rows again.
+
+        Its group has decided to skip the entry, or it is not known which of several entries was at fault."""
         node_log, runner, failure = self._node_log, self._runner, host.shut
         try:
             await runner.between_batches(partial(node_log.suspend_shut, host))

@@ -1,4 +1,4 @@
-"""Which nodes say that they cannot work, their disks having failed or standing still; or that they have no room."""
+"""Track which nodes report that they cannot work, because of their disks, or that their disk is nearly full."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from typing import Final, NamedTuple
 import trio
 
 SICK_S: Final = 3.0
-"""Who has not said so again for so long is taken for well."""
+"""Time in s without a new report after which a node counts as healthy."""
 REASON_CHARS: Final = 500
-"""Of what a peer says; the rest is cut."""
+"""Maximum length of a peer's reason; the rest is cut."""
 
 
-class Told(NamedTuple):
-    """What a node says of itself."""
+class SickReport(NamedTuple):
+    """A node's report about itself."""
 
     reason: str
     works: bool
-    """It works, and takes nothing new: its disk is nearly full."""
+    """True if it works, but accepts no new messages because its disk is nearly full."""
 
 
 class SickPeers:
-    def __init__(self) -> None:
-        self._told: dict[str, tuple[float, Told]] = {}
-        """What a node said last, and when, on trio's clock."""
+    """The latest reports of other nodes."""
 
-    def told(self, node: str, reason: str, works: bool) -> None:
-        """A node says that it is sick, or has no room."""
-        self._told[node] = trio.current_time(), Told(reason[:REASON_CHARS], works)
+    def __init__(self) -> None:
+        self._reports: dict[str, tuple[float, SickReport]] = {}
+        """The last report of each node, and its time on trio's clock."""
+
+    def heard(self, node: str, reason: str, works: bool) -> None:
+        """Record the report of a node that is sick or has no space."""
+        self._reports[node] = trio.current_time(), SickReport(reason[:REASON_CHARS], works)
 
     def forget(self, node: str) -> None:
-        """Nothing is heard of a node any more."""
-        self._told.pop(node, None)
+        """Forget a node whose link has ended."""
+        self._reports.pop(node, None)
 
-    def now(self) -> dict[str, Told]:
-        """What is said at present, by node."""
+    def now(self) -> dict[str, SickReport]:
+        """Return the reports that are still valid, by node."""
         now_s = trio.current_time()
-        self._told = {node: told for node, told in self._told.items() if now_s - told[0] < SICK_S}
-        return {node: told for node, (_, told) in self._told.items()}
+        self._reports = {node: report for node, report in self._reports.items() if now_s - report[0] < SICK_S}
+        return {node: report for node, (_, report) in self._reports.items()}

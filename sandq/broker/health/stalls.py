@@ -1,22 +1,22 @@
-"""Tell work that stands still from work that takes long: by its progress, not by its age."""
+"""Distinguish work that is stalled from work that takes long, by its progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-LOOK_S = 0.25
-"""How often it is looked."""
-GAP_MOST_S = 2 * LOOK_S
-"""Between two looks no more is counted: whoever was stopped himself knows nothing of what others did meanwhile."""
+CHECK_S = 0.25
+"""Interval in s between two checks."""
+GAP_MOST_S = 2 * CHECK_S
+"""Maximum time in s counted between two checks: if this process itself was stopped, it cannot tell what others did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Work that may stand still.
+    """Work that may stall.
 
-    `what` it is, for people; `label`, for metrics. `limit_s`: for so long it may make no progress. `progress()` changes
-    with each step of it, and is None while there is nothing to do.
+    `what`: description for people. `label`: name for metrics. `limit_s`: maximum time without progress. `progress()`
+    changes with each step of the work, and is None while there is nothing to do.
     """
 
     label: str
@@ -26,19 +26,19 @@ class Watched:
 
 
 class Stalls:
-    """Looks at everything watched, again and again; needs no clock of its own."""
+    """Checks all watched work repeatedly. It needs no clock of its own."""
 
     def __init__(self, watched: Sequence[Watched]) -> None:
         self._watched = watched
         self._seen: dict[str, object] = {}
-        self._looked_s: float | None = None
+        self._checked_s: float | None = None
         self.ages_s = {one.label: 0.0 for one in watched}
-        """By label: for how long there was no progress."""
+        """Time in s without progress, by label."""
 
-    def look(self, now_s: float) -> None:
-        """Look at all of them, at this time of a monotonic clock."""
-        gap_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, GAP_MOST_S)
-        self._looked_s = now_s
+    def check(self, now_s: float) -> None:
+        """Check all work at this time of a monotonic clock."""
+        gap_s = 0.0 if self._checked_s is None else min(now_s - self._checked_s, GAP_MOST_S)
+        self._checked_s = now_s
         for one in self._watched:
             progress = one.progress()
             if progress is None or progress != self._seen.get(one.label):
@@ -48,5 +48,5 @@ class Stalls:
             self._seen[one.label] = progress
 
     def stalled(self) -> list[Watched]:
-        """What has stood still for too long."""
+        """Return the work that has made no progress for too long."""
         return [one for one in self._watched if self.ages_s[one.label] >= one.limit_s]

@@ -58,7 +58,7 @@ POINTS = {
     "once a voter is gone": Point(RaftGroup, "change_members", halting.drops, after=True),
     "before it hands over": Point(Rebalancer, "_give", halting.leaves),
     "once it has handed over": Point(Rebalancer, "_give", halting.leaves, after=True),
-    "before it is told": Point(Reports, "tell_settled"),
+    "before it is told": Point(Reports, "report_settled"),
     # who held it
     "before its pointer goes": Point(Reconciler, "_remove", halting.removes),
     "before the log forgets": Point(Runner, "on_wal", halting.calls("forget")),

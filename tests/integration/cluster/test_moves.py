@@ -175,7 +175,7 @@ async def test_what_cannot_be_drained_or_removed(tmp_path: Path) -> None:
     async with four(tmp_path, replicas=4) as nodes:
         with pytest.raises(InvalidRequest, match="'t' has 4 replicas, and without node2 3 nodes would be left"):
             await administrate(nodes, lambda by: by.drain("node2"))
-        with pytest.raises(Conflict, match="node2 is there and holds 12 replicas: drain it first"):
+        with pytest.raises(Conflict, match="node2 is running and holds 12 replicas: drain it first"):
             await administrate(nodes, lambda by: by.remove("node2"))
         with pytest.raises(NotFound, match="no node 'node9' is registered; there are: node1, node2, node3, node4"):
             await administrate(nodes, lambda by: by.remove("node9"))

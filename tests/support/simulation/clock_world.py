@@ -12,7 +12,7 @@ import heapq
 import random
 from itertools import count
 
-from sandq.broker.clock.clock_keeper import QUESTIONS_MOST
+from sandq.broker.clock.clock_keeper import REQUESTS_MOST
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.peer_clocks import Standing
 from sandq.broker.peers.link import SILENCE_S
@@ -112,7 +112,7 @@ class ClockWorld:
 
     def _ask(self, node: ClockedNode) -> None:
         for other, asked in node.asked.items():
-            if len(asked) >= QUESTIONS_MOST:
+            if len(asked) >= REQUESTS_MOST:
                 del asked[next(iter(asked))]
             number = next(self._numbers)
             asked[number] = node.clock.monotonic_s()
@@ -124,7 +124,7 @@ class ClockWorld:
             if self.nodes[to.name] is not to or self.nodes[by.name] is not by or self.now_s < to.hangs_until_s:
                 continue
             if standing is None:
-                self._send(by, to, number, to.clock.now_s(), to.clock.told_standing)
+                self._send(by, to, number, to.clock.now_s(), to.clock.reported_standing)
             elif (asked_s := to.asked[by.name].pop(number, None)) is not None:
                 to.clock.peers.heard(by.name, at_s, standing, asked_s, to.clock.monotonic_s())
                 to.compare()

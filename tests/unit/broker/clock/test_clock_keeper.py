@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from sandq.broker.clock.clock_keeper import GUARDED_US_MOST, QUESTIONS_MOST, ClockKeeper
+from sandq.broker.clock.clock_keeper import GUARDED_US_MOST, REQUESTS_MOST, ClockKeeper
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.peer_clocks import COMPARED_WITHIN_S, Standing
 from sandq.broker.replication.raft_group import RaftGroup
@@ -190,7 +190,7 @@ def test_what_is_no_question_is_not_taken(kept: Kept, kind: int, body: Any) -> N
 def test_of_a_peer_that_does_not_answer_the_last_questions_are_kept(kept: Kept) -> None:
     kept.keeper.up("b")
     first = kept.question()
-    for _ in range(QUESTIONS_MOST):
+    for _ in range(REQUESTS_MOST):
         kept.keeper._ask_all()
     last = kept.question()
     assert kept.told(first, int(NOW_S * 1e6), 0) and kept.offsets() == {}

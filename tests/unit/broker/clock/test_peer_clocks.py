@@ -50,7 +50,7 @@ class World:
         asks, asked = self.nodes[name].clock, self.nodes[of].clock
         asked_s = asks.monotonic_s()
         self.now_s += there_s
-        guarded_s, standing = asked.now_s(), asked.told_standing
+        guarded_s, standing = asked.now_s(), asked.reported_standing
         self.now_s += back_s
         asks.peers.heard(of, guarded_s, standing, asked_s, asks.monotonic_s())
         asks.compare()
@@ -105,7 +105,7 @@ def test_a_long_round_trip_says_as_much_as_is_certain_in_spite_of_it() -> None:
         world = World(a=0.0, b=apart_s)
         world.ask("a", "b", 1.0, 1.0)
         assert world.reasons() == reasons, "beyond max_drift wherever it is within a second, or perhaps not"
-        assert world.nodes["a"].clock.told_standing is (OFF_ if reasons else DOUBTED)
+        assert world.nodes["a"].clock.reported_standing is (OFF_ if reasons else DOUBTED)
 
 
 def test_where_the_intervals_of_several_answers_overlap_counts() -> None:
@@ -114,7 +114,7 @@ def test_where_the_intervals_of_several_answers_overlap_counts() -> None:
     world.ask("a", "b", 2.0, 0.0)
     world.ask("a", "b", 0.0, 2.0)
     assert world.nodes["a"].clock.status().peers == {"b": pytest.approx(200, abs=5)}
-    assert world.nodes["a"].clock.told_standing is GOOD
+    assert world.nodes["a"].clock.reported_standing is GOOD
 
 
 @pytest.mark.parametrize("round_trip_s", [0.26, 0.6, 2.0])
@@ -134,13 +134,13 @@ def test_a_clock_of_which_nothing_is_certain_is_uncompared_after_a_while() -> No
     clock.peers.linked("b", clock.monotonic_s())
     for _ in range(int(COMPARED_WITHIN_S) // 2):
         world.ask("a", "b", 1.0, 1.0)
-        assert (clock.reason, clock.standing, clock.told_standing) == (None, GOOD, DOUBTED)
+        assert (clock.reason, clock.standing, clock.reported_standing) == (None, GOOD, DOUBTED)
         assert clock.waits
     world.ask("a", "b", 1.0, 1.0)
-    assert (clock.reason, clock.standing, clock.told_standing) == (UNCOMPARED, DOUBTED, DOUBTED)
+    assert (clock.reason, clock.standing, clock.reported_standing) == (UNCOMPARED, DOUBTED, DOUBTED)
     assert not clock.waits, "it goes on, with the alarm"
     world.ask("a", "b")
-    assert (clock.reason, clock.standing, clock.told_standing) == (None, GOOD, GOOD)
+    assert (clock.reason, clock.standing, clock.reported_standing) == (None, GOOD, GOOD)
 
 
 def test_a_clock_whose_peers_tell_nothing_is_uncompared_until_they_go() -> None:
@@ -167,10 +167,10 @@ def test_what_was_agreed_on_counts_until_clocks_may_have_gone_apart() -> None:
     world.ask("a", "b")
     world.now_s += MAX_DRIFT_S / RATE - 1
     clock.compare()
-    assert clock.told_standing is GOOD
+    assert clock.reported_standing is GOOD
     world.now_s += 2
     clock.compare()
-    assert (clock.reason, clock.told_standing) == (UNCOMPARED, OFF_)
+    assert (clock.reason, clock.reported_standing) == (UNCOMPARED, OFF_)
 
 
 # -- what waits to be compared ----------------------------------------------------------------------------------------
@@ -189,9 +189,9 @@ def test_a_clock_stamps_nothing_before_a_majority_of_the_cluster_is_near_it() ->
     world.ask("c", "d")
     world.ask("c", "e")
     assert waits(world) == {"a": True, "b": True, "c": False, "d": True, "e": True}
-    assert [world.nodes[name].clock.told_standing for name in "ac"] == [OFF_, GOOD]
+    assert [world.nodes[name].clock.reported_standing for name in "ac"] == [OFF_, GOOD]
     world.ask("a", "c")
-    assert world.nodes["a"].clock.told_standing is DOUBTED, "the median of what it knows is here, but not of all"
+    assert world.nodes["a"].clock.reported_standing is DOUBTED, "the median of what it knows is here, but not of all"
     world.rounds()
     assert waits(world) == {**dict.fromkeys("ab", True), **dict.fromkeys("cde", False)}
     assert world.reasons() == {"a": OFF, "b": OFF}
@@ -309,7 +309,7 @@ def test_who_starts_with_a_wrong_clock_is_off(ahead_s: tuple[float, ...], reason
 def test_one_that_was_not_compared_says_nothing_of_itself_and_leads_on() -> None:
     world = World(a=HOUR_S, b=0.0)
     clock = world.nodes["a"].clock
-    assert (clock.standing, clock.told_standing, clock.alarm) == (GOOD, OFF_, False)
+    assert (clock.standing, clock.reported_standing, clock.alarm) == (GOOD, OFF_, False)
     assert world.better("a") == set()
 
 
@@ -483,7 +483,7 @@ def test_what_was_said_long_ago_is_forgotten() -> None:
     peers = PeerClocks(MAX_DRIFT_S, 0.0)
     for node, standing, asked_s in (("a", GOOD, 100.0), ("b", DOUBTED, 100.0), ("c", GOOD, 100.0 - FRESH_S)):
         peers.heard(node, 0.0, standing, asked_s, 100.0)
-    assert peers.told(100.5) == {"a": GOOD, "b": DOUBTED}
+    assert peers.recent_standings(100.5) == {"a": GOOD, "b": DOUBTED}
 
 
 def test_a_link_that_comes_and_goes_does_not_keep_a_node_waiting_for_ever() -> None:

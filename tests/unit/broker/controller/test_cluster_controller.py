@@ -337,7 +337,7 @@ async def test_it_waits_until_somebody_says_so(autojump_clock: trio.testing.Mock
     bed.levels |= {"a": newest}
     await bed.tend()
     with pytest.raises(
-        Conflict, match=rf"at feature level {OLD}, .*: a knows {newest}, b knows {OLD}\. Upgrade the nodes"
+        Conflict, match=rf"at feature level {OLD}, .*: a supports {newest}, b supports {OLD}\. Upgrade the nodes"
     ):
         await level.finalize(bed.host, dry_run=False)  # type: ignore[arg-type]
     bed.levels["b"] = NEW
@@ -355,7 +355,7 @@ async def test_a_member_that_has_not_said_yet_what_it_knows(autojump_clock: trio
     bed.linked.discard("b")
     level = FeatureLevel(bed.directory, rises_by_itself=False)
     await bed.tend()
-    with pytest.raises(Conflict, match="b has not said yet which ones it knows"):
+    with pytest.raises(Conflict, match="b has not reported yet which levels it supports"):
         await level.finalize(bed.host, dry_run=False)  # type: ignore[arg-type]
 
 

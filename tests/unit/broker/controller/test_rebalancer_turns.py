@@ -9,12 +9,12 @@ import pytest
 import trio
 
 from sandq.broker.controller import rebalancer
-from sandq.broker.controller.rebalancer import LEADERS_AT_ONCE, LED_S, LOOK_GROUPS, Rebalancer
+from sandq.broker.controller.rebalancer import LEADERS_AT_ONCE, LED_S, SLICE_GROUPS, Rebalancer
 from sandq.metadata.records import Partition
 from sandq.raft import Members
 from tests.support.nodes.fake_links import FakeLinks
 
-GROUPS = 20 * LOOK_GROUPS
+GROUPS = 20 * SLICE_GROUPS
 
 
 def node(lead: str) -> Rebalancer:
@@ -31,7 +31,7 @@ def node(lead: str) -> Rebalancer:
     node_log: Any = SimpleNamespace(hosts=hosts, failed=None)
     health: Any = SimpleNamespace(may_lead=lambda node: True)
     shut_replicas: Any = SimpleNamespace(is_shut=lambda group, node: False)
-    reports: Any = SimpleNamespace(tell_settled=lambda reports: None)
+    reports: Any = SimpleNamespace(report_settled=lambda reports: None)
     return Rebalancer(
         node_log,
         catalog,
@@ -53,9 +53,9 @@ async def test_others_have_turns_while_it_looks(autojump_clock: trio.abc.Clock) 
                 turns += 1
 
         nursery.start_soon(other)
-        await looking._look(nursery)
+        await looking._check(nursery)
         nursery.cancel_scope.cancel()
-    assert turns >= 2 * (GROUPS // LOOK_GROUPS)
+    assert turns >= 2 * (GROUPS // SLICE_GROUPS)
 
 
 async def test_a_few_are_handed_over_at_once(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +71,9 @@ async def test_a_few_are_handed_over_at_once(autojump_clock: trio.abc.Clock, mon
     monkeypatch.setattr(rebalancer, "hand_over", hand_over)
     looking = node("b#1")
     async with trio.open_nursery() as nursery:
-        await looking._look(nursery)
+        await looking._check(nursery)
         await trio.sleep(LED_S)
         for _ in range(3):
-            await looking._look(nursery)
+            await looking._check(nursery)
             await trio.sleep(1)
     assert (most, given, looking._leaving) == (LEADERS_AT_ONCE, 3 * LEADERS_AT_ONCE, 0)

@@ -29,5 +29,5 @@ def test_a_report_goes_to_whoever_leads(leader: str | None, noted: list[Any], se
     links: Any = SimpleNamespace(send=lambda *frame: frames.append(frame))
     controller: Any = SimpleNamespace(settled=heard.append)
     reports = Reports(node_log, links, controller, Signal())
-    reports.tell_settled(SETTLED)
+    reports.report_settled(SETTLED)
     assert (heard, frames) == (noted, sent)

@@ -10,7 +10,7 @@ import trio.testing
 
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.sick_peers import REASON_CHARS, SICK_S, SickPeers
-from sandq.broker.health.stalls import LOOK_S
+from sandq.broker.health.stalls import CHECK_S
 from sandq.model.errors import StorageFailed
 from sandq.protocol.peer import PeerFrame
 from tests.support.nodes.fake_links import FakeLinks
@@ -113,7 +113,7 @@ async def test_a_node_that_gets_on_says_nothing(autojump_clock: trio.testing.Moc
 async def test_a_log_that_hangs(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.progress["log"] = 1
-    await bed.passes(5 + 4 * LOOK_S)
+    await bed.passes(5 + 4 * CHECK_S)
     assert bed.health.stalled and "write-ahead log" in bed.health.stalled
     assert set(bed.stalled) == {bed.health.stalled} and bed.gave_up == []
     body = (bed.health.stalled, False)
@@ -128,11 +128,11 @@ async def test_a_log_that_hangs(autojump_clock: trio.testing.MockClock) -> None:
 async def test_a_state_that_hangs_hands_over_to_those_that_are_well(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.progress["state"] = 1
-    bed.sick_peers.told("b", "it hangs as well", False)
+    bed.sick_peers.heard("b", "it hangs as well", False)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bed.health.run)
         for _ in range(7):
-            bed.sick_peers.told("b", "it hangs as well", False)
+            bed.sick_peers.heard("b", "it hangs as well", False)
             await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert bed.handed_to[0] == ["c"] and bed.gave_up
@@ -144,7 +144,7 @@ async def test_a_store_that_hangs_ends_requests_and_no_questions(autojump_clock:
     """What the partitions hold is answered for as long as it is in memory; what they take has nowhere to go."""
     bed = Bed()
     bed.progress["rows"] = 1
-    await bed.passes(5 + 4 * LOOK_S)
+    await bed.passes(5 + 4 * CHECK_S)
     assert bed.health.stalled and "the store" in bed.health.stalled
     assert set(bed.stalled) == {bed.health.stalled} and bed.gave_up == []
     assert bed.handed_to == [["b", "c"]] and bed.told
@@ -199,9 +199,9 @@ async def test_a_disk_that_failed_is_told_as_well(autojump_clock: trio.testing.M
 
 async def test_who_says_nothing_any_more_is_well(autojump_clock: trio.testing.MockClock) -> None:
     peers = SickPeers()
-    peers.told("b", "x" * 10_000, False)
-    peers.told("c", "EIO", False)
-    peers.told("d", "no room", True)
+    peers.heard("b", "x" * 10_000, False)
+    peers.heard("c", "EIO", False)
+    peers.heard("d", "no room", True)
     assert {node: (len(told.reason), told.works) for node, told in peers.now().items()} == {
         "b": (REASON_CHARS, False),
         "c": (3, False),
@@ -215,17 +215,17 @@ async def test_who_says_nothing_any_more_is_well(autojump_clock: trio.testing.Mo
 async def test_a_full_log_stands_still_at_once_and_says_why(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.runner.log_full = "the disk is full: no room for the next segment"
-    await bed.passes(LOOK_S)
+    await bed.passes(CHECK_S)
     assert bed.health.stalled == bed.runner.log_full and bed.stalled and bed.told and bed.handed_to == []
     bed.runner.log_full = None
-    await bed.passes(LOOK_S)
+    await bed.passes(CHECK_S)
     assert bed.health.stalled is None and bed.resumed
 
 
 async def test_who_has_no_room_lets_others_lead_and_is_not_sick(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.lacks_room()
-    bed.sick_peers.told("b", "no room either", works=True)
+    bed.sick_peers.heard("b", "no room either", works=True)
     await bed.passes(2)
     assert bed.handed_to == [["c"]] and bed.health.sick() == {} and not bed.health.may_lead("a")
     assert set(bed.told) == {(node, (bed.health.no_room, True)) for node in "bc"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandq.broker.health.stalls import LOOK_S, Stalls, Watched
+from sandq.broker.health.stalls import CHECK_S, Stalls, Watched
 
 
 class Work:
@@ -11,12 +11,12 @@ class Work:
         self.stalls = Stalls([Watched("log", "the log", 5.0, lambda: self.progress)])
         self.now_s = 100.0
 
-    def look(self, seconds: float = LOOK_S) -> None:
+    def look(self, seconds: float = CHECK_S) -> None:
         self.now_s += seconds
-        self.stalls.look(self.now_s)
+        self.stalls.check(self.now_s)
 
     def passes(self, seconds: float) -> None:
-        for _ in range(round(seconds / LOOK_S)):
+        for _ in range(round(seconds / CHECK_S)):
             self.look()
 
     def labels(self) -> list[str]:
@@ -56,7 +56,7 @@ def test_who_was_stopped_himself_does_not_count_the_time() -> None:
     work.progress = 1
     work.look()
     work.look(60)
-    assert work.labels() == [] and work.stalls.ages_s["log"] == 2 * LOOK_S
+    assert work.labels() == [] and work.stalls.ages_s["log"] == 2 * CHECK_S
 
 
 def test_another_work_that_stands_still_begins_anew() -> None:

@@ -1,5 +1,8 @@
-"""Topics that are made because somebody uses them: one attempt of a name at a time, and no more names at a time than
-may be made. So who asks for names without end waits for nothing, and holds nobody up who changes something else."""
+"""Attempts to create topics on first use.
+
+There is one attempt per name at a time, and no more attempts than topics that may still be created. So a client that
+requests endless names neither waits nor delays other changes.
+"""
 
 from __future__ import annotations
 
@@ -14,46 +17,53 @@ from sandq.model.names import AUTO_CREATED
 
 
 class _Attempt:
+    """The attempt to create one topic."""
+
     def __init__(self) -> None:
         self.ended = trio.Event()
         self.error: SandqError | None = None
 
 
-class TopicsUnderWay:
-    """Of the node that leads the metadata."""
+class TopicAttempts:
+    """The attempts in progress on the metadata leader."""
 
     def __init__(self, most: int) -> None:
-        """`most`: topics that may be made so, over all."""
+        """Create it. `most`: maximum number of topics that are created on first use."""
         self._most = most
         self._attempts: dict[str, _Attempt] = {}
         self._counted = (-1, 0)
-        """Up to which entry of the metadata, and how many there were."""
+        """The index of metadata at the last count, and the number of topics then."""
 
     def made(self, view: MetadataView) -> int:
-        """How many there are that were made so."""
+        """Return the number of existing topics that were created on first use."""
         if self._counted[0] != view.applied_index:
             count = sum([AUTO_CREATED in topic.first_settings for topic in view.topics.values()])
             self._counted = view.applied_index, count
         return self._counted[1]
 
     async def until_ended(self, name: str) -> bool:
-        """Wait for the attempt to make this one that is under way; False: there is none. Raises what it failed with:
-        who waited with it would wait as long again for each of the others otherwise."""
+        """Wait for the attempt in progress to create this topic. Return False if there is none.
+
+        Raise the error that it failed with. Otherwise each request that waited would wait again, as long, for the next
+        attempt."""
         attempt = self._attempts.get(name)
         if attempt is None:
             return False
         await attempt.ended.wait()
         if (error := attempt.error) is not None:
-            raise type(error)(error.message, **error.details)  # one that is raised twice gathers both tracebacks
+            # Raise a copy: an exception that is raised twice accumulates both tracebacks.
+            raise type(error)(error.message, **error.details)
         return True
 
     @contextmanager
     def attempt(self, name: str, view: MetadataView) -> Iterator[None]:
-        """It is being made inside the block. Raises Overloaded while as many others are as may be made still."""
+        """Register an attempt for the duration of the block.
+
+        Raise Overloaded while as many attempts are in progress as topics may still be created."""
         if self.made(view) + len(self._attempts) >= self._most:
             raise Overloaded(
-                f"topic {name!r} is not there, and {len(self._attempts)} others are being made just now, as many as "
-                "may be (limits.auto_created_topics): ask again in a moment",
+                f"topic {name!r} does not exist, and {len(self._attempts)} others are being created, the maximum "
+                "(limits.auto_created_topics): ask again in a moment",
                 topic=name,
             )
         attempt = self._attempts[name] = _Attempt()
