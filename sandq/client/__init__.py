@@ -3,8 +3,7 @@
 Other packages use only the exports of this package and of these subpackages: `producer` and `transport` (to build
 producers or requests), `admin`, `consumer`, `kv` and `schedules` (helpers of the HTTP API and the commands),
 `json_format` (messages and settings as JSON), `options` (servers, limits), `positions` (positions in delivery order)
-and
-`signals` (to wait for events).
+and `signals` (to wait for events).
 
 An offset or id is always text here: 26 characters of Crockford's base32, which sort in the order of the offsets.
 `offset_bytes` and `offset_text` convert between text and the 16 bytes of the wire; `offset_time_ms` returns its time.

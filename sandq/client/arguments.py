@@ -33,8 +33,7 @@ def list_options(method: F, options: type, defaults: Mapping[str, Any]) -> F:
     """Make the signature of a method list the keys of a TypedDict in place of its `**options`.
 
     `defaults`: default values of the options; None for those that it does not contain. `suggesting` rejects all other
-    names
-    when the method is called.
+    names when the method is called.
     """
     signature = inspect.signature(method)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]

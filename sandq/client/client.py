@@ -92,14 +92,13 @@ class Client:
         """Store one message, and return its offset (26 characters), which is its id, once it is safely stored.
 
         `sandq.SendOptions` describes the options. Concurrent calls share batches; for many messages use `producer`.
-        Retriable
-        errors are raised after `delivery_timeout`; the text then says whether the outcome is unknown. The message is
-        stored
-        once, however often it is retried after lost replies. DuplicateKey: another message has the `unique_key`.
+        Retriable errors are raised after `delivery_timeout`; the text then says whether the outcome is unknown. The
+        message is stored once, however often it is retried after lost replies. DuplicateKey: another message has the
+        `unique_key`.
 
         `timeout`: maximum time to wait, if `delivery_timeout` is too long (for example in a web request). After
-        TimedOut the
-        message may be stored, now or later. With a `unique_key` it can be produced again without duplicating it.
+        TimedOut the message may be stored, now or later. With a `unique_key` it can be produced again without
+        duplicating it.
         """
         timeout_s = None if timeout is None else seconds_of("timeout", timeout)
         with anyio.move_on_after(math.inf if timeout_s is None else timeout_s):
@@ -162,25 +161,20 @@ class Client:
         subscription:`.
 
         `topic`: a name, a list of names, or `sandq.pattern("orders.*")`. With a pattern, new topics are joined and
-        deleted ones
-        are left, as are topics that refuse the subscription (`subscription.refused`). Each message has its `topic`.
+        deleted ones are left, as are topics that refuse the subscription (`subscription.refused`). Each message has its
+        `topic`.
 
         `credit`: maximum number of held, unsettled messages, shared among the nodes that lead partitions (at least one
-        each).
-        None: 10, and more while they are settled quickly; 10,000 with `subscription.batches()`. `lease`: how long a
-        message is
-        held (None: the topic's setting). `auto_extend`: extend leases until their messages are settled. `start` of a
-        new group:
-        "earliest", "latest", an instant, or an offset to begin with (in its partition; other partitions begin at its
-        time).
+        each). None: 10, and more while they are settled quickly; 10,000 with `subscription.batches()`. `lease`: how
+        long a message is held (None: the topic's setting). `auto_extend`: extend leases until their messages are
+        settled. `start` of a new group: "earliest", "latest", an instant, or an offset to begin with (in its partition;
+        other partitions begin at its time).
 
         `consumer_id`: a lasting name of this worker: letters, digits, ".", "_" and "-". After a crash, a worker with
-        the same
-        name gets its held messages back at once (up to five times as the same attempt), instead of when their leases
-        end. The
-        former process can settle nothing any more (LeaseLost). Only one process has the name: an earlier one that still
-        runs
-        fails with ConsumerFenced. `partitions`: numbers of the partitions to consume; None for all.
+        the same name gets its held messages back at once (up to five times as the same attempt), instead of when their
+        leases end. The former process can settle nothing any more (LeaseLost). Only one process has the name: an
+        earlier one that still runs fails with ConsumerFenced. `partitions`: numbers of the partitions to consume; None
+        for all.
         """
         options = {"credit": credit, "lease": lease, "start": start, "auto_extend": auto_extend}
         return self._subscribe(topic, group, consumer_id=consumer_id, partitions=partitions, **options)
@@ -209,40 +203,27 @@ class Client:
         """Call `handler(message)` for every message, `concurrency` of them at a time, until this call is cancelled.
 
         If the handler returns, the message is acked. If it raises, the message is nacked with the error (type and
-        message); the
-        traceback is logged ("sandq.client"). `Retry` sets the delay; `Dead` makes the message dead. A message that the
-        handler
-        has settled itself is left alone. The lease is extended while the handler works; `message.is_held` tells the
-        handler
-        whether the lease is still held.
+        message); the traceback is logged ("sandq.client"). `Retry` sets the delay; `Dead` makes the message dead. A
+        message that the handler has settled itself is left alone. The lease is extended while the handler works;
+        `message.is_held` tells the handler whether the lease is still held.
 
         `dead_on`: an exception class or a tuple of them, after which the message is dead at once. `retry_on`:
-        exceptions after
-        which the message is retried; all others are then dead, too. An exception in both is dead. An exception group is
-        dead if
-        all its exceptions are. An exception that is no `Exception` is retried.
+        exceptions after which the message is retried; all others are then dead, too. An exception in both is dead. An
+        exception group is dead if all its exceptions are. An exception that is no `Exception` is retried.
 
         `timeout`: how long the handler may work on a message. After that it is cancelled and the message is nacked
-        ("took
-        longer than 30s"), independent of `retry_on` and `dead_on`. A worker thread cannot be cancelled: it goes on
-        without
-        effect on the message, and counts against `concurrency` until it ends.
+        ("took longer than 30s"), independent of `retry_on` and `dead_on`. A worker thread cannot be cancelled: it goes
+        on without effect on the message, and counts against `concurrency` until it ends.
 
         An async function runs in the event loop; a plain one in a worker thread, with a message that may be settled
-        there (that
-        of `sandq.sync`). `credit`: maximum number of held messages. None: those being worked on, and those that will be
-        started
-        soon; so no message waits long here while another consumer is idle. `lease`, `start`, `consumer_id` and
-        `partitions` are
-        those of `subscribe`.
+        there (that of `sandq.sync`). `credit`: maximum number of held messages. None: those being worked on, and those
+        that will be started soon; so no message waits long here while another consumer is idle. `lease`, `start`,
+        `consumer_id` and `partitions` are those of `subscribe`.
 
         When cancelled, it starts no more handlers and gives running ones `grace` to end. Their acks are confirmed.
-        Handlers that
-        take longer are cancelled (a thread continues on its own), and their messages are given back without counting
-        the
-        attempt. Raises permanent errors (UnknownTopic if the topic was deleted; ConsumerFenced), ClosedError if the
-        client is
-        closed, and exceptions of a handler that are no Exception (SystemExit).
+        Handlers that take longer are cancelled (a thread continues on its own), and their messages are given back
+        without counting the attempt. Raises permanent errors (UnknownTopic if the topic was deleted; ConsumerFenced),
+        ClosedError if the client is closed, and exceptions of a handler that are no Exception (SystemExit).
         """
         self._check_open()
         check_options(handler, concurrency)
@@ -299,10 +280,8 @@ class Client:
         """Read the log of a partition without a lease: `async for message in client.fetch("orders", 0, start, end):`.
 
         `start` and `end` (excluded) are instants or offsets. None for `start` is the beginning; None for `end` is the
-        end of the
-        closed part, in which no message can appear any more. `pending`: also read the part that is not closed, in its
-        current
-        state; messages may still be added, moved and cancelled there.
+        end of the closed part, in which no message can appear any more. `pending`: also read the part that is not
+        closed, in its current state; messages may still be added, moved and cancelled there.
         """
         self._check_open()
         check_limit(limit)
@@ -405,22 +384,18 @@ async def connect(
     """Connect to a cluster, under trio or asyncio: `async with sandq.connect() as client:`.
 
     `servers`: "host:port" of one or more nodes (default: the local one); the client finds the others from there.
-    `timeout`
-    limits connecting and each request; `delivery_timeout` limits how long a produce or a queued ack is retried. Raises
-    ConnectionLost if no server can be reached at first. Later, the client reconnects automatically as long as it is
-    open.
-    All its tasks end with the block.
+    `timeout` limits connecting and each request; `delivery_timeout` limits how long a produce or a queued ack is
+    retried. Raises ConnectionLost if no server can be reached at first. Later, the client reconnects automatically as
+    long as it is open. All its tasks end with the block.
 
     `tls=True` uses TLS, and so does any of these PEM files: `ca`, the trusted authorities (default: those of the
-    machine);
-    `cert` and `key`, the client's certificate. They are read again when they change. `tls` may be an `ssl.SSLContext`.
-    Arguments that are left out are read from the environment: SANDQ_TLS=1, SANDQ_CA, SANDQ_CERT, SANDQ_KEY. `tls=False`
-    turns TLS off.
+    machine); `cert` and `key`, the client's certificate. They are read again when they change. `tls` may be an
+    `ssl.SSLContext`. Arguments that are left out are read from the environment: SANDQ_TLS=1, SANDQ_CA, SANDQ_CERT,
+    SANDQ_KEY. `tls=False` turns TLS off.
 
     `token`: text, or a function (plain or async) that returns it for each connection. None: `SANDQ_TOKEN`, or the file
     `SANDQ_TOKEN_FILE`. It is not sent unencrypted to another machine unless `insecure` is set. Raises Unauthenticated
-    if no
-    node accepts this client.
+    if no node accepts this client.
 
     `tracing=True` makes OpenTelemetry spans (the extra `otel`): where a message is produced, and, with `run` or
     `processing`, where it is handled, in a trace of its own that is linked to the first. "parent": in the same trace.

@@ -12,9 +12,8 @@
     "priority": -3, "tenant": "acme"      in topics of the kinds priority and fair
 
 A value whose headers mark it as JSON is written as `json`, so that JSON input becomes JSON output. The JSON of a
-message
-can be read again: fields that only a broker sets (offset, id, state, ...) are ignored. Times (`..._ms`) are written as
-RFC 3339 (`..._at`), durations as text.
+message can be read again: fields that only a broker sets (offset, id, state, ...) are ignored. Times (`..._ms`) are
+written as RFC 3339 (`..._at`), durations as text.
 """
 
 from __future__ import annotations

@@ -4,10 +4,8 @@
     thread --call(f)----> box -------------------> a task: await f() --future--> thread
 
 Jobs of one thread run in the order in which it posted them, so a call runs after the jobs posted before it. A wake-up
-is
-requested only if none is pending, so many posts share one. (anyio's BlockingPortal waits for the loop twice per call
-and
-cannot post without waiting: 79 us per call instead of 63 us, and 0.2 us per post.)
+is requested only if none is pending, so one wake-up serves many posts. (anyio's BlockingPortal waits for the loop twice
+per call and cannot post without waiting: 79 us per call instead of 63 us, and 0.2 us per post.)
 
 References go in one direction only: threads hold the `Portal`, which refers to the `Pump` of the loop. So a client that
 its threads have dropped is garbage-collected, and a forked child, which has no loop, gets an error from the portal.
@@ -185,8 +183,7 @@ class Portal:
         """Run an async function in the loop and wait for it; return its result or raise its error.
 
         If the wait is interrupted (Ctrl-C, a signal handler that raises), the function is cancelled. This waits for its
-        end, at
-        most `patience_s`, and raises the interruption. Raises ClosedError if the client is closed meanwhile.
+        end, at most `patience_s`, and raises the interruption. Raises ClosedError if the client is closed meanwhile.
         """
         pump = self._pump
         if threading.get_ident() == pump.thread_id and os.getpid() == self._pid:

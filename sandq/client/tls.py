@@ -40,8 +40,7 @@ class ClientTls:
         """`context`: use this context. Without it, build one from the files (no `ca`: the authorities of the machine).
 
         `name_of`: returns the name against which a host's certificate is checked. `falls_back`: connect without TLS to
-        a server
-        that does not speak TLS. Raises InvalidRequest if a file cannot be used.
+        a server that does not speak TLS. Raises InvalidRequest if a file cannot be used.
         """
         self.falls_back = falls_back
         self._files = (ca, cert, key)

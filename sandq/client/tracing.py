@@ -42,8 +42,7 @@ class Tracing:
     """Makes the spans.
 
     `ties`: how the span of a handled message relates to its producer's span. LINK: it is in a new trace with a link to
-    the
-    producer's (it may be days later). PARENT: it is in the producer's trace.
+    the producer's (it may be days later). PARENT: it is in the producer's trace.
     """
 
     def __init__(self, ties: str) -> None:

@@ -51,8 +51,7 @@ class Identity:
     """Current usage, for an identity with a quota.
 
     `topics`, `partitions`, `stored_bytes` and `pending_messages` are those of the cluster. `connections`, `requests`
-    and
-    `bytes` are those of the node that was asked; the last two since it started.
+    and `bytes` are those of the node that was asked; the last two since it started.
     """
 
     @classmethod
@@ -122,8 +121,7 @@ class AccessAdmin:
         """Create a token, whose principal is `token:NAME`.
 
         `grants`: rights and roles, such as "writer:billing.*". `expires`: a duration ("90d"), an instant, or None for
-        never.
-        The cluster stores only the SHA-256 hash of the token's text.
+        never. The cluster stores only the SHA-256 hash of the token's text.
 
         Raises Conflict if a token of this name exists; InvalidRequest.
         """
@@ -193,8 +191,7 @@ class AccessAdmin:
         """Change the permissions of an identity; arguments that are left out change nothing.
 
         `grants` replaces all grants; `add` and `remove` change single ones. `quota`: changes the named values; None
-        removes a
-        value. Raises NotFound, InvalidRequest.
+        removes a value. Raises NotFound, InvalidRequest.
         """
         changes = _given(grants=grants, add=add, remove=remove, quota=quota, note=note)
         if expires is None or expires != KEEP:

@@ -57,9 +57,8 @@ class ClusterAdmin:
         """Return the view that `node` has of the cluster; None for any node.
 
         `waiting`: why that node belongs to no cluster yet, or None. `nodes`: a row for each node, with `standing`,
-        `replicas`
-        (those that it holds or will hold) and `voter` (in the metadata group). `moving`: partitions whose replicas are
-        moving.
+        `replicas` (those that it holds or will hold) and `voter` (in the metadata group). `moving`: partitions whose
+        replicas are moving.
 
         The leader of the metadata group (`metadata_leader`) is the first to know changes.
         """
@@ -75,8 +74,7 @@ class ClusterAdmin:
         `after`: the `position` of an earlier answer; then up to `last` lines of each node that were written since.
 
         Raises Conflict if a node that is given by name keeps no audit log. For several nodes, `missing` has the reasons
-        why
-        lines of a node are missing.
+        why lines of a node are missing.
         """
         audit.check_last(last)
         positions = audit.positions_of(after)
@@ -91,8 +89,7 @@ class ClusterAdmin:
         configuration).
 
         Covers all nodes, or one. Raises Conflict if a node that is given by name does not measure. For several nodes,
-        `missing`
-        has the reasons why a node's part is missing. Raises Unavailable if all are missing.
+        `missing` has the reasons why a node's part is missing. Raises Unavailable if all are missing.
         """
         replies, missing = await self._ask_nodes(node, lambda name: Slo(), slo.parse_reply, Slo.type)
         if not replies:
@@ -133,9 +130,8 @@ class ClusterAdmin:
         """Return the log level of a node. With `level` (debug, info, warning, error), change it first.
 
         The change lasts for `for_` (at most a day), or until the node stops. The result has `node`, `level`, the
-        `configured`
-        level, and `until_ms`. `node`: None for the node that is asked. Connections that are already open keep their
-        level.
+        `configured` level, and `until_ms`. `node`: None for the node that is asked. Connections that are already open
+        keep their level.
         """
         for_ms = None if for_ is None else duration_ms(for_)
         request = LogLevel(level, for_ms)
@@ -146,10 +142,8 @@ class ClusterAdmin:
         """Return a debug dump of a node.
 
         It contains `process`, `threads` and `tasks` with their stacks, `loop_stalls`, `memory`, `raft_groups`,
-        `connections`,
-        the `configuration` without secrets, and the last lines of the `log`. It contains names, but no values, keys,
-        headers or
-        secrets. `node`: None for the node that is asked.
+        `connections`, the `configuration` without secrets, and the last lines of the `log`. It contains names, but no
+        values, keys, headers or secrets. `node`: None for the node that is asked.
         """
         return map_of(await self._at(node, DebugDump(), idempotent=True))
 
@@ -164,8 +158,7 @@ class ClusterAdmin:
         """Move all replicas of a node to the other nodes; the node stays registered. `undo`: use the node again.
 
         Returns once the request is recorded, not when it is done: see `replicas` in `cluster()`. Raises NotFound if
-        there is no
-        such node, InvalidRequest if too few other nodes would be left.
+        there is no such node, InvalidRequest if too few other nodes would be left.
         """
         request = NodeChange(check_name("node", node), UNDRAIN if undo else DRAIN)
         await call(self._cluster, request)
@@ -176,10 +169,8 @@ class ClusterAdmin:
         first.
 
         Returns once the request is recorded; the node is gone when `cluster()` does not list it any more. Raises
-        NotFound if
-        there is no such node, Conflict while it is up and holds replicas, or if it is the last such node. After
-        TimedOut or
-        ConnectionLost, the outcome is unknown.
+        NotFound if there is no such node, Conflict while it is up and holds replicas, or if it is the last such node.
+        After TimedOut or ConnectionLost, the outcome is unknown.
         """
         await call(self._cluster, NodeChange(check_name("node", node), REMOVE), idempotent=False)
 
@@ -198,12 +189,10 @@ class ClusterAdmin:
         """Let a node delete its replica of a partition and copy it from the others.
 
         Use it for a replica that differs from the others (`different` of `cluster()`). Returns once the replica is
-        deleted and
-        its copy has begun; `topic()` shows when it is complete (`moving` is over). Until then there is one replica
-        less. Raises
-        InvalidRequest if the node holds no replica or the only one; Conflict if not all other replicas are available.
-        After
-        TimedOut or ConnectionLost it is unknown whether the replica was deleted; a deleted one is restored.
+        deleted and its copy has begun; `topic()` shows when it is complete (`moving` is over). Until then there is one
+        replica less. Raises InvalidRequest if the node holds no replica or the only one; Conflict if not all other
+        replicas are available. After TimedOut or ConnectionLost it is unknown whether the replica was deleted; a
+        deleted one is restored.
         """
         request = Rebuild(check_name("topic", topic), check_partition(partition), check_name("node", node))
         await call(self._cluster, request, idempotent=False)
@@ -223,16 +212,13 @@ class ClusterAdmin:
         """Skip the log entry that shut a partition because no replica can apply it; then its replicas open again.
 
         The skipped commands are lost; their callers got no reply. `topic`: None for the metadata. `index`: index of the
-        entry;
-        None for the one that shut the partition. `commands`: positions of the commands to skip; None for the command
-        that
-        failed, or for the whole entry if that is unknown. `dry_run`: only return the content of the entry: `index`,
-        `error` and
-        `commands`, a row for each. `force`: skip it even if a replica that may have applied the entry is unreachable.
+        entry; None for the one that shut the partition. `commands`: positions of the commands to skip; None for the
+        command that failed, or for the whole entry if that is unknown. `dry_run`: only return the content of the entry:
+        `index`, `error` and `commands`, a row for each. `force`: skip it even if a replica that may have applied the
+        entry is unreachable.
 
         Raises Conflict if there is nothing to skip, or if such a replica is unreachable; InvalidRequest if the entry
-        differs.
-        After TimedOut or ConnectionLost the outcome is unknown; `cluster()` shows it (`shut`).
+        differs. After TimedOut or ConnectionLost the outcome is unknown; `cluster()` shows it (`shut`).
         """
         name = None if topic is None else check_name("topic", topic)
         request = EntrySkip(name, check_partition(partition), index, commands, dry_run, force)
@@ -243,12 +229,9 @@ class ClusterAdmin:
         """Raise the feature level of the cluster, permanently, to the highest level that all nodes know.
 
         Returns the levels before and after. It is for clusters with `cluster.finalize: manual`; others do it
-        automatically.
-        Afterwards, no node of a version without that level can start. `dry_run`: only return the levels. Raises
-        Conflict if no
-        higher level is known to all nodes, or if a node is older. After TimedOut or ConnectionLost the outcome is
-        unknown;
-        `cluster()` shows it (`feature_level`).
+        automatically. Afterwards, no node of a version without that level can start. `dry_run`: only return the levels.
+        Raises Conflict if no higher level is known to all nodes, or if a node is older. After TimedOut or
+        ConnectionLost the outcome is unknown; `cluster()` shows it (`feature_level`).
         """
         # A retry would report that there is nothing to do, although the first attempt did it.
         levels = map_of(await call(self._cluster, Finalize(dry_run), idempotent=dry_run))
@@ -259,9 +242,8 @@ class ClusterAdmin:
         """Create the cluster with the node that is asked as its only member; return the cluster's UUID.
 
         The node must be waiting to join a cluster; Conflict is raised if it belongs to a cluster or knows one. Other
-        waiting
-        nodes then join. Two clusters of one name never merge. After TimedOut or ConnectionLost the outcome is unknown;
-        `cluster()` shows it.
+        waiting nodes then join. Two clusters of one name never merge. After TimedOut or ConnectionLost the outcome is
+        unknown; `cluster()` shows it.
         """
         uuid = field_of(await call(self._cluster, ClusterInit(), idempotent=False))
         if type(uuid) is not str:
@@ -273,9 +255,8 @@ class ClusterAdmin:
         """Return the state of a node's guarded clock.
 
         It contains `guarded_ms`, `wall_ms`, `drift_ms`, `alarm` and its `reason`, and `peers` and `median_ms`: the
-        guarded
-        clocks of the other nodes, relative to this one. `accept`: follow a step of the wall clock that the node did not
-        trust.
+        guarded clocks of the other nodes, relative to this one. `accept`: follow a step of the wall clock that the node
+        did not trust.
         """
         request = ClusterClock(ACCEPT if accept else SHOW)
         return map_of(await call(self._cluster, request, idempotent=not accept))
@@ -285,11 +266,9 @@ class ClusterAdmin:
         """Set the time of a partition back to its leader's clock, after a wrong clock has moved it far ahead.
 
         The result has the `outcome`: "begun"; "under_way" if it had begun before; "not_ahead" if there is nothing to
-        reset. It
-        also has the partition's former `floor_ms`, and its new `now_ms` and `clock_epoch`. Until the reset is done, the
-        partition responds with `Unavailable`. `stats` shows its progress (`clock_reset`) and how far partitions are
-        ahead
-        (`ahead_ms`).
+        reset. It also has the partition's former `floor_ms`, and its new `now_ms` and `clock_epoch`. Until the reset is
+        done, the partition responds with `Unavailable`. `stats` shows its progress (`clock_reset`) and how far
+        partitions are ahead (`ahead_ms`).
 
         Raises Conflict if the leader's clock is in alarm; InvalidRequest for a compacted topic; UnknownTopic,
         UnknownPartition.

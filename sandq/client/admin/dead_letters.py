@@ -45,8 +45,7 @@ class DeadLetters:
     Methods name dead letters by their ids, or select those that match all of the given conditions:
 
     - `reason`: "nacked" or "lease_expired" (at the last attempt), "expired" (its ttl had passed), "rejected" (a
-      consumer
-      made it dead);
+      consumer made it dead);
     - `since` and `until`: the time of its death, without `until` itself;
     - `error`: a part of its last error, case-sensitive;
     - `key_prefix`: the beginning of its key.
@@ -75,8 +74,7 @@ class DeadLetters:
         """Iterate over dead letters of all partitions in delivery order: `async for letter in dead.list():`.
 
         `after`: the offset after which to begin. `newest`: the latest delivery time comes first; this requires that
-        every node
-        runs a version with this feature.
+        every node runs a version with this feature.
         """
         check_limit(limit)
         which = _which(reason, since, until, error, key_prefix)
@@ -181,10 +179,8 @@ class DeadLetters:
         """Deliver dead letters again, starting with attempt 1; return their outcomes, in order.
 
         At most 10,000 ids per call. Outcomes `not_dead` and `not_found` do not affect the other ids. After a lost
-        reply, the
-        request is retried. Then a letter that was already redriven has the outcome `not_dead`, or `not_found` if it was
-        acked.
-        Raises InvalidRequest for an invalid id before anything is done.
+        reply, the request is retried. Then a letter that was already redriven has the outcome `not_dead`, or
+        `not_found` if it was acked. Raises InvalidRequest for an invalid id before anything is done.
         """
         return await self._each(DeadRedrive, ids)
 

@@ -26,8 +26,7 @@ class GroupConsumer(NamedTuple):
 
     `address`, `since_ms` and `credit` (messages that it may still receive) are None if it leases by requests, without a
     subscription. `partitions`: number of partitions that it is subscribed to. `messages`: number of messages that it
-    holds.
-    `leased_ms`: time at which the oldest of them was leased.
+    holds. `leased_ms`: time at which the oldest of them was leased.
     """
 
     consumer: str

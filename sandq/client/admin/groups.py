@@ -62,9 +62,8 @@ class GroupAdmin:
         """Move a group to "earliest", "latest", an instant, or an offset; return its new cursor for each partition.
 
         All messages from there on are delivered again; messages that are skipped by seeking forward count as acked.
-        Leases and
-        pending retries of the group are revoked. An offset belongs to one partition; the other partitions stay
-        unchanged.
+        Leases and pending retries of the group are revoked. An offset belongs to one partition; the other partitions
+        stay unchanged.
         """
         request = GroupSeek(topic, check_name("group", group), start_of(to))
         rows = [row for found in await ask_leaders_of_group(self._cluster, request) for row in rows_of(found, list)]
@@ -80,10 +79,8 @@ class GroupAdmin:
         """Delete a group and its dead letters. Raises UnknownGroup; Conflict while the group has consumers.
 
         Conflict is also raised if the group has unfinished messages (leased, retrying, or blocked by their keys), which
-        would
-        be lost; `force` deletes the group with them. After TimedOut or ConnectionLost it is unknown in which partitions
-        it was
-        deleted.
+        would be lost; `force` deletes the group with them. After TimedOut or ConnectionLost it is unknown in which
+        partitions it was deleted.
         """
         request = GroupDelete(topic, check_name("group", group), FORCE if force else None)
         if not force:
@@ -117,10 +114,8 @@ class GroupAdmin:
         """Stop deliveries to a group until `resume_group`. Raises UnknownGroup.
 
         Consumers keep the messages that they hold, and can ack them. The group stays paused across restarts, and does
-        not
-        expire for lack of consumers. After TimedOut or ConnectionLost it is unknown in which partitions it was paused;
-        it is
-        safe to repeat the call.
+        not expire for lack of consumers. After TimedOut or ConnectionLost it is unknown in which partitions it was
+        paused; it is safe to repeat the call.
         """
         await ask_leaders_of_group(self._cluster, GroupPause(topic, check_name("group", group), True))
 
@@ -145,10 +140,8 @@ class GroupAdmin:
         removed.
 
         `max_in_flight`: maximum number of leased messages. `rate`: maximum deliveries, as a number per second or as
-        text such as
-        "5/s" or "100/m". `burst`: maximum number of deliveries at once after a pause (default: those of a tenth of a
-        second, at
-        least 1). The group need not exist yet. Messages in flight are not taken back.
+        text such as "5/s" or "100/m". `burst`: maximum number of deliveries at once after a pause (default: those of a
+        tenth of a second, at least 1). The group need not exist yet. Messages in flight are not taken back.
         """
         limits = {"max_in_flight": max_in_flight, "rate": rate, "burst": burst}
         given = {name: value for name, value in limits.items() if value is not None}
@@ -173,11 +166,10 @@ class GroupAdmin:
         setting.
 
         Arguments that are left out change nothing. The result contains only hints of the secrets. `secrets`: 1 to 4
-        secrets,
-        each of which signs the requests (`sandq.new_push_secret()` creates one). With `keep_secrets` the former ones
-        sign, too,
-        while a receiver changes over. `concurrency`: concurrent requests of each node that leads partitions (10).
-        `request_timeout`: for a request to the URL and its response (30 s). The group need not exist yet.
+        secrets, each of which signs the requests (`sandq.new_push_secret()` creates one). With `keep_secrets` the
+        former ones sign, too, while a receiver changes over. `concurrency`: concurrent requests of each node that leads
+        partitions (10). `request_timeout`: for a request to the URL and its response (30 s). The group need not exist
+        yet.
 
         Raises InvalidSetting, also for a URL that the nodes' configuration (`push.allow`) does not allow.
         """
@@ -207,11 +199,9 @@ class GroupAdmin:
         """Return the groups of a topic that are pushed, ordered by name.
 
         Each row has `url`, `secrets` (hints), `concurrency`, `request_timeout`, `state`, the last `error` and its
-        `error_ms`.
-        The states are "pushing"; "waiting" while all requests to the receiver fail, then "probing"; "looking" for its
-        address;
-        "starting". `nodes` has a row for each node that pushes, with its counts since it started (`acked`, `retried`,
-        `snoozed`, `dead`).
+        `error_ms`. The states are "pushing"; "waiting" while all requests to the receiver fail, then "probing";
+        "looking" for its address; "starting". `nodes` has a row for each node that pushes, with its counts since it
+        started (`acked`, `retried`, `snoozed`, `dead`).
         """
         return merge(await rows_of_leaders(self._cluster, PushList(check_name("topic", topic))))
 

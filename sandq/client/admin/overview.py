@@ -164,8 +164,7 @@ class ClusterOverview(NamedTuple):
     """All topics that the caller may read, by name.
 
     `over_ms`: length of the interval for rates, which ends at about `now_ms`. `missing`: nodes that reported nothing,
-    with
-    the reason.
+    with the reason.
     """
 
     now_ms: int

@@ -21,9 +21,8 @@ async def partition_rows(
     """Return rows for the partitions of a topic, or of all topics.
 
     `most`: stop after the topic that reaches this number of rows. `moving`: only partitions that are moving. `sees`:
-    returns
-    whether a listed topic is wanted; no node is asked about others. Raises UnknownTopic if the named topic does not
-    exist.
+    returns whether a listed topic is wanted; no node is asked about others. Raises UnknownTopic if the named topic does
+    not exist.
     """
     rows: list[dict[str, Any]] = []
     for record in await admin.list_topics() if topic is None else [await admin.topic(topic)]:

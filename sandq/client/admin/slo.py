@@ -26,19 +26,14 @@ class SloReport(NamedTuple):
     """How late messages were delivered in the last `window_ms`, for all nodes that replied.
 
     `target`: the share of deliveries that should come within `lateness_ms`. `in_time`: the share that did.
-    `budget_left`:
-    the remaining share of the late deliveries that the target allows, below 0 if there were more. Both are None if
-    nothing
-    was delivered. `burn_rates`: for each time span ("1h"), how many times faster than allowed the budget was used; None
-    if
-    nothing was delivered. `early`: early deliveries, always 0. `histogram`: pairs (bound in ms, deliveries above the
-    previous bound up to this one); the bound is None for deliveries above all bounds.
+    `budget_left`: the remaining share of the late deliveries that the target allows, below 0 if there were more. Both
+    are None if nothing was delivered. `burn_rates`: for each time span ("1h"), how many times faster than allowed the
+    budget was used; None if nothing was delivered. `early`: early deliveries, always 0. `histogram`: pairs (bound in
+    ms, deliveries above the previous bound up to this one); the bound is None for deliveries above all bounds.
 
     `is_proven`: all nodes replied, and their clocks were trusted; otherwise `doubts` has the reasons. `nodes`: a row
-    for
-    each node. `topics`: the topics with the most late deliveries since the nodes started. `missing`: for nodes without
-    a
-    reply, the reason.
+    for each node. `topics`: the topics with the most late deliveries since the nodes started. `missing`: for nodes
+    without a reply, the reason.
     """
 
     lateness_ms: int

@@ -46,8 +46,7 @@ class Forecast(NamedTuple):
     """Number of messages that become due: `(start_ms, messages)` for each second, minute or hour that has any.
 
     `later`: messages that become due after the requested time. `scheduled`: messages that schedules will send in that
-    time,
-    which do not exist yet. `is_complete`: False if there were too many of them to count.
+    time, which do not exist yet. `is_complete`: False if there were too many of them to count.
     """
 
     now_ms: int
@@ -91,10 +90,8 @@ class TopicAdmin:
         `replicas`: copies of each partition; None for 3 if the cluster has 3 nodes or more, else 1.
 
         Raises TopicExists; InvalidSetting, which names every mistake in the settings. Probable mistakes (two replicas
-        do not
-        survive the loss of one node) are in `warnings` of the result, and are logged. After TimedOut or ConnectionLost
-        the
-        outcome is unknown.
+        do not survive the loss of one node) are in `warnings` of the result, and are logged. After TimedOut or
+        ConnectionLost the outcome is unknown.
         """
         check_name("topic", name)
         check_count("partitions", partitions)
@@ -143,10 +140,8 @@ class TopicAdmin:
         replicas.
 
         Arguments that are left out change nothing. Returns the new record. Raises InvalidSetting, which names every
-        mistake;
-        `ordering` and `max_in_flight_per_key` cannot be changed. With more partitions, some keys go to different
-        partitions;
-        unique keys do not. Replicas are added and removed after this method has returned.
+        mistake; `ordering` and `max_in_flight_per_key` cannot be changed. With more partitions, some keys go to
+        different partitions; unique keys do not. Replicas are added and removed after this method has returned.
         """
         check_name("topic", name)
         for count_name, count in (("partitions", partitions), ("replicas", replicas)):
@@ -191,8 +186,7 @@ class TopicAdmin:
         name.
 
         `offsets`: an offset as text for each partition; it may be lower than before. Returns the offset up to which
-        each
-        partition is already trimmed. If that is above the given offset, the messages in between are gone.
+        each partition is already trimmed. If that is above the given offset, the messages in between are gone.
 
         Raises Conflict if a partition has too many holds; InvalidRequest for a compacted topic. After TimedOut or
         ConnectionLost it is unknown in which partitions it was done; it is safe to repeat the call.

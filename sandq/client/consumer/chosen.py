@@ -25,8 +25,7 @@ def pattern(*patterns: str) -> TopicPattern:
     """Return a pattern of topic names for `client.subscribe` and `client.run`.
 
     A topic matches if its name matches one of the patterns: `*` stands for any characters, `?` for one, `[ab]` for one
-    of
-    these. New topics are joined within seconds, deleted topics are left. Raises InvalidName for an invalid pattern.
+    of these. New topics are joined within seconds, deleted topics are left. Raises InvalidName for an invalid pattern.
     """
     return TopicPattern(patterns)
 

@@ -38,8 +38,7 @@ class ConsumerIdentity:
         """Return whether a later process has replaced this one.
 
         The process that starts last is the later one. While this one has just started, a node's higher epoch belongs to
-        an
-        earlier process.
+        an earlier process.
         """
         return self.is_accepted or type(error.details.get("epoch")) is not int
 

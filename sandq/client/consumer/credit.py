@@ -2,8 +2,8 @@
 
 One topic: all sessions get the same share, at least one message each. Several topics: an idle session has a credit of
 one message, so that its node can show that there are messages. The busy sessions share the rest. A session that holds
-more than its share gets nothing more, and its held messages reduce the credit of the others. So one busy topic
-can use all of the credit while the others are idle, and no topic reserves credit that it does not use.
+more than its share gets nothing more, and its held messages reduce the credit of the others. So one busy topic can use
+all of the credit while the others are idle, and no topic reserves credit that it does not use.
 
 `Prefetch` decides how many messages to hold beyond those being worked on. Leasing each message on demand costs a round
 trip and a log entry per message; holding many keeps them from other consumers. So the client holds as many as it

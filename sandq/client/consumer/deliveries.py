@@ -70,8 +70,7 @@ class Arrival:
 
         A message whose lease is lost is not held afterwards. If the report fails otherwise, or is not answered within
         `REPORT_S`, the message is begun all the same: the report only keeps the count of attempts fair, and messages of
-        other
-        partitions wait behind it.
+        other partitions wait behind it.
         """
         chunk = self.chunk
         stop = chunk.count if whole else chunk.state.find(HELD, self.position) + 1

@@ -17,12 +17,9 @@ class Retry(Exception):
     """Raise it in a handler of `client.run` to choose when the message is retried: `raise sandq.Retry("5m")`.
 
     `delay`: duration from now; None for the topic's back-off. `error`: recorded with the attempt; defaults to
-    `__cause__`.
-    The attempt counts: after the last one the message is dead. With `count=False` (a snooze) it does not count. Use
-    that
-    if the message is not at fault, for example when another service asks to wait: `raise sandq.Retry("1m",
-    count=False)`.
-    The setting `max_snoozes` limits the number of snoozes.
+    `__cause__`. The attempt counts: after the last one the message is dead. With `count=False` (a snooze) it does not
+    count. Use that if the message is not at fault, for example when another service asks to wait: `raise
+    sandq.Retry("1m", count=False)`. The setting `max_snoozes` limits the number of snoozes.
     """
 
     def __init__(
@@ -45,8 +42,7 @@ class Dead(Exception):
     """Raise it in a handler of `client.run` if the message can never succeed: `raise sandq.Dead("410 gone")`.
 
     The message is dead for the group at once, however many attempts remain. `error`: recorded in the dead letter;
-    defaults
-    to `__cause__`.
+    defaults to `__cause__`.
     """
 
     def __init__(self, error: str | BaseException | None = None) -> None:
@@ -76,8 +72,7 @@ class EndRules:
     `Retry` and `Dead` decide for themselves. Other exceptions are dead if they are in `dead_on`. With `retry_on`, all
     exceptions outside of it are dead, too; an exception in both is dead. An exception that is no `Exception` (a
     cancellation, SystemExit) says nothing about the message: it is retried. An exception group is dead if all
-    exceptions in
-    it are, unless the group's own class is listed.
+    exceptions in it are, unless the group's own class is listed.
     """
 
     def __init__(self, retry_on: Types | None = None, dead_on: Types = ()) -> None:
@@ -113,8 +108,7 @@ def _together(retries: Sequence[Retry]) -> Rule:
     """Combine the Retry exceptions of several tasks of one handler.
 
     The longest delay applies, or the topic's back-off if one of them has no delay. The attempt counts if it counts for
-    one
-    of them.
+    one of them.
     """
     longest = max(retries, key=lambda one: one.delay_ms or 0)
     delay = None if any([one.delay is None for one in retries]) else longest.delay

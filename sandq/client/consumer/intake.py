@@ -6,10 +6,8 @@
 
 An acked, nacked or lost message frees its credit. CREDIT is sent after the acks with the next send: at once while a
 task waits for a message, otherwise when a quarter of the target is free. Without that rule, credit in small pieces
-would
-lead to leases of small size, because a lease is at most as large as the free credit when it is made. TCP avoids the
-same
-"silly window syndrome" (RFC 1122, 4.2.3.3).
+would lead to leases of small size, because a lease is at most as large as the free credit when it is made. TCP avoids
+the same "silly window syndrome" (RFC 1122, 4.2.3.3).
 """
 
 from __future__ import annotations
@@ -192,8 +190,7 @@ class Intake:
         """Give back messages that crossed a withdrawal of their credit, the last first; return whether any are left.
 
         Credit of one topic is given to others as soon as it is taken back, but messages in transit still arrive. Only
-        the
-        messages beyond the total that may be held are given back.
+        the messages beyond the total that may be held are given back.
         """
         nodes = self.nodes
         most = self.credit + (self.prefetch.extra if self.prefetch is not None else 0) + len(nodes)

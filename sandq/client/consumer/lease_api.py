@@ -1,8 +1,7 @@
 """`client.leases`: lease and settle messages call by call, for callers that ask from time to time.
 
 With a subscription, nodes push messages and the client extends the leases. Here each call is independent. A held
-message
-is identified by texts that can be stored, sent elsewhere, and settled there.
+message is identified by texts that can be stored, sent elsewhere, and settled there.
 """
 
 from __future__ import annotations
@@ -138,14 +137,11 @@ class Leases:
         first.
 
         Returns [] if there are none. `lease`: how long the messages are held (None: the topic's setting). `start`:
-        where a new
-        group begins. `ack`: ack the messages before they are sent, so that a message lost in transit is lost.
-        `partitions`:
-        numbers of the partitions to lease from; None for all.
+        where a new group begins. `ack`: ack the messages before they are sent, so that a message lost in transit is
+        lost. `partitions`: numbers of the partitions to lease from; None for all.
 
         The result's `without_leader` has the partitions that had no leader, whose messages are missing. A cancelled
-        call gives
-        back what it leased. Retriable errors are raised after the client's `timeout`.
+        call gives back what it leased. Retriable errors are raised after the client's `timeout`.
         """
         if type(max) is not int or not 1 <= max <= FIXED.grant_messages:
             raise InvalidRequest(f"max: an int within 1..{FIXED.grant_messages} is expected, not {max!r}")
@@ -289,10 +285,8 @@ class Leases:
         topic.
 
         Such messages may be delivered again. At most 10,000 items per call, as in `nack`, `dead` and `extend`. `then`:
-        messages
-        to send together with the ack of messages of one lease, as with `Message.ack`. If any message of the lease was
-        lost,
-        nothing is sent and nothing is acked.
+        messages to send together with the ack of messages of one lease, as with `Message.ack`. If any message of the
+        lease was lost, nothing is sent and nothing is acked.
         """
         if then:
             return await self._ack_then(items, rows_of(self._cluster, then))
@@ -332,10 +326,8 @@ class Leases:
         Without a delay the topic's back-off applies. Returns the messages whose lease was lost.
 
         `priority` (in a topic of the kind priority or fair) and `headers` replace those of the messages for this group
-        from now
-        on, if given; {} removes the headers. `count=False` is a snooze: the attempt does not count, unless they were
-        snoozed
-        `max_snoozes` times (a setting).
+        from now on, if given; {} removes the headers. `count=False` is a snooze: the attempt does not count, unless
+        they were snoozed `max_snoozes` times (a setting).
         """
         terms = retry_terms(delay, delay_ms, error, count)
         if priority is not None:

@@ -69,9 +69,8 @@ class Message(HeldMessage):
     """One delivered message, held under a lease until it is settled, or the lease ends.
 
     `ack`, `nack`, `dead` and `extend` need not be awaited: they are queued and sent within about a millisecond, many in
-    one
-    frame. Awaiting the result waits for the broker's reply, and raises LeaseLost if the lease was lost. A failure that
-    nobody awaits is logged as a warning ("sandq.client").
+    one frame. Awaiting the result waits for the broker's reply, and raises LeaseLost if the lease was lost. A failure
+    that nobody awaits is logged as a warning ("sandq.client").
     """
 
     __slots__ = ()
@@ -80,10 +79,8 @@ class Message(HeldMessage):
         """Ack the message: this group does not get it again. Acking twice has the effect of one ack.
 
         `then`: messages to send together with the ack, at most 100 and 1 MiB. Once the ack is confirmed, each of them
-        is
-        delivered exactly once, whatever fails. If the lease was lost or one of them is refused, none is sent and
-        nothing is
-        acked. Raises InvalidRequest for a message that could not be produced.
+        is delivered exactly once, whatever fails. If the lease was lost or one of them is refused, none is sent and
+        nothing is acked. Raises InvalidRequest for a message that could not be produced.
         """
         consumer = self._piece.consumer
         if then:
@@ -106,10 +103,8 @@ class Message(HeldMessage):
         attempt.
 
         Without a delay the topic's back-off applies. `count=False` is a snooze: the attempt does not count, unless the
-        message
-        was snoozed `max_snoozes` times (a setting). `priority` (in a topic of the kind priority or fair) and `headers`
-        replace
-        those of the message for this group from now on, if given; {} removes the headers.
+        message was snoozed `max_snoozes` times (a setting). `priority` (in a topic of the kind priority or fair) and
+        `headers` replace those of the message for this group from now on, if given; {} removes the headers.
         """
         consumer = self._piece.consumer
         terms = retry_terms(delay, delay_ms, error, count, consumer.nack_change(priority, headers))

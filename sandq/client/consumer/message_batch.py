@@ -118,10 +118,8 @@ class MessageBatch(HeldBatch):
         """Ack the whole batch.
 
         `then`: messages to send together with the ack, at most 100 and 1 MiB. Either all messages that are not settled
-        yet are
-        acked and each of `then` is delivered exactly once, or nothing is acked and none is sent. The latter happens if
-        a
-        message of the batch was lost or one of `then` is refused.
+        yet are acked and each of `then` is delivered exactly once, or nothing is acked and none is sent. The latter
+        happens if a message of the batch was lost or one of `then` is refused.
         """
         consumer = self._chunk.consumer
         if then:

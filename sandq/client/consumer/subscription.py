@@ -54,17 +54,14 @@ class Subscription:
     """Messages of topics for a consumer group. Created by `client.subscribe`; an async context manager and iterator.
 
     Entering waits until the nodes that lead partitions have accepted the subscription. Leaving waits until queued acks
-    are
-    confirmed (at most 5 s, or 1 s when cancelled), then gives back the messages that were not settled: they are ready
-    for
-    other consumers at once, and their attempt does not count.
+    are confirmed (at most 5 s, or 1 s when cancelled), then gives back the messages that were not settled: they are
+    ready for other consumers at once, and their attempt does not count.
 
     Broken connections are reopened, without a limit on attempts, and held messages stay held. The iterator raises only
     permanent errors (a topic was deleted, unless it belongs to a pattern), and ClosedError after the block was left. If
     topics of a pattern refuse the subscription, for example because of a lease above their `max_lease`, they are
-    skipped
-    with a warning and retried; `refused` lists them. If all topics of a pattern refuse it, the iterator raises the
-    reason.
+    skipped with a warning and retried; `refused` lists them. If all topics of a pattern refuse it, the iterator raises
+    the reason.
     """
 
     def __init__(
@@ -87,8 +84,7 @@ class Subscription:
         """`credit`: maximum number of held messages. None: `worked_on`, and more as long as they are settled quickly.
 
         `handlers`: the usual number of messages that are worked on at the same time. `consumer_id`: a lasting id; None
-        for an
-        id of this subscription alone. `partitions`: None for all.
+        for an id of this subscription alone. `partitions`: None for all.
         """
         if credit is not None and (type(credit) is not int or not 1 <= credit <= DEFAULT.credit_max):
             raise InvalidRequest(f"credit: an int within 1..{DEFAULT.credit_max} is expected, not {credit!r}")
@@ -330,8 +326,7 @@ class Subscription:
         """Handle a topic's permanent error: fail the iterator, or continue without the topic.
 
         The subscription continues only if the topic belongs to a pattern, and it is gone or refuses the subscription
-        while other
-        topics accept it.
+        while other topics accept it.
         """
         self.cluster.forget_if_unknown(topic, error)
         if not self._goes_on_without(topic, error):

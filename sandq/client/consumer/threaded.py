@@ -25,10 +25,8 @@ class Message(HeldMessage):
     """One delivered message, held under a lease until it is settled, or the lease ends.
 
     `ack`, `nack`, `dead` and `extend` only queue their request, and may be called from any thread.
-    `message.ack().wait()`
-    waits for the broker's reply, and raises LeaseLost if the lease was lost. A failure that nobody waits for is logged
-    as a
-    warning ("sandq.client").
+    `message.ack().wait()` waits for the broker's reply, and raises LeaseLost if the lease was lost. A failure that
+    nobody waits for is logged as a warning ("sandq.client").
     """
 
     __slots__ = ("_asked", "_portal")
@@ -42,10 +40,8 @@ class Message(HeldMessage):
         """Ack the message: this group does not get it again. Acking twice has the effect of one ack.
 
         `then`: messages to send together with the ack, at most 100 and 1 MiB. Once the ack is confirmed, each of them
-        is
-        delivered exactly once, whatever fails. If the lease was lost or one of them is refused, none is sent and
-        nothing is
-        acked. Raises InvalidRequest for a message that could not be produced.
+        is delivered exactly once, whatever fails. If the lease was lost or one of them is refused, none is sent and
+        nothing is acked. Raises InvalidRequest for a message that could not be produced.
         """
         if not then:
             self._ask(ACKING)
@@ -76,10 +72,8 @@ class Message(HeldMessage):
         attempt.
 
         Without a delay the topic's back-off applies. `count=False` is a snooze: the attempt does not count, unless the
-        message
-        was snoozed `max_snoozes` times (a setting). `priority` (in a topic of the kind priority or fair) and `headers`
-        replace
-        those of the message for this group from now on, if given; {} removes the headers.
+        message was snoozed `max_snoozes` times (a setting). `priority` (in a topic of the kind priority or fair) and
+        `headers` replace those of the message for this group from now on, if given; {} removes the headers.
         """
         change = self._piece.consumer.nack_change(priority, headers)
         return self._nack(NACKING, retry_terms(delay, delay_ms, error, count, change))
@@ -131,8 +125,7 @@ class MessageBatch(HeldBatch):
 
     There are no message objects until `messages` is used, and settling the whole batch is one item of a request. `ack`,
     `nack` and `dead` apply to the messages that are not settled yet. They are queued; `batch.ack().wait()` waits for
-    the
-    broker's reply.
+    the broker's reply.
     """
 
     __slots__ = ("_portal",)
@@ -150,10 +143,8 @@ class MessageBatch(HeldBatch):
         """Ack the whole batch.
 
         `then`: messages to send together with the ack, at most 100 and 1 MiB. Either all messages that are not settled
-        yet are
-        acked and each of `then` is delivered exactly once, or nothing is acked and none is sent. The latter happens if
-        a
-        message of the batch was lost or one of `then` is refused.
+        yet are acked and each of `then` is delivered exactly once, or nothing is acked and none is sent. The latter
+        happens if a message of the batch was lost or one of `then` is refused.
         """
         chunk, start = self._chunk, self._start
         consumer = chunk.consumer

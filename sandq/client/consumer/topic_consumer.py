@@ -74,8 +74,7 @@ class TopicConsumer:
         """`on_failed(topic, error)` is called when the topic cannot continue.
 
         `on_fenced(error)` is called when a node knows a later process of this consumer. It returns whether to subscribe
-        again,
-        with a still later epoch.
+        again, with a still later epoch.
         """
         self.topic = topic
         self.cluster = cluster
@@ -355,10 +354,8 @@ class Session:
         ended.
 
         The session ends at once if there is no subscription on the node. Otherwise it stays: to unsubscribe would give
-        back the
-        messages held from the node, and its leadership may just be unknown for a moment. A node that ceases to lead
-        ends the
-        subscription itself.
+        back the messages held from the node, and its leadership may just be unknown for a moment. A node that ceases to
+        lead ends the subscription itself.
         """
         self.credit.target, self.credit.is_retired = 0, True
         if self._connection is not None:

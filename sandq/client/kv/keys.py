@@ -48,16 +48,12 @@ class Keys:
     """The keys of one compacted topic. Created by `client.kv`; may be used by any number of tasks.
 
     Keys and values are bytes, or text that is encoded as UTF-8. A *version* is the offset of a write (26 characters);
-    no two
-    values of a key have the same version. Writes use the topic's producer of `client.produce`: each is stored once,
-    even if
-    it is retried, and concurrent writes share batches. Retriable errors are raised after `delivery_timeout` (writes)
-    and
-    `timeout` (reads). Raises InvalidRequest if the topic is of another kind.
+    no two values of a key have the same version. Writes use the topic's producer of `client.produce`: each is stored
+    once, even if it is retried, and concurrent writes share batches. Retriable errors are raised after
+    `delivery_timeout` (writes) and `timeout` (reads). Raises InvalidRequest if the topic is of another kind.
 
     A read is "linearizable" (it includes all writes that were acknowledged before it) or "stale": any replica answers
-    from
-    its own state, and `stale_ms` is the maximum age of the result.
+    from its own state, and `stale_ms` is the maximum age of the result.
     """
 
     def __init__(
@@ -102,10 +98,8 @@ class Keys:
         """Set many keys in batches; return their versions, in the given order.
 
         `items`: a mapping of keys to values, or an iterable of such pairs. A value of None deletes the key. Writes to
-        the same
-        key are stored in this order. An invalid item raises at once, with its position in the text; the items before it
-        are
-        written all the same.
+        the same key are stored in this order. An invalid item raises at once, with its position in the text; the items
+        before it are written all the same.
         """
         producer = await self._producer()
         receipts = Receipts()
@@ -128,8 +122,7 @@ class Keys:
         """Delete a key, and return the version of the deletion. Deleting a key without a value is no error.
 
         `expected`: delete only if the key has this version. Otherwise VersionChanged is raised; its
-        `details["version"]` is the
-        current version, or None if the key has no value.
+        `details["version"]` is the current version, or None if the key has no value.
         """
         return await self._write(key, None, expected=None if expected is None else _version(expected))
 
@@ -152,8 +145,7 @@ class Keys:
         value.
 
         The write takes effect once: a retry after a lost reply gets the first reply. If TimedOut or ConnectionLost is
-        raised
-        after `delivery_timeout`, the outcome is unknown.
+        raised after `delivery_timeout`, the outcome is unknown.
         """
         value, headers = content_of(value, json, headers)
         condition = _ABSENT if expected is None else _version(expected)
@@ -204,11 +196,9 @@ class Keys:
         """Iterate over the keys that have a value, in byte order: `async for entry in kv.scan(prefix="user/"):`.
 
         The scan covers all partitions, or only `partition`. It returns either keys that begin with `prefix`, or keys
-        from
-        `start` up to, but excluding, `stop`. To continue after an entry later, use `start=entry.key + b"\\0"`. In a
-        topic with a
-        `partition_delimiter`, keys that begin with one partition key and the delimiter are read from its partition
-        only.
+        from `start` up to, but excluding, `stop`. To continue after an entry later, use `start=entry.key + b"\\0"`. In
+        a topic with a `partition_delimiter`, keys that begin with one partition key and the delimiter are read from its
+        partition only.
         """
         check_limit(limit)
         stale, keys = is_stale(consistency), key_range(prefix, start, stop)
@@ -245,12 +235,9 @@ class Keys:
         Changes of one key are returned in order, each once, also across reconnects and failovers.
 
         With `latest=False`, every change is returned. HistoryGone is raised if some of them are compacted away (the
-        topic's
-        `history`); this also happens to a watch from "earliest" that falls too far behind. With `latest=True`, a change
-        may be
-        left out if the key was written again later: from "earliest" on, the current values come first. HistoryGone then
-        means
-        that deletions may have been missed (`tombstone_retention`).
+        topic's `history`); this also happens to a watch from "earliest" that falls too far behind. With `latest=True`,
+        a change may be left out if the key was written again later: from "earliest" on, the current values come first.
+        HistoryGone then means that deletions may have been missed (`tombstone_retention`).
         """
         if key is not None and prefix is not None:
             raise InvalidRequest("watch: one of key and prefix, not both")

@@ -83,8 +83,7 @@ class Scan:
     """An async iterator over entries, in the order of their keys.
 
     Each page shows its partition at the time of reading, slightly ahead of the iterator; there is no snapshot of the
-    whole.
-    Only one task may iterate; it may stop at any time.
+    whole. Only one task may iterate; it may stop at any time.
     """
 
     def __init__(

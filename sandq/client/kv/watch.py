@@ -109,10 +109,8 @@ class Watch:
     """Changes of keys. Created by `kv.watch`; an async context manager and iterator. Only one task may iterate.
 
     Broken connections are reopened, without a limit on attempts. The iterator raises only permanent errors (the topic
-    was
-    deleted; HistoryGone), after the changes that came before the error, and ClosedError after the block was left.
-    Entering
-    raises Unavailable if a partition does not report within the client's `timeout` where "now" is.
+    was deleted; HistoryGone), after the changes that came before the error, and ClosedError after the block was left.
+    Entering raises Unavailable if a partition does not report within the client's `timeout` where "now" is.
     """
 
     def __init__(

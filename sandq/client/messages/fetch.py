@@ -86,8 +86,7 @@ class Fetched:
     """An async iterator over the messages of one partition in a range.
 
     It ends at the end of the range, or where the partition is not closed yet: it does not wait for later messages. Only
-    one
-    task may iterate.
+    one task may iterate.
     """
 
     def __init__(self, cluster: Cluster, stretch: Stretch, limit: int | None, timeout: Duration | None = None) -> None:

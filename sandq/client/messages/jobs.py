@@ -42,8 +42,7 @@ async def run_job(
     """Run a job in all partitions of a topic; `progress` is called after the start and after each poll.
 
     If this ends early (it is cancelled, or a partition fails), the running parts are stopped. Raises Conflict if
-    another
-    client stopped the job.
+    another client stopped the job.
     """
     partitions = range(len((await fresh_topic(cluster, topic)).partitions))
     job = _Job(cluster, topic)

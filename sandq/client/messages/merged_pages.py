@@ -44,8 +44,7 @@ class Merged(Generic[R, T]):
     """An async iterator over the rows of many partitions, in the order of their offsets.
 
     Each page shows its partition at the time of reading. Only one task may iterate; it may stop at any row. No request
-    is
-    sent before the first row is requested.
+    is sent before the first row is requested.
     """
 
     def __init__(

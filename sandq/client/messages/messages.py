@@ -69,8 +69,7 @@ async def _settle_updates(cluster: Cluster, topic: str, partition: int, items: l
         done = {at: one for at, one in results if one.verdict != NOT_YET}
         found.update(done)
         # Each item costs a transfer and a lookup in every request that contains it. So do not repeat a thousand large
-        # items if
-        # the partition handles three per request.
+        # items if the partition handles three per request.
         most = max(2 * len(done), _LEAST_UPDATES)
     return [found[at] for at in range(len(items))]
 
@@ -90,9 +89,8 @@ class Messages:
     """The stored messages of one topic, in all its partitions.
 
     A message is identified by its id (26 characters: the offset that `produce` returned) or by `unique_key=...`. In a
-    fair
-    topic, a unique key needs the `tenant`, unless that is "default"; in other topics it needs the `key`, if there is
-    one.
+    fair topic, a unique key needs the `tenant`, unless that is "default"; in other topics it needs the `key`, if there
+    is one.
     """
 
     def __init__(self, cluster: Cluster, batcher: RequestBatcher, topic: str) -> None:
@@ -134,14 +132,10 @@ class Messages:
         """Iterate over messages of all partitions in delivery order: `async for message in messages.list():`.
 
         `state`: delayed, ready, leased, waiting or acked (None: any of these; dead letters are listed by
-        `client.dead`).
-        `since` and `until`: range of the delivery time, without `until` itself. `key_prefix` and `unique_key_prefix`:
-        the
-        beginning of the keys. `after`: the offset after which to begin. `values`: include the values. `value_bytes`:
-        maximum
-        number of bytes of each value; `size` is the size of the whole value. `newest`: the latest delivery time comes
-        first.
-        The last two require that every node runs a version with this feature.
+        `client.dead`). `since` and `until`: range of the delivery time, without `until` itself. `key_prefix` and
+        `unique_key_prefix`: the beginning of the keys. `after`: the offset after which to begin. `values`: include the
+        values. `value_bytes`: maximum number of bytes of each value; `size` is the size of the whole value. `newest`:
+        the latest delivery time comes first. The last two require that every node runs a version with this feature.
         """
         if state == "dead":
             raise InvalidRequest(f"state: {DEAD_ELSEWHERE}")
@@ -191,8 +185,8 @@ class Messages:
         it.
 
         Raises TooLate if a consumer holds the message or it is finished (`details["state"]`: leased, acked, dead or
-        gone);
-        NotFound. It is safe to repeat: within ten minutes the result is the same. Concurrent cancels share frames.
+        gone); NotFound. It is safe to repeat: within ten minutes the result is the same. Concurrent cancels share
+        frames.
         """
         target = target_of(id, unique_key, tenant, key)
         return await self._settled(target, tenant, _CANCEL, target)
@@ -214,18 +208,13 @@ class Messages:
         """Change the delivery time of a delayed or ready message, and return its new offset; its id stays.
 
         The new time is an instant, or a `delay` from now (`delay_ms`: in whole milliseconds). A message that waits for
-        a retry
-        is retried at that time, and keeps its offset. In a topic of the kind priority or fair, `priority` may be
-        changed as
-        well, or alone (`set_priority`).
+        a retry is retried at that time, and keeps its offset. In a topic of the kind priority or fair, `priority` may
+        be changed as well, or alone (`set_priority`).
 
         Raises TooLate and NotFound as `cancel`. TooLate with the state waiting is also raised if the message waits in
-        one group
-        while another group has not received it yet. The request is retried after a lost reply. With `deliver_at` this
-        has no
-        further effect. A `delay` is counted from the leader's clock at the retry: so the message may be late by the
-        time that
-        the client waited for the first reply, but it is never early.
+        one group while another group has not received it yet. The request is retried after a lost reply. With
+        `deliver_at` this has no further effect. A `delay` is counted from the leader's clock at the retry: so the
+        message may be late by the time that the client waited for the first reply, but it is never early.
         """
         target = target_of(id, unique_key, tenant, key)
         if delay_ms is not None:
@@ -259,18 +248,13 @@ class Messages:
         offset.
 
         A pending message is delayed, ready or waiting for a retry. Everything else stays: its position, keys, ttl and
-        attempts.
-        With `deliver_at`, `delay`, `delay_ms` or `priority` it is also moved, in one atomic step. `json` is a value as
-        `produce`
-        sends it; without `headers`, the message keeps its headers, with the content type of JSON.
+        attempts. With `deliver_at`, `delay`, `delay_ms` or `priority` it is also moved, in one atomic step. `json` is a
+        value as `produce` sends it; without `headers`, the message keeps its headers, with the content type of JSON.
 
         After this, no consumer receives the old value. Raises TooLate and NotFound as `move`, but a change without a
-        new time or
-        priority is never too late for a waiting message. Raises TooLarge for the value or the headers, InvalidRequest
-        for a
-        compacted topic (put a new value of the key instead). The request is retried after a lost reply. Concurrent
-        updates share
-        frames.
+        new time or priority is never too late for a waiting message. Raises TooLarge for the value or the headers,
+        InvalidRequest for a compacted topic (put a new value of the key instead). The request is retried after a lost
+        reply. Concurrent updates share frames.
         """
         target = target_of(id, unique_key, tenant, key)
         if json is not MISSING:
@@ -307,8 +291,7 @@ class Messages:
         offset.
 
         Offset, id and delivery time stay; within its new priority the message is ordered by age. Raises TooLate and
-        NotFound as
-        `move`. Concurrent calls share frames.
+        NotFound as `move`. Concurrent calls share frames.
         """
         return await self.move(id, unique_key=unique_key, tenant=tenant, key=key, priority=priority)
 
@@ -331,8 +314,7 @@ class Messages:
         """Cancel every pending message whose delivery time and keys match; without conditions, all pending messages.
 
         Raises InvalidRequest for an empty prefix. `dry_run` only counts. `progress(result)` is called repeatedly. If
-        this call
-        is cancelled, the job stops; messages that were cancelled by then stay cancelled.
+        this call is cancelled, the job stops; messages that were cancelled by then stay cancelled.
         """
         return await run_job(
             self._cluster,
@@ -360,8 +342,7 @@ class Messages:
         """Move every pending message that matches `to` an instant, or by a `shift` ("1h", "-30m", a timedelta).
 
         Messages that would be moved into the past are due at once. In a topic of the kind priority or fair, `priority`
-        may be
-        changed as well, or alone; then the times stay. Otherwise like `cancel_all`.
+        may be changed as well, or alone; then the times stay. Otherwise like `cancel_all`.
         """
         if to is not None and shift is not None:
             raise InvalidRequest("move_all: one of to and shift is expected, not both")
@@ -390,10 +371,8 @@ class Messages:
         """Explain what a message waits for: the fields of `get` without the value, and its state in each group.
 
         Each row of "groups" has a `reason` as text, the `lease_token` under which it is held (or None), the history of
-        its
-        attempts, and `lives` (each a `Life`): its former lives there, which a redrive ended. The history begins with
-        their
-        attempts.
+        its attempts, and `lives` (each a `Life`): its former lives there, which a redrive ended. The history begins
+        with their attempts.
         """
         target = target_of(id, unique_key, tenant, key)
         partition = await self._partition(target, tenant)
@@ -415,8 +394,7 @@ class Messages:
         """Return the partition of a message.
 
         The id contains it. A unique key is routed by its tenant in a fair topic, otherwise by its key or by itself.
-        Raises
-        InvalidRequest if messages of the topic are not identified in this way.
+        Raises InvalidRequest if messages of the topic are not identified in this way.
         """
         record = await self._cluster.topic(self.topic)
         kind, data, *_ = target
@@ -508,8 +486,7 @@ def _past_or_later_ms(instant: Instant | None) -> int:
     """Return the instant of a move in ms.
 
     An instant far in the past (seconds instead of milliseconds) is replaced by the least one: it has the same effect,
-    and
-    would make the broker reject the frame.
+    and would make the broker reject the frame.
     """
     assert instant is not None
     return max(instant_ms(instant), LEAST_INSTANT_MS)

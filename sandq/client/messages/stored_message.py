@@ -23,8 +23,7 @@ class StoredMessage:
     """A message and its state over all groups: delayed, ready, leased, waiting, acked or dead.
 
     `deliver_at_ms` is the current delivery time, `due_ms` the original one. `value` is None if values were not
-    requested or
-    the message is a deletion. `tenant` is None if none is set.
+    requested or the message is a deletion. `tenant` is None if none is set.
     """
 
     id: str

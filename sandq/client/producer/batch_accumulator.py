@@ -1,8 +1,8 @@
 """Accumulate messages into batches: choose a message's batch, open and fill it, and seal it once it is full or due.
 
 A batch is sealed when it is full or when its linger time is over. Without a linger time it is sealed when the
-connection
-to its leader sends next. `PartitionProducer` then sends it. This module has no task: the producer's task calls `tick`.
+connection to its leader sends next. `PartitionProducer` then sends it. This module has no task: the producer's task
+calls `tick`.
 """
 
 from __future__ import annotations

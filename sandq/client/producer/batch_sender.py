@@ -9,9 +9,9 @@ batches of a partition reach the broker in the order of their numbers. A retry h
 attempt; the broker recognizes it by them and stores the batch once. `NumberedBatch.unknown` says that a reply was lost,
 so that the batch may be stored.
 
-Subclasses number the batches and handle the remaining batches after one has failed. `PartitionProducer`
-continues with them in a new epoch. The Spark sink compares them with the batches that an earlier attempt stored, and
-stops at the first error.
+Subclasses number the batches and handle the remaining batches after one has failed. `PartitionProducer` continues with
+them in a new epoch. The Spark sink compares them with the batches that an earlier attempt stored, and stops at the
+first error.
 """
 
 from __future__ import annotations
@@ -248,8 +248,7 @@ class BatchSender(Generic[B]):
         """Return whether a batch may join those in flight.
 
         All must have the same epoch, and their numbers must lie within `in_flight_batches`: the broker remembers only
-        that many
-        replies per producer and partition.
+        that many replies per producer and partition.
         """
         oldest = next(iter(self.flying), None)
         if oldest is None:

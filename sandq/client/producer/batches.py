@@ -170,14 +170,11 @@ class SendOutcome(NamedTuple):
     """The outcome of a message that was sent.
 
     `outcome` is "stored", "replaced" (it replaced a pending message with its unique key; `other` is the id of that
-    message)
-    or "ignored" (nothing was stored because a message with the unique key exists; `other` is its id).
+    message) or "ignored" (nothing was stored because a message with the unique key exists; `other` is its id).
 
     `state` is the state of the message that has the unique key. It is set if this message was ignored. It is also set
-    if
-    this message should have replaced the other one but came too late: `acked`, `dead` or `delivered` (finished, and
-    deleted
-    since). This message is stored then.
+    if this message should have replaced the other one but came too late: `acked`, `dead` or `delivered` (finished, and
+    deleted since). This message is stored then.
     """
 
     outcome: str
@@ -189,8 +186,7 @@ class Receipt:
     """The result of `send`: `await receipt` returns the message's offset (26 characters) or raises the error.
 
     DuplicateKey means that another message has the unique key. With `on_conflict="ignore"`, the offset is the id of
-    that
-    message instead. `outcome` says whether another message was replaced.
+    that message instead. `outcome` says whether another message was replaced.
     """
 
     __slots__ = ("_batch", "_position", "_raised")

@@ -25,11 +25,9 @@ class Partitioner:
     """Chooses a partition of one topic for each message.
 
     A message with a unique key is routed over the *initial* partitions of the topic, by its key if it has one, else by
-    the
-    unique key. So it can be found again after partitions were added. Other keys are routed over all partitions.
-    Messages
-    with neither stay with one partition for the length of a batch. In a fair topic only the tenant chooses, over the
-    initial partitions. In a compacted topic the partition key of the key chooses.
+    the unique key. So it can be found again after partitions were added. Other keys are routed over all partitions.
+    Messages with neither stay with one partition for the length of a batch. In a fair topic only the tenant chooses,
+    over the initial partitions. In a compacted topic the partition key of the key chooses.
     """
 
     def __init__(self, topic: str, is_stuck: Callable[[int], bool]) -> None:

@@ -48,10 +48,8 @@ class Producer:
     """Sends messages to one topic. Created by `client.producer(topic)` and used as an async context manager.
 
     Leaving the block sends the remaining messages, waits until each is stored or has failed, and raises failures that
-    no
-    receipt has raised. If the block is left by cancellation, unconfirmed messages are abandoned with a warning: they
-    may or
-    may not be stored.
+    no receipt has raised. If the block is left by cancellation, unconfirmed messages are abandoned with a warning: they
+    may or may not be stored.
 
     `send` raises at once if the message itself is invalid. Later errors are raised by its receipt. Retriable errors are
     raised only after `delivery_timeout`, and the text says whether the outcome is unknown. A message is stored once,
@@ -59,8 +57,7 @@ class Producer:
 
     Messages of one partition are stored in the order of their `send`, except that different kinds travel in separate
     batches: without a time, with an instant, with a delay, with a ttl, with a unique key (for each `on_conflict`), and
-    with
-    a priority or a tenant. In a compacted topic a message is a write to its key; a value of None deletes the key.
+    with a priority or a tenant. In a compacted topic a message is a write to its key; a value of None deletes the key.
     """
 
     def __init__(
@@ -150,9 +147,8 @@ class Producer:
         """Add a message to the next batch; waits only while the buffer is full.
 
         `json` is sent in place of a value, as its compact text, with the header `content-type: application/json` unless
-        the
-        headers have a content type. Consumers read it with `message.json()`. Raises InvalidRequest if it is not valid
-        JSON.
+        the headers have a content type. Consumers read it with `message.json()`. Raises InvalidRequest if it is not
+        valid JSON.
 
         `sandq.SendOptions` describes the options.
         """
@@ -202,8 +198,7 @@ class Producer:
         """Send many messages: each is a value, or a mapping of `send`'s arguments ("value" or "json", "key", ...).
 
         The options given here apply to values, and to arguments that a mapping leaves out. An invalid message raises at
-        once,
-        with its position in the text; the messages before it are sent all the same.
+        once, with its position in the text; the messages before it are sent all the same.
         """
         checks = self.checks
         key, partition, delay = options.get("key"), options.get("partition"), options.get("delay")

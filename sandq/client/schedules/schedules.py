@@ -90,8 +90,7 @@ class Schedules:
     """The schedules of one topic.
 
     A schedule is identified by its name. In a fair topic it is identified by the name and the `tenant` of its messages;
-    the
-    tenant may be left out if it is "default".
+    the tenant may be left out if it is "default".
     """
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
@@ -126,19 +125,15 @@ class Schedules:
         """Create a schedule that sends a message at each occurrence, and return it.
 
         Occurrences are defined by `cron`, an expression of five fields or six (seconds first) in the time zone `zone`
-        (default
-        UTC), or by `every`, a duration. The schedule runs from `start` on, before `end`, `count` times. Each message is
-        delayed
-        by up to `jitter`, always by the same amount for one occurrence. `misfire` handles occurrences that no node
-        could fire in
-        time: "one" message for all of them, none ("skip"), or one for each ("all", at most the last `misfire_most`).
-        With
-        `overlap_group`, an occurrence is skipped while that group has not acked the message of the last one.
+        (default UTC), or by `every`, a duration. The schedule runs from `start` on, before `end`, `count` times. Each
+        message is delayed by up to `jitter`, always by the same amount for one occurrence. `misfire` handles
+        occurrences that no node could fire in time: "one" message for all of them, none ("skip"), or one for each
+        ("all", at most the last `misfire_most`). With `overlap_group`, an occurrence is skipped while that group has
+        not acked the message of the last one.
 
         The message has the options of `produce`, with a value or `json`. It gets the headers `sandq-schedule` and
         `sandq-occurrence` (ms). Raises Conflict if a different schedule of this name exists. An identical one is
-        returned as it
-        is, even if it is paused, unless `paused` is given.
+        returned as it is, even if it is paused, unless `paused` is given.
         """
         settings = _settings(
             cron=cron,
@@ -164,8 +159,7 @@ class Schedules:
         """Create many schedules, or change existing ones; return how many were created and changed.
 
         Each item is a mapping of the arguments of `create`. Afterwards every schedule has the given settings. A paused
-        schedule
-        stays paused unless `paused` is given.
+        schedule stays paused unless `paused` is given.
         """
         definitions: list[_Definition] = []
         for one in schedules:
@@ -275,8 +269,7 @@ class Schedules:
         """Iterate over schedules in the byte order of their names: `async for schedule in schedules.list():`.
 
         `prefix`: only names that begin with it. `tenant`: only schedules of this tenant. `after`: only names after this
-        one. In
-        a fair topic `after` is the `id` of a schedule, because tenants may have schedules of the same name.
+        one. In a fair topic `after` is the `id` of a schedule, because tenants may have schedules of the same name.
         """
         return ScheduleRows(self._cluster, self.topic, prefix, tenant, limit, after, timeout)
 

@@ -73,8 +73,7 @@ class Cluster:
         """Connect to the first server that answers and belongs to a cluster.
 
         If no server belongs to a cluster, connect to those that answer. If all servers fail, raise the only error as it
-        is, or
-        one error that lists the message of each server.
+        is, or one error that lists the message of each server.
         """
         self._tasks = tasks
         if self.options.starts_alone:
@@ -119,8 +118,7 @@ class Cluster:
         """Return the error with which requests for this topic must fail now, or None.
 
         The topic was deleted or never created, this client may not use it, or no node accepts this client. None if the
-        topic
-        exists or nothing is known about it.
+        topic exists or nothing is known about it.
         """
         if self.refusal is not None:
             return self.refusal
@@ -175,8 +173,7 @@ class Cluster:
         """Store a topic record that a node returned.
 
         `asked`: the value of `forgotten` when the request was sent. If a topic was created or deleted here since then,
-        the
-        record may be about the old topic and is ignored.
+        the record may be about the old topic and is ignored.
         """
         if asked != self.forgotten:
             return
@@ -188,8 +185,7 @@ class Cluster:
         """Update the known topics from a listing of all topics; `asked` as in `learn`.
 
         Topics missing from the listing are forgotten, since other clients may have deleted or recreated them. A topic
-        that is
-        not yet known here is not added. A record that differs only in its leaders is not stored.
+        that is not yet known here is not added. A record that differs only in its leaders is not stored.
         """
         if asked != self.forgotten:
             return

@@ -89,8 +89,7 @@ class Connection:
         """Connect and send HELLO.
 
         Raises ConnectionLost if that fails or takes longer than `timeout_s`; errors of HELLO (such as WrongVersion) as
-        they
-        are.
+        they are.
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         stream: anyio.abc.ByteStream | None = None
@@ -234,8 +233,8 @@ class Connection:
         """Send a request and return its reply.
 
         `wait_s` is how long the request asks the node to wait. If there is no reply for `standstill_s` beyond that,
-        `is_moved`
-        is called, and again at each `leader_check_s`. It returns whether another node should be asked instead.
+        `is_moved` is called, and again at each `leader_check_s`. It returns whether another node should be asked
+        instead.
 
         Raises TimedOut after `timeout_s` or if `is_moved` returns true; the outcome is unknown then.
         """
