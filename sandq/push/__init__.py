@@ -1,6 +1,6 @@
-"""Pushing the messages of groups to URLs (ADR 39).
+"""Push the messages of groups to URLs (ADR 39).
 
-A group that has a URL needs no consumer of its own: each node is one for the partitions that it leads, POSTs each
-message at its time, and acks or nacks it by the answer. It takes part as any other consumer does, through the client
-port: that a message is not lost and not early is the broker's doing.
+A group with a URL needs no consumers. Each node is a consumer for the partitions that it leads: it POSTs each message
+at its time, and acks or nacks it by the response. It consumes through the client port like any other consumer, so the
+broker ensures that no message is lost or early.
 """

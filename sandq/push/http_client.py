@@ -1,8 +1,8 @@
-"""POSTs a request over TCP or TLS, to addresses that the configuration allows, with a bound for everything.
+"""POST a request over TCP or TLS to addresses that the configuration allows, with limits for everything.
 
-The name is looked up and each of its addresses checked; connected is the address, not the name. Redirects are not
-followed. The answer is waited for while the request is sent. Of an answer the status counts: its body is read up to a
-small limit, for the error that is noted. Connections are kept for the next request for a short time.
+The host name is resolved and each of its addresses checked; the connection is made to the address, not to the name.
+Redirects are not followed. The client reads the response while it sends the request. Only the status of the response
+matters; its body is read up to a small limit, for the recorded error. Connections are kept for a short time and reused.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from sandq.model.push_targets import PushRules, Target, TargetRefused
 from sandq.push.lookups import Lookups
 
 CONNECT_S: Final = 10.0
-"""For the name to be looked up, and a connection to be made, TLS included; within the time of the request."""
+"""Timeout for resolving the name and connecting, including TLS, in seconds; part of the request's time."""
 ADDRESSES_MOST: Final = 8
-"""Of a name that are tried."""
+"""Maximum number of addresses of a name to try."""
 IDLE_S: Final = 30.0
-"""A connection is kept for so long between two requests ..."""
+"""How long an unused connection is kept, in seconds."""
 LIFE_S: Final = 300.0
-"""... and no longer than this in all: then the name is looked up again."""
+"""Maximum lifetime of a connection, in seconds; after that the name is resolved again."""
 IDLE_MOST: Final = 100
-"""Connections that wait for a request."""
+"""Maximum number of unused connections."""
 HEAD_BYTES: Final = 16 << 10
-"""Of an answer's headers."""
+"""Maximum size of a response's headers."""
 BODY_BYTES: Final = 16 << 10
-"""That are read of an answer's body, so that its connection can be used again; of more it is closed."""
+"""Maximum size of a response's body to read, so that its connection can be reused; for a larger one it is closed."""
 DRAIN_S: Final = 1.0
-"""For the body of an answer whose status is known."""
+"""Time to read the body of a response whose status is known, in seconds."""
 MARGIN_S: Final = 0.1
-"""So long before the time of the request is over no more is read of it."""
+"""Reading stops this long before the request's time is over, in seconds."""
 TEXT_CHARS: Final = 500
-"""Of an answer's body that are noted."""
+"""Maximum number of characters of a response's body to record."""
 INFORMATIONAL_MOST: Final = 10
-"""Answers before the answer (1xx)."""
+"""Maximum number of informational responses (1xx) before the final one."""
 RECEIVE_BYTES: Final = 16 << 10
 SEND_BYTES: Final = 64 << 10
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""The addresses of a name. Raises OSError."""
+"""Resolves a name to its addresses. Raises OSError."""
 
 
 class PushFailed(Exception):
-    """The request had no answer; the text says what happened."""
+    """The request got no response; the text has the reason."""
 
 
 class Answer(NamedTuple):
-    """What the receiver said."""
+    """The response of the receiver."""
 
     status: int
     retry_after: str | None
@@ -69,31 +69,31 @@ class _Connection:
         self.http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
         self.born_s = self.used_s = now_s
         self.was_heard = False
-        """Whether something came of the answer to this request."""
+        """True if data of the response to this request was received."""
 
     def is_fresh(self, now_s: float) -> bool:
         return now_s < min(self.used_s + IDLE_S, self.born_s + LIFE_S)
 
 
 class HttpClient:
-    """Of one node."""
+    """The HTTP client of one node."""
 
     def __init__(self, rules: PushRules, tls: ssl.SSLContext | None = None, resolve: Resolve | None = None) -> None:
-        """`tls`: None verifies by the authorities that the machine trusts. `resolve`: None asks the machine."""
+        """`tls`: None uses the authorities of the machine. `resolve`: None uses the resolver of the machine."""
         self._rules = rules
         self._tls = tls or ssl.create_default_context()
         self._resolve = resolve or Lookups().find
         self._idle: dict[tuple[str, str, int], list[_Connection]] = {}
 
     async def check(self, target: Target) -> None:
-        """Raise TargetRefused unless the target may be pushed to; PushFailed when its name is not found."""
+        """Raise TargetRefused if pushes to the target are not allowed; PushFailed if its name cannot be resolved."""
         with trio.move_on_after(CONNECT_S) as scope:
             await self._addresses(target)
         if scope.cancelled_caught:
             raise PushFailed(f"{target.host} was not found within {CONNECT_S:g} s")
 
     async def post(self, target: Target, headers: list[tuple[bytes, bytes]], body: bytes, timeout_s: float) -> Answer:
-        """Return the answer. Raises PushFailed; TargetRefused."""
+        """Send a request and return the response. Raises PushFailed; TargetRefused."""
         doing = ["connecting"]
         with trio.move_on_after(timeout_s) as scope:
             try:
@@ -106,7 +106,7 @@ class HttpClient:
         raise PushFailed(f"no answer within {timeout_s:g} s, while {doing[0]}")
 
     def close(self) -> None:
-        """Drop the connections that wait for a request."""
+        """Close the unused connections."""
         for kept in self._idle.values():
             for connection in kept:
                 _drop(connection.stream)
@@ -120,7 +120,7 @@ class HttpClient:
             except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
                 if connection.was_heard:
                     raise
-                # It was closed while nobody used it.
+                # The receiver closed the connection while it was unused.
         doing[0] = "connecting"
         return await self._ask(await self._connect(target), target, headers, body, doing)
 
@@ -144,11 +144,11 @@ class HttpClient:
         self._idle.setdefault(target[:3], []).append(connection)
 
     async def _addresses(self, target: Target) -> list[str]:
-        """Those that may be connected to. Raises TargetRefused, PushFailed."""
+        """Return the allowed addresses of a target. Raises TargetRefused, PushFailed."""
         self._rules.check(target)
         try:
             found = await self._resolve(target.host, target.port)
-        except (OSError, UnicodeError) as error:  # the latter of labels that no name may have
+        except (OSError, UnicodeError) as error:  # UnicodeError: labels that are not allowed in names
             raise PushFailed(f"{target.host} is not found: {_why(error)}") from None
         allowed, refusal = [], None
         for address in dict.fromkeys(found):
@@ -168,7 +168,7 @@ class HttpClient:
             addresses = await self._addresses(target)
             for left in range(len(addresses), 0, -1):
                 try:
-                    with trio.move_on_at(_share(left)) as share:
+                    with trio.move_on_at(_address_deadline(left)) as share:
                         return _Connection(await self._open(target, addresses[-left]), trio.current_time())
                     assert share.cancelled_caught
                     failure = TimeoutError(f"{addresses[-left]} does not answer")
@@ -232,11 +232,11 @@ class HttpClient:
             try:
                 response = await self._response(connection)
                 is_early = response.status_code < 300 and not sent.is_set()
-                if is_early:  # who has accepted it is to have all of it
+                if is_early:  # a receiver that accepts the message must still get all of it
                     nursery.start_soon(_read_body, connection, text, is_early)
                     await _until(sent, trio.current_effective_deadline() - MARGIN_S)
             except Exception as error:
-                failure = error  # raised below: as it is, not in the group of a nursery
+                failure = error  # raised below, without the nursery's exception group
             nursery.cancel_scope.cancel()
         if response is None:
             assert failure is not None
@@ -246,19 +246,20 @@ class HttpClient:
         found = {name.lower(): value for name, value in response.headers}
         retry_after = found.get(b"retry-after")
         doing[0] = "reading the answer"
-        # The status is there, and counts whatever becomes of the rest, also when the time of the request is nearly up.
+        # The status is valid even if the rest fails, and even if the request's time is nearly over.
         drain_s = math.inf if is_early else DRAIN_S
         with trio.move_on_at(min(trio.current_time() + drain_s, trio.current_effective_deadline() - MARGIN_S)):
             await _read_body(connection, text, is_early)
         retry = None if retry_after is None else retry_after.decode("latin-1")
-        return Answer(response.status_code, retry, _line(bytes(text)))
+        return Answer(response.status_code, retry, _printable(bytes(text)))
 
     async def _send(
         self, connection: _Connection, head: bytes, body: bytes, doing: list[str], sent: trio.Event
     ) -> None:
-        """Send the request, while the answer is waited for: who receives may answer, and close, before all is read."""
+        """Send the request while the response is read: a receiver may respond and close before it has read
+        everything."""
         http, stream = connection.http, connection.stream
-        # Who is not heard any more is not sent to any more: what it said, if anything, is being read.
+        # If sending fails, stop: the response, if there is one, is being read.
         with suppress(OSError, trio.BrokenResourceError, h11.LocalProtocolError):
             await stream.send_all(head)
             view = memoryview(body)
@@ -279,8 +280,8 @@ class HttpClient:
                 raise PushFailed(f"more than {INFORMATIONAL_MOST} answers of status 1xx")
 
 
-def _share(left: int) -> float:
-    """Until when one of so many addresses is tried: one that nobody answers at leaves time for the next."""
+def _address_deadline(left: int) -> float:
+    """Return the deadline for one of `left` addresses, so that an unresponsive address leaves time for the others."""
     now_s = trio.current_time()
     return now_s + (trio.current_effective_deadline() - now_s) / left if left > 1 else math.inf
 
@@ -303,9 +304,13 @@ async def _next_event(connection: _Connection) -> object:
 
 
 async def _read_body(connection: _Connection, found: bytearray, is_early: bool) -> None:
-    """The body of an answer up to its limit, after what was found of it before; what is cut off leaves the connection
-    unusable. Of one that was begun before the request was sent all is read, and left out: who sends back what it gets
-    takes no more of the request otherwise, nor what is on its way to it when the connection is cut off."""
+    """Read the body of a response up to its limit, and append it to `found`. A truncated body makes the connection
+    unusable.
+
+    If the response came before the request was sent (`is_early`), the whole body is read and the excess dropped.
+    Otherwise a receiver that echoes the request would stop reading it, and closing the connection would lose data in
+    transit to it.
+    """
     with suppress(OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
         while connection.http.their_state is h11.SEND_BODY and (is_early or len(found) < BODY_BYTES):
             event = await _next_event(connection)
@@ -314,8 +319,11 @@ async def _read_body(connection: _Connection, found: bytearray, is_early: bool) 
 
 
 def _is_silent(stream: trio.abc.Stream) -> bool:
-    """Whether nothing came since the last answer. Who has closed it does not hear the next request; and what was said
-    beyond that answer, a second one, say, is none to the next request."""
+    """Return whether nothing was received since the last response.
+
+    Otherwise the receiver has closed the connection, or it sent extra data, which must not be taken for the next
+    response.
+    """
     tcp = _tcp_of(stream)
     if tcp is None:
         return True
@@ -324,27 +332,27 @@ def _is_silent(stream: trio.abc.Stream) -> bool:
     return not ready.poll(0)
 
 
-def _line(body: bytes) -> str:
-    """The beginning of a body, as a text on one line."""
+def _printable(body: bytes) -> str:
+    """Return the beginning of a body as one line of text."""
     text = body[: 4 * TEXT_CHARS].decode(errors="replace")
     shown = "".join([char if char.isprintable() else " " for char in text])
     return " ".join(shown.split())[:TEXT_CHARS]
 
 
 def _why(error: BaseException | None) -> str:
-    """What happened, in a few words; trio wraps what the system says."""
+    """Return a short reason for an error; trio's errors have the system's error as their cause."""
     while error is not None and not getattr(error, "strerror", None) and error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, BaseExceptionGroup):
         return _why(error.exceptions[0])
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
-    words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(words)[:200]
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text)[:200]
 
 
 def _drop(stream: trio.abc.Stream) -> None:
-    """Close it at once, without a word."""
+    """Close a connection at once, without a TLS closing handshake."""
     tcp = _tcp_of(stream)
     if tcp is not None:
         tcp.socket.close()

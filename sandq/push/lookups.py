@@ -1,8 +1,8 @@
-"""Looks names up, by the machine's resolver, in threads that nobody else waits for.
+"""Resolve names with the machine's resolver, in threads that can be abandoned.
 
-A name server that hangs holds a thread for half a minute, whoever has stopped waiting. So there are places for a number
-of look-ups, apart from those of the node's other work; and of one name one goes on at a time, whose result is for all
-who ask just then.
+A name server that hangs blocks a thread for half a minute, even if no request waits for it any more. So look-ups have
+their own limit on threads, separate from the node's other work. For each name only one look-up runs at a time, and its
+result is shared by all callers that wait for it.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from weakref import WeakValueDictionary
 import trio
 
 LOOKUPS_MOST: Final = 64
-"""Threads at once, those that nobody waits for any more included."""
+"""Maximum number of threads, including abandoned ones."""
 SHARED_S: Final = 1.0
-"""So old a result may be for somebody who waited while another one looked."""
+"""Maximum age of a result for a caller that waited during the look-up, in seconds."""
 
 
 class _Name:
     def __init__(self) -> None:
-        self.turn = trio.Lock()
+        self.lock = trio.Lock()
         self.found: list[str] = []
         self.failure: tuple[object, ...] | None = None
-        """Of the OSError that it ended with."""
+        """Arguments of the OSError with which the look-up failed."""
         self.until_s = -1.0
 
 
 class Lookups:
-    """Of one node."""
+    """The look-ups of one node."""
 
     def __init__(self) -> None:
         self._threads = trio.CapacityLimiter(LOOKUPS_MOST)
         self._names: WeakValueDictionary[str, _Name] = WeakValueDictionary()
-        """Those that somebody asks for at present."""
+        """The names that are being looked up."""
 
     async def find(self, host: str, port: int) -> list[str]:
-        """The addresses of a name. Raises OSError."""
+        """Return the addresses of a name. Raises OSError."""
         try:
             return [str(ip_address(host))]
         except ValueError:
@@ -47,13 +47,13 @@ class Lookups:
         name = self._names.get(host)
         if name is None:
             name = self._names[host] = _Name()
-        async with name.turn:
+        async with name.lock:
             if trio.current_time() >= name.until_s:
-                # As bytes: a name comes in ASCII, and has the letters that it has (`my_service`).
-                look = partial(socket.getaddrinfo, host.encode("ascii"), port, type=socket.SOCK_STREAM)
+                # As bytes, because names are ASCII here, but may have characters that IDNA rejects (`my_service`).
+                resolve = partial(socket.getaddrinfo, host.encode("ascii"), port, type=socket.SOCK_STREAM)
                 try:
-                    places = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._threads)
-                    name.found, name.failure = [str(place[4][0]) for place in places], None
+                    rows = await trio.to_thread.run_sync(resolve, abandon_on_cancel=True, limiter=self._threads)
+                    name.found, name.failure = [str(row[4][0]) for row in rows], None
                 except OSError as error:
                     name.failure = error.args
                 name.until_s = trio.current_time() + SHARED_S

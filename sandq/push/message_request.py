@@ -1,4 +1,4 @@
-"""The request that carries a message: its headers."""
+"""Build the headers of the request for a message."""
 
 from __future__ import annotations
 
@@ -17,30 +17,35 @@ Headers = list[tuple[bytes, bytes]]
 
 PREFIX: Final = "sandq-"
 HEADER_PREFIX: Final = "sandq-header-"
-"""Before the names of the message's own headers."""
+"""Prefix of the names of the message's own headers."""
 HEADERS_BASE64: Final = "sandq-headers-base64"
-"""Name of the header that carries the message's stored headers, if they are no map with text keys."""
+"""Name of the header with the message's stored headers, if they are not a map with text keys."""
 CONTENT_TYPE: Final = "content-type"
 OCTETS: Final = "application/octet-stream"
 HEADER_BYTES_MOST: Final = 12_288
-"""Of the message's own headers and its key together: many servers take 16 KiB of a request's head. What does not fit is
-left out, and `sandq-left-out` counts it: a request that is refused for its head would have its message end as dead."""
+"""Maximum total size of the message's own headers and its key: many servers accept 16 KiB of headers.
+
+Headers that do not fit are left out, and `sandq-left-out` counts them: otherwise the server would reject the request,
+and the message would become a dead letter.
+"""
 HEADER_MOST_BYTES: Final = 8000
-"""Of one of them: many servers take lines of 8 KiB."""
+"""Maximum size of one of these headers: many servers accept lines of 8 KiB."""
 HEADERS_MOST: Final = 64
-"""Of them: many servers take 100 headers in all."""
+"""Maximum number of these headers: many servers accept 100 headers in total."""
 _NAME_SAFE: Final = "!#$&'*+-.^_`|~"
 _VALUE_SAFE: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
 def webhook_id(topic: str, partition: int, message_id: str) -> str:
-    """Return what a receiver knows a message by: the same at each attempt, of no other message of the cluster. It has
-    no dots, for those stand between the parts that are signed."""
+    """Return the id by which a receiver recognizes a message: the same for each attempt, unique in the cluster.
+
+    It contains no dots, because dots separate the signed parts.
+    """
     return f"{topic.replace('.', '%2E')}_{partition}_{message_id}"
 
 
 def headers_of(message: Message, group: str, secrets: Sequence[str], now_s: int, agent: str) -> Headers:
-    """Return the headers of the request for one attempt, but for Host and Content-Length."""
+    """Return the headers of the request for one attempt, without Host and Content-Length."""
     cell = message.headers_bytes
     own = headers_or_none(cell or None)
     body = message.value or b""
@@ -66,8 +71,10 @@ def headers_of(message: Message, group: str, secrets: Sequence[str], now_s: int,
 
 
 def _own_headers(key: bytes | None, own: dict[str, Any] | None, cell: bytes | None) -> Headers:
-    """Return the headers that users chose, as far as they fit: the key, and the headers of the message. `own`: None if
-    `cell`, the stored headers, is no map; it is sent in base64 then."""
+    """Return the key and the headers of the message, as far as they fit.
+
+    `own`: None if `cell`, the stored headers, is not a map; then it is sent in base64.
+    """
     wanted = [] if key is None else [("sandq-key", quote(key, safe=_VALUE_SAFE.strip()))]
     if own is None:
         wanted.append((HEADERS_BASE64, b64encode(cell or b"").decode()))
@@ -89,7 +96,7 @@ def _own_headers(key: bytes | None, own: dict[str, Any] | None, cell: bytes | No
 
 
 def encoded(value: object) -> str:
-    """Write the value of a header: UTF-8, percent-encoded where it is not printable ASCII, and where it is a `%`."""
+    """Encode the value of a header as UTF-8; percent-encode it where it is not printable ASCII or is a `%`."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -98,14 +105,14 @@ def encoded(value: object) -> str:
         value = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_base64)
     data = value if isinstance(value, bytes) else str(value).encode(errors="replace")
     text = quote(data, safe=_VALUE_SAFE)
-    # A server strips spaces at the ends.
+    # A server strips spaces at both ends.
     inner = text.strip(" ")
     start = len(text) - len(text.lstrip(" "))
     return text if inner == text else "%20" * start + inner + "%20" * (len(text) - len(inner) - start)
 
 
 def _base64(data: bytes) -> dict[str, str]:
-    """Return bytes inside a map or an array as JSON has them."""
+    """Return bytes inside a map or an array as JSON represents them."""
     return {"base64": b64encode(data).decode()}
 
 
@@ -117,7 +124,7 @@ def _content_type(own: dict[str, Any]) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it can be a content type as it stands."""
+    """Return whether a value can be sent as a content type unchanged."""
     if isinstance(value, bytes):
         value = value.decode("latin-1")
     return isinstance(value, str) and 0 < len(value.strip()) <= 255 and value.isascii() and value.isprintable()

@@ -1,4 +1,4 @@
-"""What the answer to a request says about its message."""
+"""Decide the outcome of an attempt by the response to its request."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ GONE: Final = 410
 TOO_MANY: Final = 429
 UNAVAILABLE: Final = 503
 RETRY_AFTER_MOST_S: Final = 86_400
-"""However long the receiver wants to be left alone."""
+"""Maximum delay that a receiver can ask for, in seconds."""
 
 
 class End(StrEnum):
-    """How an attempt ended; labels of metrics."""
+    """How an attempt ended; used as labels of metrics."""
 
     ACKED = "acked"
     RETRIED = "retried"
     SNOOZED = "snoozed"
-    """It comes again, and the attempt is not counted."""
+    """The message is retried, and the attempt does not count."""
     DEAD = "dead"
 
 
 class Outcome(NamedTuple):
-    """What becomes of a message."""
+    """The outcome of an attempt: how the message is settled."""
 
     end: End
     error: str | None = None
     delay_s: int | None = None
-    """None: the back-off of the topic."""
+    """None for the topic's back-off."""
 
     @property
     def is_failure(self) -> bool:
-        """Whether the receiver did not take it, and takes no others either, perhaps."""
+        """True if the receiver did not accept the message, which may be true of other messages, too."""
         return self.end is not End.ACKED
 
 
 def outcome_of(status: int, text: str, retry_after: str | None, now_s: float) -> Outcome:
-    """Return what an answer says. `text`: the beginning of its body; `retry_after`: the header."""
+    """Return the outcome for a response. `text`: the beginning of its body; `retry_after`: the header."""
     if 200 <= status < 300:
         return Outcome(End.ACKED)
     error = f"HTTP {status}: {text}" if text else f"HTTP {status}"
@@ -54,8 +54,8 @@ def outcome_of(status: int, text: str, retry_after: str | None, now_s: float) ->
 
 
 def retry_after_s(text: str | None, now_s: float) -> int | None:
-    """Return in how many seconds a Retry-After header asks to come back: it says seconds, or a date. None: it says
-    nothing that can be read."""
+    """Return the delay in seconds that a Retry-After header (seconds or a date) asks for; None if it cannot be
+    parsed."""
     if text is None:
         return None
     text = text.strip()

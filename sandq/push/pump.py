@@ -1,10 +1,10 @@
-"""The pump of one group on one node: a consumer of the partitions that the node leads, whose handler is a request.
+"""The pump of one group on one node: a consumer of the partitions that the node leads, whose handler sends requests.
 
     looking --the target is allowed--> pushing <--success-- probing <--+
        |                                  |                    |       | the pause is over
        +--it is not, or is not found------+--failures----------+--> waiting
 
-`looking` and `waiting` hold no messages: what is leased is leased to be sent.
+In the states `looking` and `waiting`, no messages are held: messages are leased only to be sent.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ from sandq.push.outcomes import End, Outcome, outcome_of
 log = structlog.get_logger("sandq.push")
 
 GRACE_S: Final = 10.0
-"""A request that is under way when its partition goes to another node, or its push ends, has so long, or as long as the
-node may take to stop."""
+"""Grace time of requests when their partition moves to another node or the push ends, in seconds.
+
+It is limited by the time that the node has to stop.
+"""
 AGAIN_S: Final = 1.0
-"""After which a consumer that failed begins again."""
+"""Pause before a failed consumer starts again, in seconds."""
 SHOWN_CHARS: Final = 300
-"""Of an error, in logs and lists."""
+"""Maximum number of characters of an error in logs and lists."""
 
 
 class Doing(StrEnum):
-    """What a pump does; see the module's docstring."""
+    """The state of a pump; see the module's docstring."""
 
     LOOKING = "looking"
     PUSHING = "pushing"
@@ -48,7 +50,7 @@ class Doing(StrEnum):
 
 
 class PushCounts:
-    """Of one group on this node, since it started: they outlive its pumps."""
+    """Counters of one group on this node since it started; they outlive the group's pumps."""
 
     def __init__(self) -> None:
         self.ends: Counter[End] = Counter()
@@ -58,7 +60,7 @@ class PushCounts:
 
 
 class Pump:
-    """One for each URL of a group: when it gets another one, it gets another pump."""
+    """Pushes one group to one URL; when the URL changes, the group gets a new pump."""
 
     def __init__(
         self,
@@ -72,11 +74,13 @@ class Pump:
         now_ms: Callable[[], int],
         observe: Callable[[float], None],
         agent: str,
-        places: trio.CapacityLimiter,
+        slots: trio.CapacityLimiter,
         grace_s: float,
     ) -> None:
-        """`observe`: told how many seconds each request took. `agent`: what this program is called. `places`: for the
-        requests of all pumps of the node. `grace_s`: for those that are under way when it stops to push."""
+        """`observe`: called with the duration of each request in seconds. `agent`: the User-Agent of requests.
+
+        `slots`: limits the requests of all pumps of the node. `grace_s`: for requests in progress when the pump ends.
+        """
         self.topic, self.group, self.push = topic, group, push
         self._client = client
         self._http = http
@@ -84,7 +88,7 @@ class Pump:
         self._now_ms = now_ms
         self._observe = observe
         self._agent = agent
-        self._places = places
+        self._slots = slots
         self._grace_s = grace_s
         self._target = Target.parse(push["url"])
         self._circuit = Circuit()
@@ -93,7 +97,7 @@ class Pump:
         self._limiter = trio.CapacityLimiter(push["concurrency"])
         self._ending = False
         self._refusal: str | None = None
-        """What its consumer failed with last, until a message came: it is logged once."""
+        """Last error of its consumer, until a message comes, so that it is logged once."""
         self.doing = Doing.LOOKING
 
     def lead(self, partitions: Sequence[int]) -> None:
@@ -104,12 +108,12 @@ class Pump:
             self._changed.set()
 
     def end(self) -> None:
-        """Begin no more requests; `run` returns once those under way are done, or their grace time is over."""
+        """Start no more requests; `run` returns once those in progress are done, or their grace time is over."""
         self._ending = True
         self._changed.set()
 
     def row(self) -> dict[str, Any]:
-        """How it goes here, for PUSH_LIST."""
+        """Return the pump's state and counters, for PUSH_LIST."""
         left_s = self._circuit.until_s - trio.current_time() if self._circuit.state is State.OPEN else 0.0
         counts = self._counts
         return {
@@ -123,7 +127,7 @@ class Pump:
         }
 
     async def run(self) -> None:
-        """Until `end` was called and what is under way is done, or this is cancelled."""
+        """Run until `end` was called and the requests in progress are done, or this is cancelled."""
         async with trio.open_nursery() as consumers:
             while not self._ending:
                 self._changed = trio.Event()
@@ -144,17 +148,17 @@ class Pump:
                 scope.cancel()
 
     async def _pause(self) -> None:
-        """Leave the receiver alone."""
+        """Wait until the pause of the circuit is over."""
         self.doing = Doing.WAITING
         with trio.move_on_at(self._circuit.until_s):
             while self._circuit.state is State.OPEN and not self._ending:
-                self._changed = trio.Event()  # it may have got other partitions: they wait as well
+                self._changed = trio.Event()  # the partitions may have changed: they wait, too
                 await self._changed.wait()
         if self._circuit.state is State.OPEN:
             self._circuit.probe()
 
     async def _is_allowed(self) -> bool:
-        """Whether the target may be connected to, before anything is leased for it."""
+        """Return whether the target may be connected to, before any messages are leased for it."""
         if self._circuit.state is State.CLOSED:
             self.doing = Doing.LOOKING
         try:
@@ -168,7 +172,7 @@ class Pump:
     # -- consuming ------------------------------------------------------------------------------------------------
 
     async def _consume(self, scope: trio.CancelScope, partitions: Sequence[int], concurrency: int) -> None:
-        """As any other consumer, until it is cancelled."""
+        """Consume like any other consumer, until cancelled."""
         with scope:
             while True:
                 try:
@@ -181,7 +185,7 @@ class Pump:
                         partitions=partitions,
                         grace=min(self._grace_s, self.push["timeout_ms"] / 1000),
                     )
-                except SandqError as error:  # it begins again, until metadata says that there is nothing to push
+                except SandqError as error:  # it starts again, until the metadata no longer contains the push
                     self._note(error.message)
                     if error.message != self._refusal:
                         log.info("a push cannot consume", topic=self.topic, group=self.group, error=error.message)
@@ -189,9 +193,9 @@ class Pump:
                 await trio.sleep(AGAIN_S)
 
     async def _send(self, message: Message) -> None:
-        """Send a message, and settle it by the answer."""
+        """Send a message, and settle it by the response."""
         self._refusal = None
-        async with self._limiter, self._places:
+        async with self._limiter, self._slots:
             if not message.is_held:
                 return
             self._counts.in_flight += 1
@@ -204,26 +208,26 @@ class Pump:
         self._settle(message, outcome)
 
     async def _ask(self, message: Message) -> Outcome:
-        # The receiver compares with its own clock, which goes by the wall, as this does.
+        # The receiver compares the timestamp with its own wall clock, so this uses the wall clock, too.
         now_s = time.time()
         headers = headers_of(message, self.group, self.push["secrets"], int(now_s), self._agent)
         try:
             answer = await self._http.post(self._target, headers, message.value, self.push["timeout_ms"] / 1000)
-        except TargetRefused as error:  # its name stands for another address by now: not the message's fault
+        except TargetRefused as error:  # the name has a new address that is not allowed: not the message's fault
             return Outcome(End.SNOOZED, error.message)
         except PushFailed as error:
             return Outcome(End.RETRIED, str(error))
         return outcome_of(answer.status, answer.text, answer.retry_after, now_s)
 
     def _settle(self, message: Message, outcome: Outcome) -> None:
-        is_change = self._tell_circuit(outcome)
+        is_change = self._update_circuit(outcome)
         if outcome.end is End.DEAD and self._circuit.state is not State.CLOSED:
-            # It says so of everything: then the receiver is gone, not what this message is about.
+            # The receiver rejects everything this way: the receiver is gone, not the subject of this message.
             outcome = Outcome(End.SNOOZED, outcome.error)
         self._counts.ends[outcome.end] += 1
         delay = None if outcome.delay_s is None else f"{outcome.delay_s}s"
         if not message.is_held:
-            pass  # its lease was lost meanwhile: it comes again
+            pass  # its lease was lost meanwhile: the broker delivers it again
         elif outcome.end is End.ACKED:
             message.ack()
         elif outcome.end is End.DEAD:
@@ -235,12 +239,12 @@ class Pump:
         if is_change:
             self._changed.set()
 
-    def _tell_circuit(self, outcome: Outcome) -> bool:
-        """Whether the receiver is to be left alone, or is no longer."""
+    def _update_circuit(self, outcome: Outcome) -> bool:
+        """Record an outcome in the circuit; return whether its state changed."""
         if outcome.is_failure:
             is_change = self._circuit.failed(trio.current_time(), outcome.delay_s)
             if is_change:
-                self._tell_open(outcome.error or "")
+                self._log_open(outcome.error or "")
         else:
             is_change = self._circuit.succeeded()
             if is_change:
@@ -249,9 +253,9 @@ class Pump:
 
     def _open(self, error: str) -> None:
         self._circuit.open(trio.current_time())
-        self._tell_open(error)
+        self._log_open(error)
 
-    def _tell_open(self, error: str) -> None:
+    def _log_open(self, error: str) -> None:
         log.warning(
             "a push waits: the receiver fails at everything",
             topic=self.topic,

@@ -1,7 +1,7 @@
-"""Sees to it that this node has a pump for each group that is pushed, for the partitions that the node leads.
+"""Run a pump for each pushed group, for the partitions that this node leads.
 
-What is wanted stands in the metadata, and who leads is known here: nothing is agreed upon. When a node fails, those
-that lead its partitions then go on; what it had leased comes back as with any consumer.
+The pushes are in the metadata, and the leaders are known locally, so nodes need no coordination. When a node fails, the
+new leaders of its partitions continue; its leased messages are redelivered as with any consumer.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from sandq.push.pump import GRACE_S, Pump, PushCounts
 log = structlog.get_logger("sandq.push")
 
 CLIENT_NAME: Final = "sandq-push"
-LOOK_S: Final = 30.0
-"""What is wanted is compared with what there is at least so often, whatever is heard."""
+COMPARE_S: Final = 30.0
+"""Maximum interval between two comparisons of the wanted pumps with the running ones, in seconds."""
 
 SETTLE_S: Final = 5.0
-"""After the grace time of requests, when the node stops: for their acks."""
+"""Time for acks after the grace time of requests, when the node stops, in seconds."""
 
 FILES_PART: Final = 16
-"""A request at once for so many files that this process may open, over all groups: each takes one, and what the node
-needs more has to be left."""
+"""One concurrent request, over all groups, is allowed for this many files that the process may open.
+
+Each request takes a file, and the node needs the others.
+"""
 REQUESTS_LEAST: Final = 16
 
 Pushed = tuple[str, str]
@@ -64,9 +66,12 @@ class Pusher:
         nodes_tls: ClientTls | None = None,
         gateway_secret: Callable[[], bytes] | None = None,
     ) -> None:
-        """`server`: the client port of this node. `gateway_secret`: proves to it that this is a part of it, and
-        `nodes_tls` is how it speaks to it. `tls`: None trusts whom the machine does. `grace_s`: how long the node may
-        take to stop; requests have no longer to end."""
+        """`server`: the client port of this node. `gateway_secret`: proves to the node that this client is a part of
+        it.
+
+        `nodes_tls`: TLS for the connection to the node. `tls`: TLS for receivers; None trusts the authorities of the
+        machine. `grace_s`: how long the node may take to stop, which also limits the requests.
+        """
         self._options = Options(starts_alone=True, tls=nodes_tls, gateway_secret=gateway_secret)
         self._broker = broker
         self._node = node
@@ -78,14 +83,14 @@ class Pusher:
         self.grace_s = min(grace_s, GRACE_S)
         self._changed = Signal()
         self._ending = False
-        self._places = trio.CapacityLimiter(_most_requests())
+        self._slots = trio.CapacityLimiter(_most_requests())
         self._pumps: dict[Pushed, Pump] = {}
         self.counts: dict[Pushed, PushCounts] = {}
         self.durations = Histogram(SECONDS)
-        """Of requests, in seconds."""
+        """Durations of requests, in seconds."""
 
     def rows(self, topic: str) -> list[dict[str, Any]]:
-        """The groups of a topic that are pushed, and how that goes here."""
+        """Return the pushed groups of a topic, with the state of their pumps on this node."""
         found = []
         for (name, group), push in sorted(self._broker.metadata.pushes.items()):
             if name == topic:
@@ -95,11 +100,11 @@ class Pusher:
         return found
 
     def doing(self) -> Mapping[Pushed, str]:
-        """What each pump does, for metrics."""
+        """Return the state of each pump, for metrics."""
         return {pushed: str(pump.doing) for pushed, pump in self._pumps.items()}
 
     def states(self) -> dict[str, dict[str, PushState]]:
-        """Return by topic and group that is pushed what its pump does here; "starting" without one."""
+        """Return the push states by topic and group; "starting" for a group without a pump on this node."""
         found: dict[str, dict[str, PushState]] = {}
         for pushed in self._broker.metadata.pushes:
             topic, group = pushed
@@ -110,19 +115,19 @@ class Pusher:
         return found
 
     def end(self) -> None:
-        """Begin no more requests; `run` returns once those under way are done."""
+        """Start no more requests; `run` returns once those in progress are done."""
         self._ending = True
         self._changed.set()
 
     async def run(self) -> None:
-        """Until `end` was called; this node must take part in its cluster, and serve clients."""
+        """Run until `end` was called. The node must be a member of its cluster, and serve clients."""
         metadata = self._broker.metadata_host
         metadata.listen(on_status=self._changed.set)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_leaders)
             while not (self._ending or self._wanted()):
                 await self._wait()
-            if not self._ending:  # a node that pushes nothing has no client for it
+            if not self._ending:  # a node without pushes does not open a client
                 await self._push()
             nursery.cancel_scope.cancel()
 
@@ -136,15 +141,15 @@ class Pusher:
 
     async def _watch_leaders(self) -> None:
         while True:
-            self._changed.set()  # at first, too: what came before this waits was not heard
+            self._changed.set()  # also the first time: changes before this waits were not noticed
             await self._broker.routes.changed()
 
     async def _wait(self) -> None:
-        with trio.move_on_after(LOOK_S):
+        with trio.move_on_after(COMPARE_S):
             await self._changed.wait()
 
     def _wanted(self) -> dict[Pushed, list[int]]:
-        """The partitions led here of the groups that are pushed."""
+        """Return the pushed groups with the partitions of each that this node leads."""
         topics, found = self._broker.catalog.topics, {}
         for pushed in self._broker.metadata.pushes:
             topic = topics.get(pushed[0])
@@ -185,10 +190,10 @@ class Pusher:
                         now_ms=now_ms,
                         observe=observe,
                         agent=self._agent,
-                        places=self._places,
+                        slots=self._slots,
                         grace_s=self.grace_s,
                     )
-                except SandqError as error:  # what a node of another version took for a push
+                except SandqError as error:  # a node of another version accepted a setting that is invalid here
                     log.error("a group cannot be pushed", topic=pushed[0], group=pushed[1], error=error.message)
                     continue
                 self._pumps[pushed] = pump
@@ -196,7 +201,7 @@ class Pusher:
             self._pumps[pushed].lead(led)
 
     async def _run_pump(self, pushed: Pushed, pump: Pump) -> None:
-        """A fault of one ends neither the others nor the node: it gets another one when that is compared next."""
+        """Run a pump; an unexpected error ends only this pump, and the next comparison starts a new one."""
         try:
             await pump.run()
         except Exception:
@@ -211,7 +216,7 @@ def _most_requests() -> float:
 
 
 def tls_of(ca_file: object) -> ssl.SSLContext | None:
-    """A context that trusts the authorities of a file. Raises StartupError."""
+    """Return a context that trusts the authorities of a file; None without a file. Raises StartupError."""
     if ca_file is None:
         return None
     try:
@@ -222,7 +227,7 @@ def tls_of(ca_file: object) -> ssl.SSLContext | None:
 
 @asynccontextmanager
 async def pushing(pusher: Pusher) -> AsyncIterator[None]:
-    """It pushes inside the block; what is under way at its end is done, within bounds."""
+    """Push inside the block; at its end, requests in progress are finished, within limits."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pusher.run)
         try:

@@ -1,4 +1,4 @@
-"""The blocking face of the client, for code without an event loop; any number of threads may share one.
+"""The blocking client, for code without an event loop; any number of threads may share one.
 
     with sandq.sync.connect() as client:
         client.produce("orders", b"paid", delay="2h")
@@ -6,8 +6,8 @@
             for message in subscription:
                 message.ack()
 
-Names and arguments are those of the async client, which runs in a thread of its own behind it. What is awaited there
-blocks here; what may be awaited there or not (acks, receipts) has a `wait()` here. `docs/client.md` says more.
+Names and arguments are those of the async client, which runs behind it in its own thread. Awaitable calls block here;
+results that may be awaited there (acks, receipts) have a method `wait()` here. See `docs/client.md`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`connect` of the blocking face, and the thread behind it.
+"""`connect` of the blocking client, and its background thread.
 
-The async client runs under asyncio in a daemon thread: 62 us CPU a call against 79 us under trio, and it is there
-without a further package. A client that was not closed does not keep the process: at exit it is closed like others,
-for a moment at most; one that was forgotten is closed when it is collected.
+The async client runs under asyncio in a daemon thread. asyncio needs no additional package, and a call costs 62 us CPU
+instead of 79 us under trio. An open client does not keep the process alive: at exit it is closed, within a short time.
+A client that is no longer referenced is closed when it is garbage-collected.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ log = logging.getLogger("sandq.client")
 T = TypeVar("T")
 
 _EXIT_S: Final = 2.0
-"""At the end of the process an open client has so long to send what is queued."""
+"""Time for an open client to send queued requests at the end of the process, in seconds."""
 _LEAVE_S: Final = 5.0
-"""For producers and subscriptions that are still open when the client is closed."""
+"""Time for leaving producers and subscriptions that are open when the client is closed, in seconds."""
 _CLOSE_S: Final = 10.0
-"""`run` that was interrupted: beyond its grace time, for acks to be confirmed and the subscription to be left."""
+"""Time for an interrupted `run` after its grace time, to confirm acks and leave the subscription, in seconds."""
 
 
 @suggesting
 class Client(Wrapper[AsyncClient]):
-    """A connection to a cluster; made by `connect`. It may be used by any number of threads of one process.
+    """A connection to a cluster. Created by `connect`; may be used by any number of threads of one process.
 
-    A process that was forked off cannot use it: ForkedError. It is not to be used from inside an event loop: a call
-    would stop that loop while it waits; `sandq.connect` is for there.
+    In a forked process it raises ForkedError. Do not use it inside an event loop: a call would block that loop while it
+    waits. Use `sandq.connect` there.
     """
 
     def __init__(self, inner: AsyncClient, portal: Portal, thread: _Thread) -> None:
@@ -78,28 +78,28 @@ class Client(Wrapper[AsyncClient]):
             self._thread.close(at_once=error is not None and not isinstance(error, Exception))
 
     def close(self) -> None:
-        """End it, as leaving its `with` block does: what is queued is sent. Closing twice is once."""
+        """Close the client, as leaving its `with` block does: queued requests are sent. Closing twice has no effect."""
         if self._portal.is_foreign:
             self._portal.check()
         self._thread.close()
 
     @property
     def cluster_uuid(self) -> str:
-        """Which cluster this is; it never changes."""
+        """The UUID of the cluster; it never changes."""
         return self._inner.cluster_uuid
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """What a node accepts, as it says: `message_bytes`, `key_bytes`, ..."""
+        """The limits that a node reports, such as `message_bytes` and `key_bytes`."""
         return self._inner.limits
 
     @property
     def certificate_ends(self) -> Mapping[str, float]:
-        """When the certificates end of nodes that it is connected to by TLS: node id -> epoch seconds."""
+        """Expiry of the certificates of nodes that are connected by TLS: node id -> epoch seconds."""
         return self._portal.do(lambda: self._inner.certificate_ends)
 
     def call(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Wait for `work(client)`, done with the async client behind this one, in its event loop."""
+        """Run `work(client)` with the async client behind this one, in its event loop, and wait for the result."""
         return self._portal.call(lambda: work(self._inner))
 
     produce = blocking(AsyncClient.produce)
@@ -107,13 +107,16 @@ class Client(Wrapper[AsyncClient]):
     send = sending(AsyncClient.send)
 
     def produce_many(self, topic: str, messages: Iterable[Value | Mapping[str, Any]]) -> Receipts:
-        """Store several messages, as `produce` stores one: each is a value, or a mapping of its arguments ("value"
-        or "json", "key", ...). `receipts.wait()` gives their offsets, or raises what failed first."""
+        """Store several messages like `produce`: each is a value, or a mapping of its arguments ("value" or "json",
+        "key", ...).
+
+        `receipts.wait()` returns their offsets, or raises the first error.
+        """
         sent = self._portal.call(partial(self._inner.produce_many, topic, list(messages)))
         return Receipts(self._portal, [sent])
 
     def producer(self, topic: str, *, linger: Duration | None = None) -> Producer:
-        """`with client.producer(topic) as producer:`. Batches wait for `linger` to fill; None: for a moment."""
+        """Create a producer: `with client.producer(topic) as producer:`. `linger`: how long batches wait to fill."""
         inner = self._portal.do(lambda: self._inner.producer(topic, linger=linger))
         return Producer(inner, self._portal, self._thread.blocks)
 
@@ -129,9 +132,10 @@ class Client(Wrapper[AsyncClient]):
         consumer_id: str | None = None,
         partitions: Partitions | None = None,
     ) -> Subscription:
-        """`with client.subscribe(topic, group="workers") as subscription: for message in subscription:`.
+        """Subscribe a consumer group to topics.
 
-        The arguments are those of `sandq.Client.subscribe`.
+        Use it as `with client.subscribe(topic, group="workers") as subscription: for message in subscription:`. The
+        arguments are those of `sandq.Client.subscribe`.
         """
         inner = self._portal.do(
             lambda: self._inner.subscribe(
@@ -164,11 +168,11 @@ class Client(Wrapper[AsyncClient]):
         consumer_id: str | None = None,
         partitions: Partitions | None = None,
     ) -> NoReturn:
-        """Call `handler(message)` in worker threads for every message, `concurrency` of them at a time, for ever.
+        """Call `handler(message)` in worker threads for every message, `concurrency` of them at a time, without end.
 
-        As `sandq.Client.run`, with a plain function. Ctrl-C, or a signal handler that raises (`sys.exit()`), ends it:
-        nothing more is begun, running handlers have `grace` to end, then that exception goes on. A second one leaves
-        at once. A thread that does not end in time is left to itself, and its message given back.
+        Like `sandq.Client.run`, with a plain function. Ctrl-C, or a signal handler that raises (`sys.exit()`), ends it:
+        no handler is started any more, running ones have `grace` to end, then the exception is raised. A second one
+        ends it at once. A thread that does not end in time continues on its own, and its message is given back.
         """
         check_options(handler, concurrency)
         if is_async(handler):
@@ -194,32 +198,33 @@ class Client(Wrapper[AsyncClient]):
         raise AssertionError("run returned")
 
     def kv(self, topic: str) -> Keys:
-        """The keys of a compacted topic: put, get, delete, cas, scan, watch."""
+        """Return the keys of a compacted topic: put, get, delete, cas, scan, watch."""
         self._portal.check()
         return Keys(self._inner.kv(topic), self._portal, self._thread.blocks)
 
     def messages(self, topic: str) -> Messages:
-        """The stored messages of a topic: get, list, cancel, move, why."""
+        """Return the stored messages of a topic: get, list, cancel, move, why."""
         self._portal.check()
         return Messages(self._inner.messages(topic), self._portal)
 
     def schedules(self, topic: str) -> Schedules:
-        """The schedules of a topic, messages that recur: create, get, list, update, pause, resume, trigger, delete."""
+        """Return the schedules of a topic: create, get, list, update, pause, resume, trigger, delete recurring
+        messages."""
         self._portal.check()
         return Schedules(self._inner.schedules(topic), self._portal)
 
     def dead(self, topic: str, group: str) -> DeadLetters:
-        """The dead letters of a group: list, counts, redrive, purge, and these two by ids."""
+        """Return the dead letters of a group: list, counts, redrive, purge, and the last two by ids."""
         self._portal.check()
         return DeadLetters(self._inner.dead(topic, group), self._portal)
 
     def leases(self, topic: str, group: str) -> Leases:
-        """Leasing and settling without a subscription: take what is ready now, ack it by its token."""
+        """Return an object for leasing without a subscription: take ready messages, and settle them by their tokens."""
         self._portal.check()
         return Leases(self._inner.leases(topic, group), self._portal)
 
     def processing(self, message: Message, *, group: str | None = None) -> AbstractContextManager[None]:
-        """As `sandq.Client.processing`, in this thread."""
+        """Like `sandq.Client.processing`, in this thread."""
         return self._inner.processing(message, group=group)
 
     fetch = iterating(AsyncClient.fetch)
@@ -240,12 +245,12 @@ def connect(
     insecure: bool = False,
     tracing: bool | str = False,
 ) -> Client:
-    """`with sandq.sync.connect() as client:`; or keep it, and `close()` it.
+    """Connect to a cluster: `with sandq.sync.connect() as client:`; or keep the client, and `close()` it.
 
-    `servers`: "host:port", any node of the cluster or several to try (none: the one on this machine); the others are
-    found from there. `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long a produce or
-    a queued ack is tried. ConnectionLost when no server can be reached at first; later the client reconnects by itself.
-    `tls`, `ca`, `cert`, `key`, `token`, `insecure`, `tracing`: as of `sandq.connect`.
+    `servers`: "host:port" of one or more nodes (default: the local one); the client finds the others from there.
+    `timeout` limits connecting and each request; `delivery_timeout` limits how long a produce or a queued ack is
+    retried. Raises ConnectionLost if no server can be reached at first; later the client reconnects automatically.
+    `tls`, `ca`, `cert`, `key`, `token`, `insecure`, `tracing`: as for `sandq.connect`.
     """
     open_client = partial(
         async_connect,
@@ -264,13 +269,13 @@ def connect(
     thread = _Thread(open_client)
     inner, pump = thread.start()
     portal = Portal(pump)
-    # Not of the client: its messages, producers, ... need the thread as well, and all of them have the bridge.
+    # Attached to the portal, not to the client: messages, producers etc. need the thread, too, and refer to the portal.
     weakref.finalize(portal, thread.stop).atexit = False
     return Client(inner, portal, thread)
 
 
 class _Thread:
-    """The thread in which the async client lives."""
+    """The thread in which the async client runs."""
 
     def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]]) -> None:
         self._open_client = open_client
@@ -283,7 +288,7 @@ class _Thread:
         self.blocks = Blocks()
 
     def start(self) -> tuple[AsyncClient, Pump]:
-        """Raises what connecting raises."""
+        """Start the thread and wait for the connection. Raises the errors of connecting."""
         _threads.add(self)
         self._thread.start()
         try:
@@ -293,7 +298,7 @@ class _Thread:
             raise
 
     def stop(self, at_once: bool = False) -> None:
-        """Ask it to end; `at_once` gives what is queued a moment only."""
+        """Ask the thread to end. `at_once`: give queued requests only a short time."""
         if os.getpid() != self._pid:
             return
         self._at_once = self._at_once or at_once
@@ -301,7 +306,7 @@ class _Thread:
             self._pump.soon(self._end)
 
     def close(self, *, at_once: bool = False, timeout_s: float | None = None) -> None:
-        """Ask it to end, and wait for it."""
+        """Ask the thread to end, and wait for it."""
         self.stop(at_once)
         if os.getpid() == self._pid and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
@@ -326,7 +331,7 @@ class _Thread:
         with anyio.CancelScope() as self._scope:
             self._pump = pump = Pump()
             if self._at_once:
-                return  # whoever started it has gone already
+                return  # the starting thread was interrupted
             async with (
                 self._open_client() as client,
                 anyio.create_task_group() as tasks,

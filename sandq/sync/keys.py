@@ -1,5 +1,7 @@
-"""The keys of a compacted topic, blocking. A watch's changes are taken from what has come: a thread waits for the event
-loop once for all of it, not for each."""
+"""The keys of a compacted topic, blocking.
+
+A watch takes all changes that have arrived at once, so that a thread waits for the event loop once for many changes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from sandq.sync.wrappers import Blocks, BlockWrapper, Wrapper, blocking, iterati
 
 @suggesting
 class Keys(Wrapper[AsyncKeys]):
-    """The keys of one compacted topic: as `sandq.Keys`, blocking. Any number of threads may use it."""
+    """The keys of one compacted topic: like `sandq.Keys`, blocking. May be used by any number of threads."""
 
     def __init__(self, inner: AsyncKeys, portal: Portal, blocks: Blocks) -> None:
         super().__init__(inner, portal)
@@ -38,12 +40,13 @@ class Keys(Wrapper[AsyncKeys]):
     def put_many(
         self, items: Pairs | Iterable[tuple[Value, Value | None]], *, timeout: Duration | None = None
     ) -> list[str]:
-        """`put` many, in batches: a mapping of keys to values, or an iterable of such pairs. A value of None deletes.
-        Their versions, in this order; writes to one key happen in it.
+        """Set many keys in batches; return their versions, in the given order.
 
-        A mistake in one raises at once, naming its place; those before it are written all the same.
+        `items`: a mapping of keys to values, or an iterable of such pairs. A value of None deletes the key. Writes to
+        the same key are stored in this order. An invalid item raises at once, with its position in the text; the items
+        before it are written all the same.
         """
-        # Listed here: what the caller's iterable does is not to be done in the event loop.
+        # Listed here, so that the caller's iterable does not run in the event loop.
         listed = list(items.items() if isinstance(items, Mapping) else items)
         return self._portal.call(lambda: self._inner.put_many(listed, timeout=timeout))
 
@@ -61,14 +64,17 @@ class Keys(Wrapper[AsyncKeys]):
         start: WatchStart = NOW,
         latest: bool = False,
     ) -> Watch:
-        """`with kv.watch(prefix="user/") as watch: for change in watch:` what is written from then on, of one key, of
-        those with a prefix, or of all. The arguments are those of `sandq.Keys.watch`."""
+        """Watch the writes to one key, to the keys with a prefix, or to all keys.
+
+        Use it as `with kv.watch(prefix="user/") as watch: for change in watch:`. The arguments are those of
+        `sandq.Keys.watch`.
+        """
         inner = self._portal.do(lambda: self._inner.watch(key, prefix=prefix, start=start, latest=latest))
         return Watch(inner, self._portal, self._blocks)
 
 
 class Watch(BlockWrapper[AsyncWatch]):
-    """Changes of keys; made by `kv.watch`, a context manager and an iterator, for one thread. Otherwise as
+    """Changes of keys. Created by `kv.watch`; a context manager and iterator for one thread. Otherwise like
     `sandq.Watch`."""
 
     def __init__(self, inner: AsyncWatch, portal: Portal, blocks: Blocks) -> None:
@@ -82,8 +88,10 @@ class Watch(BlockWrapper[AsyncWatch]):
 
     @property
     def position(self) -> dict[int, str]:
-        """How far changes were handed out, by partition: the `start` of a watch that goes on from there. May be saved
-        as JSON."""
+        """Position up to which changes were returned, by partition. Can be saved as JSON.
+
+        It can be the `start` of another watch, which continues from there.
+        """
         self._portal.check()
         return self._inner.position
 
@@ -97,7 +105,7 @@ class Watch(BlockWrapper[AsyncWatch]):
         return self
 
     def __next__(self) -> Change:
-        """The next change; waits for it."""
+        """Return the next change; wait for it."""
         self._portal.check()
         answers = self._answers
         if not answers:
@@ -108,5 +116,5 @@ class Watch(BlockWrapper[AsyncWatch]):
         return change
 
     async def _fill(self) -> None:
-        # Here and not in the thread, which may be interrupted: nothing that has come is lost on the way.
+        # Runs in the event loop, not in the thread, which may be interrupted: so no arrived change is lost.
         self._answers.extend(await self._inner.next_answers())

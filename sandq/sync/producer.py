@@ -1,4 +1,4 @@
-"""The blocking producer. Messages are checked where they are sent, and queued for the event loop without waiting."""
+"""The blocking producer. Messages are checked in the caller's thread, and queued for the event loop without waiting."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ S = TypeVar("S")
 P = ParamSpec("P")
 _AHEAD_MESSAGES: Final = 1000
 _AHEAD_BYTES: Final = 256 * 1024
-"""After so much a thread waits until the loop has taken it, and has room for more."""
+"""After this many messages or bytes, a thread waits until the loop has processed them and the buffer has free bytes."""
 
 
 class Receipt:
-    """What `send` returns: `receipt.wait()` gives the message's offset (26 characters) or raises what went wrong.
+    """The result of `send`: `receipt.wait()` returns the message's offset (26 characters) or raises the error.
 
-    DuplicateKey: a message has its unique key already; with `on_conflict="ignore"` the offset is that one's id instead.
+    DuplicateKey means that another message has the unique key. With `on_conflict="ignore"`, the offset is the id of
+    that message instead.
     """
 
     __slots__ = ("_batch", "_error", "_inner", "_portal", "_position")
@@ -45,21 +46,21 @@ class Receipt:
 
     @classmethod
     def of(cls, portal: Portal, inner: AsyncReceipt) -> Receipt:
-        """That of a message that was put into its batch."""
+        """Build the receipt of a message that is in a batch already."""
         receipt = cls(portal)
         receipt._batch, receipt._position, receipt._inner = inner._batch, inner._position, inner
         return receipt
 
     @property
     def done(self) -> bool:
-        """Whether waiting for it would not take long."""
+        """True if `wait` would not block for long."""
         return self._error is not None or (self._batch is not None and self._batch.done)
 
     @property
     def partition(self) -> int:
-        """The partition that the message goes to."""
+        """Number of the partition that the message goes to."""
         if self._batch is None and self._error is None:
-            self._portal.do(lambda: None)  # what was queued before this is through then
+            self._portal.do(lambda: None)  # everything queued before this is processed then
         if self._error is not None:
             raise self._error
         assert self._batch is not None
@@ -67,11 +68,11 @@ class Receipt:
 
     @property
     def outcome(self) -> SendOutcome | None:
-        """What became of the message, once it was waited for; as `sandq.Receipt.outcome`."""
+        """The outcome of the message, once it was waited for; like `sandq.Receipt.outcome`."""
         return None if self._batch is None else self._batch.outcome(self._position)
 
     def wait(self, timeout: Duration | None = None) -> str:
-        """Until the message is stored. TimedOut: not known after `timeout`; it may still be stored."""
+        """Wait until the message is stored. Raises TimedOut after `timeout`; the message may still be stored then."""
         batch = self._batch
         if batch is not None and batch.done and batch.error_of(self._position) is None:
             self._portal.check()
@@ -87,7 +88,7 @@ class Receipt:
         return await self._inner
 
     def _put(self, producer: AsyncProducer, message: Ready) -> None:
-        """In the loop."""
+        """Add the message to a batch. Call it in the event loop."""
         try:
             producer.check_open()
             self._batch, self._position, _ = producer.add(*message)
@@ -98,7 +99,7 @@ class Receipt:
 def sending(
     method: Callable[Concatenate[S, P], Awaitable[AsyncReceipt]],
 ) -> Callable[Concatenate[Wrapper[S], P], Receipt]:
-    """The method of a face that gives a receipt, as an async method of what is behind it does."""
+    """Make a blocking method that returns a receipt from an async method."""
 
     @functools.wraps(method)
     def send(wrapper: Wrapper[S], /, *args: P.args, **kwargs: P.kwargs) -> Receipt:
@@ -109,7 +110,7 @@ def sending(
 
 
 class Receipts:
-    """What `send_many` returns: a sequence of receipts; `wait()` gives the list of offsets, or raises."""
+    """The result of `send_many`: a sequence of receipts; `wait()` returns the list of offsets, or raises."""
 
     def __init__(self, portal: Portal, parts: list[AsyncReceipts]) -> None:
         self._portal = portal
@@ -124,7 +125,7 @@ class Receipts:
                 yield Receipt.of(self._portal, inner)
 
     def wait(self, timeout: Duration | None = None) -> list[str]:
-        """Until all are stored. TimedOut: not known of all after `timeout`; they may still be stored."""
+        """Wait until all messages are stored. Raises TimedOut after `timeout`; they may still be stored then."""
         return self._portal.call(lambda: bounded(self._result, timeout))
 
     async def _result(self) -> list[str]:
@@ -132,24 +133,23 @@ class Receipts:
 
 
 class _Part(list[Value | Mapping[str, Any]]):
-    """Some of the messages of a `send_many`; `first_index` is that of the first of them, for errors."""
+    """A part of the messages of a `send_many`. `first_index`: index of its first message, for errors."""
 
     first_index = 0
 
 
 @suggesting
 class Producer(BlockWrapper[AsyncProducer]):
-    """Sends messages to one topic; made by `client.producer(topic)` and used as a context manager, by any number of
-    threads.
+    """Sends messages to one topic. Created by `client.producer(topic)`; a context manager for any number of threads.
 
-    Leaving the block sends what is left and waits until all of it is stored or has failed; what failed and was not
-    raised through a receipt is raised then. When the block is left by Ctrl-C, what is not confirmed yet is given up
-    with a warning: it may or may not be stored. Otherwise as `sandq.Producer`.
+    Leaving the block sends the remaining messages, waits until each is stored or has failed, and raises failures that
+    no receipt has raised. If the block is left by Ctrl-C, unconfirmed messages are abandoned with a warning: they may
+    or may not be stored. Otherwise like `sandq.Producer`.
     """
 
     def __init__(self, inner: AsyncProducer, portal: Portal, blocks: Blocks) -> None:
         super().__init__(inner, portal, blocks)
-        self._ahead = 0  # bytes, and _AHEAD_BYTES / _AHEAD_MESSAGES a message
+        self._ahead = 0  # queued bytes, plus _AHEAD_BYTES / _AHEAD_MESSAGES for each message
 
     @property
     def topic(self) -> str:
@@ -173,11 +173,10 @@ class Producer(BlockWrapper[AsyncProducer]):
         priority: int | None = None,
         tenant: str | None = None,
     ) -> Receipt:
-        """Put a message into the next batch; waits only while the buffer is full. The arguments are those of
-        `sandq.Producer.send`.
+        """Add a message to the next batch; waits only while the buffer is full.
 
-        What is wrong with the message itself is raised at once; what does not fit the topic (UnknownPartition, a tenant
-        where it takes none) by the receipt.
+        The arguments are those of `sandq.Producer.send`. If the message itself is invalid, this raises at once. If it
+        does not fit the topic (UnknownPartition, a tenant that the topic does not accept), the receipt raises.
         """
         inner, portal = self._inner, self._portal
         message = inner.checks.message(
@@ -187,7 +186,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         inner.check_open()
         receipt = Receipt(portal)
         portal.post(partial(receipt._put, inner, message))
-        # Threads may lose each other's counts; it need not be exact.
+        # Threads may overwrite each other's counts; the sum need not be exact.
         self._ahead += len(message[0] or b"") + _AHEAD_BYTES // _AHEAD_MESSAGES
         if self._ahead >= _AHEAD_BYTES:
             self._ahead = 0
@@ -196,17 +195,17 @@ class Producer(BlockWrapper[AsyncProducer]):
 
     @takes_send_options
     def send_many(self, messages: Iterable[Value | Mapping[str, Any]], **options: Unpack[SendOptions]) -> Receipts:
-        """Send many: each is a value, or a mapping of `send`'s arguments ("value" or "json", "key", ...).
+        """Send many messages: each is a value, or a mapping of `send`'s arguments ("value" or "json", "key", ...).
 
-        The options given here hold for values and for what a mapping does not name. A mistake in one
-        raises at once, naming its place; those before it are sent all the same.
+        The options given here apply to values, and to arguments that a mapping leaves out. An invalid message raises at
+        once, with its position in the text; the messages before it are sent all the same.
         """
         parts = []
         rest = iter(messages)
-        place = 0
+        index = 0
         while part := _Part(islice(rest, _AHEAD_MESSAGES)):
-            part.first_index = place
-            place += len(part)
+            part.first_index = index
+            index += len(part)
             parts.append(self._portal.call(partial(self._inner.send_many, part, **options)))
         return Receipts(self._portal, parts)
 

@@ -1,5 +1,8 @@
-"""The blocking subscription. Threads take messages from what has come, and wait for the event loop only when that is
-used up: once for all that has come meanwhile, not for each message."""
+"""The blocking subscription.
+
+Threads take messages that have arrived, and wait for the event loop only when there are none. One wait then gets all
+messages that have arrived meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -22,33 +25,33 @@ T = TypeVar("T")
 
 @suggesting
 class Subscription(BlockWrapper[AsyncSubscription]):
-    """Messages of a topic for a consumer group; made by `client.subscribe`, a context manager and an iterator, for any
-    number of threads: each message goes to one of them.
+    """Messages of a topic for a consumer group. Created by `client.subscribe`; a context manager and iterator.
 
-    Leaving the block waits (5 s at most; 1 s after Ctrl-C) until queued acks are confirmed, then gives back whatever
-    was not settled, also what other threads still hold. Otherwise as `sandq.Subscription`.
+    Any number of threads may iterate; each message goes to one of them. Leaving the block waits until queued acks are
+    confirmed (at most 5 s, or 1 s after Ctrl-C), then gives back the messages that were not settled, including those
+    that other threads hold. Otherwise like `sandq.Subscription`.
     """
 
     def __init__(self, inner: AsyncSubscription, portal: Portal, blocks: Blocks) -> None:
         super().__init__(inner, portal, blocks)
         self._make = partial(Message, portal)
         self._arrivals: deque[Arrival] = deque()
-        self._taking = threading.Lock()  # held for a moment
-        self._filling = threading.Lock()  # held by the thread that waits for more
+        self._taking = threading.Lock()  # held for a short time
+        self._filling = threading.Lock()  # held by the thread that waits for more messages
 
     @property
     def topic(self) -> str:
-        """The topic's name; of several, all of them, or their pattern."""
+        """The topic's name; for several topics, all names or their pattern."""
         return self._inner.topic
 
     @property
     def topics(self) -> list[str]:
-        """The names of the topics that it is subscribed to at present."""
+        """The names of the topics that are currently subscribed to."""
         return self._inner.topics
 
     @property
     def refused(self) -> dict[str, SandqError]:
-        """The topics of a pattern that do not take the subscription at present, each with its reason."""
+        """The topics of a pattern that currently refuse the subscription, with the reason."""
         return self._inner.refused
 
     @property
@@ -58,18 +61,18 @@ class Subscription(BlockWrapper[AsyncSubscription]):
 
     @property
     def consumer_id(self) -> str:
-        """What the broker knows this consumer by."""
+        """The id by which the broker knows this consumer."""
         return self._inner.consumer_id
 
     def __iter__(self) -> Subscription:
         return self
 
     def __next__(self) -> Message:
-        """The next message; waits for it."""
+        """Return the next message; wait for it."""
         return self._next(self._take_message, whole=False)
 
     def batches(self) -> Batches:
-        """`for batch in subscription.batches():` messages by the batch, as they were pushed: many at little cost.
+        """Iterate over batches, as the nodes pushed them: `for batch in subscription.batches():`. Cheap per message.
 
         Unless `credit` was given, up to 10,000 messages are held from now on.
         """
@@ -77,13 +80,14 @@ class Subscription(BlockWrapper[AsyncSubscription]):
         return Batches(self)
 
     def next_batch(self) -> MessageBatch:
-        """The next batch, for `Batches`."""
+        """Return the next batch, for `Batches`."""
         return self._next(self._take_batch, whole=True)
 
     flush = blocking(AsyncSubscription.flush)
 
     def _next(self, take: Callable[[], T | None], *, whole: bool) -> T:
-        """`whole`: whether all that came together is begun, or only the next message."""
+        """Return the next result of `take`. `whole`: all messages of a chunk are begun together, not only the next
+        one."""
         while True:
             self._portal.check()
             self._inner.check_open()
@@ -100,7 +104,7 @@ class Subscription(BlockWrapper[AsyncSubscription]):
                     self._portal.call(self._fill)
 
     def _take_message(self) -> Message | None:
-        """Take the next message; None if nothing has come, or the next one is to be reported as begun first."""
+        """Take the next message; None if none has arrived, or if it must be reported as begun first."""
         arrivals = self._arrivals
         while arrivals and not arrivals[0].needs_report:
             message = arrivals[0].take(self._make)
@@ -118,12 +122,12 @@ class Subscription(BlockWrapper[AsyncSubscription]):
         return None
 
     async def _fill(self) -> None:
-        # Here and not in the thread, which may be interrupted: nothing that has come is lost on the way.
+        # Runs in the event loop, not in the thread, which may be interrupted: so no arrived message is lost.
         self._arrivals.extend(await self._inner.next_arrivals())
 
 
 class Batches:
-    """An iterator over a subscription's messages by the batch; several threads may share one."""
+    """An iterator over the batches of a subscription; several threads may share it."""
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription

@@ -24,7 +24,7 @@ S = TypeVar("S", covariant=True)
 T = TypeVar("T")
 
 _ROWS: Final = 500
-"""Rows fetched together: a wait for the event loop each time, not for each row."""
+"""Number of rows that are fetched together, with one wait for the event loop."""
 
 
 class Wrapper(Generic[S]):
@@ -36,7 +36,7 @@ class Wrapper(Generic[S]):
 
 
 class Block(Protocol):
-    """An async context manager of the client's: a producer or a subscription."""
+    """An async context manager of the client: a producer, a subscription or a watch."""
 
     async def __aenter__(self) -> Any: ...
 
@@ -46,14 +46,14 @@ class Block(Protocol):
 
 
 class Blocks:
-    """Those of a client that were entered and not left: they are left with it. Of the loop's thread."""
+    """The open blocks of a client, which are left when it is closed. Use it in the event loop's thread only."""
 
     def __init__(self) -> None:
         self.open: dict[Block, None] = {}
-        self.failures: dict[Block, SandqError] = {}  # of leaving, for the thread that leaves its block later
+        self.failures: dict[Block, SandqError] = {}  # errors of leaving, for the thread that leaves its block later
 
     async def leave(self) -> None:
-        """Queued acks are confirmed, producers drained."""
+        """Leave all open blocks: confirm queued acks, send queued messages."""
         while self.open:
             block = next(iter(self.open))
             try:
@@ -68,7 +68,7 @@ B = TypeVar("B", bound=Block)
 
 
 class BlockWrapper(Wrapper[B]):
-    """A context manager over one of the async client's."""
+    """A blocking context manager for one of the async client's."""
 
     def __init__(self, inner: B, portal: Portal, blocks: Blocks) -> None:
         super().__init__(inner, portal)
@@ -82,11 +82,11 @@ class BlockWrapper(Wrapper[B]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._portal.is_foreign:
-            return  # nothing of this is the child's
+            return  # the block belongs to the parent process
         try:
             self._portal.call(lambda: self._leave(kind, error, traceback))
         except ClosedError as closed:
-            # The client was closed before, and has left this as well, unless there was no time.
+            # The closed client has left this block already, unless there was not enough time.
             failure = self._blocks.failures.get(self._inner) or (closed if self._inner in self._blocks.open else None)
             if error is None and failure is not None:
                 raise failure from None
@@ -103,7 +103,7 @@ class BlockWrapper(Wrapper[B]):
 
 
 def blocking(method: Callable[Concatenate[S, P], Awaitable[T]]) -> Callable[Concatenate[Wrapper[S], P], T]:
-    """The method of a face that waits for an async method of what is behind it."""
+    """Make a blocking method from an async method."""
 
     @functools.wraps(method)
     def wait(wrapper: Wrapper[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -114,7 +114,7 @@ def blocking(method: Callable[Concatenate[S, P], Awaitable[T]]) -> Callable[Conc
 
 
 def iterating(method: Callable[Concatenate[S, P], AsyncIterator[T]]) -> Callable[Concatenate[Wrapper[S], P], Rows[T]]:
-    """The method of a face whose rows come from an async iterator."""
+    """Make a method that returns blocking rows from a method that returns an async iterator."""
 
     @functools.wraps(method)
     def rows(wrapper: Wrapper[S], /, *args: P.args, **kwargs: P.kwargs) -> Rows[T]:
@@ -125,7 +125,7 @@ def iterating(method: Callable[Concatenate[S, P], AsyncIterator[T]]) -> Callable
 
 
 class Rows(Generic[T]):
-    """An iterator over rows that the broker has; one thread iterates, and may stop at any row."""
+    """An iterator over rows of the broker. Only one thread may iterate; it may stop at any row."""
 
     def __init__(self, portal: Portal, inner: AsyncIterator[T]) -> None:
         self._portal = portal
@@ -152,12 +152,12 @@ class Rows(Generic[T]):
         try:
             for _ in range(_ROWS):
                 self._rows.append(await self._inner.__anext__())
-        except (StopAsyncIteration, Exception) as error:  # raised when the rows before it are through
+        except (StopAsyncIteration, Exception) as error:  # raised after the rows before it
             self._error = error
 
 
 class Admin(Wrapper[AsyncAdmin]):
-    """`client.admin`: as `sandq.Client.admin`, blocking."""
+    """`client.admin`: like `sandq.Client.admin`, blocking."""
 
     create_topic = blocking(AsyncAdmin.create_topic)
     list_topics = blocking(AsyncAdmin.list_topics)
@@ -210,9 +210,9 @@ class Admin(Wrapper[AsyncAdmin]):
 
 
 class Messages(Wrapper[AsyncMessages]):
-    """The stored messages of one topic: as `sandq.Messages`, blocking.
+    """The stored messages of one topic: like `sandq.Messages`, blocking.
 
-    A `progress` function is called in the client's own thread: it may print, and must not use the client.
+    A `progress` function is called in the client's own thread: it may print, but must not use the client.
     """
 
     @property
@@ -232,7 +232,7 @@ class Messages(Wrapper[AsyncMessages]):
 
 
 class Schedules(Wrapper[AsyncSchedules]):
-    """The schedules of one topic: as `sandq.Schedules`, blocking."""
+    """The schedules of one topic: like `sandq.Schedules`, blocking."""
 
     @property
     def topic(self) -> str:
@@ -253,7 +253,7 @@ class Schedules(Wrapper[AsyncSchedules]):
 
 
 class DeadLetters(Wrapper[AsyncDeadLetters]):
-    """The dead letters of one group: as `sandq.DeadLetters`, blocking. `progress`: see `Messages`."""
+    """The dead letters of one group: like `sandq.DeadLetters`, blocking. `progress`: see `Messages`."""
 
     @property
     def topic(self) -> str:
@@ -274,7 +274,8 @@ class DeadLetters(Wrapper[AsyncDeadLetters]):
 
 
 class Leases(Wrapper[AsyncLeases]):
-    """Messages of a topic for a consumer group, leased call by call: as `client.leases` of `sandq.Client`, blocking."""
+    """Leases messages of a topic for a consumer group, call by call: like `client.leases` of `sandq.Client`,
+    blocking."""
 
     @property
     def topic(self) -> str:

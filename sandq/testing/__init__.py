@@ -1,11 +1,11 @@
-"""A broker inside a test, whose time passes when the test says so: `docs/testing.md`.
+"""A broker inside a test, whose time the test controls: see `docs/testing.md`.
 
     with sandq.testing.broker() as b, sandq.sync.connect(b.address) as client:
         client.produce("reminders", b"call Ada", delay="3d")
         b.advance("3d")
 
-It is a whole node: the same protocol on a real socket, the same log and groups, over memory instead of a disk. Under an
-event loop it is `async with sandq.testing.broker() as b:` and `await b.advance("3d")`. For pytest there are fixtures:
+It is a whole node: the same protocol on a real socket, the same log and groups, with memory instead of a disk. In an
+event loop, use `async with sandq.testing.broker() as b:` and `await b.advance("3d")`. There are pytest fixtures:
 `pytest_plugins = ["sandq.testing.plugin"]`.
 """
 

@@ -1,4 +1,4 @@
-"""The two faces of an embedded broker: for tests that block, and for tests under an event loop (trio or asyncio)."""
+"""An embedded broker with two APIs: for blocking tests, and for tests in an event loop (trio or asyncio)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from sandq.testing.node import EmbeddedNode, Options, State
 from sandq.testing.silence import Silence
 
 START = "2030-01-01T00:00:00Z"
-"""Where virtual time begins unless a test chooses."""
+"""Default start of virtual time."""
 PATIENCE_S = 0.1
 _POLL_S = 0.001
 
 
-class _Face:
-    """What needs no waiting."""
+class _BrokerBase:
+    """The methods that do not wait."""
 
     def __init__(self, node: EmbeddedNode, patience_s: float) -> None:
         self._node = node
@@ -39,24 +39,24 @@ class _Face:
 
     @property
     def address(self) -> str:
-        """For clients: `sandq.connect(b.address)`, `sandq.sync.connect(b.address)`, `sandctl --server`."""
+        """Address for clients: `sandq.connect(b.address)`, `sandq.sync.connect(b.address)`, `sandctl --server`."""
         serving = self._node.serving
         return f"{serving.client_host}:{serving.client_port}"
 
     @property
     def http(self) -> str:
-        """The URL of the HTTP API; InvalidRequest unless it was asked for: `broker(http=True)`."""
+        """URL of the HTTP API. Raises InvalidRequest unless the broker was made with `broker(http=True)`."""
         address = self._node.serving.http
         if address is None:
             raise InvalidRequest("this broker serves no HTTP: make it with sandq.testing.broker(http=True)")
         return f"http://{address.host}:{address.port}"
 
     def now_ms(self) -> int:
-        """Virtual time, in epoch milliseconds."""
+        """Return virtual time, in epoch milliseconds."""
         return self._node.clock.ms
 
     def now(self) -> datetime:
-        """Virtual time, in UTC."""
+        """Return virtual time, in UTC."""
         return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=self._node.clock.ms)
 
     def _until_ms(self, to: Instant) -> int:
@@ -67,20 +67,20 @@ class _Face:
 
 
 @suggesting
-class Broker(_Face):
+class Broker(_BrokerBase):
     """For tests without an event loop. Its methods may be called from any thread."""
 
     def advance(self, duration: Duration) -> None:
-        """Put virtual time forward, from one instant at which something is due to the next; at each, what is due is
-        delivered, and consumers settle what they got. Returns when nothing is left to do up to the new time.
+        """Move virtual time forward, step by step to each instant at which something is due.
 
-        A consumer that has not settled a message is waited for (`patience`); a lease that it does not end runs out at
-        its virtual time. `advance(0)`: what is due now.
+        At each step, due messages are delivered, and consumers settle them. Returns when nothing is left to do up to
+        the new time. A consumer that has not settled a message is waited for (`patience`); a lease that it does not end
+        expires at its virtual time. `advance(0)` does what is due now.
         """
         self.advance_to(self.now_ms() + duration_ms(duration))
 
     def advance_to(self, instant: Instant) -> None:
-        """As `advance`, to an instant. InvalidRequest when that is over."""
+        """Like `advance`, to an instant. Raises InvalidRequest if it is in the past."""
         until_ms = self._until_ms(instant)
         _refuse_loops("advance")
         silence = Silence()
@@ -89,67 +89,73 @@ class Broker(_Face):
             self._node.call(self._node.wait_for_clients, silence)
 
     def client(self, token: str | None = None) -> sandq.sync.Client:
-        """A new client of this broker: `with b.client() as client:`. Without a token it may do everything."""
+        """Return a new client of this broker: `with b.client() as client:`. Without a token it has full access."""
         if token is None and self._node.is_authenticating:
             token = self._node.call(self._node.own_token)
         return sandq.sync.connect(self.address, token=token)
 
     def token(self, name: str, *grants: str) -> str:
-        """A token with these grants, of a broker that wants one (`broker(authentication=True)`); `revoke_token` ends
-        it. One of this name has another text from then on."""
+        """Create a token with these grants, for `broker(authentication=True)`. `revoke_token` deletes it.
+
+        If there is a token of this name, its text is replaced.
+        """
         _refuse_loops("token")
         return self._node.call(self._node.give_token, name, grants)
 
     def revoke_token(self, name: str) -> None:
-        """End a token, and the connections that it has let in. Raises NotFound."""
+        """Delete a token, and close the connections that use it. Raises NotFound."""
         _refuse_loops("revoke_token")
         self._node.call(self._node.revoke_token, name)
 
     def create_topic(
         self, name: str, *, kind: str = TIMER, partitions: int = 1, **settings: Unpack[TopicSettings]
     ) -> None:
-        """Make a topic, without a client; `settings` as of `client.admin.create_topic`."""
+        """Create a topic without a client; `settings` as for `client.admin.create_topic`."""
         _refuse_loops("create_topic")
         self._node.call(self._node.create_topic, name, kind, partitions, settings)
 
     def wait_for_consumers(self, topic: str, group: str, count: int = 1) -> None:
-        """Until so many consumers take part in a group: those that another thread starts are not there at once. Raises
-        TimedOut after 10 s of real time."""
+        """Wait until a group has this many consumers, since those of another thread do not subscribe at once.
+
+        Raises TimedOut after 10 s of real time.
+        """
         _refuse_loops("wait_for_consumers")
         self._node.call(self._node.wait_for_consumers, topic, group, count)
 
     def messages(self, topic: str, state: str | None = None) -> list[sandq.StoredMessage]:
-        """The messages of a topic in the order of delivery, with their values. `state`: delayed, ready, leased,
-        waiting or acked; None: any."""
+        """Return the messages of a topic in delivery order, with their values.
+
+        `state`: delayed, ready, leased, waiting or acked; None for any of these.
+        """
         _refuse_loops("messages")
         with self.client() as client:
             return list(client.messages(topic).list(state=state, values=True))
 
     def pending(self, topic: str) -> list[sandq.StoredMessage]:
-        """Those that no consumer has had yet: delayed and ready ones."""
+        """Return the messages that no consumer has received yet: delayed and ready ones."""
         return [message for message in self.messages(topic) if message.state in ("delayed", "ready")]
 
     def for_async(self) -> AsyncBroker:
-        """The same broker, for an event loop."""
+        """Return the same broker, for an event loop."""
         return AsyncBroker(self._node, self._patience_s)
 
     def dead(self, topic: str, group: str) -> list[sandq.DeadLetter]:
-        """The dead letters of a group."""
+        """Return the dead letters of a group."""
         _refuse_loops("dead")
         with self.client() as client:
             return list(client.dead(topic, group).list())
 
 
 @suggesting
-class AsyncBroker(_Face):
-    """For tests under an event loop, trio or asyncio; the methods are those of `Broker`, to be awaited."""
+class AsyncBroker(_BrokerBase):
+    """For tests in an event loop, trio or asyncio; the methods are those of `Broker`, to be awaited."""
 
     async def advance(self, duration: Duration) -> None:
-        """As `Broker.advance`. Consumers in this event loop have done what they can when it returns."""
+        """Like `Broker.advance`. Consumers in this event loop have done all they can when it returns."""
         await self.advance_to(self.now_ms() + duration_ms(duration))
 
     async def advance_to(self, instant: Instant) -> None:
-        """As `advance`, to an instant. InvalidRequest when that is over."""
+        """Like `advance`, to an instant. Raises InvalidRequest if it is in the past."""
         until_ms = self._until_ms(instant)
         node = self._node
         silence = Silence()
@@ -163,12 +169,13 @@ class AsyncBroker(_Face):
         while True:
             await others_blocked()
             state: State = await self._call(self._node.state)
-            waited_s = silence.look(anyio.current_time(), is_settled=self._node.is_settled(state))
+            waited_s = silence.update(anyio.current_time(), is_settled=self._node.is_settled(state))
             if state != last:
                 last = state
                 silence.end()
                 continue
-            # Nobody here has anything to do. Whoever still has a message sleeps, or works in a thread, or keeps it.
+            # No task of this loop is ready. A consumer that still holds a message sleeps, works in a thread, or keeps
+            # it.
             if self._node.is_settled(state) or waited_s >= self._patience_s:
                 self._node.give_up(state)
                 return
@@ -178,51 +185,52 @@ class AsyncBroker(_Face):
         return await anyio.to_thread.run_sync(self._node.call, work, *arguments)
 
     def client(self, token: str | None = None) -> contextlib.AbstractAsyncContextManager[sandq.Client]:
-        """A new client of this broker: `async with b.client() as client:`. Without a token it may do everything."""
+        """Return a new client of this broker: `async with b.client() as client:`. Without a token it has full
+        access."""
         if token is None and self._node.is_authenticating:
-            return sandq.connect(self.address, token=self._any_token)
+            return sandq.connect(self.address, token=self._own_token)
         return sandq.connect(self.address, token=token)
 
-    async def _any_token(self) -> str:
+    async def _own_token(self) -> str:
         found: str = await self._call(self._node.own_token)
         return found
 
     async def token(self, name: str, *grants: str) -> str:
-        """As `Broker.token`."""
+        """Like `Broker.token`."""
         found: str = await self._call(self._node.give_token, name, grants)
         return found
 
     async def revoke_token(self, name: str) -> None:
-        """As `Broker.revoke_token`."""
+        """Like `Broker.revoke_token`."""
         await self._call(self._node.revoke_token, name)
 
     async def create_topic(
         self, name: str, *, kind: str = TIMER, partitions: int = 1, **settings: Unpack[TopicSettings]
     ) -> None:
-        """Make a topic, without a client; `settings` as of `client.admin.create_topic`."""
+        """Create a topic without a client; `settings` as for `client.admin.create_topic`."""
         await self._call(self._node.create_topic, name, kind, partitions, settings)
 
     async def wait_for_consumers(self, topic: str, group: str, count: int = 1) -> None:
-        """As `Broker.wait_for_consumers`; consumers that are tasks of this event loop need not be waited for."""
+        """Like `Broker.wait_for_consumers`; it is not needed for consumers that are tasks of this event loop."""
         await self._call(self._node.wait_for_consumers, topic, group, count)
 
     async def messages(self, topic: str, state: str | None = None) -> list[sandq.StoredMessage]:
-        """As `Broker.messages`."""
+        """Like `Broker.messages`."""
         async with self.client() as client:
             return [message async for message in client.messages(topic).list(state=state, values=True)]
 
     async def pending(self, topic: str) -> list[sandq.StoredMessage]:
-        """As `Broker.pending`."""
+        """Like `Broker.pending`."""
         return [message for message in await self.messages(topic) if message.state in ("delayed", "ready")]
 
     async def dead(self, topic: str, group: str) -> list[sandq.DeadLetter]:
-        """As `Broker.dead`."""
+        """Like `Broker.dead`."""
         async with self.client() as client:
             return [letter async for letter in client.dead(topic, group).list()]
 
 
 class Starting:
-    """What `broker()` returns: `with` gives a `Broker`, `async with` an `AsyncBroker`."""
+    """The result of `broker()`: `with` returns a `Broker`, `async with` an `AsyncBroker`."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -249,7 +257,7 @@ class Starting:
 
     async def __aenter__(self) -> AsyncBroker:
         await anyio.lowlevel.checkpoint()
-        # Cancelled while it starts: `__aexit__` is not called then.
+        # Shielded: if this is cancelled while the node starts, `__aexit__` is not called.
         with anyio.CancelScope(shield=True):
             node = await anyio.to_thread.run_sync(self._start)
         return AsyncBroker(node, self._options.patience_s)
@@ -269,19 +277,19 @@ def broker(
     settings: Mapping[str, str] | None = None,
     authentication: bool = False,
 ) -> Starting:
-    """A broker for `with` or `async with`. It is empty, lives in memory, and listens on a free port of 127.0.0.1.
+    """Make a broker for `with` or `async with`. It is empty, in memory, and listens on a free port of 127.0.0.1.
 
-    `start`: where virtual time begins. `patience`: how long `advance` waits, in real time, for consumers that have a
-    message and do nothing visible. `http`: serve the HTTP API, too. `settings`: of the node, by the names that they
-    have in the environment: `{"LIMITS__MESSAGE_BYTES": "1024"}`. `authentication`: nobody is let in without a
-    token, which `b.token` makes.
+    `start`: start of virtual time. `patience`: how long `advance` waits, in real time, for consumers that hold a
+    message and do nothing visible. `http`: serve the HTTP API, too. `settings`: settings of the node, with their names
+    as environment variables: `{"LIMITS__MESSAGE_BYTES": "1024"}`. `authentication`: every client needs a token, which
+    `b.token` creates.
     """
     patience_s = duration_ms(patience) / 1000
     return Starting(Options(instant_ms(start), patience_s, http, dict(settings or {}), authentication))
 
 
 def _refuse_loops(method: str) -> None:
-    """A call that blocks would stop the event loop that it waits for."""
+    """Raise InvalidRequest inside an event loop, which a blocking call would stop."""
     try:
         library = sniffio.current_async_library()
     except sniffio.AsyncLibraryNotFoundError:

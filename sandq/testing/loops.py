@@ -1,4 +1,4 @@
-"""Whether the other tasks of an event loop have done what they can."""
+"""Detect when the other tasks of an event loop have done all they can."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sniffio
 import trio.testing
 
 _ROUNDS = 3
-"""Turns of an asyncio loop without anything to do: what came over sockets wakes somebody in the second of them."""
+"""Idle iterations of an asyncio loop to wait for: data from sockets wakes a task in the second one."""
 
 
 async def others_blocked() -> None:
-    """Returns when every other task of this event loop waits for something that is not there."""
+    """Wait until every other task of this event loop is blocked."""
     if sniffio.current_async_library() == "trio":
         await trio.testing.wait_all_tasks_blocked()
         return

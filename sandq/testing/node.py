@@ -1,4 +1,4 @@
-"""A node in a thread of its own, and its way through virtual time (in that thread)."""
+"""A node in its own thread, and the steps of virtual time (in that thread)."""
 
 from __future__ import annotations
 
@@ -40,26 +40,28 @@ T = TypeVar("T")
 
 SEGMENT_BYTES = 256 * 1024
 STOP_S = 10.0
-"""The thread has so long to end."""
+"""Timeout for the thread to end, in seconds."""
 LEVEL_S = 10.0
-"""The node comes to its feature level within so long."""
+"""Timeout for the node to reach its feature level, in seconds."""
 CONSUMERS_S = 10.0
 OWN_TOKEN = "sandq-testing"
 QUIET_S = 0.01
-"""Who has settled everything and says nothing for so long has nothing to add: a handler may ack first, and produce
-then. In real time."""
+"""How long to wait after all messages are settled, in seconds of real time.
+
+A handler may ack first and produce then. After this time without traffic it is considered finished.
+"""
 _POLL_S = 0.001
 
 
 class State(NamedTuple):
-    """What tells whether anything happens between a node and its clients."""
+    """Counters that show whether anything happens between a node and its clients."""
 
     received: int
     sent: int
     leased: int
-    """Messages that consumers have, over all groups."""
+    """Messages that consumers hold, over all groups."""
     http: int
-    """Requests of HTTP that are under way, without those that wait for something to happen."""
+    """HTTP requests in progress, without those that wait for an event."""
 
 
 class Options(NamedTuple):
@@ -71,7 +73,7 @@ class Options(NamedTuple):
 
 
 class EmbeddedNode:
-    """Its methods are for any thread but its own."""
+    """A node in its own thread. Methods may be called from any other thread, except those that run on its loop."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -83,7 +85,7 @@ class EmbeddedNode:
         self._token: trio.lowlevel.TrioToken
         self._stop = trio.Event()
         self._given_up = 0
-        """Messages that consumers hold and that are not waited for any more."""
+        """Number of messages that consumers hold and that are not waited for any more."""
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="sandq-testing", daemon=True)
         self._pid = os.getpid()
@@ -93,7 +95,7 @@ class EmbeddedNode:
     # -- from outside ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Returns once it serves."""
+        """Start the node; return once it serves."""
         self._thread.start()
         try:
             self._started.result()
@@ -102,9 +104,9 @@ class EmbeddedNode:
             raise
 
     def stop(self) -> None:
-        """Returns once its threads have ended."""
+        """Stop the node; return once its threads have ended."""
         if os.getpid() != self._pid:
-            return  # a forked child has no such thread
+            return  # a forked child does not have the thread
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._stop.set)
         self._thread.join(STOP_S)
@@ -114,7 +116,7 @@ class EmbeddedNode:
             raise self._failure
 
     def call(self, work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Run on the node's event loop, and wait for the result. Raises ClosedError once it has stopped."""
+        """Run a function on the node's event loop, and wait for the result. Raises ClosedError once it has stopped."""
         try:
             return trio.from_thread.run(work, *arguments, trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled):
@@ -138,15 +140,15 @@ class EmbeddedNode:
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         settings = {
-            # Nothing is written there: the files are in memory.
+            # Nothing is written there, because the files are in memory.
             "NODE__DATA_DIR": tempfile.gettempdir(),
             "LISTEN__CLIENT": "127.0.0.1:0",
             "LISTEN__HTTP": "127.0.0.1:0" if self._options.http else "none",
             "AUDIT__ENABLED": "false",
-            # It is alone, and stays it.
+            # The node stays alone.
             "CLUSTER__MEMBERSHIP": "static",
             "STORAGE__SEGMENT_BYTES": str(SEGMENT_BYTES),
-            # A lease begins when its messages are due, not some ms before: ends of leases are round numbers.
+            # Leases begin when their messages are due, not some ms earlier: so their ends are round numbers.
             "DELIVERY__LEASE_AHEAD": "0s",
             "SECURITY__AUTHENTICATION": "require" if self._options.authentication else "off",
             **self._options.environ,
@@ -167,14 +169,14 @@ class EmbeddedNode:
             await self._stop.wait()
 
     async def _launch_http(self, descriptors: Sequence[int]) -> Process:
-        # FastAPI takes its time to load: whoever does not use HTTP does not pay for it.
+        # FastAPI takes time to load, so it is imported only if HTTP is used.
         from sandq.server.http.thread import ThreadLaunch
 
         self._http = self._http or ThreadLaunch()
         return await self._http(descriptors)
 
     async def _until_at_level(self) -> None:
-        """Until everything that this version has can be used, which is a moment after it serves."""
+        """Wait until the node has reached its feature level, which happens shortly after it serves."""
         with trio.move_on_after(LEVEL_S):
             while True:
                 if self.broker.node_log.feature_level == KNOWN.highest:
@@ -187,37 +189,36 @@ class EmbeddedNode:
 
     @property
     def is_authenticating(self) -> bool:
-        """Whether nobody is let in without a token."""
+        """True if every client needs a token."""
         return self._options.authentication
 
     async def _settled(self) -> None:
-        """What a client sends is looked at when everything before it is done: so what follows from what does not
-        depend on how fast anybody is."""
-        if self._started.done():  # the HTTP API connects before
+        """Wait until everything before a client's request is done, so that the result does not depend on timing."""
+        if self._started.done():  # the HTTP API connects earlier
             async with self._gate:
                 await self._idle()
 
     async def _idle(self) -> None:
-        """Until nothing is under way in the node."""
+        """Wait until nothing is in progress in the node."""
         broker = self.broker
         while True:
             await trio.testing.wait_all_tasks_blocked()
             busy, before = broker.is_busy(), self._applied()
             await broker.drain()
             await trio.testing.wait_all_tasks_blocked()
-            # Nothing was on its way, what was queued for the partitions is applied, and led to nothing more.
+            # Nothing was in progress, all queued commands are applied, and they caused nothing more.
             is_quiet = not (busy or broker.is_busy() or self._timers.is_due() or self._fires() or self._sends())
             if is_quiet and before == self._applied():
                 return
 
     def _fires(self) -> bool:
-        """Whether a schedule is about to fire: what comes next is planned in a thread."""
+        """Return whether a schedule is about to fire: its next occurrence is planned in a thread."""
         now_ms = self.clock.now_ms()
         statuses = [one.raft_group.status for topic in self.broker.topics() for one in topic.led().values()]
         return any([status.schedule_ms is not None and status.schedule_ms <= now_ms for status in statuses])
 
     def _sends(self) -> bool:
-        """Whether something is on its way from one partition to another."""
+        """Return whether a partition sends something to another partition."""
         leaders = [one for topic in self.broker.topics() for one in topic.led().values()]
         return any([leader.raft_group.status.outbox is not None for leader in leaders])
 
@@ -225,7 +226,7 @@ class EmbeddedNode:
         return sum([host.status.applied_index for host in self.broker.node_log.hosts.values()])
 
     async def state(self) -> State:
-        """Once nothing is under way in the node."""
+        """Wait until nothing is in progress in the node; return the counters."""
         await self._idle()
         clients = self.serving.metrics.clients
         leased = sum(
@@ -239,22 +240,24 @@ class EmbeddedNode:
         return State(clients.received_bytes, clients.sent_bytes, leased, http)
 
     def is_settled(self, state: State) -> bool:
-        """Whether everything that is waited for was settled, and requests of HTTP were answered."""
+        """Return whether all messages that are waited for are settled, and all HTTP requests answered."""
         return state.leased <= self._given_up and not state.http
 
     def give_up(self, state: State) -> None:
-        """What is held now is held on purpose, or its consumer does not look at it."""
+        """Stop waiting for the messages that are held now: they are held on purpose, or their consumer ignores them."""
         self._given_up = state.leased
 
     async def go_on(self, until_ms: int) -> bool:
-        """To the next instant at which something is sent to a client. False: there is none up to `until_ms`, which it
-        is now."""
+        """Advance to the next instant at which the node sends something to a client.
+
+        Return False if there is none up to `until_ms`; the time is `until_ms` then.
+        """
         before = await self.state()
         while True:
             next_ms = self._timers.next_ms()
             if next_ms is None or next_ms > until_ms:
                 self.clock.ms = max(self.clock.ms, until_ms)
-                await self._tell_time()
+                await self._update_time()
                 return False
             self.clock.ms = max(self.clock.ms, next_ms)
             self._timers.wake()
@@ -263,8 +266,8 @@ class EmbeddedNode:
                 return True
             before = after
 
-    async def _tell_time(self) -> None:
-        """To partitions in which nothing happened: what is due there is shown as ready from now on."""
+    async def _update_time(self) -> None:
+        """Send the time to partitions in which nothing happened, so that due messages are shown as ready."""
         late = [
             leader.raft_group
             for topic in self.broker.topics()
@@ -275,13 +278,13 @@ class EmbeddedNode:
         await self._idle()
 
     async def wait_for_clients(self, silence: Silence) -> None:
-        """Until they have settled what they were sent, or say nothing any more."""
+        """Wait until the clients have settled the messages that they got, or have been silent for long enough."""
         silence.begin(trio.current_time())
         last = await self.state()
         while True:
             await trio.sleep(_POLL_S)
             state = await self.state()
-            waited_s = silence.look(trio.current_time(), is_settled=self.is_settled(state))
+            waited_s = silence.update(trio.current_time(), is_settled=self.is_settled(state))
             if state != last:
                 last = state
                 silence.end()
@@ -290,7 +293,7 @@ class EmbeddedNode:
                 return
 
     async def wait_for_consumers(self, topic: str, group: str, count: int) -> None:
-        """In real time. Raises TimedOut."""
+        """Wait until a group has this many consumers, in real time. Raises TimedOut."""
         found = 0
         with trio.move_on_after(CONSUMERS_S):
             while True:
@@ -306,7 +309,7 @@ class EmbeddedNode:
         await self._idle()
 
     async def give_token(self, name: str, grants: Sequence[str]) -> str:
-        """A token of this name with these grants, instead of one that there is."""
+        """Create a token with these grants, or replace the one of this name; return its text."""
         text = token_text(secrets.token_bytes(TOKEN_BYTES))
         principal = principal_of(TOKEN, name)
         is_new = principal not in self.broker.metadata.identities
@@ -315,11 +318,11 @@ class EmbeddedNode:
         return text
 
     async def own_token(self) -> str:
-        """The token of clients that the test has not given one, which may do everything."""
+        """Return a token with full access, for clients without a token of the test."""
         if self._own_token is None:
             self._own_token = await self.give_token(OWN_TOKEN, ["admin"])
         return self._own_token
 
     async def revoke_token(self, name: str) -> None:
-        """End a token. Raises NotFound."""
+        """Delete a token. Raises NotFound."""
         await self.serving.identities.delete(IdentityDelete(principal_of(TOKEN, name)), NODE)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def sandq_broker() -> Iterator[Broker]:
-    """A broker of the test's own, for tests without an event loop."""
+    """A new broker for each test without an event loop."""
     from sandq.testing.brokers import broker
 
     with broker() as started:
@@ -22,7 +22,7 @@ def sandq_broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def async_sandq_broker() -> Iterator[AsyncBroker]:
-    """A broker of the test's own, for tests under trio or asyncio, whatever plugin runs them."""
+    """A new broker for each test under trio or asyncio, for any plugin that runs them."""
     from sandq.testing.brokers import broker
 
     with broker() as started:

@@ -1,4 +1,5 @@
-"""Logs of embedded brokers: by default structlog prints all of them, between the output of the tests."""
+"""Quiet logs of embedded brokers: by default, structlog would print all their log lines among the output of the
+tests."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def _is_unconfigured() -> bool:
 
 @contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Log warnings and errors only, while any broker runs. A configuration of the caller is left as it is."""
+    """Log only warnings and errors while any broker runs. A configuration of the caller is left unchanged."""
     global _brokers
     with _lock:
         ours = _brokers > 0 or _is_unconfigured()

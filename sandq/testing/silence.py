@@ -1,8 +1,8 @@
-"""How long the clients of a test have been silent, without the time in which they worked or could not run.
+"""Measure how long the clients of a test have been silent, without the time in which they worked or could not run.
 
 Linux counts for each thread the time that it ran and the time that it waited for a processor
-(/proc/self/task/ID/schedstat, in nanoseconds). A handler that computes, or that a loaded machine keeps waiting, shows
-there; one that sleeps, or that keeps its message on purpose, does not.
+(/proc/self/task/ID/schedstat, in nanoseconds). So a handler that computes, or that a loaded machine keeps waiting, can
+be distinguished from one that sleeps, or that keeps its message on purpose.
 """
 
 from __future__ import annotations
@@ -12,45 +12,46 @@ import os
 import threading
 from typing import Final
 
-LOOK_MOST_S: Final = 0.005
-"""At most this much of the time between two looks counts: on a machine that stood still, clients did, too."""
+UPDATE_MOST_S: Final = 0.005
+"""Maximum time between two updates that counts as silence, in seconds: a machine may stall between them."""
 BUSY_SHARE: Final = 0.5
-"""Other threads that ran or waited for a processor for this share of the time between two looks were at work."""
+"""Other threads worked if they ran or waited for a processor for at least this share of the time between two
+updates."""
 BUSY_MOST_S: Final = 5.0
-"""Time, in real seconds, for which one advance of the clock waits for threads that work, at most."""
+"""Maximum time for which one advance of the clock waits for working threads, in real seconds."""
 _TASKS: Final = "/proc/self/task"
 
 
 class Silence:
-    """Silences within one advance of the clock: they share the time in which working threads are waited for."""
+    """The silences within one advance of the clock, which share the time of waiting for working threads."""
 
     def __init__(self) -> None:
-        self._busy_s = self._silent_s = self._looked_s = 0.0
+        self._busy_s = self._silent_s = self._updated_s = 0.0
         self._times_ns: dict[int, int] = {}
 
     def begin(self, now_s: float) -> None:
         """Begin a silence at `now_s`, in real time."""
-        self._looked_s, self._silent_s, self._times_ns = now_s, 0.0, _times_ns()
+        self._updated_s, self._silent_s, self._times_ns = now_s, 0.0, _times_ns()
 
-    def look(self, now_s: float, *, is_settled: bool) -> float:
+    def update(self, now_s: float, *, is_settled: bool) -> float:
         """Return how long the silence has lasted, in seconds.
 
-        Time in which other threads worked is left out, unless everything was settled: then nobody is waited for.
+        Time in which other threads worked is left out, unless all messages are settled: then no thread is waited for.
         """
-        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        passed_s, self._updated_s = now_s - self._updated_s, now_s
         works = self._others_ns() >= BUSY_SHARE * passed_s * 1e9
         if works and not is_settled and self._busy_s < BUSY_MOST_S:
             self._busy_s += passed_s
         else:
-            self._silent_s += min(passed_s, LOOK_MOST_S)
+            self._silent_s += min(passed_s, UPDATE_MOST_S)
         return self._silent_s
 
     def end(self) -> None:
-        """Something was said: another silence begins now."""
+        """Reset the silence: there was traffic."""
         self._silent_s = 0.0
 
     def _others_ns(self) -> int:
-        """Return for how long other threads worked since the last look; 0 where the kernel does not count."""
+        """Return for how long other threads worked since the last update; 0 if the kernel does not count it."""
         before, now = self._times_ns, _times_ns()
         self._times_ns = now
         own = threading.get_native_id()

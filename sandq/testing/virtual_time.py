@@ -1,4 +1,4 @@
-"""Time that stands still until it is put forward."""
+"""Virtual time: it changes only when the test moves it forward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sandq.broker.clock.timers import Timers
 
 
 class VirtualClock(GuardedClock):
-    """Whole milliseconds, so that a time that is reached is reached exactly."""
+    """A clock with whole milliseconds, so that an awaited time is reached exactly."""
 
     def __init__(self, start_ms: int) -> None:
         self.ms = start_ms
@@ -32,10 +32,10 @@ class VirtualClock(GuardedClock):
 
 
 class VirtualTimers(Timers):
-    """They fire when the clock was put forward and `wake` is called; nothing happens by itself."""
+    """Timers that fire only in `run`, after the clock was moved forward and `wake` was called."""
 
     def next_ms(self) -> int | None:
-        """When the next one is due."""
+        """Return the due time of the next timer, or None."""
         return self._heap[0][0] if self._heap else None
 
     def is_due(self) -> bool:
@@ -46,11 +46,11 @@ class VirtualTimers(Timers):
         return at_ms <= self._clock.now_ms()
 
     def wake(self) -> None:
-        """The clock was put forward."""
+        """Check the timers: the clock was moved forward."""
         self._wake.set()
 
     def pause_ms(self, ms: int) -> int:
-        """None: a job that a test waits for goes on although time stands still."""
+        """Return no pause: jobs that a test waits for must continue although the time stands still."""
         return 0
 
     async def run(self) -> None:

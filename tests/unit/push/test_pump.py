@@ -35,12 +35,12 @@ class FakeHttp:
 
 
 @pytest.fixture
-def places() -> trio.CapacityLimiter:
+def slots() -> trio.CapacityLimiter:
     return trio.CapacityLimiter(math.inf)
 
 
 async def test_why_it_cannot_consume_is_logged_when_it_changes(
-    places: trio.CapacityLimiter, autojump_clock: trio.testing.MockClock
+    slots: trio.CapacityLimiter, autojump_clock: trio.testing.MockClock
 ) -> None:
     errors: list[SandqError] = [NotLeader("not yet")] * 50
     client = FakeClient([*errors, *[UnknownTopic("gone")] * 50])
@@ -55,7 +55,7 @@ async def test_why_it_cannot_consume_is_logged_when_it_changes(
         now_ms=lambda: 7,
         observe=print,
         agent="sandq",
-        places=places,
+        slots=slots,
         grace_s=10.0,
     )  # type: ignore[arg-type]
     pump.lead([0])

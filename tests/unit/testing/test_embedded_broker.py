@@ -33,7 +33,7 @@ from sandq.errors import (
 )
 from sandq.testing import AsyncBroker, Broker, silence
 from sandq.testing.node import EmbeddedNode, State
-from sandq.testing.silence import BUSY_MOST_S, BUSY_SHARE, LOOK_MOST_S, Silence
+from sandq.testing.silence import BUSY_MOST_S, BUSY_SHARE, UPDATE_MOST_S, Silence
 from tests.support.waiting import PATIENCE_S
 
 FIXED = {"kind": "fixed", "first": "10m", "jitter_percent": 0}
@@ -312,7 +312,7 @@ async def test_time_in_which_a_machine_stands_still_is_no_waiting(
         if face == "blocking"
         else AsyncBroker(node, 0.1)._wait_for_clients(Silence())
     )
-    assert len(looks) == pytest.approx(0.1 / LOOK_MOST_S, abs=2)
+    assert len(looks) == pytest.approx(0.1 / UPDATE_MOST_S, abs=2)
 
 
 @pytest.mark.parametrize("of_another", [False, True])
@@ -326,7 +326,7 @@ def test_time_in_which_other_threads_work_or_wait_for_a_processor_is_no_silence(
     monkeypatch.setattr(silence, "_times_ns", partial(next, iter(times)))
     found = Silence()
     found.begin(0.0)
-    waited = [round(found.look(now_s, is_settled=False) / LOOK_MOST_S) for now_s in (1.0, 2.0, 3.0)]
+    waited = [round(found.update(now_s, is_settled=False) / UPDATE_MOST_S) for now_s in (1.0, 2.0, 3.0)]
     assert waited == ([1, 1, 2] if of_another else [1, 2, 3])
 
 
@@ -338,11 +338,11 @@ def test_threads_that_never_rest_are_waited_for_no_longer_than_so_much_in_an_adv
     monkeypatch.setattr(silence, "_times_ns", partial(next, times))
     found = Silence()
     found.begin(0.0)
-    assert found.look(1.0, is_settled=True) == LOOK_MOST_S, "nobody is waited for once everything is settled"
+    assert found.update(1.0, is_settled=True) == UPDATE_MOST_S, "nobody is waited for once everything is settled"
     found.end()
-    assert found.look(1.0 + BUSY_MOST_S, is_settled=False) == 0
+    assert found.update(1.0 + BUSY_MOST_S, is_settled=False) == 0
     found.begin(1.0 + BUSY_MOST_S)
-    assert found.look(2.0 + BUSY_MOST_S, is_settled=False) == LOOK_MOST_S
+    assert found.update(2.0 + BUSY_MOST_S, is_settled=False) == UPDATE_MOST_S
 
 
 def test_a_handler_that_computes_is_waited_for() -> None:
