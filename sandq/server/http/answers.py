@@ -1,4 +1,4 @@
-"""What routes answer, for `/openapi.json`; further members may come with newer versions."""
+"""Responses of routes, as described in `/openapi.json`. Newer versions may add members."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Topic(Answer):
     kind: str
     partitions: int
     replicas: int
-    leaders: list[str | None] = Field(description="By partition: the node that leads it.")
+    leaders: list[str | None] = Field(description="Node that leads each partition.")
     settings: dict[str, Any]
-    group_limits: dict[str, Any] = Field(default={}, description="Of groups that have limits, by group.")
+    group_limits: dict[str, Any] = Field(default={}, description="Limits by group, of groups that have any.")
     owner: str | None = Field(
-        default=None, description="The principal that created it, and for whose quota it counts, where there is one."
+        default=None, description="Principal that created it and whose quota it counts for, if any."
     )
-    warnings: list[str] = Field(description="What may not be meant so: two replicas do not survive one node.")
+    warnings: list[str] = Field(description="Settings that are risky: two replicas do not survive the loss of a node.")
 
 
 class TopicHeld(Topic):
-    stats: list[dict[str, Any]] = Field(description="What each partition holds.")
+    stats: list[dict[str, Any]] = Field(description="Contents of each partition.")
 
 
 class Topics(Answer):
@@ -34,23 +34,23 @@ class Topics(Answer):
 
 
 class Stored(Answer):
-    id: str = Field(description="26 characters: names the message from now on, also when it is moved.")
+    id: str = Field(description="26 characters that identify the message for good, even after it is moved.")
     offset: str
     partition: int
     outcome: str | None = Field(
         default=None,
-        description="With an `on_conflict` other than `reject`, what became of it: `stored`, `replaced`, `ignored`.",
+        description="With an `on_conflict` other than `reject`: `stored`, `replaced` or `ignored`.",
     )
     other: str | None = Field(
-        default=None, description="The id of the message that was replaced, or that has the unique key."
+        default=None, description="Id of the message that was replaced, or that has the unique key."
     )
     state: str | None = Field(
-        default=None, description="How the message is that has the unique key, if it was not replaced."
+        default=None, description="State of the message that has the unique key, if it was not replaced."
     )
 
 
 class Refusal(Answer):
-    """Why one of many messages was not stored."""
+    """Why a message of many was not stored."""
 
     code: str
     detail: str
@@ -58,7 +58,7 @@ class Refusal(Answer):
 
 
 class StoredOne(Answer):
-    """What became of one of many messages: what a single one is answered, or an `error`."""
+    """The outcome of a message of many: the members for a single message, or an `error`."""
 
     id: str | None = None
     offset: str | None = None
@@ -72,14 +72,17 @@ class StoredOne(Answer):
 class StoredMany(Answer):
     stored: int
     failed: int
-    results: list[StoredOne] = Field(description="In order: `id`, `offset`, `partition`, or an `error`.")
+    results: list[StoredOne] = Field(description="In order: `id`, `offset` and `partition`, or an `error`.")
 
 
-_KEY: Any = Field(default=None, description="When it is UTF-8 ...")
-_KEY_BASE64: Any = Field(default=None, description="... otherwise so.")
-_UNIQUE_KEY: Any = Field(default=None, description="When it has one that is UTF-8 ...")
-_HEADERS: Any = Field(default=None, description='When it has some; bytes are written as `{"base64": "aw=="}`.')
-_HEADERS_BASE64: Any = Field(default=None, description="The stored headers instead, if they are no map with text keys.")
+_KEY: Any = Field(default=None, description="The key, if it is UTF-8.")
+_KEY_BASE64: Any = Field(default=None, description="The key in base64, if it is not UTF-8.")
+_UNIQUE_KEY: Any = Field(default=None, description="The unique key, if it has one that is UTF-8.")
+_UNIQUE_KEY_BASE64: Any = Field(default=None, description="The unique key in base64, if it is not UTF-8.")
+_JSON: Any = Field(default=None, alias="json", description="The value, if its headers say that it is JSON.")
+_TEXT: Any = Field(default=None, description="The value, if it is not JSON but UTF-8.")
+_HEADERS: Any = Field(default=None, description='Headers, if there are any; bytes are `{"base64": "aw=="}`.')
+_HEADERS_BASE64: Any = Field(default=None, description="The headers, if they are no map with text keys.")
 
 
 class Message(Answer):
@@ -88,18 +91,18 @@ class Message(Answer):
     topic: str
     partition: int
     deliver_at: str
-    json_: Any = Field(default=None, alias="json", description="The value when its headers say that it is JSON ...")
-    text: str | None = Field(default=None, description="... when it is UTF-8 ...")
-    value: str | None = Field(default=None, description="... otherwise in base64; null: the message deletes its key.")
+    json_: Any = _JSON
+    text: str | None = _TEXT
+    value: str | None = Field(default=None, description="The value in base64; null: the message deletes its key.")
     key: str | None = _KEY
     key_base64: str | None = _KEY_BASE64
     headers: dict[str, Any] | None = _HEADERS
     headers_base64: str | None = _HEADERS_BASE64
-    priority: int | None = Field(default=None, description="Unless it is 0.")
-    tenant: str | None = Field(default=None, description="When it names one.")
+    priority: int | None = Field(default=None, description="Only if it is not 0.")
+    tenant: str | None = Field(default=None, description="Only if it has one.")
 
 
-_VERSION: Any = Field(description="26 characters: names this write, and sorts behind all before it of its key.")
+_VERSION: Any = Field(description="26 characters that identify this write. Versions of a key sort by time.")
 
 
 class Put(Answer):
@@ -112,31 +115,31 @@ class Put(Answer):
 class Entry(Answer):
     key: str | None = _KEY
     key_base64: str | None = _KEY_BASE64
-    json_: Any = Field(default=None, alias="json", description="The value when its headers say that it is JSON ...")
-    text: str | None = Field(default=None, description="... when it is UTF-8 ...")
-    value: str | None = Field(default=None, description="... otherwise in base64.")
+    json_: Any = _JSON
+    text: str | None = _TEXT
+    value: str | None = Field(default=None, description="The value in base64, if it is neither JSON nor UTF-8.")
     headers: dict[str, Any] | None = _HEADERS
     headers_base64: str | None = _HEADERS_BASE64
     version: str = _VERSION
-    expires_at: str | None = Field(description="When its time is over; null: never.")
+    expires_at: str | None = Field(description="When it expires; null: never.")
     partition: int
 
 
 class Deleted(Answer):
-    version: str = Field(description="Of the deletion.")
+    version: str = Field(description="Version of the deletion.")
 
 
 class KeyPage(Answer):
     keys: list[Entry]
-    next: str | None = Field(description="The `start` of the next page; null: this is the last one.")
+    next: str | None = Field(description="`start` of the next page; null on the last page.")
 
 
 class Change(Answer):
     key: str | None = _KEY
     key_base64: str | None = _KEY_BASE64
-    json_: Any = Field(default=None, alias="json", description="The value when its headers say that it is JSON ...")
-    text: str | None = Field(default=None, description="... when it is UTF-8 ...")
-    value: str | None = Field(default=None, description="... otherwise in base64; null: the key was deleted.")
+    json_: Any = _JSON
+    text: str | None = _TEXT
+    value: str | None = Field(default=None, description="The value in base64; null: the key was deleted.")
     headers: dict[str, Any] | None = _HEADERS
     headers_base64: str | None = _HEADERS_BASE64
     deleted: bool
@@ -147,7 +150,7 @@ class Change(Answer):
 
 class Changes(Answer):
     changes: list[Change]
-    position: str = Field(description="The `after` of the next request.")
+    position: str = Field(description="`after` of the next request.")
 
 
 class Leased(Message):
@@ -159,7 +162,7 @@ class Leased(Message):
 
 class LeasedMessages(Answer):
     messages: list[Leased]
-    without_leader: list[int] = Field(description="Partitions that had no leader: what they hold is missing here.")
+    without_leader: list[int] = Field(description="Partitions without a leader: their messages are missing here.")
 
 
 class Settled(Answer):
@@ -167,40 +170,40 @@ class Settled(Answer):
 
 
 class Extended(Answer):
-    lease_until: str | None = Field(description="When the first of the leases ends now; null if there are none.")
+    lease_until: str | None = Field(description="End of the lease that ends first now; null if there are none.")
 
 
 class StoredMessage(Message):
     unique_key: str | None = _UNIQUE_KEY
-    unique_key_base64: str | None = _KEY_BASE64
-    ttl: str | None = Field(default=None, description="When it has one of its own.")
+    unique_key_base64: str | None = _UNIQUE_KEY_BASE64
+    ttl: str | None = Field(default=None, description="Only if the message has its own.")
     state: str
     created_at: str
-    due_at: str = Field(description="When it was to be delivered first.")
+    due_at: str = Field(description="Original delivery time.")
     moves: int
     moved_at: str | None
-    size: int = Field(description="Of its value, in bytes.")
+    size: int = Field(description="Bytes of its value.")
 
 
 class Page(Answer):
     messages: list[StoredMessage]
-    next: str | None = Field(description="The `after` of the next page; null: this is the last one.")
+    next: str | None = Field(description="`after` of the next page; null on the last page.")
 
 
 class DeadLetter(Message):
     unique_key: str | None = _UNIQUE_KEY
-    unique_key_base64: str | None = _KEY_BASE64
+    unique_key_base64: str | None = _UNIQUE_KEY_BASE64
     group: str
     created_at: str
     dead_at: str
-    size: int = Field(description="Of its value, in bytes.")
+    size: int = Field(description="Bytes of its value.")
     reason: str
     attempts: int
     error: str | None
-    history: list[dict[str, Any]] = Field(description="The last attempts, each with the `life` that it was made in.")
-    life: int = Field(description="1, and one more with each redrive; in each the attempts count from 1.")
-    lives: list[dict[str, Any]] = Field(description="How those before ended, which redrives ended: the last four.")
-    not_forwarded: str | None = Field(default=None, description="Why the dead letter topic did not take it.")
+    history: list[dict[str, Any]] = Field(description="The last attempts, each with its `life`.")
+    life: int = Field(description="1, and one more after each redrive. Attempts are counted from 1 in each life.")
+    lives: list[dict[str, Any]] = Field(description="How the last four earlier lives ended.")
+    not_forwarded: str | None = Field(default=None, description="Why the dead letter topic did not accept it.")
 
 
 class DeadPage(Answer):
@@ -210,7 +213,7 @@ class DeadPage(Answer):
 
 class LogPage(Answer):
     messages: list[Message]
-    next: str | None = Field(description="The `start` of the next page; null: this is the last one.")
+    next: str | None = Field(description="`start` of the next page; null on the last page.")
 
 
 class Why(Answer):
@@ -227,26 +230,24 @@ class Changed(Answer):
 class Job(Answer):
     matched: int
     done: int
-    too_late: int = Field(description="Matched, but somebody had them already.")
+    too_late: int = Field(description="Matching messages that a consumer had received already.")
 
 
 class DeadOutcome(Answer):
     id: str
     outcome: str = Field(description="`redriven`, `purged`, `not_dead` or `not_found`.")
-    state: str | None = Field(default=None, description="Of one that is `not_dead`: `leased`, `waiting` or `ready`.")
+    state: str | None = Field(default=None, description="If `not_dead`: `leased`, `waiting` or `ready`.")
 
 
 class DeadOutcomes(Answer):
-    done: int = Field(description="How many were redriven, or purged.")
-    results: list[DeadOutcome] = Field(
-        description="One for each of `ids`, in their order; one that is named twice has one."
-    )
+    done: int = Field(description="Number of messages that were redriven or purged.")
+    results: list[DeadOutcome] = Field(description="One entry for each of `ids`, in order; repeated ids have one.")
 
 
 class PushSettings(Answer):
     group: str
     url: str
-    secrets: list[str] = Field(description="Hints: the secrets themselves are not shown.")
+    secrets: list[str] = Field(description="Hints; the secrets are not shown.")
     concurrency: int
     request_timeout: str
 
@@ -254,20 +255,20 @@ class PushSettings(Answer):
 class PushNode(Answer):
     node: str
     state: str
-    retry_in_ms: int | None = Field(description="Of one that is `waiting`: for how long still.")
-    partitions: list[int] = Field(description="Those whose messages it pushes: it leads them.")
+    retry_in_ms: int | None = Field(description="If `waiting`: time until the next try.")
+    partitions: list[int] = Field(description="Partitions that it leads, and whose messages it pushes.")
     in_flight: int
     error: str | None
     error_at: str | None
-    acked: int = Field(description="Messages since the node started; so are `retried`, `snoozed` and `dead`.")
+    acked: int = Field(description="Messages since the node started; the same for `retried`, `snoozed` and `dead`.")
     retried: int
     snoozed: int
     dead: int
 
 
 class Push(PushSettings):
-    state: str = Field(description="The worst of its nodes: `waiting`, `probing`, `looking`, `pushing`, `starting`.")
-    error: str | None = Field(description="The last one.")
+    state: str = Field(description="Worst state of its nodes: `waiting`, `probing`, `looking`, `pushing`, `starting`.")
+    error: str | None = Field(description="The last error.")
     error_at: str | None
     nodes: list[PushNode]
 
@@ -278,7 +279,7 @@ class Pushes(Answer):
 
 class Group(Answer):
     group: str
-    lag: int = Field(description="Messages that are due and not acked: ready, leased, waiting.")
+    lag: int = Field(description="Messages that are due and not acked: ready, leased and waiting.")
     ready: int
     leased: int
     waiting: int
@@ -287,38 +288,37 @@ class Group(Answer):
     settings: dict[str, Any] | None
     blocked_by_key: int | None = Field(
         default=None,
-        description="How many of `ready` wait until fewer messages of their keys are in flight; null in a topic "
-        "without `ordering: key` and `max_in_flight_per_key`.",
+        description="Number of `ready` messages that wait for messages with the same key; null in a topic without "
+        "`ordering: key` and `max_in_flight_per_key`.",
     )
     unfinished: int = Field(
-        description="Messages that the group has received and has yet to finish: leased, retrying, or blocked by "
-        "their keys."
+        description="Messages that the group has received and not finished: leased, retrying, or blocked by their keys."
     )
     expired: bool = Field(
-        description="`group_ttl` has passed: it keeps its unfinished messages, and no others, until it is used."
+        description="Whether `group_ttl` has passed: until it is used again, it keeps only its unfinished messages."
     )
     limits: dict[str, Any] | None = Field(
         default=None,
-        description="Over all partitions, with how many messages are `in_flight`, and how many partitions may have "
-        "(`given`, which is more than `max_in_flight` for a while after that was lowered).",
+        description="Limits over all partitions, with the number of messages `in_flight`, and how many the partitions "
+        "may have (`given`, which exceeds `max_in_flight` for a while after that was lowered).",
     )
-    reason: str | None = Field(description="Why the group gets nothing at present, if so.")
+    reason: str | None = Field(description="Why the group receives nothing at present; null if it does.")
     partitions: list[dict[str, Any]]
 
 
 class Consumer(Answer):
     consumer: str
-    address: str | None = Field(description="Of its connection; null: it leases by requests, and does not subscribe.")
+    address: str | None = Field(description="Address of its connection; null if it sends lease requests instead.")
     since: str | None = Field(description="When it subscribed.")
-    credit: int | None = Field(description="How many messages it can still receive.")
-    partitions: int = Field(description="How many partitions it subscribes to.")
-    messages: int = Field(description="How many messages it holds.")
+    credit: int | None = Field(description="Number of messages that it can still receive.")
+    partitions: int = Field(description="Number of partitions to which it subscribes.")
+    messages: int = Field(description="Number of messages that it holds.")
     leased_at: str | None = Field(description="When the oldest of these was leased.")
 
 
 class Consumers(Answer):
-    consumers: list[Consumer] = Field(description="Those with the most messages first.")
-    left_out: int = Field(description="The least number of further consumers, which are not listed.")
+    consumers: list[Consumer] = Field(description="Consumers with the most messages first.")
+    left_out: int = Field(description="Minimum number of further consumers, which are not listed.")
 
 
 class Groups(Answer):
@@ -326,7 +326,7 @@ class Groups(Answer):
 
 
 class Seeked(Answer):
-    cursors: dict[str, str] = Field(description="By partition.")
+    cursors: dict[str, str] = Field(description="New position in each partition.")
 
 
 class Bucket(Answer):
@@ -337,28 +337,28 @@ class Bucket(Answer):
 class Forecast(Answer):
     now: str
     unit: str
-    buckets: list[Bucket] = Field(description="Units of time without messages are left out.")
+    buckets: list[Bucket] = Field(description="Units of time; those without messages are left out.")
     later: int
-    scheduled: list[Bucket] = Field(description="What schedules will send beside those messages.")
-    complete: bool = Field(description="Whether that is all: beyond a thousand schedules of a partition it is not.")
+    scheduled: list[Bucket] = Field(description="Messages that schedules will send in addition.")
+    complete: bool = Field(description="False if a partition has more than a thousand schedules: some are left out.")
 
 
-_OTHERS = "Members that are no nodes of the cluster: still outside, or machines of the same Serf cluster."
+_OTHERS = "Members that are not nodes of the cluster: not joined yet, or other machines of the same Serf cluster."
 
 
 class Node(Answer):
-    """A registered one; what is believed of it by gossip is there as well."""
+    """A registered node, with its state as known by gossip."""
 
     node: str
-    up: bool = Field(description="Whether the node that was asked is linked with it.")
+    up: bool = Field(description="Whether the node that answers is connected with it.")
     standing: str = Field(description="`in`, `draining` or `removing`.")
     failed_since_ms: int | None
-    sick: str | None = Field(description="Why it cannot work, as it says itself: its disk failed, or hangs.")
+    sick: str | None = Field(description="Why it cannot work, as reported by itself: its disk failed, or hangs.")
     zone: str
     weight: int
     voter: bool = Field(description="Whether it votes in the metadata group.")
-    replicas: int = Field(description="How many it is to hold, or may still hold.")
-    feature_levels: list[int] = Field(description="The lowest and the highest feature level that its version knows.")
+    replicas: int = Field(description="Number of replicas that it is assigned, or may still hold.")
+    feature_levels: list[int] = Field(description="Lowest and highest feature level that its version supports.")
 
 
 class Changing(Answer):
@@ -367,43 +367,43 @@ class Changing(Answer):
 
 
 class Finalized(Answer):
-    before: int = Field(description="The feature level of the cluster before.")
-    after: int = Field(description="The highest that all nodes know.")
-    dry_run: bool = Field(description="It was only asked for.")
+    before: int = Field(description="Feature level of the cluster before.")
+    after: int = Field(description="Highest level that all nodes support.")
+    dry_run: bool = Field(description="Whether the level was not changed.")
 
 
 class LogLevel(Answer):
-    level: str = Field(description="At which it logs now.")
-    configured: str = Field(description="At which it was started.")
-    until_ms: int | None = Field(description="When that holds again; null: until it stops, or already.")
+    level: str = Field(description="Current level.")
+    configured: str = Field(description="Level in the configuration.")
+    until_ms: int | None = Field(description="When the configured level is restored; null: at a restart, or already.")
 
 
 class Dump(Answer):
     process: dict[str, Any]
-    threads: list[dict[str, Any]] = Field(description="Each with its stack, the innermost frame first.")
-    tasks: list[dict[str, Any]] = Field(description="Of the event loop, each with its depth and stack.")
+    threads: list[dict[str, Any]] = Field(description="Threads with their stacks, innermost frame first.")
+    tasks: list[dict[str, Any]] = Field(description="Tasks of the event loop, with their depths and stacks.")
     task_count: int
-    loop_stalls: list[dict[str, Any]] = Field(description="When the event loop stood still, and what held it.")
-    loop_stall_count: int | None = Field(description="null: nobody looks.")
-    standing_still_s: dict[str, float] = Field(description="For how long each kind of work has made no progress.")
+    loop_stalls: list[dict[str, Any]] = Field(description="Stalls of the event loop, with the code that caused them.")
+    loop_stall_count: int | None = Field(description="null if stalls are not recorded.")
+    standing_still_s: dict[str, float] = Field(description="Time without progress, by kind of work.")
     stalled: str | None
     memory: dict[str, Any]
     connections: dict[str, Any]
     raft_groups: dict[str, Any]
-    configuration: list[str] = Field(description="As lines of a file; secrets are not in it.")
-    log: list[str] = Field(description="The last lines.")
+    configuration: list[str] = Field(description="Lines of the configuration, without secrets.")
+    log: list[str] = Field(description="The last log lines.")
 
 
 class Partition(Answer):
     topic: str
     partition: int
     leader: str | None
-    nodes: list[str] = Field(description="Those that are to hold it; the first one is to lead it.")
-    moving: bool = Field(description="Others may still hold it, or not all of these have it yet.")
-    steps: list[str] = Field(description="What is under way, in words.")
-    replicas: int = Field(description="How many nodes are to hold it; there may be fewer.")
+    nodes: list[str] = Field(description="Nodes that are assigned to it; the first one should lead.")
+    moving: bool = Field(description="Whether further nodes still hold it, or some of these do not have it yet.")
+    steps: list[str] = Field(description="Changes in progress, for people.")
+    replicas: int = Field(description="Number of nodes that should hold it; there may be fewer.")
     members: list[dict[str, Any]] | None = Field(
-        default=None, description="Those that take part in its group, and how far each is `behind`."
+        default=None, description="Members of its Raft group, and how far each is `behind`."
     )
 
 
@@ -413,23 +413,23 @@ class Partitions(Answer):
 
 class Cluster(Answer):
     cluster: str
-    cluster_uuid: str = Field(description="Empty: the node that was asked belongs to none yet.")
+    cluster_uuid: str = Field(description="Empty if the node that answers belongs to no cluster yet.")
     waiting: str | None = Field(description="Why it belongs to none yet, for people.")
     node: str
     version: str
-    feature_level: int | None = Field(description="What the cluster has come to: what its nodes may write and say.")
+    feature_level: int | None = Field(description="Level of features that nodes may use.")
     feature_level_next: int | None = Field(
-        description="A higher one that all nodes know: with `cluster.finalize: manual` for `/cluster/finalize`."
+        description="Higher level that all nodes support: for `/cluster/finalize`, with `cluster.finalize: manual`."
     )
-    moving: int = Field(description="Partitions that are on their way between nodes.")
+    moving: int = Field(description="Number of partitions that are being moved between nodes.")
     nodes: list[Node]
     others: list[dict[str, Any]] = Field(description=_OTHERS)
     shut: list[dict[str, Any]] = Field(
-        description="Replicas on any node that are shut, as they could not apply an entry: `topic` (null: metadata), "
+        description="Replicas that are shut because they could not apply an entry: `topic` (null: metadata), "
         "`partition`, `node`, `index` of the entry, `leads`, `step`, `error`."
     )
     memory: list[dict[str, Any]] = Field(
-        description="Of the node that was asked: what each use of memory holds (`account`, `bytes`), and may (`limit`)."
+        description="Memory of the node that answers: for each `account`, the `bytes` it holds and its `limit`."
     )
 
 
@@ -445,18 +445,18 @@ class Nodes(Answer):
 class Clock(Answer):
     guarded_ms: int
     wall_ms: int
-    drift_ms: int = Field(description="Wall clock less guarded clock.")
+    drift_ms: int = Field(description="Wall clock minus guarded clock.")
     alarm: bool
-    reason: str | None = Field(description="Of the alarm: off, uncompared, wall or disputed.")
-    median_ms: int | None = Field(description="The median of the other nodes' guarded clocks, less this node's.")
-    peers: dict[str, int] = Field(description="Each other node's guarded clock, less this node's.")
+    reason: str | None = Field(description="Reason for the alarm: off, uncompared, wall or disputed.")
+    median_ms: int | None = Field(description="Median of the other nodes' guarded clocks, minus this node's.")
+    peers: dict[str, int] = Field(description="Guarded clock of each other node, minus this node's.")
 
 
 class ClockReset(Answer):
-    outcome: str = Field(description="begun, under_way (it had begun before), or not_ahead (nothing is to be done).")
+    outcome: str = Field(description="begun, under_way (it had begun before), or not_ahead (no reset is needed).")
     floor_ms: int = Field(description="The partition's floor before.")
-    now_ms: int = Field(description="The partition's time after.")
-    clock_epoch: int = Field(description="How often its clock was set back.")
+    now_ms: int = Field(description="The partition's time afterwards.")
+    clock_epoch: int = Field(description="Number of resets of its clock.")
 
 
 class Health(Answer):
@@ -465,16 +465,16 @@ class Health(Answer):
 
 class Audit(Answer):
     lines: list[dict[str, Any]] = Field(
-        description="The oldest first: `time`, `node`, `principal`, `peer`, `gateway`, `request`, `about`, `result`, "
+        description="Oldest first: `time`, `node`, `principal`, `peer`, `gateway`, `request`, `about`, `result`, "
         "`request_id`."
     )
-    position: str = Field(description="`after` of the next request: what is written from now on.")
-    lost: dict[str, int] = Field(description="By node: lines that could not be kept since it started.")
-    missing: dict[str, str] = Field(description="By node: why nothing is told of it.")
+    position: str = Field(description="`after` of the next request, for lines that are written from now on.")
+    lost: dict[str, int] = Field(description="Number of lines lost since the start, by node.")
+    missing: dict[str, str] = Field(description="Nodes whose lines are missing, with the reason.")
 
 
 class SloBucket(Answer):
-    up_to_ms: float | None = Field(description="Lateness up to this, and above the bound before; null: above all.")
+    up_to_ms: float | None = Field(description="Upper bound of the lateness in this bucket; null: no bound.")
     deliveries: int
 
 
@@ -487,42 +487,42 @@ class SloNode(Answer):
     unproven: int = Field(description="Deliveries while its clock was not trusted.")
     clock_trusted: bool
     clock_reason: str | None = Field(description="Why its clock is not trusted.")
-    clock_drift_ms: int | None = Field(description="Its wall clock, less its guarded clock.")
-    clock_median_ms: int | None = Field(description="The median of the others' clocks, less its own.")
+    clock_drift_ms: int | None = Field(description="Its wall clock, minus its guarded clock.")
+    clock_median_ms: int | None = Field(description="Median of the others' clocks, minus its own.")
 
 
 class SloTopic(Answer):
     topic: str
-    deliveries: int = Field(description="Since the nodes were started.")
+    deliveries: int = Field(description="Number since the nodes started.")
     late: int
 
 
 class Slo(Answer):
-    lateness_ms: int = Field(description="A delivery is in time that is no later.")
-    target: float = Field(description="The share of deliveries that is to be in time.")
-    window_ms: int = Field(description="Over so long.")
-    since_ms: int = Field(description="Since when it is counted, if that is later than the window's begin.")
-    deliveries: int = Field(description="First deliveries for which a consumer had room when they were due.")
+    lateness_ms: int = Field(description="Maximum lateness of a delivery that is in time.")
+    target: float = Field(description="Share of deliveries that should be in time.")
+    window_ms: int = Field(description="Duration that the objective covers.")
+    since_ms: int = Field(description="When counting began, if that is later than the start of the window.")
+    deliveries: int = Field(description="First deliveries for which a consumer had credit when they were due.")
     late: int
-    in_time: float | None = Field(description="The share that was in time; null: nothing was delivered.")
+    in_time: float | None = Field(description="Share of deliveries in time; null if there were none.")
     budget_left: float | None = Field(
-        description="The share that is left of the late deliveries that the target allows; below 0: there were more."
+        description="Remaining share of the late deliveries that the target allows; negative if there were too many."
     )
     burn_rates: dict[str, float | None] = Field(
-        description="By time (`5m`, `1h`, `6h`, `3d`): how many times as fast as it may the budget was used."
+        description="By period (`5m`, `1h`, `6h`, `3d`): rate at which the budget is used, 1 being the allowed rate."
     )
     early: int = Field(description="Deliveries before their time. Always 0.")
     histogram: list[SloBucket]
-    is_proven: bool = Field(description="All nodes told, and their clocks are, and were, trusted.")
+    is_proven: bool = Field(description="Whether all nodes answered, and their clocks are and were trusted.")
     doubts: list[str] = Field(description="What is not proven, and why.")
     nodes: list[SloNode]
-    topics: list[SloTopic] = Field(description="Up to 100, of which most came late.")
-    missing: dict[str, str] = Field(description="By node: why nothing is told of it.")
+    topics: list[SloTopic] = Field(description="Up to 100 topics, those with the most late deliveries.")
+    missing: dict[str, str] = Field(description="Nodes that are missing, with the reason.")
 
 
 class Whoami(Answer):
     principal: str
-    grants: list[str] | None = Field(description="Rights, and what they are for; null: everything.")
+    grants: list[str] | None = Field(description="Rights and their scope; null: everything.")
     quota: dict[str, int]
 
 
@@ -536,7 +536,7 @@ class Identity(Answer):
 
 
 class NewToken(Identity):
-    token: str = Field(description="Its text, which is told once.")
+    token: str = Field(description="Its text, which is shown only once.")
 
 
 class Identities(Answer):
@@ -556,13 +556,13 @@ class Roles(Answer):
 class BackupProgress(Answer):
     partitions: int
     partitions_done: int
-    bytes: int = Field(description="Of rows, about what there will be.")
+    bytes: int = Field(description="Estimated bytes of all rows.")
     bytes_done: int
 
 
 class Backup(Answer):
     backup_id: str
-    problem: str | None = Field(default=None, description="Why it cannot be used; null: it can.")
+    problem: str | None = Field(default=None, description="Why it is unusable; null if it is usable.")
     kind: str | None = None
     cluster: str | None = None
     cluster_uuid: str | None = None
@@ -570,46 +570,46 @@ class Backup(Answer):
     ended_ms: int | None = None
     topics: list[str] | None = None
     partitions: int | None = None
-    bytes: int | None = Field(default=None, description="Of its files.")
-    plain_bytes: int | None = Field(default=None, description="Of rows.")
+    bytes: int | None = Field(default=None, description="Bytes of its files.")
+    plain_bytes: int | None = Field(default=None, description="Bytes of its rows.")
     identities: bool | None = None
     encrypted: bool | None = None
     warnings: list[str] | None = None
-    increments: int | None = Field(default=None, description="Behind it.")
-    reach_ms: int | None = Field(default=None, description="Up to when all of it can be had, by its increments.")
+    increments: int | None = Field(default=None, description="Number of its increments.")
+    reach_ms: int | None = Field(default=None, description="Latest time to which everything can be restored.")
     spans: list[list[int]] | None = Field(
-        default=None, description="Stretches of time, in epoch milliseconds, at each moment of which it can be had."
+        default=None, description="Ranges of time, in epoch milliseconds, to each moment of which it can be restored."
     )
 
 
 class LastBackup(Answer):
-    backup_id: str | None = Field(description="null: it failed.")
+    backup_id: str | None = Field(description="null if it failed.")
     error: str | None
 
 
 class SqlColumn(Answer):
     name: str
-    type: str = Field(description="Arrow's name of it.")
+    type: str = Field(description="Type name of Arrow.")
 
 
 class SqlRows(Answer):
     columns: list[SqlColumn]
     rows: list[list[Any]] = Field(
-        description='Times are texts, in UTC; integers beyond 2^53 too; bytes that are no UTF-8 are {"base64": ...}.'
+        description='Times are text, in UTC, as are integers beyond 2^53; bytes that are not UTF-8 are {"base64": ...}.'
     )
-    more: bool = Field(description="Whether there are more than `limit`.")
+    more: bool = Field(description="Whether there are more rows than `limit`.")
 
 
 class LastRestore(Answer):
     backup_id: str
-    topics: dict[str, str] = Field(description="Names of the backup, and those that they have now.")
+    topics: dict[str, str] = Field(description="New name of each topic of the backup.")
     warnings: list[str]
     error: str | None
 
 
 class Backups(Answer):
     backups: list[Backup]
-    running: BackupProgress | None = Field(description="Of the one that is being made here.")
-    last: LastBackup | None = Field(description="The last one that was made here since the start.")
-    restoring: BackupProgress | None = Field(description="Of what is being restored here.")
-    last_restore: LastRestore | None = Field(description="The last one that was restored here since the start.")
+    running: BackupProgress | None = Field(description="Progress of the backup that is running here.")
+    last: LastBackup | None = Field(description="The last backup that was made here since the start.")
+    restoring: BackupProgress | None = Field(description="Progress of the restore that is running here.")
+    last_restore: LastRestore | None = Field(description="The last restore that was made here since the start.")

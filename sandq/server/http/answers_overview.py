@@ -1,4 +1,4 @@
-"""What routes about all topics answer."""
+"""Responses of routes about the overview and the history of topics."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pydantic import Field
 
 from sandq.server.http.answers import Answer
 
-_LATE_50: Any = Field(description="How late half of the first deliveries were at most; null: there were none.")
-_LATE_99: Any = Field(description="How late all but one in a hundred were at most.")
+_LATE_50: Any = Field(description="Median lateness of first deliveries, in ms; null if there were none.")
+_LATE_99: Any = Field(description="99th percentile of the lateness of first deliveries, in ms.")
 
 
 class TopicOverview(Answer):
-    """A topic in one row. Rates are over the last `over_ms` of the answer, lateness over the last minute."""
+    """A topic as one row. Rates cover the last `over_ms` of the response, and lateness the last minute."""
 
     topic: str
     kind: str
     partitions: int
-    replicas: int = Field(description="Of each partition.")
+    replicas: int = Field(description="Replicas of each partition.")
     without_leader: int
     messages: int
     delayed: int
@@ -27,12 +27,12 @@ class TopicOverview(Answer):
     keys: int
     schedules: int
     outbox: int
-    lag: int = Field(description="Of the group that is furthest behind.")
-    oldest_at: str | None = Field(description="When the oldest message was due that some group has not acked.")
+    lag: int = Field(description="Lag of the group with the largest lag.")
+    oldest_at: str | None = Field(description="Due time of the oldest message that some group has not acked.")
     groups: int
     consumers: int
-    paused: int = Field(description="Groups that somebody paused.")
-    stalled: int = Field(description="Groups that get nothing new, the paused ones included.")
+    paused: int = Field(description="Number of paused groups.")
+    stalled: int = Field(description="Number of groups that receive nothing new, including paused ones.")
     in_per_s: float
     out_per_s: float
     acked_per_s: float
@@ -42,7 +42,7 @@ class TopicOverview(Answer):
 
 
 class GroupOverview(Answer):
-    """A group in one row."""
+    """A group as one row."""
 
     topic: str
     group: str
@@ -53,22 +53,22 @@ class GroupOverview(Answer):
     dead: int
     consumers: int
     paused: bool
-    reason: str | None = Field(description="Why it gets nothing new; null: it does.")
+    reason: str | None = Field(description="Why it receives nothing new; null if it does.")
     push: str | None = Field(
-        default=None, description="State of its push: `pushing`, `waiting` ...; null: the group is not pushed."
+        default=None, description="State of its push: `pushing`, `waiting` ...; null if the group is not pushed."
     )
-    push_error: str | None = Field(default=None, description="The latest error of its receiver.")
+    push_error: str | None = Field(default=None, description="Last error of its push.")
     unfinished: int | None = Field(
-        default=None, description="Messages that it keeps since it expired (`group_ttl`); null: it has not expired."
+        default=None, description="Messages that it keeps since it expired (`group_ttl`); null if it has not expired."
     )
-    held_up_by: list[str] = Field(description="Its limits for which something that is due waits.")
+    held_up_by: list[str] = Field(description="Limits of the group that hold back due messages.")
     oldest_at: str | None
 
 
 class Finding(Answer):
     """A situation that needs attention."""
 
-    situation: str = Field(description="Its name in docs/operations.md, What needs attention.")
+    situation: str = Field(description="Name of the situation in docs/operations.md, What needs attention.")
     state: str = Field(description="`failed` or `warning`.")
     what: str
     found: str
@@ -78,19 +78,19 @@ class Finding(Answer):
 
 
 class Overview(Answer):
-    at: str = Field(description="By the clock of the nodes.")
-    over_ms: int = Field(description="The time that rates are over.")
+    at: str = Field(description="Time by the clock of the nodes.")
+    over_ms: int = Field(description="Duration that rates cover.")
     topics: list[TopicOverview]
-    next: str | None = Field(description="The `after` of the next page; null: this is the last one.")
+    next: str | None = Field(description="`after` of the next page; null on the last page.")
     groups: list[GroupOverview] | None = Field(
-        default=None, description="With `groups=true`: of these topics, up to 50 of each, those furthest behind first."
+        default=None, description="With `groups=true`: up to 50 groups of each topic, largest lag first."
     )
     findings: list[Finding]
-    missing: dict[str, str] = Field(description="By node: why nothing is told of what it leads.")
+    missing: dict[str, str] = Field(description="Nodes whose partitions are missing here, with the reason.")
 
 
 class HistorySlot(Answer):
-    """What became of messages from `start` on, in one slot of time."""
+    """Counts of events in one slot of time."""
 
     start: str
     stored: int
@@ -103,5 +103,5 @@ class HistorySlot(Answer):
 
 class History(Answer):
     slot_ms: int
-    slots: list[HistorySlot] = Field(description="Those in which something happened, the oldest first.")
-    missing: dict[str, str] = Field(description="By node: why nothing is told of what it leads.")
+    slots: list[HistorySlot] = Field(description="Slots with events, oldest first.")
+    missing: dict[str, str] = Field(description="Nodes whose partitions are missing here, with the reason.")

@@ -1,4 +1,4 @@
-"""What routes about schedules answer."""
+"""Responses of routes about schedules."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Occurrence(Answer):
     occurrence_at: str
     fired_at: str
     outcome: str = Field(
-        description="`sent`; `skipped`: the last one was not acked; `missed`: it was too late; `triggered`."
+        description="`sent`; `skipped`: the last message was not acked; `missed`: it was too late; `triggered`."
     )
-    id: str | None = Field(description="Of its message.")
+    id: str | None = Field(description="Id of its message.")
 
 
 class Schedule(Answer):
-    """A schedule: what it was told (what it was not told, is not there), and how it stands."""
+    """A schedule: the members that were given, and its state."""
 
     name: str
     cron: str | None = None
@@ -34,33 +34,33 @@ class Schedule(Answer):
     overlap_group: str | None = None
     ttl: str | None = None
     paused: bool
-    json_: Any = Field(default=None, alias="json", description="The value when its headers say that it is JSON ...")
-    text: str | None = Field(default=None, description="... when it is UTF-8 ...")
-    value: str | None = Field(default=None, description="... otherwise in base64.")
+    json_: Any = Field(default=None, alias="json", description="The value, if its headers say that it is JSON.")
+    text: str | None = Field(default=None, description="The value, if it is not JSON but UTF-8.")
+    value: str | None = Field(default=None, description="The value in base64, if it is neither JSON nor UTF-8.")
     key: str | None = None
     key_base64: str | None = None
     headers: dict[str, Any] | None = None
-    headers_base64: str | None = Field(default=None, description="Instead, if they are no map with text keys.")
-    priority: int | None = Field(default=None, description="Unless it is 0.")
-    tenant: str | None = Field(default=None, description="When it names one.")
+    headers_base64: str | None = Field(default=None, description="The headers, if they are no map with text keys.")
+    priority: int | None = Field(default=None, description="Only if it is not 0.")
+    tenant: str | None = Field(default=None, description="Only if it has one.")
     topic: str
     partition: int
     version: int
-    state: str = Field(description="`active`, `paused`, or `ended`: there is no occurrence any more.")
-    next_at: str | None = Field(description="The next occurrence.")
-    next_local: str | None = Field(description="The same on a clock of its zone.")
-    fire_at: str | None = Field(description="When its message is delivered: later by the jitter.")
-    next_id: str | None = Field(description="That message, when it is made already.")
-    fired: int = Field(description="Occurrences that are over.")
-    missed: int = Field(description="Of all that were due, those that were left out.")
+    state: str = Field(description="`active`, `paused`, or `ended`: no further occurrences.")
+    next_at: str | None = Field(description="Time of the next occurrence.")
+    next_local: str | None = Field(description="The same in the schedule's time zone.")
+    fire_at: str | None = Field(description="Delivery time of its message, including the jitter.")
+    next_id: str | None = Field(description="Id of this message, if it is stored already.")
+    fired: int = Field(description="Number of past occurrences.")
+    missed: int = Field(description="Number of past occurrences that were left out.")
     created_at: str
     changed_at: str
-    history: list[Occurrence] = Field(description="The last ten.")
+    history: list[Occurrence] = Field(description="The last ten occurrences.")
 
 
 class SchedulePage(Answer):
     schedules: list[Schedule]
-    next: str | None = Field(description="The `after` of the next page; null: this is the last one.")
+    next: str | None = Field(description="`after` of the next page; null on the last page.")
 
 
 class SchedulesStored(Answer):
@@ -71,8 +71,8 @@ class SchedulesStored(Answer):
 
 class Fire(Answer):
     occurrence_at: str
-    local: str | None = Field(description="The same on a clock of the schedule's zone.")
-    fire_at: str = Field(description="When its message is delivered: later by the jitter.")
+    local: str | None = Field(description="The same in the schedule's time zone.")
+    fire_at: str = Field(description="Delivery time of its message, including the jitter.")
 
 
 class Fires(Answer):
@@ -80,4 +80,4 @@ class Fires(Answer):
 
 
 class Triggered(Answer):
-    id: str = Field(description="Of the message.")
+    id: str = Field(description="Id of the message.")

@@ -1,5 +1,6 @@
-"""What requests carry. Every mistake is told at once, with the path to it (of many messages those of the first wrong
-one); nothing unknown is passed over."""
+"""Bodies of requests. All mistakes are reported at once, with their paths; unknown members are mistakes, too.
+
+In a list of messages, only the mistakes of the first wrong one are reported."""
 
 from __future__ import annotations
 
@@ -20,31 +21,31 @@ from sandq.model.times import TIME_MAX_MS, duration_ms, instant_ms
 from sandq.protocol.fields import PARTITION_MAX
 
 MESSAGES_MAX = 10_000
-"""Messages that one request produces."""
+"""Maximum number of messages in one request to produce."""
 DEAD_IDS = 1000
-"""Dead letters that one request names."""
+"""Maximum number of dead letters that one request may name."""
 MEMBERS_MAX = 64
-"""More than any object has that is no value of a user's."""
+"""Maximum number of members of an object, except for values of users. All valid objects have fewer."""
 FILTERS = ("reason", "error", "key_prefix", "unique_key_prefix")
-"""Members that select messages of a bulk request, beside `since` and `until`."""
+"""Members that select messages of a bulk request, in addition to `since` and `until`."""
 INT_MAX = 2**53
-"""What every JSON reader understands as a whole number."""
+"""Largest integer that every JSON parser represents exactly."""
 
 
 def _checked(check: Callable[[Any], object]) -> AfterValidator:
-    """Have a mistake be one of several that are told together, with the code that it has."""
+    """Return a validator that reports an error of `check` like other mistakes, with its own code."""
 
     def validate(value: Any) -> Any:
         try:
             check(value)
         except InvalidTime as error:
-            raise PydanticCustomError(error.code, "{what}", {"what": error.message}) from None
+            raise PydanticCustomError(error.code, "{problem}", {"problem": error.message}) from None
         return value
 
     return AfterValidator(validate)
 
 
-# Named, so that clients that are generated have one type for each.
+# These types have names, so that generated clients have one type for each.
 Duration = TypeAliasType(
     "Duration",
     Annotated[
@@ -82,17 +83,18 @@ Start = TypeAliasType(
 _HEADER_TYPES = (str, int, float, bool, type(None), dict)
 
 
-def few(given: Any) -> Any:
-    """An object, unless it has more members than any body; nor more headers, when one of them is wrong. Raises
-    ValueError: each mistake would be told by itself otherwise, which takes long for thousands."""
+def check_members(given: Any) -> Any:
+    """Return an object, unless it has too many members, or many headers and a wrong one. Raise ValueError then.
+
+    Without this check, each mistake would be reported, which takes long for thousands."""
     if isinstance(given, dict):
         if len(given) > MEMBERS_MAX:
-            raise ValueError(f"it has {len(given)} members, and no more than {MEMBERS_MAX} can be meant")
+            raise ValueError(f"it has {len(given)} members, more than any valid object ({MEMBERS_MAX})")
         headers = given.get("headers")
         if isinstance(headers, dict) and len(headers) > MEMBERS_MAX:
             for name, value in headers.items():
                 if not isinstance(value, _HEADER_TYPES) or (isinstance(value, dict) and not _is_of_texts(value)):
-                    raise ValueError(f"headers: {name[:80]!r} is neither text, a number, true, false, null nor base64")
+                    raise ValueError(f"headers: {name[:80]!r} is not text, a number, true, false, null or base64")
     return given
 
 
@@ -103,10 +105,10 @@ def _is_of_texts(value: dict[str, Any]) -> bool:
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    _few = model_validator(mode="before")(few)
+    _few = model_validator(mode="before")(check_members)
 
 
-# sandglass writes its kinds as numbers.
+# sandglass encodes kinds as numbers.
 _KINDS = {0: "timer", 1: "compacted"}
 _Kind = Annotated[
     Literal["timer", "compacted", "priority", "fair"],
@@ -128,57 +130,57 @@ class Counts(Body):
     def _once(self) -> Self:
         for ours, theirs in (("partitions", "numPartitions"), ("replicas", "replicationFactor")):
             if getattr(self, ours) is not None and getattr(self, theirs) is not None:
-                raise ValueError(f"{ours} and {theirs} are the same: give one of them")
+                raise ValueError(f"{ours} and {theirs} mean the same: give one of them")
         return self
 
     def counts(self) -> tuple[int | None, int | None]:
-        """Partitions and replicas."""
+        """Return the numbers of partitions and replicas."""
         return self.partitions or self.numPartitions, self.replicas or self.replicationFactor
 
 
 class TopicCreate(Counts):
-    """A topic to be made. `numPartitions` and `replicationFactor` are other names for two of its members."""
+    """A new topic. `numPartitions` and `replicationFactor` are aliases of `partitions` and `replicas`."""
 
     name: str
     kind: _Kind = Field(
         default="timer",
-        description="`compacted`: it keeps the last value of each key; `priority`: the lowest priority goes first; "
-        "`fair`: it is shared among tenants.",
+        description="`compacted`: keeps the last value of each key. `priority`: delivers the lowest priority first. "
+        "`fair`: is shared among tenants.",
     )
     settings: dict[str, Any] = Field(
         default={},
-        description="`lease`, `max_attempts`, `backoff`, `ttl`, `retention`, ...; of a compacted topic `history` and "
-        "`tombstone_retention`, of a priority or fair one `ageing`, of a fair one `tenants`: docs/topics.md has all.",
+        description="`lease`, `max_attempts`, `backoff`, `ttl`, `retention`, ...; in a compacted topic `history` and "
+        "`tombstone_retention`, in a priority or fair one `ageing`, in a fair one `tenants`. docs/topics.md has all.",
     )
 
 
 class TopicUpdate(Counts):
-    """What is to be changed of a topic; what is not named stays. `numPartitions` and `replicationFactor` are other
-    names for two of its members."""
+    """Changes of a topic. Members that are not given stay. `numPartitions` and `replicationFactor` are aliases of
+    `partitions` and `replicas`."""
 
     settings: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _something(self) -> TopicUpdate:
         if not self.settings and self.counts() == (None, None):
-            raise ValueError("nothing to change: settings, partitions or replicas are expected")
+            raise ValueError("nothing to change: give settings, partitions or replicas")
         return self
 
 
 class DrainIn(Body):
-    """Whether the node is to hold nothing, or again."""
+    """Options of a drain."""
 
-    undo: bool = False
+    undo: bool = Field(default=False, description="Make it a regular node again.")
 
 
 class FinalizeIn(Body):
-    """Whether it is only to be said what would come."""
+    """Options of raising the feature level."""
 
-    dry_run: bool = False
+    dry_run: bool = Field(default=False, description="Only return the levels.")
 
 
 class LogLevelIn(Body):
-    """At which level a node is to log, and for how long."""
+    """A log level, and how long it is used."""
 
     level: Literal["debug", "info", "warning", "error"]
     for_: str | float | None = Field(
@@ -187,7 +189,7 @@ class LogLevelIn(Body):
 
 
 class TransferIn(Body):
-    """A partition, and the node of those that hold it that is to lead it."""
+    """A partition, and the node that shall lead it; it must hold a replica."""
 
     topic: str
     partition: int = Field(ge=0, le=PARTITION_MAX)
@@ -195,14 +197,14 @@ class TransferIn(Body):
 
 
 class ClockResetIn(Body):
-    """A partition whose time is ahead of the clock of the node that leads it."""
+    """A partition whose time is ahead of the clock of its leader."""
 
     topic: str
     partition: int = Field(ge=0, le=PARTITION_MAX)
 
 
 class RebuildIn(Body):
-    """A partition, and the node of those that hold it whose replica is to be made anew."""
+    """A partition, and the node whose replica of it shall be rebuilt."""
 
     topic: str
     partition: int = Field(ge=0, le=PARTITION_MAX)
@@ -210,74 +212,75 @@ class RebuildIn(Body):
 
 
 class LimitsIn(Body):
-    """Limits of a group: what is not named has none."""
+    """Limits of a group. Limits that are not given are removed."""
 
-    max_in_flight: int | None = Field(default=None, description="Messages that are leased and not settled, at most.")
-    rate: str | float | None = Field(default=None, description='Messages a second, or text such as "5/s", "100/m".')
+    max_in_flight: int | None = Field(default=None, description="Maximum number of leased messages.")
+    rate: str | float | None = Field(default=None, description='Messages per second, or text such as "5/s", "100/m".')
     burst: int | None = Field(
-        default=None, description="So many at once after a pause; a tenth of a second's worth unless told otherwise."
+        default=None, description="Messages at once after a pause; by default those of a tenth of a second."
     )
 
 
 class PushIn(Body):
-    """How the messages of a group are pushed: what is not named stays."""
+    """How the messages of a group are pushed. Members that are not given stay."""
 
-    url: str | None = Field(default=None, description="Where they are POSTed to.")
+    url: str | None = Field(default=None, description="URL to which messages are POSTed.")
     secrets: list[str] | None = Field(
-        default=None, description="1 to 4, `whsec_` and base64 of 24 to 64 bytes; each signs. Not shown again."
+        default=None, description="1 to 4 secrets, each `whsec_` and base64 of 24 to 64 bytes; all sign. Not shown."
     )
-    keep_secrets: bool = Field(default=False, description="Those of before sign as well.")
-    concurrency: int | None = Field(default=None, description="Requests at once, by each node; 10 by default.")
-    request_timeout: Duration | None = Field(default=None, description="For a request and its answer; 30 s by default.")
+    keep_secrets: bool = Field(default=False, description="Keep the previous secrets, too.")
+    concurrency: int | None = Field(default=None, description="Requests of each node at a time; 10 by default.")
+    request_timeout: Duration | None = Field(default=None, description="Time for one request; 30 s by default.")
 
 
 class GroupUpdate(Body):
-    """Settings of a group's own: `max_attempts`, `max_snoozes`, `backoff`, `max_in_flight_per_key`. `{}`: it has the
-    topic's again."""
+    """A group's own settings: `max_attempts`, `max_snoozes`, `backoff`, `max_in_flight_per_key`. `{}` restores those of
+    the
+    topic."""
 
     settings: dict[str, Any]
 
 
 HeaderValue = TypeAliasType("HeaderValue", str | int | float | bool | dict[str, str] | None)
 _TEXT: Any = Field(default=None, description="The value, as UTF-8 text.")
-# No `= None` in the schema: null is a value, too.
+# The schema must not say `= None`, because null is a value.
 _JSON: Any = Field(
     default=None,
     alias="json",
-    description="The value, as JSON; it is sent as its compact text, with the header `content-type: application/json`.",
+    description="The value, as JSON; it is sent in compact form, with the header `content-type: application/json`.",
 )
 _HEADERS: Any = Field(default=None, description='Bytes are written as `{"base64": "aw=="}`.')
 
 
 def _check_delay_ms(value: Any) -> Any:
-    """Refuse what is no whole number of milliseconds, naming the unit."""
+    """Refuse a value that is not a whole number of milliseconds, with an error that names the unit."""
     if value is not None:
         try:
             delay_of(None, value)
         except InvalidTime as error:
-            what = error.message.removeprefix("delay_ms: ")
-            raise PydanticCustomError(error.code, "{what}", {"what": what}) from None
+            problem = error.message.removeprefix("delay_ms: ")
+            raise PydanticCustomError(error.code, "{problem}", {"problem": problem}) from None
     return value
 
 
 DelayMs = Annotated[
     Annotated[int, Field(ge=0, le=TIME_MAX_MS)] | None,
     BeforeValidator(_check_delay_ms),
-    Field(description="In place of `delay`: whole milliseconds.", examples=[1500]),
+    Field(description="Whole milliseconds, instead of `delay`.", examples=[1500]),
 ]
 
 
 class MessageIn(BaseModel):
-    """A message to be produced: its value is one of `text`, `value` and `json`."""
+    """A message to produce. Its value is one of `text`, `value` and `json`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     text: str | None = _TEXT
     value: str | None = Field(
-        default=None, description="The value, in base64; null: the key of a compacted topic is deleted."
+        default=None, description="The value, in base64; null deletes the key in a compacted topic."
     )
     json_: Any = _JSON
-    key: str | None = Field(default=None, description="Messages of one key go to one partition.")
+    key: str | None = Field(default=None, description="Messages with the same key go to the same partition.")
     key_base64: str | None = None
     headers: dict[str, HeaderValue] | None = _HEADERS
     deliver_at: Instant | None = None
@@ -291,45 +294,45 @@ class MessageIn(BaseModel):
         default=None,
         ge=FIXED.priority_least,
         le=FIXED.priority_most,
-        description="Of a priority or fair topic: lower goes first; otherwise 0.",
+        description="In a priority or fair topic: lower values are delivered first; 0 by default.",
     )
-    tenant: str | None = Field(default=None, description="Of a fair topic: whose it is; otherwise `default`.")
+    tenant: str | None = Field(default=None, description="In a fair topic: the tenant; `default` if omitted.")
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_brokers_tell(cls, given: Any) -> Any:
-        """A message that was consumed can be produced as it is."""
-        few(given)
+    def _without_response_members(cls, given: Any) -> Any:
+        """Drop members that only responses have, so that a consumed message can be produced again."""
+        check_members(given)
         if isinstance(given, dict) and not FROM_OTHERS.isdisjoint(given):
             return {name: value for name, value in given.items() if name not in FROM_OTHERS}
         return given
 
     def arguments(self) -> dict[str, Any]:
-        """Of `Producer.send`. Raises InvalidRequest."""
+        """Return the arguments of `Producer.send`. Raise InvalidRequest."""
         given = _without_nulls(self)
         on_conflict = given.pop("on_conflict", "reject")
         return {**read_message(given), "on_conflict": on_conflict}
 
 
 class PutIn(BaseModel):
-    """What a key is to have: one of `text`, `value` and `json`."""
+    """The new value of a key: one of `text`, `value` and `json`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    _few = model_validator(mode="before")(few)
+    _few = model_validator(mode="before")(check_members)
 
     text: str | None = _TEXT
     value: str | None = Field(default=None, description="The value, in base64.")
     json_: Any = _JSON
     headers: dict[str, HeaderValue] | None = _HEADERS
-    ttl: Duration | None = Field(default=None, description="So long it stays; otherwise the topic's setting.")
+    ttl: Duration | None = Field(default=None, description="Time until it expires; by default the topic's setting.")
 
     def arguments(self) -> dict[str, Any]:
-        """Of `Keys.put`, beside the key. Raises InvalidRequest."""
+        """Return the arguments of `Keys.put`, without the key. Raise InvalidRequest."""
         given = _without_nulls(self)
         value = read_value(given)
         if value is None:
-            raise InvalidRequest("value: null is none; DELETE deletes a key")
+            raise InvalidRequest("value: null is not a value; use DELETE to delete a key")
         headers = None if given.get("headers") is None else read_headers(given["headers"])
         if "json" in given:
             headers = with_json_type(headers)
@@ -337,7 +340,8 @@ class PutIn(BaseModel):
 
 
 def _without_nulls(body: BaseModel) -> dict[str, Any]:
-    """What was given. A `text` and a `value` of null beside another one are none, but `{"json": null}` is a value."""
+    """Return the given members. A null `text` or `value` is dropped if a further one is given; `{"json": null}` is a
+    value."""
     given = body.model_dump(by_alias=True, exclude_unset=True)
     if given.get("text", ...) is None:
         del given["text"]
@@ -347,7 +351,7 @@ def _without_nulls(body: BaseModel) -> dict[str, Any]:
 
 
 class MessagesIn(Body):
-    """Many messages, stored in one go."""
+    """Many messages, which are stored together."""
 
     messages: list[MessageIn] = Field(min_length=1, max_length=MESSAGES_MAX, fail_fast=True)
 
@@ -364,27 +368,28 @@ ProduceIn = TypeAliasType(
 
 
 class LeaseIn(Body):
-    """What is wanted, all of it optional."""
+    """Options of a lease request."""
 
-    max: int = Field(default=1, ge=1, le=FIXED.grant_messages, description="Messages at most.")
+    max: int = Field(default=1, ge=1, le=FIXED.grant_messages, description="Maximum number of messages.")
     wait: Duration = Field(
-        default=0, description="How long to wait when nothing is ready: a minute at most.", examples=["1s"]
+        default=0, description="Maximum time to wait if nothing is ready, up to a minute.", examples=["1s"]
     )
-    lease: Duration | None = Field(default=None, description="How long they are held; otherwise the topic's setting.")
-    start: Start = Field(default="earliest", description="Where the group begins when it is new.")
-    ack: bool = Field(default=False, description="Ack them before they are sent: what gets lost on its way is lost.")
+    lease: Duration | None = Field(default=None, description="Duration of the lease; by default the topic's setting.")
+    start: Start = Field(default="earliest", description="Where a new group begins.")
+    ack: bool = Field(default=False, description="Ack before sending: messages that are lost on the network are lost.")
     partitions: list[Annotated[int, Field(ge=0, le=PARTITION_MAX)]] | None = Field(
         default=None,
         min_length=1,
         max_length=PARTITION_MAX + 1,
-        description="Numbers of the partitions to lease from; otherwise all.",
+        description="Partitions to lease from; all by default.",
         examples=[[0, 3]],
     )
 
 
 class HeldIn(BaseModel):
-    """A leased message; without an offset, everything under the lease. What else a lease told of it is passed over, so
-    that its answer can be sent back as it is."""
+    """A leased message; without an offset, the whole lease. Further members of a message from `lease` are ignored, so
+    that
+    it can be sent back unchanged."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -401,39 +406,39 @@ class AckIn(Body):
         default=None,
         max_length=SETTLE_ITEMS,
         fail_fast=True,
-        description="Those of an answer to `lease`; none, where nothing was leased.",
+        description="Messages of a response of `lease`; empty if nothing was leased.",
     )
-    without_leader: list[int] | None = Field(default=None, description="Of the answer to `lease`; ignored here.")
+    without_leader: list[int] | None = Field(default=None, description="From the response of `lease`; ignored here.")
 
     def held(self) -> list[tuple[str, str | None]]:
-        """(lease token, offset) of each. Raises InvalidRequest."""
+        """Return (lease token, offset) of each message. Raise InvalidRequest."""
         if (self.lease_token is None) is (self.messages is None):
-            raise InvalidRequest("one of lease_token (with the offset of a message) and messages is expected")
+            raise InvalidRequest("give either lease_token (with the offset of a message) or messages")
         if self.lease_token is not None:
             return [(self.lease_token, self.offset)]
         if self.offset is not None:
-            raise InvalidRequest("offset: it goes with a lease_token")
+            raise InvalidRequest("offset: it needs a lease_token")
         return [(one.lease_token, one.offset) for one in self.messages or ()]
 
 
 class OutgoingIn(MessageIn):
-    """A message that the ack sends: one without a unique key."""
+    """A message that an ack sends; it has no unique key."""
 
-    topic: str | None = Field(default=None, description="Otherwise that of the message that is acked.")
+    topic: str | None = Field(default=None, description="Target topic; by default that of the acked message.")
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_brokers_tell(cls, given: Any) -> Any:
-        """The topic that a consumed message tells is where it is sent."""
-        few(given)
+    def _without_response_members(cls, given: Any) -> Any:
+        """Drop members that only responses have, except the topic, which is the target here."""
+        check_members(given)
         if isinstance(given, dict):
             return {name: value for name, value in given.items() if name == "topic" or name not in FROM_OTHERS}
         return given
 
     def outgoing(self) -> Outgoing:
-        """As the client sends it. Raises InvalidRequest."""
+        """Return the message as the client sends it. Raise InvalidRequest."""
         if self.unique_key is not None or self.unique_key_base64 is not None:
-            raise InvalidRequest("then: what an ack sends has no unique key: the ack itself is done once")
+            raise InvalidRequest("then: a message sent by an ack has no unique key: the ack itself takes effect once")
         given = self.arguments()
         if (delay_ms := given.pop("delay_ms", None)) is not None:
             given["delay"] = delay_of(given.get("delay"), delay_ms)
@@ -442,52 +447,52 @@ class OutgoingIn(MessageIn):
 
 
 class AckThenIn(AckIn):
-    """What was done, and what is sent with it."""
+    """Messages to ack, and messages to send with the ack."""
 
     then: list[OutgoingIn] | None = Field(
         default=None,
         min_length=1,
         max_length=FIXED.then_messages,
-        description="Messages that are sent with the ack of what is held under one lease, all of it or nothing.",
+        description="Messages to send atomically with the ack of messages under one lease.",
     )
 
 
 class NackIn(AckIn):
-    """What was not done."""
+    """Messages to nack."""
 
-    delay: Duration | None = Field(default=None, description="When it comes again; otherwise after the back-off.")
+    delay: Duration | None = Field(default=None, description="Time until redelivery; by default the back-off.")
     delay_ms: DelayMs = None
-    error: str | None = Field(default=None, description="Why, for `why` and the dead letters.")
+    error: str | None = Field(default=None, description="Reason, shown by `why` and in dead letters.")
     priority: int | None = Field(
         default=None,
         ge=FIXED.priority_least,
         le=FIXED.priority_most,
-        description="Of a priority or fair topic: what they have from now on, for this group; otherwise as before.",
+        description="In a priority or fair topic: the new priority for this group; unchanged by default.",
     )
     headers: dict[str, HeaderValue] | None = Field(
-        default=None, description="What they have in place of theirs from now on, for this group; otherwise as before."
+        default=None, description="Headers that replace the existing ones for this group; unchanged by default."
     )
 
     count: bool = Field(
-        default=True, description="Whether the attempt counts. `false` snoozes them, up to `max_snoozes` times."
+        default=True, description="Whether the attempt counts. `false` snoozes messages, up to `max_snoozes` times."
     )
 
     def changes(self) -> dict[str, Any]:
-        """What they have otherwise from now on, for `Leases.nack`. Raises InvalidRequest."""
+        """Return the changes of the messages, as arguments of `Leases.nack`. Raise InvalidRequest."""
         headers = None if self.headers is None else read_headers(self.headers)
         return {"priority": self.priority, "headers": headers}
 
 
 class RejectIn(AckIn):
-    """What cannot be done."""
+    """Messages to reject."""
 
-    error: str | None = Field(default=None, description="Why, for `why` and the dead letters.")
+    error: str | None = Field(default=None, description="Reason, shown by `why` and in dead letters.")
 
 
 class ExtendIn(AckIn):
-    """What is to be held longer."""
+    """Leases to extend."""
 
-    lease: Duration = Field(description="How long from now.")
+    lease: Duration = Field(description="New duration of the lease, from now.")
 
 
 class SeekIn(Body):
@@ -498,12 +503,12 @@ _NEW_PRIORITY: Any = Field(
     default=None,
     ge=FIXED.priority_least,
     le=FIXED.priority_most,
-    description="Of a priority or fair topic: another priority; without a time, the time stays.",
+    description="In a priority or fair topic: the new priority. Without a time, the time stays.",
 )
 
 
 class MoveIn(Body):
-    """The new delivery time: one of the three; or another priority; or both."""
+    """A new delivery time (one of three members), a new priority, or both."""
 
     deliver_at: Instant | None = None
     delay: Duration | None = None
@@ -512,64 +517,65 @@ class MoveIn(Body):
 
 
 class UpdateIn(MoveIn):
-    """What a pending message gets: another value (one of `text`, `value` and `json`), other headers, or both; or where
-    it is moved: another time or priority. All of it in one step."""
+    """Changes of a pending message, in one step: a new value (one of `text`, `value` and `json`), new headers, a new
+    time,
+    or a new priority."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    _few = model_validator(mode="before")(few)
+    _few = model_validator(mode="before")(check_members)
 
     text: str | None = _TEXT
     value: str | None = Field(default=None, description="The value, in base64.")
     json_: Any = _JSON
     headers: dict[str, HeaderValue] | None = Field(
-        default=None, description="What it has in place of its headers; `{}`: none. Otherwise as before."
+        default=None, description="Replaces its headers; `{}` removes them. Unchanged by default."
     )
 
     def changes(self) -> dict[str, Any]:
-        """Value and headers, for `Messages.update`; empty: it is only moved. Raises InvalidRequest."""
+        """Return value and headers as arguments of `Messages.update`; empty if only time or priority change."""
         given = _without_nulls(self)
         changes: dict[str, Any] = {}
         if not given.keys().isdisjoint(("text", "value", "json")):
             value = read_value(given)
             if value is None:
-                raise InvalidRequest("value: null is none; DELETE cancels a message")
+                raise InvalidRequest("value: null is not a value; use DELETE to cancel a message")
             changes |= {"json": given["json"]} if "json" in given else {"value": value}
         if given.get("headers") is not None:
             changes["headers"] = read_headers(given["headers"])
         return changes
 
 
-def check_bulk(which: Mapping[str, Any], *, everything: bool, dry_run: bool, what: str) -> None:
-    """Refuse a bulk request that does not say which messages it is for, or says it twice. Raises InvalidRequest.
+def check_bulk(filters: Mapping[str, Any], *, everything: bool, dry_run: bool, effect: str) -> None:
+    """Refuse a bulk request that selects no messages, or selects them in two ways. Raise InvalidRequest.
 
-    `which`: its filters by name, None for those that are not given. `what`: what it would do to every message.
+    `filters`: by name, None if not given. `effect`: the effect of the request on every message.
     """
-    given = [name for name, value in which.items() if value is not None]
+    given = [name for name, value in filters.items() if value is not None]
     if everything and given:
-        raise InvalidRequest(f"all: it goes without {', '.join(given)}: every message, or those that match")
+        raise InvalidRequest(f"all: it excludes {', '.join(given)}: select every message, or those that match")
     if not (given or everything or dry_run):
-        raise InvalidRequest(f"this would {what}: say all=true, or which ({', '.join(which)})")
+        raise InvalidRequest(f"this would {effect}: give all=true, or a filter ({', '.join(filters)})")
 
 
 class Window(Body):
-    """Which messages: those whose delivery time is from `since` on and before `until`."""
+    """Selects messages whose delivery time is at or after `since` and before `until`."""
 
     since: Instant | None = None
     until: Instant | None = None
     dry_run: bool = Field(default=False, description="Only count them.")
-    all: bool = Field(default=False, description="Needed when nothing else says which.")
+    all: bool = Field(default=False, description="Required if no filter is given.")
 
-    def chosen(self, what: str) -> dict[str, Any]:
-        """Return the arguments of the client for this request. Raises InvalidRequest, as `check_bulk` does."""
+    def chosen(self, effect: str) -> dict[str, Any]:
+        """Return the arguments of the client for this request. Raise InvalidRequest, as `check_bulk` does."""
         given = self.model_dump(exclude_unset=True, exclude={"all", "ids"})
-        which = {name: given.get(name) for name in ("since", "until", *FILTERS) if name in type(self).model_fields}
-        check_bulk(which, everything=self.all, dry_run=self.dry_run, what=what)
+        filters = {name: given.get(name) for name in ("since", "until", *FILTERS) if name in type(self).model_fields}
+        check_bulk(filters, everything=self.all, dry_run=self.dry_run, effect=effect)
         return given
 
 
 class MoveAllIn(Window):
-    """Where they are moved: `to` an instant, or by a `shift`; or another priority; or both."""
+    """A new time (`to` an instant, or by a `shift`), a new priority, or both, for many messages."""
 
     key_prefix: str | None = None
     unique_key_prefix: str | None = None
@@ -579,50 +585,49 @@ class MoveAllIn(Window):
 
 
 class DeadIn(Window):
-    """Which dead letters: all that match, or those of `ids`, and nothing else then. `since` and `until` bound when they
-    died."""
+    """Selects dead letters: all that match, or only those of `ids`. `since` and `until` refer to the time of death."""
 
     reason: Literal["nacked", "lease_expired", "expired", "rejected", "undeliverable"] | None = None
-    error: str | None = Field(default=None, description="Part of their last error, upper and lower case as they are.")
-    key_prefix: str | None = Field(default=None, description="The beginning of their keys.")
+    error: str | None = Field(default=None, description="Part of the last error; case matters.")
+    key_prefix: str | None = Field(default=None, description="Prefix of their keys.")
     ids: list[str] | None = Field(default=None, min_length=1, max_length=DEAD_IDS, fail_fast=True)
 
     def named(self) -> list[str] | None:
-        """Their ids; None: those that match. Raises InvalidRequest."""
+        """Return the ids; None: all that match. Raise InvalidRequest."""
         given = sorted(self.model_fields_set - {"ids"})
         if self.ids is not None and given:
-            raise InvalidRequest(f"ids: they go without {', '.join(given)}: these letters, or all that match")
+            raise InvalidRequest(f"ids: they exclude {', '.join(given)}: name dead letters, or select those that match")
         return self.ids
 
 
 class RedriveIn(DeadIn):
-    rate: int | None = Field(default=None, ge=1, le=2**32, description="Messages a second.")
+    rate: int | None = Field(default=None, ge=1, le=2**32, description="Messages per second.")
 
 
 class BackupIn(Body):
-    """What is to be in a backup."""
+    """Contents of a backup."""
 
-    topics: list[str] | None = Field(default=None, max_length=10_000, description="Only these; null: all.")
+    topics: list[str] | None = Field(default=None, max_length=10_000, description="Only these topics; null: all.")
 
 
 class SqlIn(Body):
-    """A statement."""
+    """An SQL statement."""
 
-    statement: str = Field(min_length=1, max_length=262_144, description="One, of MySQL's SQL.")
+    statement: str = Field(min_length=1, max_length=262_144, description="One statement in MySQL's dialect.")
     database: Literal["sandq", "z4", "information_schema"] = "sandq"
-    full_scan: bool = Field(default=False, description="Read whole topics, where nothing bounds what is read.")
-    limit: int = Field(default=1000, ge=1, le=10_000, description="Rows of the answer, at most.")
+    full_scan: bool = Field(default=False, description="Allow reading whole topics if no condition bounds the read.")
+    limit: int = Field(default=1000, ge=1, le=10_000, description="Maximum number of rows in the response.")
 
 
 class RestoreIn(Body):
-    """What is made of a backup, and how it is named."""
+    """Topics to restore from a backup, and their names."""
 
-    topics: list[str] | None = Field(default=None, max_length=10_000, description="Only these; null: all.")
+    topics: list[str] | None = Field(default=None, max_length=10_000, description="Only these topics; null: all.")
     names: dict[str, str] = Field(
-        default_factory=dict, max_length=10_000, description="By topics of the backup: other names."
+        default_factory=dict, max_length=10_000, description="New names, by the names in the backup."
     )
-    prefix: str = Field(default="", max_length=200, description="Stands before all other names.")
-    base: bool = Field(default=False, description="Leave out the increments behind it: as it was when it was made.")
+    prefix: str = Field(default="", max_length=200, description="Prefix for the names of all other topics.")
+    base: bool = Field(default=False, description="Leave out its increments: restore the state of the backup itself.")
     resume_groups: bool = Field(
-        default=False, description="Let consumers have at once what is due; else groups are paused."
+        default=False, description="Deliver due messages at once; by default groups are paused."
     )

@@ -1,4 +1,4 @@
-"""What requests about tokens, identities and roles carry."""
+"""Bodies of requests about tokens, identities and roles."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from sandq.server.http.bodies import Body, Duration, Instant
 
 Grants = Annotated[
     list[str],
-    Field(max_length=FIXED.grants, description='Rights and roles, and what they are for: `"writer:billing.*"`.'),
+    Field(max_length=FIXED.grants, description='Rights and roles, with their scope: `"writer:billing.*"`.'),
 ]
-Quotas = Annotated[dict[str, int | str | None], Field(description="By name; null takes one away.")]
-_EXPIRES_IN = "It expires after so long."
-_EXPIRES_AT = "It expires then; null: never."
-_NOTE = "What it is for."
+Quotas = Annotated[dict[str, int | str | None], Field(description="Quotas by name; null removes one.")]
+_EXPIRES_IN = "Time after which it expires."
+_EXPIRES_AT = "Instant at which it expires; null: never."
+_NOTE = "Its purpose."
 
 
 class Expiring(Body):
-    """Until when something holds."""
+    """When a token or an identity expires."""
 
     expires_in: Duration | None = Field(default=None, description=_EXPIRES_IN)
     expires_at: Instant | None = Field(default=None, description=_EXPIRES_AT)
 
 
 class TokenIn(Expiring):
-    """A token that is made."""
+    """A new token."""
 
     name: str
     grants: Grants
@@ -37,7 +37,7 @@ class TokenIn(Expiring):
 
 
 class IdentityIn(Expiring):
-    """An identity that is made, of a certificate's name or of an outside issuer's subject."""
+    """A new identity, for the name of a certificate or for a subject of an external issuer."""
 
     principal: str = Field(description="`cert:NAME` or `jwt:SUBJECT`.")
     grants: Grants
@@ -46,9 +46,9 @@ class IdentityIn(Expiring):
 
 
 class IdentityChanges(Expiring):
-    """What is to change of an identity; what is not named stays."""
+    """Changes of an identity. Members that are not given stay."""
 
-    grants: Grants | None = Field(default=None, description="All that it has then.")
+    grants: Grants | None = Field(default=None, description="Replaces all grants.")
     add: Grants | None = None
     remove: Grants | None = None
     quota: Quotas | None = None
@@ -56,18 +56,18 @@ class IdentityChanges(Expiring):
 
 
 class RoleIn(Body):
-    """What a role grants."""
+    """The grants of a role."""
 
     grants: Grants
 
 
 def expiry_of(body: Expiring) -> dict[str, Any]:
-    """The argument `expires` that a body stands for, if it says anything of it. Raises InvalidRequest for both."""
-    said = body.model_fields_set & {"expires_in", "expires_at"}
-    if len(said) == 2:
-        raise InvalidRequest("expires_in, expires_at: one of both")
+    """Return the argument `expires` for a body, if it has an expiry. Raise InvalidRequest if it has two."""
+    given = body.model_fields_set & {"expires_in", "expires_at"}
+    if len(given) == 2:
+        raise InvalidRequest("expires_in, expires_at: give one of them")
     if body.expires_in is not None:
         return {"expires": body.expires_in}
-    if "expires_at" in said:
+    if "expires_at" in given:
         return {"expires": body.expires_at}
     return {}

@@ -1,4 +1,4 @@
-"""What the routes use: the client, the node, and the shared state of the server."""
+"""The parts of a server that its routes use: the client, the node, and shared state."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ DISCARD_S = 5.0
 REQUEST_BYTES: Final = 16 << 10
 """Approximate memory of a request, in bytes, without its body and its response."""
 BODY_COPIES: Final = 3
-"""Copies of a body in memory: the received bytes, the parsed JSON, and what is made of that."""
+"""Copies of a body in memory: the received bytes, the parsed JSON, and the objects made from it."""
 BODY_SHARE: Final = 4 / 5
 """Part of the memory for the requests of one address that one body may use."""
 SMALL_BYTES: Final = 4096

@@ -20,7 +20,7 @@ OPEN_BELOW: Final = ("/docs/", "/console/")
 
 
 class Needs(NamedTuple):
-    """The rights that a route needs on what its path names; the caller must have all of them.
+    """The rights that a route needs on the topic or group in its path. The caller must have all of them.
 
     If `rights` is empty, authentication is enough: the response shows only what the caller may see, or the route checks
     the rights for its body."""

@@ -1,4 +1,4 @@
-"""Tokens, identities and roles: who may do what."""
+"""Routes of tokens, identities and roles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Principal = Annotated[
 RoleName = Annotated[str, Path(description="The role's name.")]
 
 
-@router.get("/whoami", operation_id="whoami", response_model=answers.Whoami, summary="Who asks, and what it may do")
+@router.get("/whoami", operation_id="whoami", response_model=answers.Whoami, summary="Get the caller and its rights")
 async def whoami(request: Request) -> Found:
     caller = caller_of(request)
     if caller is None:
@@ -38,18 +38,18 @@ async def whoami(request: Request) -> Found:
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-@router.get("/tokens", operation_id="listTokens", response_model=answers.Identities, summary="All tokens, by name")
+@router.get("/tokens", operation_id="listTokens", response_model=answers.Identities, summary="List all tokens, by name")
 async def list_tokens(request: Request) -> Found:
-    """Never their text."""
+    """The texts of tokens are not included."""
     found = await gateway_of(request).client.admin.identities()
     return {"identities": [_shown(one) for one in found if one.principal.startswith("token:")]}
 
 
 @router.post(
-    "/tokens", operation_id="createToken", status_code=201, response_model=answers.NewToken, summary="Make a token"
+    "/tokens", operation_id="createToken", status_code=201, response_model=answers.NewToken, summary="Create a token"
 )
 async def create_token(request: Request, body: bodies_access.TokenIn) -> Found:
-    """Its text is told once, here. 409 when there is one of this name."""
+    """The text of the token is only in this response. 409 if there is a token with this name."""
     made = await gateway_of(request).client.admin.create_token(
         body.name, body.grants, quota=body.quota, note=body.note, **_expires(body)
     )
@@ -60,18 +60,18 @@ async def create_token(request: Request, body: bodies_access.TokenIn) -> Found:
     "/tokens/{name}/rotate",
     operation_id="rotateToken",
     response_model=answers.NewToken,
-    summary="Give a token another text",
+    summary="Replace the text of a token",
 )
 async def rotate_token(request: Request, name: TokenName, body: bodies_access.Expiring | None = None) -> Found:
-    """The old one ends at once."""
+    """The old text becomes invalid at once."""
     expires = {} if body is None else _expires(body)
     made = await gateway_of(request).client.admin.rotate_token(name, **expires)
     return {"token": made.text, **_shown(made.identity)}
 
 
-@router.delete("/tokens/{name}", operation_id="revokeToken", status_code=204, summary="End a token")
+@router.delete("/tokens/{name}", operation_id="revokeToken", status_code=204, summary="Revoke a token")
 async def revoke_token(request: Request, name: TokenName) -> None:
-    """Whoever uses it is cut off within a second."""
+    """Clients that use it are disconnected within a second."""
     await gateway_of(request).client.admin.revoke_token(name)
 
 
@@ -79,7 +79,7 @@ async def revoke_token(request: Request, name: TokenName) -> None:
 
 
 @router.get(
-    "/identities", operation_id="listIdentities", response_model=answers.Identities, summary="All identities, in order"
+    "/identities", operation_id="listIdentities", response_model=answers.Identities, summary="List all identities"
 )
 async def list_identities(request: Request) -> Found:
     return {"identities": [_shown(one) for one in await gateway_of(request).client.admin.identities()]}
@@ -90,10 +90,10 @@ async def list_identities(request: Request) -> Found:
     operation_id="createIdentity",
     status_code=201,
     response_model=answers.Identity,
-    summary="Let in a certificate, or a subject of an outside issuer",
+    summary="Create an identity for a certificate, or for a subject of an external issuer",
 )
 async def create_identity(request: Request, body: bodies_access.IdentityIn) -> Found:
-    """409 when there is one of this principal. Tokens of the cluster's own are made by `POST /tokens`."""
+    """409 if there is an identity with this principal. Use `POST /tokens` to create tokens of this cluster."""
     admin = gateway_of(request).client.admin
     return _shown(
         await admin.create_identity(body.principal, body.grants, quota=body.quota, note=body.note, **_expires(body))
@@ -101,7 +101,7 @@ async def create_identity(request: Request, body: bodies_access.IdentityIn) -> F
 
 
 @router.get(
-    "/identities/{principal}", operation_id="getIdentity", response_model=answers.Identity, summary="One identity"
+    "/identities/{principal}", operation_id="getIdentity", response_model=answers.Identity, summary="Get an identity"
 )
 async def get_identity(request: Request, principal: Principal) -> Found:
     for one in await gateway_of(request).client.admin.identities():
@@ -114,10 +114,10 @@ async def get_identity(request: Request, principal: Principal) -> Found:
     "/identities/{principal}",
     operation_id="updateIdentity",
     response_model=answers.Identity,
-    summary="Change what an identity may do",
+    summary="Change the rights of an identity",
 )
 async def update_identity(request: Request, principal: Principal, body: bodies_access.IdentityChanges) -> Found:
-    """What is not named stays."""
+    """Members that are not given stay."""
     given = body.model_dump(exclude_none=True, include={"grants", "add", "remove", "note"})
     if body.quota is not None:
         given["quota"] = body.quota
@@ -125,37 +125,37 @@ async def update_identity(request: Request, principal: Principal, body: bodies_a
     return _shown(await admin.update_identity(principal, **given, **_expires(body)))
 
 
-@router.delete("/identities/{principal}", operation_id="deleteIdentity", status_code=204, summary="Forget an identity")
+@router.delete("/identities/{principal}", operation_id="deleteIdentity", status_code=204, summary="Delete an identity")
 async def delete_identity(request: Request, principal: Principal) -> None:
-    """Who shows it is cut off within a second."""
+    """Clients that use it are disconnected within a second."""
     await gateway_of(request).client.admin.delete_identity(principal)
 
 
 # -- roles -------------------------------------------------------------------------------------------------------------
 
 
-@router.get("/roles", operation_id="listRoles", response_model=answers.Roles, summary="All roles")
+@router.get("/roles", operation_id="listRoles", response_model=answers.Roles, summary="List all roles")
 async def list_roles(request: Request) -> Found:
-    """Those that are built in first."""
+    """Built-in roles first."""
     built_in = [{"name": name, "grants": [*map(str, rights)], "built_in": True} for name, rights in ROLES.items()]
     made = await gateway_of(request).client.admin.roles()
     return {"roles": [*built_in, *({"name": n, "grants": grants, "built_in": False} for n, grants in made.items())]}
 
 
-@router.put("/roles/{name}", operation_id="putRole", status_code=204, summary="Make a role, or give it other grants")
+@router.put("/roles/{name}", operation_id="putRole", status_code=204, summary="Create a role, or replace its grants")
 async def put_role(request: Request, name: RoleName, body: bodies_access.RoleIn) -> None:
-    """Grants of a role are rights and built-in roles."""
+    """The grants of a role are rights and built-in roles."""
     await gateway_of(request).client.admin.put_role(name, body.grants)
 
 
-@router.delete("/roles/{name}", operation_id="deleteRole", status_code=204, summary="Forget a role")
+@router.delete("/roles/{name}", operation_id="deleteRole", status_code=204, summary="Delete a role")
 async def delete_role(request: Request, name: RoleName) -> None:
-    """409 while identities have it."""
+    """409 while identities have the role."""
     await gateway_of(request).client.admin.delete_role(name)
 
 
 def _expires(body: bodies_access.Expiring) -> dict[str, Any]:
-    """As the client takes it."""
+    """Return the expiry as an argument of the client."""
     found = bodies_access.expiry_of(body)
     if "expires_at" in body.model_fields_set and body.expires_at is not None:
         return {"expires": datetime.fromtimestamp(instant_ms(body.expires_at) / 1000, UTC)}

@@ -1,4 +1,4 @@
-"""Backups: begun, listed, verified, restored."""
+"""Routes of backups and restores."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ BackupId = Annotated[str, Path(description="The backup's name.")]
     operation_id="createBackup",
     status_code=202,
     response_model=answers.BackupProgress,
-    summary="Begin a backup",
+    summary="Start a backup",
 )
 async def create_backup(request: Request, body: bodies.BackupIn | None = None) -> Found:
-    """It goes to where the configuration says. 409 where that says nothing, and while one is being made here; how far
-    it is `GET /backups` tells."""
+    """Stores it at the location in the configuration. 409 if there is none, or while a backup is running here. `GET
+    /backups` shows the progress."""
     return await gateway_of(request).backups.begin(None if body is None else body.topics)
 
 
-@router.get("/backups", operation_id="listBackups", response_model=answers.Backups, summary="All backups")
+@router.get("/backups", operation_id="listBackups", response_model=answers.Backups, summary="List all backups")
 async def list_backups(request: Request) -> Found:
-    """The oldest first, also those that cannot be used, and why; and how far the one is that is being made here."""
+    """Oldest first, including unusable ones with the reason, and the progress of the backup that is running here."""
     return await gateway_of(request).backups.list()
 
 
@@ -37,10 +37,10 @@ async def list_backups(request: Request) -> Found:
     "/backups/{backup}/verify",
     operation_id="verifyBackup",
     response_model=answers.Backup,
-    summary="Read a backup as a whole",
+    summary="Verify a backup by reading all of it",
 )
 async def verify_backup(request: Request, backup: BackupId) -> Found:
-    """400 when it is damaged: the error names the file and the byte. It takes as long as it takes to read."""
+    """400 if it is damaged: the error names the file and the position. Takes as long as reading it."""
     backups = gateway_of(request).backups
     return await run_waiting(request, lambda: backups.verify(backup))
 
@@ -50,12 +50,14 @@ async def verify_backup(request: Request, backup: BackupId) -> Found:
     operation_id="restoreBackup",
     status_code=202,
     response_model=answers.BackupProgress,
-    summary="Begin to restore a backup",
+    summary="Start to restore a backup",
 )
 async def restore_backup(request: Request, backup: BackupId, body: bodies.RestoreIn | None = None) -> Found:
-    """Makes its topics again: under names that no topic has, shut until all of them are there. 409 while something is
-    restored here, and for a backup with increments without `base`: a point in time is for `sandctl backup restore`. How
-    far it is, and what became of it, `GET /backups` tells."""
+    """Creates its topics, under names that are not in use; they stay closed until all are complete. 409 while a restore
+    is
+    running here, or if the backup has increments and `base` is not set: use `sandctl backup restore` for a point in
+    time.
+    `GET /backups` shows the progress and the outcome."""
     wanted = bodies.RestoreIn() if body is None else body
     return await gateway_of(request).backups.begin_restore(
         backup,

@@ -1,7 +1,7 @@
-"""The console: pages for people, who use the API by them as any other client does.
+"""The console: web pages that use the API like any other client.
 
-There is nothing in it but files, the same for everybody. What they show is asked of the API, with the token of who
-looks.
+It consists of static files, which are the same for all users. Its scripts fetch all data from the API, with the user's
+token.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from sandq.server.http.strict import router_of
 router = router_of()
 PAGE: Final = "index.html"
 SETTING_TEXTS: Final = "setting_texts.js"
-"""A module that is made of `sandq.model.setting_texts`; the others are files."""
+"""A module that is generated from `sandq.model.setting_texts`. All other files are static."""
 _GZIP: Final = re.compile(r"(^|,)\s*gzip\s*(,|$)")
-"""It is taken, at no lower a quality than anything else: browsers say it so."""
+"""Accept-Encoding that accepts gzip without a lower quality, as browsers send it."""
 TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -51,7 +51,7 @@ POLICY: Final = "; ".join(
         "trusted-types 'none'",
     )
 )
-"""Scripts and styles are files of ours, and no text ever becomes markup: values of messages are anybody's."""
+"""Only scripts and styles of this server run, and text never becomes markup: message values may be hostile."""
 HEADERS: Final = {
     "content-security-policy": POLICY,
     "x-frame-options": "DENY",
@@ -59,14 +59,14 @@ HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
-    # It is asked for each time, and answered by 304: another version of sandq has other files under the same names.
+    # Browsers revalidate files each time (304): a new version of sandq has new files under the same names.
     "cache-control": "no-cache",
     "vary": "Accept, Accept-Encoding",
 }
 
 
 class Asset(NamedTuple):
-    """A file of the console. `tag`: of what is in it; `packed`: the same in gzip, a fourth of it."""
+    """A file of the console. `tag`: entity tag of its content. `packed`: the content compressed with gzip."""
 
     data: bytes
     media_type: str
@@ -91,7 +91,7 @@ def _of_data(data: bytes, suffix: str) -> Asset:
 
 
 def _setting_texts() -> str:
-    """Return a module with the help, unit and default of each setting, as `sandctl topic create --help` has them."""
+    """Return a module with the help, unit and default of each setting, as in `sandctl topic create --help`."""
     defaults: dict[str, Any] = {}
     for kind in CLASSES:
         shown = settings_json(parse_settings({}, kind).record(), kind)
@@ -113,7 +113,7 @@ def _setting_texts() -> str:
 
 @router.get("/", include_in_schema=False)
 async def root(request: Request) -> Response:
-    """The console for who asks for a page; the description of the API for everybody else."""
+    """Return the console if the client accepts HTML, and otherwise redirect to the description of the API."""
     if "text/html" not in request.headers.get("accept", ""):
         return RedirectResponse("/docs", headers={"vary": "Accept"})
     return _answer(request, assets()[PAGE])

@@ -1,4 +1,4 @@
-"""Consumer groups: leasing and settling, lag, seek, dead letters."""
+"""Routes of consumer groups: leasing, settling, state, seek, dead letters."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ router = router_of("groups")
 GroupName = Annotated[str, Path(description="The consumer group's name.")]
 Reason = Annotated[
     Literal["nacked", "lease_expired", "expired", "rejected", "undeliverable"] | None,
-    Query(description="Why they died."),
+    Query(description="Reason why the messages are dead."),
 ]
 GROUP = "/topics/{topic}/groups/{group}"
 BY_IDS = answers.Job | answers.DeadOutcomes
-"""Of those that match how many there were; of those that were named what became of each."""
+"""Response to a request about dead letters: counts if it selects by filters, an outcome for each of `ids`."""
 _COUNTS = ("lag", "ready", "leased", "waiting", "dead")
 
 
@@ -49,20 +49,22 @@ _COUNTS = ("lag", "ready", "leased", "waiting", "dead")
     f"{GROUP}/lease", operation_id="leaseMessages", response_model=answers.LeasedMessages, summary="Lease messages"
 )
 async def lease(request: Request, topic: TopicName, group: GroupName, body: bodies.LeaseIn | None = None) -> Found:
-    """What is ready now; when that is nothing, what first becomes ready within `wait`. The group is made when it is
-    new. If the client goes away meanwhile, or no answer can be made, the messages are given back.
+    """Lease messages that are ready now. If there are none, wait for the first ones, up to `wait`.
+
+    A new group is created. If the client disconnects, or no response can be made, the messages are returned to the
+    group.
     """
-    asked = body or bodies.LeaseIn()
+    options = body or bodies.LeaseIn()
     leases = gateway_of(request).client.leases(topic, group)
-    found = await (run_waiting if asked.wait else while_connected)(
+    found = await (run_waiting if options.wait else while_connected)(
         request,
         lambda: leases.take(
-            asked.max,
-            wait=asked.wait,
-            lease=asked.lease,
-            start=asked.start,
-            ack=asked.ack,
-            partitions=asked.partitions,
+            options.max,
+            wait=options.wait,
+            lease=options.lease,
+            start=options.start,
+            ack=options.ack,
+            partitions=options.partitions,
         ),
     )
     try:
@@ -78,25 +80,27 @@ async def lease(request: Request, topic: TopicName, group: GroupName, body: bodi
     operation_id="streamMessages",
     response_class=Response,
     responses=EVENTS,
-    summary="Messages as they become ready",
+    summary="Stream messages as they become ready",
 )
 async def stream(
     request: Request,
     topic: TopicName,
     group: GroupName,
     max_in_flight: Annotated[
-        int | None, Query(ge=1, description="Messages that may be out and are not settled; 100 unless told otherwise.")
+        int | None,
+        Query(ge=1, description="Maximum number of unsettled messages of the client; 100 by default."),
     ] = None,
-    lease: Annotated[str | None, Query(description="How long they are held; otherwise the topic's setting.")] = None,
-    start: Annotated[str, Query(description="Where the group begins when it is new.")] = "earliest",
+    lease: Annotated[str | None, Query(description="Duration of leases; by default the topic's setting.")] = None,
+    start: Annotated[str, Query(description="Where a new group begins.")] = "earliest",
 ) -> Response:
-    """Server-sent events, without an end. `id` is the body by which `ack`, `nack` and `extend` know the message, `data`
-    the message as `lease` answers it. What was not settled is given back when the client goes away; an `error` event is
-    the last one."""
+    """Server-sent events that never end. `id` is the body with which `ack`, `nack` and `extend` identify the message,
+    and `data` is the message as in the response of `lease`. When the client disconnects, unsettled messages are
+    returned
+    to the group. An `error` event is the last one."""
     most = gateway_of(request).stream_messages
     wanted = min(IN_FLIGHT_DEFAULT, most) if max_in_flight is None else max_in_flight
     if wanted > most:
-        raise InvalidRequest(f"max_in_flight: {most} at most (limits.http_stream_messages), not {wanted}")
+        raise InvalidRequest(f"max_in_flight: at most {most} (limits.http_stream_messages), not {wanted}")
     client = gateway_of(request).client
     lease_ms: int = (await client.admin.topic(topic)).settings["lease_ms"] if lease is None else duration_ms(lease)
     return await event_stream(request, client.leases(topic, group), Wanted(wanted, lease_ms, start))
@@ -106,12 +110,13 @@ async def stream(
     f"{GROUP}/ack",
     operation_id="ackMessages",
     response_model=answers.Settled,
-    summary="Done: they are not delivered again",
+    summary="Ack messages: they are not delivered again",
 )
 async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies.AckThenIn) -> Found:
-    """409 LEASE_LOST when the lease of one had ended: `lost` names those, `settled` counts the others. With `then`
-    each of these messages arrives exactly once, once this is answered with 200; otherwise none was sent, and nothing
-    acked. (409 CONFLICT when all of it had been acked before, without them.)"""
+    """409 LEASE_LOST if leases have ended: `lost` lists these, and `settled` counts the other messages.
+
+    With `then`, a response of 200 means that each of these messages arrives exactly once. Otherwise none was sent, and
+    nothing was acked. (409 CONFLICT if the messages had been acked before, without `then`.)"""
     for target in {one.topic or topic for one in body.then or ()}:
         authorize(request, Right.PRODUCE, target)
     held = body.held()
@@ -129,10 +134,10 @@ async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies
     f"{GROUP}/nack",
     operation_id="nackMessages",
     response_model=answers.Settled,
-    summary="Not done: they are delivered again",
+    summary="Nack messages: they are delivered again",
 )
 async def nack(request: Request, topic: TopicName, group: GroupName, body: bodies.NackIn) -> Found:
-    """409 LEASE_LOST as with ack."""
+    """409 LEASE_LOST as for ack."""
     held = body.held()
     leases = gateway_of(request).client.leases(topic, group)
     terms: Found = {"delay": body.delay, "delay_ms": body.delay_ms, "error": body.error, "count": body.count}
@@ -145,10 +150,10 @@ async def nack(request: Request, topic: TopicName, group: GroupName, body: bodie
     f"{GROUP}/dead",
     operation_id="rejectMessages",
     response_model=answers.Settled,
-    summary="They cannot be done: dead letters at once",
+    summary="Reject messages: they become dead letters at once",
 )
 async def reject(request: Request, topic: TopicName, group: GroupName, body: bodies.RejectIn) -> Found:
-    """Whatever attempts are left; their reason is `rejected`. 409 LEASE_LOST as with ack."""
+    """Remaining attempts do not matter; the reason is `rejected`. 409 LEASE_LOST as for ack."""
     held = body.held()
     leases = gateway_of(request).client.leases(topic, group)
     lost = await leases.dead(held, body.error)
@@ -156,11 +161,9 @@ async def reject(request: Request, topic: TopicName, group: GroupName, body: bod
     return _settled(leases, held, lost)
 
 
-@router.post(
-    f"{GROUP}/extend", operation_id="extendLeases", response_model=answers.Extended, summary="Hold them longer"
-)
+@router.post(f"{GROUP}/extend", operation_id="extendLeases", response_model=answers.Extended, summary="Extend leases")
 async def extend(request: Request, topic: TopicName, group: GroupName, body: bodies.ExtendIn) -> Found:
-    """With a message goes whatever else is under its lease. 409 LEASE_LOST as with ack."""
+    """Extends the whole lease of each message. 409 LEASE_LOST as for ack."""
     held = body.held()
     leases = gateway_of(request).client.leases(topic, group)
     until_ms = await leases.extend(held, body.lease)
@@ -181,15 +184,16 @@ def _settled(
     lost: Iterable[tuple[str, str | None]],
     settled: int | None = None,
 ) -> Found:
-    """`settled`: how many were, where those that were not lost were not."""
+    """Return the response for settled messages. Raise LeaseLost if some leases were lost. `settled`: the number of
+    settled messages, if it is not that of all others."""
     gone = [Held(*one) for one in lost]
     settled = len(held) - len(gone) if settled is None else settled
     if gone:
-        why = "their lease has ended"
+        why = "their leases have ended"
         if are_elsewhere(leases, gone):
-            why += f", or is of another topic than {leases.topic!r} as it is now"
+            why += f", or belong to a topic other than the current {leases.topic!r}"
         raise LeaseLost(
-            f"{len(gone)} of {len(held)} are not held any more: {why}, and they may be delivered again",
+            f"{len(gone)} of {len(held)} messages are no longer leased: {why}; they may be delivered again",
             lost=[one._asdict() for one in gone],
             settled=settled,
         )
@@ -200,7 +204,7 @@ def _settled(
     "/topics/{topic}/groups",
     operation_id="listGroups",
     response_model=answers.Groups,
-    summary="The groups of a topic, with their lag",
+    summary="List the groups of a topic, with their lag",
 )
 async def list_(request: Request, topic: TopicName) -> Found:
     rows = await gateway_of(request).client.admin.groups(topic)
@@ -208,7 +212,7 @@ async def list_(request: Request, topic: TopicName) -> Found:
     return {"groups": [_group(name, rows) for name in names]}
 
 
-@router.get(GROUP, operation_id="getGroup", response_model=answers.Group, summary="One group")
+@router.get(GROUP, operation_id="getGroup", response_model=answers.Group, summary="Get a group")
 async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
     rows = await gateway_of(request).client.admin.groups(topic)
     if all(row["group"] != group for row in rows):
@@ -220,57 +224,53 @@ async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
     f"{GROUP}/consumers",
     operation_id="listConsumers",
     response_model=answers.Consumers,
-    summary="The consumers of a group, and what they hold",
+    summary="List the consumers of a group, and the messages they hold",
 )
 async def consumers(request: Request, topic: TopicName, group: GroupName) -> Found:
-    """The leaders of the topic's partitions tell who subscribes, and whose leases hold messages."""
+    """The leaders of the topic's partitions report who subscribes, and whose leases hold messages."""
     found = await gateway_of(request).client.admin.consumers(topic, group)
     return {"consumers": [consumer_json(row) for row in found.consumers], "left_out": found.left_out}
 
 
-@router.patch(GROUP, operation_id="updateGroup", status_code=204, summary="Give a group settings of its own")
+@router.patch(GROUP, operation_id="updateGroup", status_code=204, summary="Change a group's own settings")
 async def update(request: Request, topic: TopicName, group: GroupName, body: bodies.GroupUpdate) -> None:
     admin = gateway_of(request).client.admin
     await admin.update_group(topic, group, **settings_of(body.settings))
 
 
-@router.post(
-    f"{GROUP}/pause", operation_id="pauseGroup", status_code=204, summary="Give a group nothing, until it is resumed"
-)
+@router.post(f"{GROUP}/pause", operation_id="pauseGroup", status_code=204, summary="Pause deliveries to a group")
 async def pause(request: Request, topic: TopicName, group: GroupName) -> None:
-    """What its consumers hold they keep, and can ack. It stays paused across restarts."""
+    """Consumers keep the messages that they hold, and can ack them. The group stays paused across restarts."""
     await gateway_of(request).client.admin.pause_group(topic, group)
 
 
-@router.post(
-    f"{GROUP}/resume", operation_id="resumeGroup", status_code=204, summary="Give a group again what there is for it"
-)
+@router.post(f"{GROUP}/resume", operation_id="resumeGroup", status_code=204, summary="Resume deliveries to a group")
 async def resume(request: Request, topic: TopicName, group: GroupName) -> None:
-    """What has come due meanwhile comes first."""
+    """Messages that have become due meanwhile are delivered first."""
     await gateway_of(request).client.admin.resume_group(topic, group)
 
 
-@router.put(f"{GROUP}/limits", operation_id="limitGroup", status_code=204, summary="Limit a group over all partitions")
+@router.put(f"{GROUP}/limits", operation_id="limitGroup", status_code=204, summary="Limit a group, over all partitions")
 async def limit(request: Request, topic: TopicName, group: GroupName, body: bodies.LimitsIn) -> None:
-    """Instead of the limits that it had; `{}`: it has none. The group need not be there yet."""
+    """Replaces all limits of the group; `{}` removes them. The group need not exist yet."""
     await gateway_of(request).client.admin.limit_group(topic, group, **body.model_dump(exclude_none=True))
 
 
-@router.delete(GROUP, operation_id="deleteGroup", status_code=204, summary="Forget a group and its dead letters")
+@router.delete(GROUP, operation_id="deleteGroup", status_code=204, summary="Delete a group and its dead letters")
 async def delete(
     request: Request,
     topic: TopicName,
     group: GroupName,
-    force: Annotated[bool, Query(description="With the messages that it has yet to finish: they are lost.")] = False,
+    force: Annotated[bool, Query(description="Delete its unfinished messages, too: they are lost.")] = False,
 ) -> None:
-    """409 CONFLICT while it has consumers, and, without `force`, while it has messages that are leased, retrying or
-    blocked by their keys."""
+    """409 CONFLICT while the group has consumers; without `force` also while it has messages that are leased, retrying
+    or blocked by their keys."""
     await gateway_of(request).client.admin.delete_group(topic, group, force=force)
 
 
-@router.post(f"{GROUP}/seek", operation_id="seekGroup", response_model=answers.Seeked, summary="Go on from elsewhere")
+@router.post(f"{GROUP}/seek", operation_id="seekGroup", response_model=answers.Seeked, summary="Move a group")
 async def seek(request: Request, topic: TopicName, group: GroupName, body: bodies.SeekIn) -> Found:
-    """Everything from there on is delivered again; what lies before it counts as acked."""
+    """Everything from there on is delivered again. Messages before that count as acked."""
     cursors = await gateway_of(request).client.admin.seek_group(topic, group, body.to)
     return {"cursors": {str(partition): cursor for partition, cursor in cursors.items()}}
 
@@ -280,33 +280,31 @@ async def seek(request: Request, topic: TopicName, group: GroupName, body: bodie
     operation_id="listDeadLetters",
     response_model=answers.DeadPage,
     responses=NDJSON,
-    summary="Dead letters",
+    summary="List dead letters",
 )
 async def dead(
     request: Request,
     topic: TopicName,
     group: GroupName,
     reason: Reason = None,
-    since: Annotated[str | None, Query(description="Dead from this instant on.")] = None,
+    since: Annotated[str | None, Query(description="Dead at this instant or later.")] = None,
     until: Annotated[str | None, Query(description="Dead before this instant.")] = None,
-    error: Annotated[
-        str | None, Query(description="Part of their last error, upper and lower case as they are.")
-    ] = None,
+    error: Annotated[str | None, Query(description="Part of the last error; case matters.")] = None,
     key_prefix: KeyPrefix = None,
     limit: Limit = None,
     after: After = None,
-    values: Annotated[bool, Query(description="With their values.")] = True,
+    values: Annotated[bool, Query(description="Include the values.")] = True,
     order: Order = "oldest",
 ) -> Any:
-    """A page of them; with `Accept: application/x-ndjson` all there are, a line each."""
+    """Returns a page; with `Accept: application/x-ndjson` all dead letters, one per line."""
     letters = gateway_of(request).client.dead(topic, group)
 
     def shown(letter: DeadLetter) -> Found:
         return dead_json(letter, value=values)
 
     def listed(limit: int | None) -> Any:
-        which = {"reason": reason, "since": since, "until": until, "error": error, "key_prefix": key_prefix}
-        return letters.list(**which, limit=limit, after=after, values=values, newest=order == "newest")
+        filters = {"reason": reason, "since": since, "until": until, "error": error, "key_prefix": key_prefix}
+        return letters.list(**filters, limit=limit, after=after, values=values, newest=order == "newest")
 
     if wants_ndjson(request):
         return await as_ndjson(request, listed(limit), shown)
@@ -320,12 +318,12 @@ async def dead(
     f"{GROUP}/dead/redrive",
     operation_id="redriveDeadLetters",
     response_model=BY_IDS,
-    summary="Deliver dead letters once more",
+    summary="Redrive dead letters: deliver them again",
 )
 async def redrive(request: Request, topic: TopicName, group: GroupName, body: bodies.RedriveIn | None = None) -> Found:
-    """Those that match, those of `ids` with an outcome for each, or with `all` every one.
+    """Selects those that match, those of `ids` (with an outcome for each), or with `all` every dead letter.
 
-    It ends when the client goes away; what is redriven by then stays so."""
+    Stops if the client disconnects; messages that were redriven by then stay so."""
     letters = gateway_of(request).client.dead(topic, group)
     if body is not None and (ids := body.named()) is not None:
         return _outcomes(await while_connected(request, lambda: letters.redrive_ids(ids)))
@@ -334,12 +332,12 @@ async def redrive(request: Request, topic: TopicName, group: GroupName, body: bo
 
 
 @router.post(
-    f"{GROUP}/dead/purge", operation_id="purgeDeadLetters", response_model=BY_IDS, summary="Forget dead letters"
+    f"{GROUP}/dead/purge", operation_id="purgeDeadLetters", response_model=BY_IDS, summary="Purge dead letters"
 )
 async def purge(request: Request, topic: TopicName, group: GroupName, body: bodies.DeadIn | None = None) -> Found:
-    """Those that match, those of `ids`, or with `all` every one, as with redrive.
+    """Selects those that match, those of `ids`, or with `all` every dead letter, as redrive does.
 
-    It ends when the client goes away; what is forgotten by then stays so."""
+    Stops if the client disconnects; messages that were purged by then are gone."""
     letters = gateway_of(request).client.dead(topic, group)
     if body is not None and (ids := body.named()) is not None:
         return _outcomes(await while_connected(request, lambda: letters.purge_ids(ids)))
@@ -353,7 +351,7 @@ def _outcomes(found: Sequence[DeadOutcome]) -> Found:
 
 
 def _group(name: str, rows: list[dict[str, Any]]) -> Found:
-    """A group over all partitions, from its rows."""
+    """Return a group summed over all partitions, from its rows."""
     parts = [row for row in rows if row["group"] == name]
     settings = parts[0].get("settings")
     reasons = sorted({row["reason"] for row in parts if row.get("reason")})

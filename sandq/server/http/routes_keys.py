@@ -1,4 +1,4 @@
-"""Keys of a compacted topic: read, put, deleted, listed, watched."""
+"""Routes of the keys of a compacted topic: read, put, delete, list, watch."""
 
 from __future__ import annotations
 
@@ -34,29 +34,25 @@ _CHANGED: dict[int | str, dict[str, Any]] = {
     200: {"headers": _ETAG},
     412: {
         "model": problems.Problem,
-        "description": "VERSION_CHANGED: the key has another `version` (null: no value), which is the ETag, too.",
+        "description": "VERSION_CHANGED: the key has a different `version` (null: no value), which is also the ETag.",
     },
 }
 _READ: dict[int | str, dict[str, Any]] = {
     200: {"headers": _ETAG},
-    304: {"description": "It has the version of If-None-Match still."},
-    404: {"model": problems.Problem, "description": "NOT_FOUND: it has no value; or there is no such topic."},
+    304: {"description": "It still has a version of If-None-Match."},
+    404: {"model": problems.Problem, "description": "NOT_FOUND: the key has no value, or the topic does not exist."},
 }
-KeyName = Annotated[str, Path(description="The key, percent-encoded; slashes may stand as they are.", min_length=1)]
+KeyName = Annotated[str, Path(description="The key, percent-encoded; slashes need not be encoded.", min_length=1)]
 Encoding = Annotated[
-    Literal["text", "base64"], Query(description="How keys are written in this request: as text, or in base64url.")
+    Literal["text", "base64"], Query(description="How keys are encoded in this request: as text, or in base64url.")
 ]
 Consistency = Annotated[
     Literal["linearizable", "stale"],
-    Query(description="`stale`: any replica answers; the header Sandq-Stale-Ms tells how far it may be behind."),
+    Query(description="`stale`: any replica may answer; the header Sandq-Stale-Ms says how far it may be behind."),
 ]
-IfMatch = Annotated[
-    str | None, Header(alias="If-Match", description='Only when the key has this version: `"01HN..."`.')
-]
-IfNoneMatch = Annotated[
-    str | None, Header(alias="If-None-Match", description="`*`: only when the key has no value yet.")
-]
-Prefix = Annotated[str | None, Query(description="Only keys that begin so.")]
+IfMatch = Annotated[str | None, Header(alias="If-Match", description='Only if the key has this version: `"01HN..."`.')]
+IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", description="`*`: only if the key has no value yet.")]
+Prefix = Annotated[str | None, Query(description="Only keys that begin with this.")]
 
 
 @router.get(
@@ -64,21 +60,21 @@ Prefix = Annotated[str | None, Query(description="Only keys that begin so.")]
     operation_id="listKeys",
     response_model=answers.KeyPage,
     responses=NDJSON,
-    summary="Keys in their order",
+    summary="List keys in order",
 )
 async def list_(
     request: Request,
     response: Response,
     topic: TopicName,
     prefix: Prefix = None,
-    start: Annotated[str | None, Query(description="From this key on: `next` of the page before.")] = None,
-    stop: Annotated[str | None, Query(description="Before this key.")] = None,
+    start: Annotated[str | None, Query(description="Begin at this key: `next` of the previous page.")] = None,
+    stop: Annotated[str | None, Query(description="End before this key.")] = None,
     limit: Limit = None,
-    values: Annotated[bool, Query(description="With their values and headers.")] = False,
+    values: Annotated[bool, Query(description="Include values and headers.")] = False,
     encoding: Encoding = "text",
     consistency: Consistency = "linearizable",
 ) -> Any:
-    """A page of them, from all partitions; with `Accept: application/x-ndjson` all there are, a line each."""
+    """Returns a page, over all partitions; with `Accept: application/x-ndjson` all keys, one per line."""
     bounds = _bounds(prefix, start, stop, encoding)
     lines = wants_ndjson(request)
     limit = DEFAULT_LIMIT if limit is None and not lines else limit
@@ -89,7 +85,7 @@ async def list_(
     keys = gateway_of(request).client.kv(topic)
     rows = keys.scan(**bounds, limit=limit if lines or limit is None else limit + 1, consistency=consistency)
     if lines and consistency == "stale":
-        raise InvalidRequest("consistency: stale goes with pages: of lines nobody could tell at first how old they are")
+        raise InvalidRequest("consistency: stale is only for pages: with lines, the age is not known in advance")
     if lines or limit is None:
         return await as_ndjson(request, rows, shown)
     page, following = await page_of(rows, limit)
@@ -99,7 +95,7 @@ async def list_(
     return {"keys": [shown(entry) for entry in page], "next": next_}
 
 
-@router.get(KEY, operation_id="getKey", response_model=answers.Entry, responses=_READ, summary="What a key has")
+@router.get(KEY, operation_id="getKey", response_model=answers.Entry, responses=_READ, summary="Get the value of a key")
 async def get(
     request: Request,
     response: Response,
@@ -109,11 +105,11 @@ async def get(
     consistency: Consistency = "linearizable",
     as_text: AsText = False,
     if_none_match: Annotated[
-        str | None, Header(alias="If-None-Match", description="Versions that the client has: 304.")
+        str | None, Header(alias="If-None-Match", description="Versions that the client has: 304 if one is current.")
     ] = None,
 ) -> Any:
-    """As it is after every write that was acknowledged before; or, `stale`, as some replica knows it."""
-    refuse(request, "If-Match", "it goes with PUT and DELETE")
+    """The value after all writes that were acknowledged before; with `stale`, the value as some replica knows it."""
+    refuse(request, "If-Match", "it is for PUT and DELETE")
     name = key_of(request, key, encoding)
     keys = gateway_of(request).client.kv(topic)
     headers: dict[str, str] = {}
@@ -145,13 +141,13 @@ async def put(
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Found:
-    """Answered once it is safe."""
+    """The response comes once the value is stored safely."""
     name = key_of(request, key, encoding)
     expected, new = only(request, "If-Match"), only(request, "If-None-Match")
     if expected is not None and new is not None:
-        raise InvalidRequest("If-Match and If-None-Match: one of them, not both")
+        raise InvalidRequest("If-Match and If-None-Match: give one of them, not both")
     if new not in (None, "*"):
-        raise InvalidRequest("If-None-Match: with PUT it is *, for a key without a value; If-Match takes a version")
+        raise InvalidRequest("If-None-Match: with PUT it is *, for a key without a value; use If-Match for a version")
     keys, arguments = gateway_of(request).client.kv(topic), body.arguments()
     if expected is not None:
         version = await keys.cas(name, expected=version_of("If-Match", expected), **arguments)
@@ -173,8 +169,8 @@ async def put(
 async def delete(
     request: Request, topic: TopicName, key: KeyName, encoding: Encoding = "text", if_match: IfMatch = None
 ) -> Found:
-    """Also one that has no value, unless If-Match names a version."""
-    refuse(request, "If-None-Match", "it goes with GET and PUT")
+    """Also a key without a value, unless If-Match names a version."""
+    refuse(request, "If-None-Match", "it is for GET and PUT")
     name, expected = key_of(request, key, encoding), only(request, "If-Match")
     version = None if expected is None else version_of("If-Match", expected)
     return {"version": await gateway_of(request).client.kv(topic).delete(name, expected=version)}
@@ -189,18 +185,18 @@ async def delete(
 async def changes(
     request: Request,
     topic: TopicName,
-    after: Annotated[str | None, Query(description="`position` of the answer before; `earliest`; a version.")] = None,
+    after: Annotated[str | None, Query(description="`position` of the last response, `earliest` or a version.")] = None,
     prefix: Prefix = None,
-    wait: Annotated[str, Query(description="For the first change so long at most, which is a minute at most.")] = "10s",
+    wait: Annotated[str, Query(description="Maximum time to wait for the first change, up to a minute.")] = "10s",
     limit: Limit = None,
-    latest: Annotated[bool, Query(description="Only what no later write of its key came after.")] = False,
+    latest: Annotated[bool, Query(description="Skip writes that a later write of the same key replaced.")] = False,
     encoding: Encoding = "text",
 ) -> Found:
-    """Without `after`: at once, the position that is now. 410 HISTORY_GONE when what lies behind `after` was compacted:
-    begin anew with what `/keys` lists, or with `latest=true`."""
+    """Without `after`, returns the current position at once. 410 HISTORY_GONE if changes after `after` were compacted:
+    start again from the list of `/keys`, or use `latest=true`."""
     wait_ms = duration_ms(wait)
     if wait_ms > WAIT_MS_MOST:
-        raise InvalidRequest(f"wait: {WAIT_MS_MOST // 1000}s at most")
+        raise InvalidRequest(f"wait: at most {WAIT_MS_MOST // 1000}s")
     start = NOW if after is None else start_of(after)
     begin = b"" if prefix is None else bytes_of("prefix", prefix, encoding)
     keys = gateway_of(request).client.kv(topic)
@@ -216,7 +212,7 @@ async def changes(
 
 
 async def _gathered(watch: Watch, wait_s: float, limit: int) -> list[Change]:
-    """The first change within `wait_s`, and what has come with it."""
+    """Return the first change within `wait_s`, and those that have arrived with it."""
     found: list[Change] = []
     size = 0
     with anyio.move_on_after(wait_s):
@@ -232,13 +228,13 @@ async def _gathered(watch: Watch, wait_s: float, limit: int) -> list[Change]:
 
 
 def _bounds(prefix: str | None, start: str | None, stop: str | None, encoding: str) -> dict[str, Any]:
-    """Of a scan. A prefix and the `next` of a page go together."""
+    """Return the bounds of a scan. A prefix can be combined with the `next` of a page."""
     first = None if start is None else bytes_of("start", start, encoding)
     last = None if stop is None else bytes_of("stop", stop, encoding)
     if prefix is None:
         return {"start": first, "stop": last}
     if last is not None:
-        raise InvalidRequest("prefix and stop: one of them, not both")
+        raise InvalidRequest("prefix and stop: give one of them, not both")
     begin = bytes_of("prefix", prefix, encoding)
     if first is None:
         return {"prefix": begin}

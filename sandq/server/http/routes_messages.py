@@ -1,4 +1,4 @@
-"""Messages: produced, looked at, taken back, moved; the log of a partition."""
+"""Routes of messages: produce, inspect, change and cancel them, and read the log of a partition."""
 
 from __future__ import annotations
 
@@ -37,53 +37,51 @@ from sandq.server.http.routes_topics import TopicName
 router = segment_router("messages")
 
 MESSAGE_WORK: Final = 8
-"""Of one of many that are produced."""
+"""Units of work of a message, when many are produced."""
 SENT_AT_ONCE: Final = 256
-"""Of those, handed to the producer, or told of, in one turn."""
+"""Number of messages that are handed to the producer, or encoded, in one time slice."""
 PRODUCED: dict[int | str, dict[str, Any]] = {
-    207: {"model": answers.StoredMany, "description": "Some were stored, some were not: `results` tells."},
+    207: {"model": answers.StoredMany, "description": "Some were stored and some were not: see `results`."},
 }
-By = Annotated[Literal["id", "unique_key"], Query(description="What the message is named by.")]
+By = Annotated[Literal["id", "unique_key"], Query(description="How the message is identified.")]
 Tenant = Annotated[
-    str | None, Query(description="With `by=unique_key`, in a fair topic: whose it is; otherwise `default`.")
+    str | None, Query(description="With `by=unique_key`, in a fair topic: the tenant; `default` if omitted.")
 ]
 Key = Annotated[
     str | None,
-    Query(description="With `by=unique_key`: the key of a message that has one; in a fair topic leave it out."),
+    Query(description="With `by=unique_key`: the message's key, if it has one; omit it in a fair topic."),
 ]
 MessageName = Annotated[
-    str, Path(description="Its id, or its unique key with `by=unique_key`, percent-encoded: a slash is `%2F`.")
+    str, Path(description="Id, or with `by=unique_key` the unique key, percent-encoded: a slash is `%2F`.")
 ]
 Encoding = Annotated[
     Literal["text", "base64"],
-    Query(
-        description="With `by=unique_key`: `base64` for a unique key and a key in base64url, which may be any bytes."
-    ),
+    Query(description="With `by=unique_key`: `base64` if the unique key and the key are in base64url, for any bytes."),
 ]
-Since = Annotated[str | None, Query(description="From this instant on (RFC 3339 or epoch milliseconds).")]
-Until = Annotated[str | None, Query(description="Before this instant.")]
-KeyPrefix = Annotated[str | None, Query(description="Messages whose key begins so.")]
-UniqueKeyPrefix = Annotated[str | None, Query(description="Messages whose unique key begins so.")]
-After = Annotated[str | None, Query(description="The offset behind which to begin: `next` of the page before.")]
+Since = Annotated[str | None, Query(description="Only from this instant on (RFC 3339 or epoch milliseconds).")]
+Until = Annotated[str | None, Query(description="Only before this instant.")]
+KeyPrefix = Annotated[str | None, Query(description="Only messages whose key begins with this.")]
+UniqueKeyPrefix = Annotated[str | None, Query(description="Only messages whose unique key begins with this.")]
+After = Annotated[str | None, Query(description="Begin after this offset: `next` of the previous page.")]
 Order = Annotated[
     Literal["oldest", "newest"],
-    Query(description="By delivery time. `after` and `next` go on in the same order."),
+    Query(description="Order by delivery time. `after` and `next` refer to the same order."),
 ]
 AsText = Annotated[
-    bool, Query(description="The value as `text` or `value`, also where it is JSON: each digit stays as it was sent.")
+    bool, Query(description="Return the value as `text` or `value`, even if it is JSON, so that digits stay unchanged.")
 ]
 
 
 def _not_dead(state: Any) -> Any:
     if state == "dead":
-        raise PydanticCustomError("INVALID", "{what}", {"what": DEAD_ELSEWHERE})
+        raise PydanticCustomError("INVALID", "{problem}", {"problem": DEAD_ELSEWHERE})
     return state
 
 
 State = Annotated[
     Literal["delayed", "ready", "leased", "waiting", "acked"] | None,
     BeforeValidator(_not_dead),
-    Query(description="Dead messages are listed by group, at `/topics/{topic}/groups/{group}/dead`."),
+    Query(description="Dead messages are listed by group: `/topics/{topic}/groups/{group}/dead`."),
 ]
 
 
@@ -92,7 +90,7 @@ State = Annotated[
     operation_id="listMessages",
     response_model=answers.Page,
     responses=NDJSON,
-    summary="Messages in the order of delivery",
+    summary="List messages in the order of delivery",
 )
 async def list_(
     request: Request,
@@ -104,7 +102,7 @@ async def list_(
     unique_key_prefix: UniqueKeyPrefix = None,
     limit: Limit = None,
     after: After = None,
-    values: Annotated[bool, Query(description="With their values.")] = False,
+    values: Annotated[bool, Query(description="Include the values.")] = False,
     value_bytes: Annotated[
         int | None,
         Query(
@@ -116,7 +114,7 @@ async def list_(
     ] = None,
     order: Order = "oldest",
 ) -> Any:
-    """A page of them; with `Accept: application/x-ndjson` all there are, a line each."""
+    """Returns a page; with `Accept: application/x-ndjson` all messages, one per line."""
     found = gateway_of(request).client.messages(topic)
     lines = wants_ndjson(request)
     limit = DEFAULT_LIMIT if limit is None and not lines else limit
@@ -157,11 +155,11 @@ async def cancel_all(
     key_prefix: KeyPrefix = None,
     unique_key_prefix: UniqueKeyPrefix = None,
     dry_run: Annotated[bool, Query(description="Only count them.")] = False,
-    all: Annotated[bool, Query(description="Needed when nothing else says which.")] = False,
+    all: Annotated[bool, Query(description="Required if no filter is given.")] = False,
 ) -> Found:
-    """It ends when the client goes away; what is cancelled by then stays so."""
-    which = {"since": since, "until": until, "key_prefix": key_prefix, "unique_key_prefix": unique_key_prefix}
-    bodies.check_bulk(which, everything=all, dry_run=dry_run, what="cancel every pending message")
+    """Stops if the client disconnects; messages that were cancelled by then stay so."""
+    filters = {"since": since, "until": until, "key_prefix": key_prefix, "unique_key_prefix": unique_key_prefix}
+    bodies.check_bulk(filters, everything=all, dry_run=dry_run, effect="cancel every pending message")
     found = gateway_of(request).client.messages(topic)
     result = await while_connected(
         request,
@@ -176,10 +174,10 @@ async def cancel_all(
     "/topics/{topic}/messages",
     operation_id="moveMessages",
     response_model=answers.Job,
-    summary="Move many pending messages",
+    summary="Reschedule many pending messages",
 )
 async def move_all(request: Request, topic: TopicName, body: bodies.MoveAllIn) -> Found:
-    """It ends when the client goes away; what is moved by then stays so."""
+    """Stops if the client disconnects; messages that were moved by then stay so."""
     found = gateway_of(request).client.messages(topic)
     arguments = body.chosen("move every pending message")
     return (await while_connected(request, lambda: found.move_all(**arguments)))._asdict()
@@ -189,7 +187,7 @@ async def move_all(request: Request, topic: TopicName, body: bodies.MoveAllIn) -
     "/topics/{topic}/messages/{message}",
     operation_id="getMessage",
     response_model=answers.StoredMessage,
-    summary="One message",
+    summary="Get a message",
 )
 async def get(
     request: Request,
@@ -209,7 +207,7 @@ async def get(
     "/topics/{topic}/messages/{message}/why",
     operation_id="explainMessage",
     response_model=answers.Why,
-    summary="What a message waits for",
+    summary="Explain what a message waits for",
 )
 async def why(
     request: Request,
@@ -227,7 +225,7 @@ async def why(
     "/topics/{topic}/messages/{message}",
     operation_id="updateMessage",
     response_model=answers.Changed,
-    summary="Update or move a pending message",
+    summary="Update or reschedule a pending message",
 )
 async def update(
     request: Request,
@@ -239,7 +237,7 @@ async def update(
     key: Key = None,
     encoding: Encoding = "text",
 ) -> Found:
-    """409 TOO_LATE (with its `state`) when somebody had it already."""
+    """409 TOO_LATE (with its `state`) if a consumer has received it already."""
     messages, named = gateway_of(request).client.messages(topic), _named(message, by, tenant, key, encoding)
     delay = body.delay if body.delay_ms is None else delay_of(body.delay, body.delay_ms)
     where_to: dict[str, Any] = {"deliver_at": body.deliver_at, "delay": delay, "priority": body.priority}
@@ -247,7 +245,7 @@ async def update(
         offset = await messages.update(**named, **changes, **where_to)
     elif all([value is None for value in where_to.values()]):
         raise InvalidRequest(
-            "nothing to change: a value (text, value, json), headers, deliver_at, delay or priority is expected"
+            "nothing to change: expected a value (text, value, json), headers, deliver_at, delay or priority"
         )
     else:
         offset = await messages.move(**named, **where_to)
@@ -269,21 +267,21 @@ async def cancel(
     key: Key = None,
     encoding: Encoding = "text",
 ) -> Found:
-    """409 TOO_LATE (with its `state`) when somebody had it already."""
+    """409 TOO_LATE (with its `state`) if a consumer has received it already."""
     return {"id": await gateway_of(request).client.messages(topic).cancel(**_named(message, by, tenant, key, encoding))}
 
 
 def _named(message: str, by: str, tenant: str | None, key: str | None, encoding: str) -> dict[str, Any]:
-    """Return the arguments of the client that name a message. Raises InvalidRequest."""
+    """Return the arguments of the client that identify a message. Raise InvalidRequest."""
     if by == "unique_key":
         named = {"unique_key": bytes_of("unique_key", message, encoding), "tenant": tenant}
         return named if key is None else named | {"key": bytes_of("key", key, encoding)}
     if encoding != "text":
-        raise InvalidRequest("encoding: it says how a unique key is written; with it goes by=unique_key")
+        raise InvalidRequest("encoding: it applies to unique keys only, with by=unique_key")
     return {"id": message, "tenant": tenant, "key": key}
 
 
-# Last: a partition's number stands where words may stand.
+# These come last: a partition's number is in the position of words like `messages` in the routes above.
 
 
 @router.post(
@@ -292,12 +290,13 @@ def _named(message: str, by: str, tenant: str | None, key: str | None, encoding:
     status_code=201,
     response_model=answers.Stored | answers.StoredMany,
     responses=PRODUCED,
-    summary="Produce a message, or many",
+    summary="Produce one message, or many",
 )
 async def produce(request: Request, topic: TopicName, body: bodies.ProduceIn) -> Any:
-    """Answered once it is safe. 409 DUPLICATE_KEY (with the `id` that has it) when the `unique_key` is taken.
+    """The response comes once the message is stored safely. 409 DUPLICATE_KEY (with the `id` of the other message) if
+    the `unique_key` is taken.
 
-    Of many, each is checked before the first is stored; when none could be stored, the answer is the error of the
+    Many messages are all checked before the first is stored. If none could be stored, the response is the error of the
     first.
     """
     return await _produce(request, topic, None, body)
@@ -309,7 +308,7 @@ async def produce(request: Request, topic: TopicName, body: bodies.ProduceIn) ->
     status_code=201,
     response_model=answers.Stored | answers.StoredMany,
     responses=PRODUCED,
-    summary="Produce to a partition",
+    summary="Produce to a given partition",
 )
 async def produce_to(
     request: Request,
@@ -332,13 +331,13 @@ async def fetch(
     request: Request,
     topic: TopicName,
     partition: Annotated[int, Path(ge=0, le=4095)],
-    start: Annotated[str | None, Query(description="An instant or an offset to begin with.")] = None,
-    end: Annotated[str | None, Query(description="An instant or an offset to end before.")] = None,
+    start: Annotated[str | None, Query(description="Begin at this instant or offset.")] = None,
+    end: Annotated[str | None, Query(description="End before this instant or offset.")] = None,
     limit: Limit = None,
 ) -> Any:
-    """Messages whose time has come, in order, acked ones included as long as they are kept. Nothing is leased.
+    """Returns messages that have become due, in order, including acked ones while they are retained. Leases nothing.
 
-    With `Accept: application/x-ndjson` all there are, a line each.
+    With `Accept: application/x-ndjson` returns all of them, one per line.
     """
     client = gateway_of(request).client
 
@@ -382,17 +381,17 @@ async def _produce(
     check_delays(request, messages)
     messages = await _for_topic(client, topic, messages, now_ms)
     producer = await producer_of(client, topic)
-    is_told = any([message["on_conflict"] != "reject" for message in messages])
-    return await _send_many(producer, await _ready(producer, messages), is_told=is_told)
+    has_outcomes = any([message["on_conflict"] != "reject" for message in messages])
+    return await _send_many(producer, await _ready(producer, messages), has_outcomes=has_outcomes)
 
 
 def _at(position: int, error: InvalidRequest) -> InvalidRequest:
-    """Return the error of one of many messages, which says of which."""
+    """Return the error with the position of its message."""
     return type(error)(f"messages.{position}: {error.message}", **error.details)
 
 
 async def _ready(producer: Producer, messages: list[dict[str, Any]]) -> list[Ready]:
-    """Check all messages before the first is sent. Raises InvalidRequest that says which is wrong."""
+    """Check all messages before the first is sent. Raise InvalidRequest, which says which message is wrong."""
     turn, ready = Turn(), []
     for at, message in enumerate(messages):
         await turn.spend(1)
@@ -404,29 +403,32 @@ async def _ready(producer: Producer, messages: list[dict[str, Any]]) -> list[Rea
 
 
 async def _for_topic(client: Client, topic: str, messages: list[dict[str, Any]], now_ms: int) -> list[dict[str, Any]]:
-    """The messages as the topic's kind takes them; of several, raises InvalidRequest for a priority or tenant that it
-    does not take. What was consumed from a compacted topic can be produced into one."""
+    """Return the messages as the kind of the topic requires.
+
+    Raise InvalidRequest if the topic does not support a priority or a tenant. A message that was consumed from a
+    compacted
+    topic can be produced to one."""
     turn, changed, ranked = Turn(), [], False
     for message in messages:
         changed.append(at_once(message, now_ms))
         ranked = ranked or "priority" in message or "tenant" in message
         await turn.spend(1)
-    ranked = ranked and len(messages) > 1  # one alone is checked where it is sent
+    ranked = ranked and len(messages) > 1  # a single message is checked by the client
     if changed == messages and not ranked:
         return messages
     kind = (await client.admin.topic(topic)).kind
     if ranked:
-        for place, message in enumerate(messages):
+        for at, message in enumerate(messages):
             await turn.spend(1)
             try:
                 check_rank(topic, kind, message.get("priority"), message.get("tenant"))
             except InvalidRequest as error:
-                raise InvalidRequest(f"messages.{place}: {error.message}") from None
+                raise InvalidRequest(f"messages.{at}: {error.message}") from None
     return changed if kind == "compacted" else messages
 
 
-async def _send_many(producer: Producer, messages: list[Ready], *, is_told: bool) -> Response:
-    """Send messages, and answer what became of each. `is_told`: whether some say what happens to a taken key."""
+async def _send_many(producer: Producer, messages: list[Ready], *, has_outcomes: bool) -> Response:
+    """Send messages, and return the response with their outcomes. `has_outcomes`: some have an `on_conflict`."""
     results: list[Found] = []
     first: SandqError | None = None
     turn = Turn()
@@ -439,13 +441,13 @@ async def _send_many(producer: Producer, messages: list[Ready], *, is_told: bool
         await turn.spend(2 * len(receipts))
         try:
             found = await receipts
-            if is_told:
+            if has_outcomes:
                 results += [_stored(offset, receipt) for offset, receipt in zip(found, receipts, strict=True)]
             else:
                 results += [_stored(offset) for offset in found]
             continue
         except SandqError as error:
-            let_go(error)  # some of them were not stored, and each tells
+            let_go(error)  # some messages were not stored: each receipt has its own outcome
         for receipt in receipts:
             try:
                 results.append(_stored(await receipt, receipt))
@@ -456,17 +458,17 @@ async def _send_many(producer: Producer, messages: list[Ready], *, is_told: bool
     failed = sum("error" in result for result in results)
     if first is not None and failed == len(results):
         raise first
-    told = []
+    parts = []
     for start in range(0, len(results), SENT_AT_ONCE):
         if start:
             await turn.end()
-        told.append(json.dumps(results[start : start + SENT_AT_ONCE], ensure_ascii=False, separators=(",", ":"))[1:-1])
-    answer = f'{{"stored":{len(results) - failed},"failed":{failed},"results":[{",".join(told)}]}}'
+        parts.append(json.dumps(results[start : start + SENT_AT_ONCE], ensure_ascii=False, separators=(",", ":"))[1:-1])
+    answer = f'{{"stored":{len(results) - failed},"failed":{failed},"results":[{",".join(parts)}]}}'
     return Response(answer, 207 if failed else 201, media_type="application/json")
 
 
 def _stored(offset: str, receipt: Receipt | None = None) -> Found:
-    """Where a message is; and what became of one with an `on_conflict`, as far as that is known."""
+    """Return the position of a message. If it has an `on_conflict`, add the outcome, as far as it is known."""
     stored = {"id": offset, "offset": offset, "partition": offsets.partition_of_text(offset)}
     return stored if receipt is None else stored | outcome_fields(receipt)
 

@@ -1,4 +1,4 @@
-"""The cluster and this node: what it is, how it is."""
+"""Routes of the cluster and its nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = router_of()
 CLUSTER: list[str | Enum] = ["cluster"]
 NODE: list[str | Enum] = ["node"]
 NodeName = Annotated[str, Path(description="The node's id.")]
-_UNWELL: dict[int | str, dict[str, Any]] = {503: {"description": "It is not; `detail` says why."}}
+_UNWELL: dict[int | str, dict[str, Any]] = {503: {"description": "No; `detail` says why."}}
 _DOCS = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>sandq HTTP API</title>
 <link rel="stylesheet" href="docs/swagger-ui.css"><link rel="icon" href="docs/favicon-32x32.png"></head>
@@ -44,10 +44,10 @@ _POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' 
     operation_id="getCluster",
     tags=CLUSTER,
     response_model=answers.Cluster,
-    summary="The cluster as this node sees it",
+    summary="Get the cluster as this node sees it",
 )
 async def cluster(request: Request) -> Found:
-    """Of topics it tells those on which whoever asks has some right."""
+    """Counts only topics on which the caller has some right."""
     admin, access = gateway_of(request).client.admin, access_of(request)
     found = dict(await admin.cluster())
     if access is not None:
@@ -71,7 +71,8 @@ async def nodes(request: Request) -> Found:
     summary="Found the cluster with this node",
 )
 async def init(request: Request) -> Found:
-    """Alone, and now; the nodes that wait beside it join. 409 unless this node waits to be taken in by a cluster, and
+    """Founds it now, with this node only; other waiting nodes join it. 409 unless this node waits to join a cluster,
+    and
     knows of none."""
     return {"cluster_uuid": await gateway_of(request).client.admin.init_cluster()}
 
@@ -82,11 +83,12 @@ async def init(request: Request) -> Found:
     status_code=202,
     tags=CLUSTER,
     response_model=answers.Changing,
-    summary="Let a node hold nothing",
+    summary="Drain a node: move its replicas away",
 )
 async def drain(request: Request, node: NodeName, body: bodies.DrainIn | None = None) -> Found:
-    """Its replicas move to the others after the answer, and it stays registered: `replicas` and `voter` among the nodes
-    show how far it is. `undo`: it takes part again. 400 when the others would be too few."""
+    """Its replicas move to other nodes after the response, and it stays registered. Its `replicas` and `voter` in the
+    list
+    of nodes show the progress. `undo` makes it a regular node again. 400 if the other nodes are too few."""
     undo = body is not None and body.undo
     await gateway_of(request).client.admin.drain_node(node, undo=undo)
     return {"node": node, "standing": "in" if undo else "draining"}
@@ -97,11 +99,11 @@ async def drain(request: Request, node: NodeName, body: bodies.DrainIn | None = 
     operation_id="dumpNode",
     tags=CLUSTER,
     response_model=answers.Dump,
-    summary="What a node does now",
+    summary="Dump the internal state of a node",
 )
 async def dump(request: Request, node: NodeName) -> Found:
-    """Stacks of its threads and tasks, stalls of its event loop, queues, memory; its configuration and its last log
-    lines. There are names in it, but no values, keys, headers or secrets."""
+    """Stacks of its threads and tasks, stalls of its event loop, queues, memory, configuration, and last log lines. It
+    contains names, but no values, keys, headers or secrets."""
     return await gateway_of(request).client.admin.dump(node)
 
 
@@ -110,7 +112,7 @@ async def dump(request: Request, node: NodeName) -> Found:
     operation_id="getLogLevel",
     tags=CLUSTER,
     response_model=answers.LogLevel,
-    summary="At which level a node logs",
+    summary="Get a node's log level",
 )
 async def get_log_level(request: Request, node: NodeName) -> Found:
     return await gateway_of(request).client.admin.log_level(node=node)
@@ -121,11 +123,11 @@ async def get_log_level(request: Request, node: NodeName) -> Found:
     operation_id="setLogLevel",
     tags=CLUSTER,
     response_model=answers.LogLevel,
-    summary="Have a node log at another level",
+    summary="Change a node's log level",
 )
 async def set_log_level(request: Request, node: NodeName, body: bodies.LogLevelIn) -> Found:
-    """For a while, or until it stops. Connections that began before keep the level they had; its HTTP process is
-    another process, and is not asked."""
+    """For some time, or until the node stops. Existing connections keep their level. The node's HTTP process keeps its
+    level, too."""
     return await gateway_of(request).client.admin.log_level(body.level, for_=body.for_, node=node)
 
 
@@ -135,11 +137,11 @@ async def set_log_level(request: Request, node: NodeName, body: bodies.LogLevelI
     status_code=202,
     tags=CLUSTER,
     response_model=answers.Changing,
-    summary="Forget a node that was drained, or has failed",
+    summary="Remove a node that was drained, or has failed",
 )
 async def remove(request: Request, node: NodeName) -> Found:
-    """It is not among the nodes any more once nothing depends on it. 409 while it is there and holds something, or when
-    a partition would have no majority without it."""
+    """The node is gone from the list once nothing depends on it. 409 while it is alive and holds something, or if a
+    partition would lose its majority."""
     await gateway_of(request).client.admin.remove_node(node)
     return {"node": node, "standing": "removing"}
 
@@ -149,17 +151,17 @@ async def remove(request: Request, node: NodeName) -> Found:
     operation_id="listAudit",
     tags=CLUSTER,
     response_model=answers.Audit,
-    summary="Who did what, and who was refused it",
+    summary="List audited requests and refusals",
 )
 async def audit(
     request: Request,
-    last: Annotated[int, Query(ge=1, le=LINES_MOST, description="So many lines.")] = 100,
+    last: Annotated[int, Query(ge=1, le=LINES_MOST, description="Maximum number of lines.")] = 100,
     after: Annotated[
-        str | None, Query(description="The `position` of an earlier answer: what each node has written since.")
+        str | None, Query(description="The `position` of an earlier response: only lines written since.")
     ] = None,
     node: Annotated[str | None, Query(description="Only the log of this node.")] = None,
 ) -> Found:
-    """The audit logs of all nodes that can be reached, the oldest line first."""
+    """The audit logs of all reachable nodes, oldest line first."""
     admin = gateway_of(request).client.admin
     return (await while_connected(request, lambda: admin.audit(last, after=after, node=node)))._asdict()
 
@@ -169,12 +171,12 @@ async def audit(
     operation_id="getSlo",
     tags=CLUSTER,
     response_model=answers.Slo,
-    summary="How late messages are, beside what is promised",
+    summary="Compare lateness with the objective",
 )
 async def slo(
-    request: Request, node: Annotated[str | None, Query(description="Only what this node has delivered.")] = None
+    request: Request, node: Annotated[str | None, Query(description="Only deliveries of this node.")] = None
 ) -> Found:
-    """Of all nodes that can be reached; of topics, those on which whoever asks has some right."""
+    """Covers all reachable nodes. Lists only topics on which the caller has some right."""
     admin, access = gateway_of(request).client.admin, access_of(request)
     found = (await while_connected(request, lambda: admin.slo(node=node)))._asdict()
     found["histogram"] = [{"up_to_ms": bound, "deliveries": count} for bound, count in found["histogram"]]
@@ -187,14 +189,14 @@ async def slo(
     operation_id="listPartitions",
     tags=CLUSTER,
     response_model=answers.Partitions,
-    summary="Who leads and holds each partition",
+    summary="List the leader and the replicas of each partition",
 )
 async def partitions(
     request: Request,
-    topic: Annotated[str | None, Query(description="Only those of this topic.")] = None,
-    moving: Annotated[bool, Query(description="Only those of which something is under way.")] = False,
+    topic: Annotated[str | None, Query(description="Only partitions of this topic.")] = None,
+    moving: Annotated[bool, Query(description="Only partitions that are being changed.")] = False,
 ) -> Found:
-    """Of topics on which whoever asks has some right."""
+    """Only topics on which the caller has some right."""
     admin, access = gateway_of(request).client.admin, access_of(request)
     if topic is not None and access is not None and not access.sees(topic):
         raise access.refusal(Right.READ, topic)
@@ -208,10 +210,10 @@ async def partitions(
     operation_id="transferPartition",
     status_code=204,
     tags=CLUSTER,
-    summary="Let another node lead a partition",
+    summary="Transfer the leadership of a partition",
 )
 async def transfer(request: Request, body: bodies.TransferIn) -> None:
-    """One of those that hold it. 504 when it does not lead it yet: it will, once it can be reached and has caught
+    """The new leader must hold a replica. 504 if it does not lead yet: it will, once it can be reached and has caught
     up."""
     await gateway_of(request).client.admin.transfer(body.topic, body.partition, body.node)
 
@@ -221,11 +223,11 @@ async def transfer(request: Request, body: bodies.TransferIn) -> None:
     operation_id="rebuildReplica",
     status_code=202,
     tags=CLUSTER,
-    summary="Make a node's replica of a partition anew",
+    summary="Rebuild a node's replica of a partition",
 )
 async def rebuild(request: Request, body: bodies.RebuildIn) -> None:
-    """For a replica that is not what the others are. It is dropped, and on its way back, when this is answered; 409
-    when the other replicas are not all there."""
+    """For a replica that differs from the others. It has been dropped when the response comes, and is copied again
+    afterwards. 409 unless all other replicas are present."""
     await gateway_of(request).client.admin.rebuild(body.topic, body.partition, body.node)
 
 
@@ -234,11 +236,12 @@ async def rebuild(request: Request, body: bodies.RebuildIn) -> None:
     operation_id="finalizeCluster",
     tags=CLUSTER,
     response_model=answers.Finalized,
-    summary="Come to the features of a new version, for good",
+    summary="Raise the feature level permanently",
 )
 async def finalize(request: Request, body: bodies.FinalizeIn | None = None) -> Found:
-    """For clusters of `cluster.finalize: manual`, once all nodes are upgraded. `dry_run`: only say which feature
-    levels. 409 when there is none that all know and that is higher."""
+    """For clusters with `cluster.finalize: manual`, once all nodes are upgraded. `dry_run` only returns the levels. 409
+    if
+    no higher level is supported by all nodes."""
     dry_run = body is not None and body.dry_run
     before, after = await gateway_of(request).client.admin.finalize(dry_run=dry_run)
     return {"before": before, "after": after, "dry_run": dry_run}
@@ -249,7 +252,7 @@ async def finalize(request: Request, body: bodies.FinalizeIn | None = None) -> F
     operation_id="getClock",
     tags=CLUSTER,
     response_model=answers.Clock,
-    summary="A node's guarded clock",
+    summary="Get a node's guarded clock",
 )
 async def clock(request: Request) -> Found:
     return await gateway_of(request).client.admin.clock()
@@ -263,7 +266,7 @@ async def clock(request: Request) -> Found:
     summary="Trust the wall clock again",
 )
 async def accept_clock(request: Request) -> Found:
-    """After a step of the wall clock that the node did not follow."""
+    """After the wall clock has made a step that the node did not follow."""
     return await gateway_of(request).client.admin.clock(accept=True)
 
 
@@ -272,11 +275,12 @@ async def accept_clock(request: Request) -> Found:
     operation_id="resetClock",
     tags=CLUSTER,
     response_model=answers.ClockReset,
-    summary="Set a partition back",
+    summary="Reset the clock of a partition",
 )
 async def reset_clock(request: Request, body: bodies.ClockResetIn) -> Found:
-    """To the clock of the node that leads it, after a wrong clock put its time ahead. It neither stores nor delivers
-    until it is through; its `stats` tell how far it is (`clock_reset`), and how far ahead it was (`ahead_ms`)."""
+    """Sets the partition's time to the clock of its leader, after a wrong clock set it ahead. Until that is done, the
+    partition neither stores nor delivers. Its `stats` show the progress (`clock_reset`), and how far ahead it was
+    (`ahead_ms`)."""
     return await gateway_of(request).client.admin.reset_clock(body.topic, body.partition)
 
 
@@ -286,11 +290,12 @@ async def reset_clock(request: Request, body: bodies.ClockResetIn) -> Found:
     tags=NODE,
     response_model=answers.Health,
     responses=_UNWELL,
-    summary="Whether its process goes on",
+    summary="Check that the process responds",
 )
 async def livez(request: Request) -> Any:
-    """Whatever is wrong with its disk or its cluster: to start it anew would mend none of that. It does not answer when
-    its process hangs; where HTTP has a process of its own, that one answers 503."""
+    """200 even if the disk has failed or the cluster has a problem: a restart would not fix these. If the node's
+    process
+    hangs, there is no response, or 503 if HTTP has a separate process."""
     if (silence := gateway_of(request).node.silent()) is not None:
         return problem(request.state.request_id, 503, "UNAVAILABLE", silence, retriable=True)
     return {"status": "ok"}
@@ -302,11 +307,12 @@ async def livez(request: Request) -> Any:
     tags=NODE,
     response_model=answers.Health,
     responses=_UNWELL,
-    summary="Whether it is alive",
+    summary="Check that the node can store messages",
 )
 async def healthz(request: Request) -> Any:
-    """503 once its disk is full or has failed: what must not be written any more is not. Likewise while its disk hangs:
-    `UNAVAILABLE` then."""
+    """503 once the disk is full or has failed, because nothing may be written any more. 503 `UNAVAILABLE` while the
+    disk
+    hangs."""
     node = gateway_of(request).node
     if (failure := node.failure()) is not None:
         return problem(request.state.request_id, 503, "STORAGE_FAILED", failure)
@@ -321,7 +327,7 @@ async def healthz(request: Request) -> Any:
     tags=NODE,
     response_model=answers.Health,
     responses=_UNWELL,
-    summary="Whether it takes work",
+    summary="Check that the node is ready for requests",
 )
 async def readyz(request: Request) -> Any:
     gateway = gateway_of(request)
@@ -337,14 +343,14 @@ async def readyz(request: Request) -> Any:
     tags=NODE,
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
-    summary="For Prometheus",
+    summary="Get the metrics for Prometheus",
 )
 async def metrics(request: Request) -> Response:
     body, content_type = await gateway_of(request).node.metrics(request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type})
 
 
-# For people. No description of the API names these.
+# Pages for people, which are not in the API description.
 
 
 @router.get("/docs", include_in_schema=False)

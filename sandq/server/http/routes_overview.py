@@ -1,4 +1,4 @@
-"""All topics at a glance, once or for as long as somebody watches; the last hour of one."""
+"""Routes of the overview of all topics, once or as a stream, and of the history of a topic."""
 
 from __future__ import annotations
 
@@ -34,36 +34,34 @@ _HEARTBEAT: Final = b": -\n\n"
     "/overview",
     operation_id="getOverview",
     response_model=answers.Overview,
-    summary="All topics at a glance: rates, lag, bytes, lateness",
+    summary="Get all topics with rates, lag, bytes and lateness",
 )
 async def overview(
     request: Request,
     limit: Limit = None,
-    after: Annotated[
-        str | None, Query(description="The topic behind which to begin: `next` of the page before.")
-    ] = None,
-    prefix: Annotated[str, Query(description="Topics whose names begin so.")] = "",
-    groups: Annotated[bool, Query(description="With the groups of these topics.")] = False,
+    after: Annotated[str | None, Query(description="Begin after this topic: `next` of the previous page.")] = None,
+    prefix: Annotated[str, Query(description="Only topics whose names begin with this.")] = "",
+    groups: Annotated[bool, Query(description="Include the groups of these topics.")] = False,
 ) -> Response:
-    """Of what nodes measure anyway: no message is looked at, and who asks within a second shares a look. Topics that
-    whoever asks may `read`."""
+    """Uses numbers that nodes count anyway: no message is read, and requests within a second share one result. Includes
+    only topics that the caller may `read`."""
     access, limit = access_of(request), DEFAULT_LIMIT if limit is None else limit
-    look = await while_connected(request, gateway_of(request).watch.refresh)
-    seen = look.overview
-    asked = [name for name in seen.topics if name.startswith(prefix) and (after is None or name > after)]
-    page = [name for name in asked if may_read(access, name)]
+    view = await while_connected(request, gateway_of(request).watch.refresh)
+    seen = view.overview
+    matching = [name for name in seen.topics if name.startswith(prefix) and (after is None or name > after)]
+    page = [name for name in matching if may_read(access, name)]
     following, page = len(page) > limit, page[:limit]
     found: Found = {
         "at": when(seen.now_ms),
         "over_ms": seen.over_ms,
         "next": page[-1] if following else None,
-        "findings": findings_of(look, access),
+        "findings": findings_of(view, access),
         "missing": seen.missing,
     }
     if groups:
         found["groups"] = [group_row(name, group) for name in page for group in seen.topics[name].groups.values()]
-    # The rows are there as they are sent; to check them all against the description would take ten times as long.
-    rows = b",".join([look.rows[name][1] for name in page])
+    # The rows are sent as they were encoded: validating them against the model would take ten times as long.
+    rows = b",".join([view.rows[name][1] for name in page])
     return Response(b'%b,"topics":[%b]}' % (packed(found)[:-1], rows), media_type="application/json")
 
 
@@ -72,12 +70,13 @@ async def overview(
     operation_id="streamOverview",
     response_class=Response,
     responses=EVENTS,
-    summary="All topics at a glance, and what changes",
+    summary="Stream the overview and its changes",
 )
 async def stream(request: Request) -> Response:
-    """Server-sent events, without an end: `topics` has rows as `/overview` has them, all of them at first, then those
-    that have changed; `gone` names of topics that are there no more; `cluster` the nodes and what needs somebody to
-    look; `look` ends what one look found. An `error` event is the last one."""
+    """Server-sent events that never end. `topics`: rows as in `/overview`; all of them first, then those that changed.
+    `gone`: names of topics that no longer exist. `cluster`: the nodes, and the findings. `view`: the end of an update.
+    An
+    `error` event is the last one."""
     watched = _Stream(request, gateway_of(request).watch)
     return Response(headers=watched.headers) if getattr(request.state, IS_HEAD) else watched
 
@@ -86,11 +85,12 @@ async def stream(request: Request) -> Response:
     "/topics/{topic}/history",
     operation_id="getHistory",
     response_model=answers.History,
-    summary="What became of a topic's messages in the last hour",
+    summary="Get the last hour of a topic",
 )
 async def history(request: Request, topic: TopicName) -> Found:
-    """Slot by slot: what was stored, delivered, acked, died, and how late first deliveries were. Nodes keep it in
-    memory, from when they came to lead a partition on."""
+    """For each slot of time: messages stored, delivered, acked and dead, and the lateness of first deliveries. Nodes
+    keep
+    the history in memory, from when they began to lead a partition."""
     found = await gateway_of(request).client.admin.history(topic)
     return {
         "slot_ms": found.slot_ms,
@@ -131,19 +131,19 @@ class _Stream(Response):
 
         await say(_BEGINNING)
         while True:
-            look: ClusterView | None = None
+            view: ClusterView | None = None
             with anyio.move_on_after(HEARTBEAT_S):
                 try:
-                    look = await self._watch.next(self._watcher.number)
-                except SandqError as error:  # it is looked again
+                    view = await self._watch.next(self._watcher.number)
+                except SandqError as error:  # the next refresh may succeed
                     await say(error_event(error, "trouble"))
                     continue
-            if look is None:
+            if view is None:
                 await say(_HEARTBEAT)
                 continue
-            # All of it at once: who reads slowly keeps what it is to be told, which is counted, and no look.
-            events = list(self._watcher.events(look))
-            del look
+            # Encode all events now: a slow client then holds only these bytes, which are counted, and not the view.
+            events = list(self._watcher.events(view))
+            del view
             await self._say_all(events, send, hold)
 
     async def _say_all(self, events: list[bytes], send: Send, hold: Hold) -> None:

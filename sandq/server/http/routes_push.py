@@ -1,4 +1,4 @@
-"""Groups whose messages are pushed to URLs."""
+"""Routes of groups whose messages are pushed to URLs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ router = router_of("groups")
     "/topics/{topic}/pushes",
     operation_id="listPushes",
     response_model=answers.Pushes,
-    summary="The groups of a topic that are pushed",
+    summary="List the groups of a topic that are pushed",
 )
 async def list_(request: Request, topic: TopicName) -> Found:
     return {"pushes": [_shown(push) for push in await gateway_of(request).client.admin.pushes(topic)]}
@@ -32,7 +32,7 @@ async def list_(request: Request, topic: TopicName) -> Found:
     f"{GROUP}/push",
     operation_id="getPush",
     response_model=answers.Push,
-    summary="How the messages of a group are pushed",
+    summary="Get the push settings and state of a group",
 )
 async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
     for push in await gateway_of(request).client.admin.pushes(topic):
@@ -45,17 +45,18 @@ async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
     f"{GROUP}/push",
     operation_id="setPush",
     response_model=answers.PushSettings,
-    summary="Have the messages of a group pushed to a URL",
+    summary="Push the messages of a group to a URL",
 )
 async def set_(request: Request, topic: TopicName, group: GroupName, body: bodies.PushIn) -> Found:
-    """Or change how: what is not named stays. The group need not be there yet. Secrets are not shown again."""
+    """Also changes an existing push: members that are not given stay. The group need not exist yet. Secrets are not
+    shown again."""
     given = body.model_dump(exclude_unset=True)
     return {"group": group, **await gateway_of(request).client.admin.set_push(topic, group, **given)}
 
 
-@router.delete(f"{GROUP}/push", operation_id="removePush", status_code=204, summary="Push a group's messages no more")
+@router.delete(f"{GROUP}/push", operation_id="removePush", status_code=204, summary="Stop pushing a group")
 async def remove(request: Request, topic: TopicName, group: GroupName) -> None:
-    """The group stays, with its place. Also where it was not pushed."""
+    """The group keeps its position. No error if the group was not pushed."""
     await gateway_of(request).client.admin.remove_push(topic, group)
 
 

@@ -1,4 +1,4 @@
-"""Schedules: made, listed, changed, paused, triggered, deleted; what they are going to send."""
+"""Routes of schedules, and of the messages that they will send."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sandq.server.http.routes_topics import TopicName
 router = segment_router("schedules")
 ALL = "/topics/{topic}/schedules"
 ONE = f"{ALL}/{{name}}"
-ScheduleName = Annotated[str, Path(description="The schedule's name, percent-encoded, its slashes, too: `%2F`.")]
-Tenant = Annotated[str | None, Query(description="In a fair topic: whose it is; otherwise `default`.")]
+ScheduleName = Annotated[str, Path(description="Name of the schedule, percent-encoded: a slash is `%2F`.")]
+Tenant = Annotated[str | None, Query(description="In a fair topic: the tenant; `default` if omitted.")]
 
 
 @router.get(
@@ -29,18 +29,18 @@ Tenant = Annotated[str | None, Query(description="In a fair topic: whose it is; 
     operation_id="listSchedules",
     response_model=answers.SchedulePage,
     responses=NDJSON,
-    summary="Schedules in the order of their names",
+    summary="List schedules by name",
 )
 async def list_(
     request: Request,
     topic: TopicName,
-    prefix: Annotated[str, Query(description="Those whose names begin so.")] = "",
-    tenant: Annotated[str | None, Query(description="In a fair topic: only those of this tenant.")] = None,
+    prefix: Annotated[str, Query(description="Only schedules whose names begin with this.")] = "",
+    tenant: Annotated[str | None, Query(description="In a fair topic: only schedules of this tenant.")] = None,
     limit: Limit = None,
-    after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
-    values: Annotated[bool, Query(description="With the values of their messages.")] = False,
+    after: Annotated[str | None, Query(description="`next` of the previous page.")] = None,
+    values: Annotated[bool, Query(description="Include the values of their messages.")] = False,
 ) -> Any:
-    """A page of them; with `Accept: application/x-ndjson` all there are, a line each."""
+    """Returns a page; with `Accept: application/x-ndjson` all schedules, one per line."""
     schedules = gateway_of(request).client.schedules(topic)
 
     def shown(schedule: Schedule) -> Found:
@@ -59,27 +59,28 @@ async def list_(
     operation_id="createSchedules",
     status_code=201,
     response_model=answers.Schedule | answers.SchedulesStored,
-    summary="Make a schedule, or many",
+    summary="Create a schedule, or many",
 )
 async def create(request: Request, topic: TopicName, body: bodies.MakeIn) -> Any:
-    """409 CONFLICT when there is another one of this name; one that is the same is answered as it is. Of many
-    (`schedules`), those that are there are changed to what is told."""
+    """409 CONFLICT if a different schedule has this name; an equal one is returned. With many (`schedules`), existing
+    ones
+    are changed to the given values."""
     schedules = gateway_of(request).client.schedules(topic)
     if isinstance(body, bodies.ScheduleIn):
         return schedule_json(await schedules.create(**body.arguments()))
-    told = [one.arguments() for one in body.schedules]
-    return (await while_connected(request, lambda: schedules.create_many(told)))._asdict()
+    wanted = [one.arguments() for one in body.schedules]
+    return (await while_connected(request, lambda: schedules.create_many(wanted)))._asdict()
 
 
 @router.post(
     "/schedules/preview",
     operation_id="previewSchedule",
     response_model=answers.Fires,
-    summary="When a schedule would fire",
+    summary="Preview when a schedule would fire",
 )
 async def preview(request: Request, body: bodies.PreviewIn) -> Found:
-    """Without making it. Its name chooses by how much each occurrence is later, when there is a `jitter`."""
-    schedules = gateway_of(request).client.schedules("none")  # a preview asks for no topic
+    """Does not create the schedule. With a `jitter`, the name determines the delay of each occurrence."""
+    schedules = gateway_of(request).client.schedules("none")  # a preview needs no topic
     fires = await schedules.preview(**body.model_dump(exclude_unset=True))
     return {"next": [fire_json(fire, body.zone or "UTC") for fire in fires]}
 
@@ -88,7 +89,7 @@ async def preview(request: Request, body: bodies.PreviewIn) -> Found:
     ONE,
     operation_id="getSchedule",
     response_model=answers.Schedule,
-    summary="One schedule, how it stands, and what it did last",
+    summary="Get a schedule, its state and its last occurrences",
 )
 async def show(
     request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None, as_text: AsText = False
@@ -100,29 +101,30 @@ async def show(
 async def update(
     request: Request, topic: TopicName, name: ScheduleName, body: bodies.ScheduleUpdate, tenant: Tenant = None
 ) -> Found:
-    """What is not named stays; null is as if it had never been told. A message whose time has come stays as it was, the
-    next one is another one."""
+    """Members that are not given stay; null resets one to its default. A message that is already due stays as it was;
+    the
+    next one is replaced."""
     schedules, changes = _of(request, topic), body.arguments()
     return schedule_json(await schedules.update(name, tenant=tenant, **changes))
 
 
 @router.delete(ONE, operation_id="deleteSchedule", status_code=204, summary="Delete a schedule")
 async def delete(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> None:
-    """A message whose time has come stays; that of the next occurrence is cancelled."""
+    """A message that is already due stays; the message of the next occurrence is cancelled."""
     await _of(request, topic).delete(name, tenant=tenant)
 
 
 @router.get(
-    f"{ONE}/next", operation_id="nextOccurrences", response_model=answers.Fires, summary="When a schedule fires next"
+    f"{ONE}/next", operation_id="nextOccurrences", response_model=answers.Fires, summary="List the next occurrences"
 )
 async def next_(
     request: Request,
     topic: TopicName,
     name: ScheduleName,
-    count: Annotated[int, Query(ge=1, le=TIMES_MOST, description="So many occurrences at most.")] = 10,
+    count: Annotated[int, Query(ge=1, le=TIMES_MOST, description="Maximum number of occurrences.")] = 10,
     tenant: Tenant = None,
 ) -> Found:
-    """None of one that is paused or has ended."""
+    """Empty if the schedule is paused or has ended."""
     schedules = _of(request, topic)
     zone = (await schedules.get(name, tenant=tenant)).zone
     fires = await schedules.next(name, count, tenant=tenant)
@@ -133,16 +135,16 @@ async def next_(
     f"{ONE}/pause",
     operation_id="pauseSchedule",
     status_code=204,
-    summary="Let a schedule fire nothing, until it is resumed",
+    summary="Pause a schedule",
 )
 async def pause(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> None:
-    """What comes due meanwhile is left out."""
+    """Occurrences while it is paused are skipped."""
     await _of(request, topic).pause(name, tenant=tenant)
 
 
-@router.post(f"{ONE}/resume", operation_id="resumeSchedule", status_code=204, summary="Let a schedule fire again")
+@router.post(f"{ONE}/resume", operation_id="resumeSchedule", status_code=204, summary="Resume a schedule")
 async def resume(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> None:
-    """From the first occurrence from now on."""
+    """It fires from the next occurrence on."""
     await _of(request, topic).resume(name, tenant=tenant)
 
 
@@ -153,7 +155,7 @@ async def resume(request: Request, topic: TopicName, name: ScheduleName, tenant:
     summary="Send a schedule's message now",
 )
 async def trigger(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> Found:
-    """Beside all occurrences; also of one that is paused."""
+    """In addition to all occurrences; also if the schedule is paused."""
     return {"id": await _of(request, topic).trigger(name, tenant=tenant)}
 
 

@@ -1,4 +1,4 @@
-"""Topics: made, listed, shown, changed, purged, deleted; what is to come in them."""
+"""Routes of topics, and the forecast of their deliveries."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TopicName = Annotated[str, Path(description="The topic's name.")]
 
 
 @router.post(
-    "/topics", operation_id="createTopic", status_code=201, response_model=answers.Topic, summary="Make a topic"
+    "/topics", operation_id="createTopic", status_code=201, response_model=answers.Topic, summary="Create a topic"
 )
 async def create(request: Request, body: bodies.TopicCreate) -> Found:
-    """409 TOPIC_EXISTS when there is one of this name."""
+    """409 TOPIC_EXISTS if there is a topic with this name."""
     authorize(request, Right.MANAGE, body.name)
     client = gateway_of(request).client
     partitions, replicas = body.counts()
@@ -37,15 +37,15 @@ async def create(request: Request, body: bodies.TopicCreate) -> Found:
     return topic_json(record)
 
 
-@router.get("/topics", operation_id="listTopics", response_model=answers.Topics, summary="All topics, by name")
+@router.get("/topics", operation_id="listTopics", response_model=answers.Topics, summary="List all topics, by name")
 async def list_(request: Request) -> Found:
-    """Those on which whoever asks has some right."""
+    """Only topics on which the caller has some right."""
     records, access = await gateway_of(request).client.admin.list_topics(), access_of(request)
     return {"topics": [topic_json(record) for record in records if access is None or access.sees(record.name)]}
 
 
 @router.get(
-    "/topics/{topic}", operation_id="getTopic", response_model=answers.TopicHeld, summary="One topic, and what it holds"
+    "/topics/{topic}", operation_id="getTopic", response_model=answers.TopicHeld, summary="Get a topic and its contents"
 )
 async def show(request: Request, topic: TopicName) -> Found:
     admin = gateway_of(request).client.admin
@@ -59,8 +59,8 @@ async def show(request: Request, topic: TopicName) -> Found:
     summary="Change settings; add partitions or replicas",
 )
 async def update(request: Request, topic: TopicName, body: bodies.TopicUpdate) -> Found:
-    """Partitions cannot become fewer, and with more of them some keys choose another one than before. Replicas come and
-    go after the answer: `/cluster/partitions` shows it."""
+    """The number of partitions can only grow; then some keys are assigned to a different partition. Replicas are added
+    and removed after the response: `/cluster/partitions` shows the progress."""
     partitions, replicas = body.counts()
     settings = settings_of(body.settings)
     _authorize_dead_letters(request, settings)
@@ -79,11 +79,11 @@ async def delete(request: Request, topic: TopicName) -> None:
     "/topics/{topic}/purge",
     operation_id="purgeTopic",
     response_model=answers.Job,
-    summary="Remove all messages that nobody holds",
+    summary="Remove all messages that are not leased",
 )
 async def purge(request: Request, topic: TopicName) -> Found:
-    """What is leased or waits to be delivered again stays. It ends when the client goes away; what is removed by then
-    stays so."""
+    """Messages that are leased or waiting for redelivery stay. Stops if the client disconnects; messages that were
+    removed by then are gone."""
     admin = gateway_of(request).client.admin
     return (await while_connected(request, lambda: admin.purge_topic(topic)))._asdict()
 
@@ -92,13 +92,13 @@ async def purge(request: Request, topic: TopicName) -> Found:
     "/topics/{topic}/forecast",
     operation_id="forecastTopic",
     response_model=answers.Forecast,
-    summary="When messages come due",
+    summary="Forecast when messages become due",
 )
 async def forecast(
     request: Request,
     topic: TopicName,
     unit: Annotated[Literal["second", "minute", "hour"], Query()] = "minute",
-    count: Annotated[int, Query(ge=1, le=BUCKETS_MAX, description="Units of time, from the current one on.")] = 60,
+    count: Annotated[int, Query(ge=1, le=BUCKETS_MAX, description="Number of units, from the current one on.")] = 60,
 ) -> Found:
     found = await gateway_of(request).client.admin.forecast(topic, unit, count)
 
@@ -112,15 +112,15 @@ async def forecast(
 
 
 def _authorize_dead_letters(request: Request, settings: dict[str, Any]) -> None:
-    """Whoever says where dead letters go sends them there."""
+    """Check that the caller may produce to the dead letter topic in the settings."""
     target = settings.get(DEAD_LETTER_TOPIC)
     if isinstance(target, str):
         authorize(request, Right.PRODUCE, target)
 
 
 def settings_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """As keyword arguments: what is a parameter of its own is no setting."""
+    """Return the settings as keyword arguments. Raise InvalidSetting for names of the client's other parameters."""
     for name in ("self", "name", "topic", "group", "kind", "partitions", "replicas", "timeout"):
         if name in settings:
-            raise InvalidSetting(f"{name}: it is not among the settings")
+            raise InvalidSetting(f"{name}: this is not a setting")
     return settings

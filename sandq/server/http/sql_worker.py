@@ -94,7 +94,7 @@ def _read(lines: queue.SimpleQueue[bytes]) -> None:
 
 
 def bound_memory(budget: Budget) -> None:
-    """Limit the memory of this process to what it has now plus what one statement may use.
+    """Limit the memory of this process to its present size plus the limits of one statement.
 
     DuckDB does not count memory that functions use for their results, so its own limit is not enough. An allocation
     beyond this limit fails, and the statement with it.

@@ -151,7 +151,7 @@ async def test_a_lease_of_another_topic_is_refused(web: Web) -> None:
     for path, more in SETTLING:
         lost = await web.post(f"/topics/t/groups/g/{path}", {**held(other), **more}, 409)
         assert (lost["code"], lost["settled"], lost["lost"]) == ("LEASE_LOST", 0, [held(other)])
-        assert "or is of another topic than 't' as it is now" in lost["detail"]
+        assert "or belong to a topic other than the current 't'" in lost["detail"]
     lost = await web.post("/topics/t/groups/g/nack", {"messages": [held(other), held(mine)], "delay": 0}, 409)
     assert (lost["settled"], lost["lost"]) == (1, [held(other)])
     (mine,) = (await web.post("/topics/t/groups/g/lease", {"lease": "1h"}))["messages"]
@@ -248,7 +248,7 @@ BAD_BODIES: list[tuple[str, object, str]] = [
     ("ack", {"offset": "x"}, "lease_token"),
     ("ack", {"lease_token": "x"}, "is not a lease"),
     ("ack", {"lease_token": "1.0.5", "offset": "x"}, "offset"),
-    ("ack", {"lease_token": "1.0.5", "messages": [{"lease_token": "1.0.5"}]}, "one of"),
+    ("ack", {"lease_token": "1.0.5", "messages": [{"lease_token": "1.0.5"}]}, "give either"),
     ("ack", {"messages": [{"offset": "x"}]}, "messages.0.lease_token"),
     ("nack", {"lease_token": "1.0.5", "delay": "x"}, "duration"),
     ("nack", {"lease_token": "1.0.5", "delay_ms": 1.5}, "body.delay_ms: a whole number of milliseconds"),
@@ -363,7 +363,7 @@ async def test_dead_letters_that_are_named_or_chosen(web: Web) -> None:
         ({"ids": []}, "ids"),
         ({"ids": ids * 251}, "ids"),
         ({"ids": ["x"]}, "26 characters"),
-        ({"ids": ids, "reason": "nacked"}, "ids: they go without reason"),
+        ({"ids": ids, "reason": "nacked"}, "ids: they exclude reason"),
         ({"error": ""}, "1..1024"),
     ):
         assert words in (await web.post(f"{at}/purge", body, 400))["detail"], body

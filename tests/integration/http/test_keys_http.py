@@ -63,7 +63,7 @@ async def test_values(keys: Web) -> None:
 
 NO_VALUES: list[tuple[object, str]] = [
     ({}, "one of text, value and json"),
-    ({"value": None}, "DELETE deletes"),
+    ({"value": None}, "use DELETE"),
     ({"text": None}, "one of text, value and json"),
     ({"text": "a", "json": 1}, "one of text, value and json"),
     ({"text": "a", "ttl": 0}, "ttl"),
@@ -158,7 +158,7 @@ NOT_MEANT: list[tuple[str, dict[str, Any], str]] = [
     (KEYS, {"limit": 0}, "query.limit"),
     (KEYS, {"limit": 1001}, "query.limit"),
     (KEYS, {"start": "a", "encoding": "base64"}, "start"),
-    ("/topics/t/changes", {"wait": "2m"}, "60s at most"),
+    ("/topics/t/changes", {"wait": "2m"}, "at most 60s"),
     ("/topics/t/changes", {"wait": "-1"}, "-1"),
     ("/topics/t/changes", {"after": "soon"}, "after"),
     ("/topics/t/changes", {"limit": 1001}, "query.limit"),

@@ -64,7 +64,7 @@ NO_TOPICS: list[tuple[object, int, str, str]] = [
     ({"name": "t", "partitions": "6"}, 400, "INVALID", "body.partitions"),
     ({"name": "t", "partitions": True}, 400, "INVALID", "body.partitions"),
     ({"name": "t", "partitions": 5000}, 400, "INVALID", "4096"),
-    ({"name": "t", "partitions": 1, "numPartitions": 1}, 400, "INVALID", "are the same"),
+    ({"name": "t", "partitions": 1, "numPartitions": 1}, 400, "INVALID", "mean the same"),
     ({"name": "t", "replicas": 2}, 400, "INVALID", "2 replicas, and 1 nodes"),
     ({"name": "t", "kind": "fast"}, 400, "INVALID", "body.kind"),
     ({"name": "t", "kind": 7}, 400, "INVALID", "body.kind"),
