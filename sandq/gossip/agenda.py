@@ -1,4 +1,4 @@
-"""What is to be done at which instant of the core's clock."""
+"""Planned tasks, by the instant of the core's clock at which they are due."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Task:
-    """Something to be done once; `cancel` and it is not."""
+    """A task that is run once, unless it is cancelled before."""
 
     __slots__ = ("_do", "at")
 
@@ -24,17 +24,17 @@ class Task:
         return self._do is None
 
     def take(self) -> Callable[[], None] | None:
-        """What is to be done, once; None when it was cancelled."""
+        """Return the function to call, or None if the task was cancelled or taken before."""
         do, self._do = self._do, None
         return do
 
 
 SWEEP_TASKS: Final = 1024
-"""So many tasks may lie here before those that were cancelled are looked for."""
+"""Number of planned tasks above which cancelled ones are removed."""
 
 
 class Agenda:
-    """`now`: of the core's clock, in seconds; read by all who plan."""
+    """A queue of tasks. `now`: the core's clock in seconds, which all planners read."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -47,7 +47,7 @@ class Agenda:
 
     @property
     def next_at(self) -> float | None:
-        """When there is something to do; may be of a task that was cancelled."""
+        """The instant of the next task, which may be a cancelled one; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def after(self, delay_s: float, do: Callable[[], None]) -> Task:
@@ -59,17 +59,17 @@ class Agenda:
         return task
 
     def _sweep(self) -> None:
-        """Who is planned and cancelled again and again, a day ahead each time, must not fill the memory."""
+        """Remove cancelled tasks: a task may be planned a day ahead and cancelled again and again."""
         self._heap = [entry for entry in self._heap if not entry[2].is_cancelled]
         heapq.heapify(self._heap)
         self._sweep_at = max(SWEEP_TASKS, 2 * len(self._heap))
 
     def advance(self, now: float) -> None:
-        """It is later; nothing is done yet."""
+        """Set the clock forward without running any tasks."""
         self.now = max(self.now, now)
 
     def run(self, now: float) -> None:
-        """Do what is due, in order. What is planned meanwhile and due as well is left for the next time."""
+        """Run all due tasks in order. A task that is planned meanwhile waits for the next call, even if it is due."""
         self.advance(now)
         due = []
         while self._heap and self._heap[0][0] <= self.now:

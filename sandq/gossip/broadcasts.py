@@ -1,4 +1,4 @@
-"""What this member has to hand on to others, until it was handed on often enough."""
+"""The messages that this member passes on to others, until each was sent often enough."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Final
 from sandq.gossip.packets import PART_BYTES
 
 PARTS_MOST: Final = 100
-"""Of one packet."""
+"""Maximum number of messages in one packet."""
 KEPT_MOST: Final = 4096
-"""Of what waits; beyond it, what was handed on most often gives way, of that the oldest. Two members tell each other
-all of it anyway, when they compare."""
+"""Maximum number of waiting messages. Beyond it, the message that was sent most often is dropped, the oldest first.
+
+No information is lost for good, since two members exchange their complete states from time to time.
+"""
 MISFITS_MOST: Final = 8
-"""So many that do not fit any more are looked at for one packet."""
+"""Maximum number of messages that do not fit into the rest of a packet before it is closed."""
 
 
 class Broadcasts:
-    """Messages, each under the name of what it is about: a later one takes the place of an earlier one.
+    """Messages by the name of their subject; a later message replaces an earlier one with the same name.
 
-    Those handed on least often go first, of them the newest.
+    Messages that were sent least often go first, and among these the newest.
     """
 
     def __init__(self) -> None:
         self._parts: dict[int, dict[str, bytes]] = {0: {}}
-        """Times handed on -> name -> encoded message."""
+        """Number of times sent -> name -> encoded message."""
         self._times: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -34,7 +36,7 @@ class Broadcasts:
         return name in self._times
 
     def put(self, name: str, message: bytes) -> None:
-        """Hand on from now on."""
+        """Pass on a message from now on."""
         times = self._times.pop(name, None)
         if times is not None:
             del self._parts[times][name]
@@ -48,18 +50,20 @@ class Broadcasts:
         name = next(iter(self._parts[most]))
         del self._parts[most][name], self._times[name]
 
-    def take(self, room: int, transmits: int) -> list[bytes]:
-        """Messages that fit into so many bytes of a packet, each handed on once more by this; at most `transmits`
-        times."""
+    def take(self, free_bytes: int, transmits: int) -> list[bytes]:
+        """Return messages that fit into the free bytes of a packet, and count them as sent once more.
+
+        A message is removed after it was sent `transmits` times.
+        """
         if not self._times:
             return []
         taken: list[tuple[int, str, bytes]] = []
         misfits = 0
         for times, name, message in self._in_order():
-            if room <= PART_BYTES or len(taken) == PARTS_MOST or misfits == MISFITS_MOST:
+            if free_bytes <= PART_BYTES or len(taken) == PARTS_MOST or misfits == MISFITS_MOST:
                 break
-            if len(message) + PART_BYTES <= room:
-                room -= len(message) + PART_BYTES
+            if len(message) + PART_BYTES <= free_bytes:
+                free_bytes -= len(message) + PART_BYTES
                 taken.append((times, name, message))
             else:
                 misfits += 1

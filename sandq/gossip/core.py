@@ -1,8 +1,8 @@
-"""One member of a gossiping cluster, without its sockets: what arrives goes in, what is to be sent comes out.
+"""One member of a gossiping cluster, without sockets: received data goes in, data to send comes out.
 
-The edge calls `receive`, `on_...` and `tick`, with the time of one clock that never goes back, and afterwards takes
-`take_packets()`, `take_asks()` and `take_changed()`. Nothing here waits. What may take long is there in steps as well;
-other calls may come between them.
+The caller (the edge) calls `receive`, `on_...` and `tick` with the time of one monotonic clock, and afterwards takes
+`take_packets()`, `take_asks()` and `take_changed()`. Nothing here waits. Expensive operations are also available in
+steps; other calls may come between the steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sandq.gossip.agenda import Agenda
 from sandq.gossip.broadcasts import Broadcasts
 from sandq.gossip.members import Members, Record
 from sandq.gossip.messages import VSN, Ack, Alive, Dead, IndirectPing, Message, Nack, Ping, Suspect, User, encode
-from sandq.gossip.nodes import Chance, Judge, Node, Nodes, Standing
+from sandq.gossip.nodes import Judge, Liveness, Node, Nodes, RandomSource
 from sandq.gossip.packets import COMPOUND_BYTES, PACKET_BYTES, PART_BYTES, Packets
 from sandq.gossip.probing import Prober
 from sandq.gossip.serf_messages import (
@@ -37,24 +37,24 @@ from sandq.model.gossip_timing import Timing
 from sandq.model.membership import State
 
 RECONNECTS: Final = 3
-"""Attempts to reach one that failed, of all its cluster together, in an interval."""
+"""Attempts per interval to reach a failed member, of the whole cluster together."""
 ASKS_MOST: Final = 64
-"""Streams to be opened that wait for the edge; further ones are left out, as each is tried again later anyway."""
+"""Maximum number of requested streams; further ones are dropped, because each is requested again later anyway."""
 OPENED_BYTES: Final = 1024
-"""Of a datagram, opened with one unit of work."""
+"""Bytes of a datagram that count as one unit of work to decrypt and decode."""
 STATES_AT_ONCE: Final = 128
-"""Nodes of which is said in a step what is believed of them ..."""
+"""Number of node states that are collected in one step."""
 STATES_WORK: Final = 64
-"""... and the units of work of that."""
+"""Units of work of such a step."""
 MESSAGE_WORK: Final = 4
-"""Units of work for what is said of a member ..."""
+"""Units of work to process one message about a member."""
 CHANGE_WORK: Final = 32
-"""... and when it changes what is believed of it, and is published and logged."""
+"""Additional units of work if the message changes the member's state, which is then published and logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A stream that the edge is to open. `ping`: None to compare all that is known, else the ping to send."""
+    """A stream that the edge should open. `ping`: the ping to send; None to exchange the complete states."""
 
     address: Address
     name: str
@@ -62,7 +62,10 @@ class Ask:
 
 
 class Gossip:
-    """`on_round_trip(seconds)` is called with each probe that was answered. `counts`: what happened how often."""
+    """The gossip state machine of this member.
+
+    `on_round_trip(seconds)` is called for each answered probe. `counts`: event counters for metrics.
+    """
 
     def __init__(
         self,
@@ -73,11 +76,11 @@ class Gossip:
         timing: Timing,
         packets: Packets,
         judge: Judge,
-        rng: Chance,
+        rng: RandomSource,
         now: float,
         on_round_trip: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`address`: where others reach it. Raises TooLarge for tags that do not fit."""
+        """`address`: where other members reach this one. Raises TooLarge for tags that do not fit."""
         self.name = name
         self.counts: Counter[str] = Counter()
         self.awareness = Awareness()
@@ -120,83 +123,84 @@ class Gossip:
         self._agenda.after(rng.random() * timing.push_pull_interval_s, self._compare)
         self._agenda.after(rng.random() * timing.reconnect_interval_s, self._reconnect)
 
-    # -- what the edge asks ---------------------------------------------------------------------------------------
+    # -- queries of the edge --------------------------------------------------------------------------------------
 
     @property
     def records(self) -> Mapping[str, Record]:
-        """Name -> member, this one included."""
+        """Members by name, including this one."""
         return self._members.records
 
     @property
     def next_at(self) -> float:
-        """When `tick` has something to do."""
+        """The next instant at which `tick` has something to do."""
         at = self._agenda.next_at
-        assert at is not None  # gossip always goes on
+        assert at is not None  # the gossip round is always planned
         return at
 
     @property
     def refusals(self) -> Mapping[str, str]:
-        """Name -> why what was last said of it is not believed."""
+        """Member names, with the reason why the last message about each was refused."""
         return self._nodes.refusals
 
     @property
     def has_own_news(self) -> bool:
-        """Whether something that this member says of itself is left to be handed on."""
+        """True if messages that this member sent about itself still have to be passed on."""
         return self.name in self._rumours or self.name in self._intents
 
     def take_packets(self) -> Sequence[tuple[Address, bytes]]:
-        """Datagrams to send: to whom, and what."""
+        """Return the datagrams to send, with their destinations."""
         packets, self._packets = self._packets, []
         return packets
 
     def take_asks(self) -> Sequence[Ask]:
-        """Streams to open."""
+        """Return the streams to open."""
         asks, self._asks = self._asks, []
         return asks
 
     def take_changed(self) -> set[str]:
-        """Names of the members that are not as they were, or are gone."""
+        """Return the names of members that have changed or are gone."""
         changed = set(self._changed)
         self._changed.clear()
         return changed
 
-    # -- what the edge does ---------------------------------------------------------------------------------------
+    # -- actions of the edge --------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Do what is due."""
+        """Run the due tasks."""
         self._agenda.run(now)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Raises TooLarge, and nothing has changed."""
+        """Change this member's tags. Raises TooLarge without changing anything."""
         self._nodes.retag(encode_tags(tags))
 
     def use_packets(self, packets: Packets) -> None:
-        """Datagrams are sealed and opened by these from now on."""
+        """Encode and decode datagrams with `packets` from now on."""
         self._codec = packets
 
     def announce_join(self) -> None:
-        """After a seed has answered."""
+        """Announce that this member has joined. Call it after a seed has answered."""
         self._members.announce_join()
 
     def announce_leave(self) -> None:
-        """First of two steps: what this member means to do. When it is handed on: `depart`."""
+        """Announce that this member will leave: the first of two steps. Once this was passed on, call `depart`."""
         self._members.announce_leave()
 
     def depart(self) -> None:
-        """From here on this member refutes nothing and probes nobody."""
+        """Leave: from now on this member refutes nothing and probes no other members."""
         self._nodes.depart()
 
     # -- datagrams ------------------------------------------------------------------------------------------------
 
     def receive(self, now: float, datagram: bytes, source: Address) -> None:
-        """What came. Nothing in it can raise: what is wrong is counted.
+        """Process a datagram. Raises nothing: invalid data is only counted.
 
-        Where much has come, give it in before `tick`: an answer that lies here must not be taken for a missing one.
+        If several datagrams have arrived, process all of them before `tick`, so that a received ack is not taken for a
+        missing one.
         """
         at_once(self.receiving(now, datagram, source))
 
     def receiving(self, now: float, datagram: bytes, source: Address) -> Steps[None]:
-        """Do the same in steps."""
+        """Like `receive`, in steps."""
         self._agenda.advance(now)
         yield 1 + len(datagram) // OPENED_BYTES
         try:
@@ -211,7 +215,7 @@ class Gossip:
             yield self._work(before)
 
     def _work(self, changed: int) -> int:
-        """Of one message, before which so many members had changed."""
+        """Return the work of one message. `changed`: number of changed members before it."""
         return MESSAGE_WORK + CHANGE_WORK * max(0, len(self._changed) - changed)
 
     def _take(self, message: Message, source: Address) -> None:
@@ -237,26 +241,27 @@ class Gossip:
 
     def _take_user(self, body: bytes) -> None:
         try:
-            word = decode_serf(body)
+            message = decode_serf(body)
         except ProtocolError:
             self.counts["malformed"] += 1
             return
-        if isinstance(word, JoinIntent | LeaveIntent):
-            self._members.heard(word)
+        if isinstance(message, JoinIntent | LeaveIntent):
+            self._members.on_intent(message)
         else:
             self.counts["not_spoken"] += 1
 
     def _send(self, to: Address, messages: list[Message], crc: bool) -> None:
-        """With what there is to hand on, as far as it fits."""
+        """Send messages in one datagram, with as many broadcasts as fit."""
         parts = [encode(message) for message in messages]
         self._pack(to, parts, crc)
 
     def _pack(self, to: Address, parts: list[bytes], crc: bool) -> None:
-        room = PACKET_BYTES - self._codec.overhead(crc) - COMPOUND_BYTES - sum(len(part) + PART_BYTES for part in parts)
+        free_bytes = PACKET_BYTES - self._codec.overhead(crc) - COMPOUND_BYTES
+        free_bytes -= sum(len(part) + PART_BYTES for part in parts)
         transmits = self._timing.transmits(len(self._nodes))
         for queue in (self._rumours, self._intents):
-            taken = queue.take(room, transmits)
-            room -= sum(len(part) + PART_BYTES for part in taken)
+            taken = queue.take(free_bytes, transmits)
+            free_bytes -= sum(len(part) + PART_BYTES for part in taken)
             parts += taken
         if parts:
             self._packets.append((to, self._codec.seal(parts, crc=crc)))
@@ -264,47 +269,47 @@ class Gossip:
     # -- streams --------------------------------------------------------------------------------------------------
 
     def push_pull(self, join: bool) -> PushPull:
-        """All that this member knows."""
-        return at_once(self.telling(join))
+        """Return the complete state of this member."""
+        return at_once(self.building_push_pull(join))
 
-    def telling(self, join: bool) -> Steps[PushPull]:
-        """Say the same in steps. What happens between them may be in it or not, as if it had been said later."""
+    def building_push_pull(self, join: bool) -> Steps[PushPull]:
+        """Like `push_pull`, in steps. Changes between the steps may be included or not; both are correct."""
         states = []
         for node in self._nodes.all():
             states.append(node.state())
             if not len(states) % STATES_AT_ONCE:
                 yield STATES_WORK
-        intents = yield from self._members.telling()
+        intents = yield from self._members.building_state()
         return PushPull(join, states, (yield from encoding_serf(intents)))
 
     def on_push_pull(self, now: float, theirs: PushPull) -> None:
-        """What another one knows. Raises ProtocolError, and nothing has changed."""
+        """Merge the complete state of another member. Raises ProtocolError without changing anything."""
         at_once(self.merging(now, theirs))
 
     def merging(self, now: float, theirs: PushPull) -> Steps[None]:
-        """Do the same in steps."""
+        """Like `on_push_pull`, in steps."""
         self._agenda.advance(now)
-        word = (yield from decoding_serf(theirs.user)) if theirs.user else None
+        state_of_serf = (yield from decoding_serf(theirs.user)) if theirs.user else None
         for state in theirs.nodes:
             before = len(self._changed)
             self._nodes.merge(state)
             yield self._work(before)
-        if isinstance(word, SerfState):
-            yield from self._members.merging(word)
+        if isinstance(state_of_serf, SerfState):
+            yield from self._members.merging(state_of_serf)
 
     def on_stream_ping(self, ping: Ping) -> Ack | None:
-        """The answer to a ping that came over a stream; None when it is meant for somebody else."""
+        """Return the answer to a ping that came over a stream; None if it is for another member."""
         return Ack(ping.seq, b"") if ping.node in ("", self.name) else None
 
     def on_stream_ack(self, now: float, seq: int) -> None:
-        """A member that this one asked over a stream has answered."""
+        """Record the ack of a member that was pinged over a stream."""
         self._agenda.advance(now)
         self.counts["acks_by_stream"] += 1
         self._prober.on_ack(seq)
 
-    # -- rounds ---------------------------------------------------------------------------------------------------
+    # -- periodic tasks -------------------------------------------------------------------------------------------
 
-    def _on_node(self, node: Node, before: Standing | None) -> None:
+    def _on_node(self, node: Node, before: Liveness | None) -> None:
         if before is None and node is not self._nodes.own:
             self._prober.welcome(node.name)
         self._members.on_node(node, before)
@@ -313,19 +318,19 @@ class Gossip:
         self._agenda.after(self._timing.gossip_interval_s, self._gossip)
         if not self._rumours and not self._intents:
             return
-        for node in self._nodes.sample(self._timing.gossip_fanout, lambda node: node.standing != Standing.LEFT):
+        for node in self._nodes.sample(self._timing.gossip_fanout, lambda node: node.liveness != Liveness.LEFT):
             self._pack(node.address, [], node.takes_crc)
 
     def _compare(self) -> None:
         self._agenda.after(self._timing.push_pull_s(len(self._nodes)), self._compare)
-        for node in self._nodes.sample(1, lambda node: node.standing == Standing.ALIVE):
+        for node in self._nodes.sample(1, lambda node: node.liveness == Liveness.ALIVE):
             self._ask(Ask(node.address, node.name, None))
 
     def _reconnect(self) -> None:
-        """Members that failed may be back, behind a network that is whole again: nobody else would ever find out."""
+        """Try to reach failed members: after a network partition heals, they would otherwise stay failed forever."""
         self._agenda.after(self._timing.reconnect_interval_s, self._reconnect)
         failed = [record for record in self.records.values() if record.state == State.FAILED]
-        # A thousand members do not all knock at the one that is back.
+        # With a random share, not all of a thousand members connect to the one that is back.
         share = RECONNECTS * len(failed) / self._nodes.live_count() if failed else 0.0
         if not self._nodes.leaving and self._rng.random() < share:
             record = self._rng.choice(failed)

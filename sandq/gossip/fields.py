@@ -1,8 +1,8 @@
-"""Msgpack maps as Go's agents write them: old raw types only, keys that are the names of Go's fields.
+"""Msgpack maps as Go's agents write them: only the old raw types, with the names of Go's fields as keys.
 
-Keys and texts arrive as bytes. A key that this version does not know is a newer agent's and is ignored; nil, and an
-optional key that is missing, is Go's zero value. What is read here came from the network: ProtocolError when it is
-wrong, and no announced length makes room for more than has arrived.
+Keys and texts arrive as bytes. Unknown keys come from newer agents and are ignored. Nil, or a missing optional key, is
+Go's zero value. The data comes from the network: invalid data raises ProtocolError, and no announced length allocates
+more memory than the received data needs.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ U16_MAX: Final = 2**16 - 1
 U32_MAX: Final = 2**32 - 1
 U64_MAX: Final = 2**64 - 1
 NAME_BYTES: Final = 255
-"""Of a node's name in UTF-8, at most; at least 1."""
+"""Maximum length of a node's name in UTF-8; the minimum is 1."""
 META_BYTES: Final = 512
-"""Of a node's meta, which holds its tags."""
+"""Maximum length of a node's meta, which contains its tags."""
 ARRAY_ITEMS: Final = 64
-"""Of an array, at most: room for all is made when it begins, and arrays may be nested 1000 deep."""
+"""Maximum length of an array: msgpack allocates it when it begins, and arrays may be nested 1000 deep."""
 MAP_ITEMS: Final = 64
 ADDRESSES_KEPT: Final = 4096
-"""Addresses whose two forms are remembered."""
+"""Maximum number of cached conversions between the two forms of an address."""
 
 _pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
 
 
 def pack(fields: Mapping[str, object]) -> bytes:
-    """A map on the wire."""
+    """Encode a map."""
     packed: bytes = _pack(fields)
     return packed
 
 
 def unpack(data: bytes, items: int = MAP_ITEMS) -> Fields:
-    """The map that the bytes are, all of them; it has at most so many items."""
+    """Decode all of the bytes as one map with at most `items` items."""
     try:
         value = msgpack.unpackb(
             data,
@@ -54,25 +54,25 @@ def unpack(data: bytes, items: int = MAP_ITEMS) -> Fields:
             max_map_len=items,
             max_ext_len=0,
         )
-    except Exception as error:  # msgpack raises a dozen kinds
+    except Exception as error:  # msgpack raises a dozen different exceptions
         raise unreadable(error) from None
     return as_fields(value)
 
 
 def as_fields(value: Any) -> Fields:
-    """The value, which must be a map."""
+    """Return the value if it is a map; raise ProtocolError otherwise."""
     if type(value) is not dict:
         raise ProtocolError(f"a map is expected, not {value!r:.40}")
     return value
 
 
 def unreadable(error: Exception) -> ProtocolError:
-    """What to raise when msgpack raised that."""
+    """Return the error for an exception of msgpack."""
     return ProtocolError(f"no msgpack: {str(error)[:200] or type(error).__name__}")
 
 
 def number(fields: Fields, key: bytes, maximum: int, default: int | None = None) -> int:
-    """An integer from 0 to the maximum; without a default it must be there."""
+    """Return an integer from 0 to the maximum; the key is required unless there is a default."""
     value = fields.get(key, default)
     if value is None:
         value = default
@@ -82,7 +82,7 @@ def number(fields: Fields, key: bytes, maximum: int, default: int | None = None)
 
 
 def flag(fields: Fields, key: bytes) -> bool:
-    """A boolean, optional."""
+    """Return a boolean; False if it is missing."""
     value = fields.get(key)
     if type(value) is bool:
         return value
@@ -92,7 +92,7 @@ def flag(fields: Fields, key: bytes) -> bool:
 
 
 def raw(fields: Fields, key: bytes, maximum: int) -> bytes:
-    """Bytes, optional."""
+    """Return bytes; empty if they are missing."""
     value = fields.get(key)
     if type(value) is bytes and len(value) <= maximum:
         return value
@@ -102,18 +102,18 @@ def raw(fields: Fields, key: bytes, maximum: int) -> bytes:
 
 
 def name(fields: Fields, key: bytes) -> str:
-    """The name of a node."""
+    """Return the name of a node."""
     return as_name(fields.get(key), key)
 
 
 def optional_name(fields: Fields, key: bytes) -> str:
-    """The name of a node, or nothing."""
+    """Return the name of a node, or "" if it is missing."""
     value = fields.get(key)
     return as_name(value, key) if value else ""
 
 
 def as_name(value: Any, key: bytes) -> str:
-    """The name that a value is; `key` says where, in errors."""
+    """Return a value as a node's name; `key` is its key, for errors."""
     if type(value) is not bytes or not 0 < len(value) <= NAME_BYTES:
         raise ProtocolError(f"{key.decode()} is {value!r:.40}, a name of 1 to {NAME_BYTES} bytes is expected")
     try:
@@ -123,7 +123,7 @@ def as_name(value: Any, key: bytes) -> str:
 
 
 def address(fields: Fields, host_key: bytes, port_key: bytes) -> Address:
-    """An IP address (4 or 16 bytes) and a port, which is not 0."""
+    """Return an IP address (4 or 16 bytes) and a port, which is not 0."""
     found = optional_address(fields, host_key, port_key)
     if found is None:
         raise ProtocolError(f"{host_key.decode()} or {port_key.decode()} is missing")
@@ -131,7 +131,7 @@ def address(fields: Fields, host_key: bytes, port_key: bytes) -> Address:
 
 
 def optional_address(fields: Fields, host_key: bytes, port_key: bytes) -> Address | None:
-    """An IP address and a port; None when one of them is missing or zero."""
+    """Return an IP address and a port; None if one of them is missing or zero."""
     host = raw(fields, host_key, 16)
     port = number(fields, port_key, U16_MAX, 0)
     if not host or not port:
@@ -148,7 +148,7 @@ def _address(host: bytes, port: int) -> Address:
 
 @lru_cache(ADDRESSES_KEPT)
 def host_bytes(host: str) -> bytes:
-    """The bytes of an IP address; InvalidSetting when the host is none."""
+    """Return the bytes of an IP address. Raises InvalidSetting for other hosts."""
     try:
         return _plain(ip_address(host)).packed
     except ValueError:
@@ -156,12 +156,12 @@ def host_bytes(host: str) -> bytes:
 
 
 def _plain(host: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """An IPv4 address in IPv6 is the IPv4 address: else one node had two addresses."""
+    """Return the IPv4 address for an IPv4-mapped IPv6 address: otherwise one node would have two addresses."""
     return (host.ipv4_mapped if isinstance(host, IPv6Address) else None) or host
 
 
 def versions(fields: Fields) -> tuple[int, ...]:
-    """Protocol and delegate versions: (pmin, pmax, pcur, dmin, dmax, dcur), or () of an agent that does not say."""
+    """Return the versions (pmin, pmax, pcur, dmin, dmax, dcur) of memberlist and Serf; () if the agent sends none."""
     found = raw(fields, b"Vsn", 6)
     if len(found) not in (0, 6):
         raise ProtocolError(f"Vsn has {len(found)} bytes, 6 are expected")

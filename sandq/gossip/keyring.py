@@ -1,9 +1,9 @@
-"""The keys of an encrypted cluster: AES-GCM under the first key, and whatever key fits for what arrives.
+"""The keys of an encrypted cluster: AES-GCM with the first key for sending, and with any key for receiving.
 
     sealed = version u8 (1) | nonce, 12 bytes | ciphertext | tag, 16 bytes
 
-Several keys let a cluster change its key without a stop: add the new one behind the old one on every node, then put
-it first on every node, then remove the old one.
+Several keys let a cluster change its key without downtime: add the new key after the old one on every node, then move
+it to the first position on every node, then remove the old one.
 """
 
 from __future__ import annotations
@@ -28,42 +28,45 @@ VERSION: Final = 1
 NONCE_BYTES: Final = 12
 TAG_BYTES: Final = 16
 OVERHEAD: Final = 1 + NONCE_BYTES + TAG_BYTES
-"""What sealing adds."""
+"""Number of bytes that sealing adds."""
 KEY_BYTES: Final = (16, 24, 32)
 KEYS_MOST: Final = 16
-"""Each is tried on every packet that nobody's key fits."""
+"""Maximum number of keys: each of them is tried on packets that no key fits."""
 DERIVED_KEY_BYTES: Final = 32
 INFO: Final = b"sandq gossip 1"
 STEP_BYTES: Final = 256 << 10
-"""Encrypted, or decrypted with one key, in a step."""
+"""Number of bytes that are encrypted, or decrypted with one key, in one step."""
 STEP_WORK: Final = 64
-"""Units of work of a step."""
+"""Units of work of one step."""
 
 _VERSION = bytes((VERSION,))
 
 
 class Keyring:
-    """The first key seals, every key opens. Keys are 16, 24 or 32 bytes; InvalidSetting when they are not."""
+    """The first key seals, every key opens. Raises InvalidSetting for keys that are not 16, 24 or 32 bytes long."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         if not 1 <= len(keys) <= KEYS_MOST:
             raise InvalidSetting(f"{len(keys)} gossip keys: 1 to {KEYS_MOST} are expected")
-        for place, key in enumerate(keys, 1):
+        for position, key in enumerate(keys, 1):
             if len(key) not in KEY_BYTES:
-                raise InvalidSetting(f"gossip key {place} has {len(key)} bytes: 16, 24 or 32 are expected")
-            if key in keys[: place - 1]:
-                raise InvalidSetting(f"gossip key {place} is key {keys.index(key) + 1} again: remove one of them")
+                raise InvalidSetting(f"gossip key {position} has {len(key)} bytes: 16, 24 or 32 are expected")
+            if key in keys[: position - 1]:
+                raise InvalidSetting(f"gossip key {position} is key {keys.index(key) + 1} again: remove one of them")
         self._keys = list(keys)
         self._ciphers = [AESGCM(key) for key in keys]
 
     @classmethod
     def from_secrets(cls, secrets: Sequence[bytes]) -> Self:
-        """A key made of each of the secrets that all nodes of the cluster share."""
+        """Derive a key from each of the secrets that all nodes of the cluster share."""
         return cls([HKDF(SHA256(), DERIVED_KEY_BYTES, salt=None, info=INFO).derive(secret) for secret in secrets])
 
     @classmethod
     def parse(cls, text: str, name: str) -> Self:
-        """Of a file `name` with one base64 key a line, the first one seals; `#` begins a comment. ConfigError."""
+        """Read the text of the file `name`: one base64 key per line, the first one seals; `#` begins a comment.
+
+        Raises ConfigError.
+        """
         keys: dict[bytes, int] = {}
         for number, line in enumerate(text.splitlines(), 1):
             encoded = line.partition("#")[0].strip()
@@ -78,11 +81,11 @@ class Keyring:
             raise ConfigError(f"{name}: {error}") from None
 
     def seal(self, plain: bytes, aad: bytes, nonce: bytes) -> bytes:
-        """Encrypt; `aad` is not in the result but must be the same to open it. No nonce may be used twice."""
+        """Encrypt. `aad` is authenticated, but not part of the result. No nonce may be used twice."""
         return _VERSION + nonce + self._ciphers[0].encrypt(nonce, plain, aad)
 
     def sealing(self, plain: bytes, aad: bytes, nonce: bytes) -> Steps[bytes]:
-        """Do the same in steps."""
+        """Like `seal`, in steps."""
         encryptor = Cipher(AES(self._keys[0]), GCM(nonce)).encryptor()
         encryptor.authenticate_additional_data(aad)
         parts = [_VERSION, nonce]
@@ -95,7 +98,7 @@ class Keyring:
         return b"".join((*parts, encryptor.tag))
 
     def open(self, data: bytes, aad: bytes) -> bytes:
-        """The plain bytes. Raises ProtocolError."""
+        """Decrypt. Raises ProtocolError."""
         _check(data)
         nonce, sealed = data[1 : 1 + NONCE_BYTES], data[1 + NONCE_BYTES :]
         for cipher in self._ciphers:
@@ -106,7 +109,7 @@ class Keyring:
         raise _no_key_fits(data)
 
     def opening(self, data: bytes | bytearray, aad: bytes) -> Steps[bytes | bytearray]:
-        """Do the same in steps: a stranger may send megabytes that no key fits."""
+        """Like `open`, in steps: an attacker may send megabytes that no key fits."""
         _check(data)
         nonce, tag = bytes(data[1 : 1 + NONCE_BYTES]), bytes(data[-TAG_BYTES:])
         sealed = memoryview(data)[1 + NONCE_BYTES : -TAG_BYTES]

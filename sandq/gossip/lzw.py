@@ -1,7 +1,7 @@
-"""LZW as Go's `compress/lzw` writes it: least significant bit first, 8-bit literals, codes of 9 to 12 bits.
+"""Decode LZW as Go's `compress/lzw` writes it: least significant bit first, 8-bit literals, codes of 9 to 12 bits.
 
-Codes 0..255 are bytes, 256 empties the table, 257 is the end; 258 and above are the table's entries, in the order in
-which they came about. Agents send what they compress this way; sandq only reads it.
+Codes 0 to 255 are bytes, 256 clears the table, 257 is the end. Codes from 258 on are table entries, in the order of
+their creation. Go's agents compress messages this way; sandq only reads them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ FIRST_WIDTH: Final = 9
 LAST_WIDTH: Final = 12
 TABLE_ENTRIES: Final = 1 << LAST_WIDTH
 STEP_BYTES: Final = 2048
-"""Compressed bytes of a step."""
+"""Number of compressed bytes per step."""
 STEP_PLAIN_BYTES: Final = 256 << 10
-"""What comes out of a step, about: 2,048 bytes may stand for megabytes."""
+"""Approximate maximum output of a step: 2,048 compressed bytes may stand for megabytes."""
 STEP_WORK: Final = 128
 """Units of work of a step."""
 
@@ -27,23 +27,23 @@ _START: Final = [bytes((byte,)) for byte in range(256)] + [b"", b""]
 
 
 def decode(data: bytes, limit: int) -> bytes:
-    """What was compressed. ProtocolError when the bytes are none of Go's, or more than `limit` come out of them."""
+    """Decompress. Raises ProtocolError for invalid data, and if the result is larger than `limit` bytes."""
     return at_once(decoding(data, limit))
 
 
 def decoding(data: bytes, limit: int) -> Steps[bytes]:
-    """Do the same in steps."""
+    """Like `decode`, in steps."""
     table = _START.copy()
     width = FIRST_WIDTH
     mask = (1 << width) - 1
     last = b""
-    """What the code before this one stood for; empty behind a `CLEAR`."""
-    # Not a list of pieces to join: that takes 88 bytes a piece.
+    """Bytes of the previous code; empty after a `CLEAR`."""
+    # Not a list of pieces to join: that would take 88 bytes per piece.
     plain = bytearray()
     bits = have = 0
     pause_at = STEP_BYTES
     pause_above = min(STEP_PLAIN_BYTES, limit)
-    # A code has at least 9 bits: a byte completes one at most.
+    # A code has at least 9 bits, so each byte completes at most one code.
     for at, byte in enumerate(data, 1):
         if at == pause_at:
             yield STEP_WORK
@@ -71,7 +71,7 @@ def decoding(data: bytes, limit: int) -> Steps[bytes]:
             if last and known < TABLE_ENTRIES:
                 table.append(last + piece[:1])
         elif code == known and last and known < TABLE_ENTRIES:
-            # The entry that this very code brings about.
+            # The code refers to the entry that this code itself creates.
             piece = last + last[:1]
             table.append(piece)
         else:
@@ -83,7 +83,7 @@ def decoding(data: bytes, limit: int) -> Steps[bytes]:
             yield STEP_WORK
             pause_above = min(len(plain) + STEP_PLAIN_BYTES, limit)
         last = piece
-        # The next code may be the entry that it brings about itself.
+        # The next code may refer to the entry that it creates itself, so its width must allow that.
         if len(table) > mask and width < LAST_WIDTH:
             width += 1
             mask = (1 << width) - 1

@@ -1,7 +1,7 @@
-"""Who is a member, by Serf's rules: SWIM says who answers, intents say who meant to come or go.
+"""Membership by Serf's rules: SWIM detects which nodes answer; intents announce joins and leaves.
 
-An intent carries a Lamport time, so that of two words about one member the later one counts, whatever order they
-arrive in. A leave intent goes before the "dead" of SWIM: who is dead after it has left, who is dead without it failed.
+An intent carries a Lamport time: of two intents about one member the later one counts, in whatever order they arrive. A
+leave intent precedes SWIM's "dead". A member that dies after a leave intent has left; without one it has failed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from sandq.gossip.agenda import Agenda, Task
 from sandq.gossip.broadcasts import Broadcasts
 from sandq.gossip.messages import User, encode
-from sandq.gossip.nodes import MEMBERS_MOST, Node, Standing
+from sandq.gossip.nodes import MEMBERS_MOST, Liveness, Node
 from sandq.gossip.serf_messages import JoinIntent, LeaveIntent, SerfState, decode_tags, encode_serf
 from sandq.gossip.steps import Steps, at_once
 from sandq.model.config_schema import Address
@@ -22,25 +22,30 @@ from sandq.model.gossip_timing import Timing
 from sandq.model.membership import State
 
 INTENTS_MOST: Final = 4096
-"""About members that are not known yet; the oldest give way."""
+"""Maximum number of stored intents about members that are not known yet; the oldest are dropped."""
 LTIME_LAST: Final = 2**63
-"""Nor a later one than this: what is one more must still be a number of 64 bits."""
+"""Maximum Lamport time that is accepted: the next one must still fit into 64 bits."""
 JOIN_STEP: Final = 8
-"""Who joins says a time that much later than what it heard: its seed may have missed the last leave, and of two words
-of one time neither counts."""
+"""Distance between a join intent's time and the latest known time.
+
+The seed may have missed the last leave of this member, and of two intents with the same time neither wins.
+"""
 LTIME_JUMP: Final = 2**40
-"""No cluster says so much between two words that a member hears. Who names a later time is not believed: the numbers
-would run out."""
+"""Maximum jump of the Lamport time between two received intents.
+
+No cluster sends that many intents in between. A larger jump is refused, because the numbers would run out.
+"""
 RECORDS_AT_ONCE: Final = 256
-"""Of records, told in a step ..."""
+"""Number of records that are collected in one step."""
 RECORDS_WORK: Final = 32
-"""... which is so many units of work."""
+"""Units of work of such a step."""
 MERGED_WORK: Final = 1
-"""Units of work for an intent of another one's state."""
+"""Units of work to merge one intent of another member's state."""
 
 
 class Record:
-    """A member, until it is forgotten: longer than SWIM knows it. `suspect` is beside the state: it may pass."""
+    """A member, until it is forgotten, which is later than in SWIM. `suspect` is separate from the state; it may
+    end."""
 
     __slots__ = ("address", "forgetting", "meta", "name", "state", "status_ltime", "suspect")
 
@@ -61,12 +66,12 @@ class Record:
     def tags(self) -> Mapping[str, str]:
         try:
             return decode_tags(self.meta)
-        except ProtocolError:  # the core takes no such tags; this member's own are well formed
+        except ProtocolError:  # this member's own tags are valid, and the core refuses other members' invalid tags
             return {}
 
 
 class Members:
-    """`on_change(name)` is called after each change; the member is gone when `records` has it no more."""
+    """All members. `on_change(name)` is called after each change; a member that is gone is no longer in `records`."""
 
     def __init__(
         self,
@@ -85,31 +90,31 @@ class Members:
         self._counts = counts
         self.records: dict[str, Record] = {}
         self._early: dict[str, JoinIntent | LeaveIntent] = {}
-        """Intents about members that are not known yet, the latest of each."""
+        """The latest intent about each member that is not known yet."""
         self.clock = 0
-        """Lamport time: of the latest word that this member knows."""
+        """Lamport time of the latest intent that this member knows."""
         self._leaving = False
 
-    # -- what SWIM says -------------------------------------------------------------------------------------------
+    # -- changes in SWIM ------------------------------------------------------------------------------------------
 
-    def on_node(self, node: Node, before: Standing | None) -> None:
-        """After each change of a node."""
+    def on_node(self, node: Node, before: Liveness | None) -> None:
+        """Update the member after a change of its node."""
         record = self.records.get(node.name)
         if record is None:
-            if not node.is_live or not self._has_room():
+            if not node.is_live or not self._has_free_record():
                 return
             record = self.records[node.name] = Record(node.name)
         record.address, record.meta = node.address, node.meta
-        record.suspect = node.standing == Standing.SUSPECT
+        record.suspect = node.liveness == Liveness.SUSPECT
         if node.is_live:
-            if before is None or before > Standing.SUSPECT:
+            if before is None or before > Liveness.SUSPECT:
                 self._came(record)
         else:
-            self._went(record, node.standing)
+            self._went(record, node.liveness)
         self._on_change(node.name)
 
-    def _has_room(self) -> bool:
-        """For one more; somebody who is gone gives way."""
+    def _has_free_record(self) -> bool:
+        """Return whether one more member fits; if necessary, forget a member that is gone."""
         if len(self.records) < MEMBERS_MOST:
             return True
         for record in self.records.values():
@@ -129,9 +134,9 @@ class Members:
             if isinstance(intent, LeaveIntent):
                 record.state = State.LEAVING
 
-    def _went(self, record: Record, standing: Standing) -> None:
-        # Who says itself that it is dead has left, also when its leave intent was lost: datagrams carry both.
-        left = record.state == State.LEAVING or standing == Standing.LEFT
+    def _went(self, record: Record, liveness: Liveness) -> None:
+        # A node that itself says "dead" has left, even if its leave intent was lost: datagrams carry both.
+        left = record.state == State.LEAVING or liveness == Liveness.LEFT
         record.state = State.LEFT if left else State.FAILED
         self._plan_to_forget(record)
 
@@ -150,32 +155,32 @@ class Members:
     # -- intents --------------------------------------------------------------------------------------------------
 
     def announce_join(self) -> None:
-        """Say that this member means to be there: later than whatever was said of it. Not when it means to go."""
+        """Announce that this member is present, with a newer time than any known intent. Not after a leave."""
         if self._leaving:
             return
         self.clock += JOIN_STEP
-        self._tell(JoinIntent(self.clock, self._own_name))
+        self._announce(JoinIntent(self.clock, self._own_name))
 
     def announce_leave(self) -> None:
-        """Say that this member means to go; from here on it does not object to that."""
+        """Announce that this member will leave; from now on it does not refute leave intents."""
         self._leaving = True
         self.clock += 1
-        self._tell(LeaveIntent(self.clock, self._own_name, False))
+        self._announce(LeaveIntent(self.clock, self._own_name, False))
 
-    def _tell(self, intent: JoinIntent | LeaveIntent) -> None:
+    def _announce(self, intent: JoinIntent | LeaveIntent) -> None:
         record = self.records[self._own_name]
         record.status_ltime = intent.ltime
         if isinstance(intent, LeaveIntent) and record.state == State.ALIVE:
             record.state = State.LEAVING
             self._on_change(record.name)
-        self._hand_on(intent)
+        self._broadcast(intent)
 
-    def heard(self, intent: JoinIntent | LeaveIntent) -> None:
-        """News is handed on."""
+    def on_intent(self, intent: JoinIntent | LeaveIntent) -> None:
+        """Process a received intent, and pass it on if it is news."""
         if not self._witness(intent.ltime):
             return
         if self._take(intent):
-            self._hand_on(intent)
+            self._broadcast(intent)
 
     def _witness(self, ltime: int) -> bool:
         if ltime > min(self.clock + LTIME_JUMP, LTIME_LAST):
@@ -185,7 +190,7 @@ class Members:
         return True
 
     def _take(self, intent: JoinIntent | LeaveIntent) -> bool:
-        """Whether it is news."""
+        """Apply an intent; return whether it is news."""
         record = self.records.get(intent.node)
         if record is None:
             return self._keep_for_later(intent)
@@ -196,7 +201,8 @@ class Members:
         if isinstance(intent, LeaveIntent):
             return self._take_leave(record, intent)
         if record.state == State.LEFT:
-            # Until SWIM finds it, it has left at the time of its leave: another one would be told that it left later.
+            # The member left at the time of its leave, until SWIM finds it alive. Otherwise this member would report a
+            # later leave.
             return self._keep_for_later(intent)
         record.status_ltime = intent.ltime
         if record.state == State.LEAVING:
@@ -205,8 +211,11 @@ class Members:
         return True
 
     def _take_own(self, record: Record, intent: JoinIntent | LeaveIntent) -> bool:
-        """An old word, of before a restart, or somebody's mistake. This member is here, and says so later than anything
-        that anybody knows of it: else who heard that it left, and nothing since, would believe it for ever."""
+        """Refute a leave intent about this member, from before a restart or sent by mistake; return False.
+
+        This member announces a join that is newer than anything known about it. Otherwise members that have received
+        only the leave would believe it forever.
+        """
         leaves = isinstance(intent, LeaveIntent) and intent.ltime == record.status_ltime
         if not self._leaving and (leaves or intent.ltime > record.status_ltime):
             self._counts["refutations"] += 1
@@ -218,7 +227,7 @@ class Members:
         if record.state == State.ALIVE:
             record.state = State.LEAVING
         elif record.state == State.FAILED:
-            # Somebody decided that it does not come back.
+            # An operator decided that the member will not come back.
             record.state = State.LEFT
             self._plan_to_forget(record)
         self._on_change(record.name)
@@ -236,35 +245,35 @@ class Members:
             del self._early[next(iter(self._early))]
         return True
 
-    def _hand_on(self, intent: JoinIntent | LeaveIntent) -> None:
+    def _broadcast(self, intent: JoinIntent | LeaveIntent) -> None:
         self._broadcasts.put(intent.node, encode(User(encode_serf(intent))))
 
-    # -- comparing ------------------------------------------------------------------------------------------------
+    # -- exchange of states ---------------------------------------------------------------------------------------
 
     def state(self) -> SerfState:
-        """What another member is to know of intents."""
-        return at_once(self.telling())
+        """Return the state of all intents, for another member."""
+        return at_once(self.building_state())
 
-    def telling(self) -> Steps[SerfState]:
-        """Say the same in steps."""
+    def building_state(self) -> Steps[SerfState]:
+        """Like `state`, in steps."""
         ltimes: dict[str, int] = {}
         left: list[str] = []
         for at, (name, record) in enumerate(list(self.records.items()), 1):
             ltimes[name] = record.status_ltime
-            # Who is leaving is among those that left: if it stays after all, it hears of it and says so.
+            # A leaving member is listed as one that left: if it stays after all, it receives this and refutes it.
             if record.state in (State.LEAVING, State.LEFT):
                 left.append(name)
             if not at % RECORDS_AT_ONCE:
                 yield RECORDS_WORK
-        # Serf's agents take the clock of what they know as later than any of it.
+        # Serf's agents expect the clock to be later than all times in the state.
         return SerfState(self.clock + 1, ltimes, left, 0, 0)
 
     def merge(self, theirs: SerfState) -> None:
-        """What another member knows of intents. Nothing of it is handed on: it is no news to others."""
+        """Merge the intents of another member. They are not passed on, because they are not news to others."""
         at_once(self.merging(theirs))
 
     def merging(self, theirs: SerfState) -> Steps[None]:
-        """Do the same in steps."""
+        """Like `merge`, in steps."""
         latest = max([theirs.ltime - 1, *theirs.status_ltimes.values()])
         if not self._witness(latest):
             return

@@ -1,18 +1,11 @@
 """The messages of memberlist: one type byte, then a msgpack map of Go's field names.
 
-| code | message | fields |
-|---|---|---|
-| 0 | ping | SeqNo, Node, SourceAddr, SourcePort, SourceNode |
-| 1 | indirect ping | SeqNo, Target, Port, Node, Nack, SourceAddr, SourcePort, SourceNode |
-| 2 | ack | SeqNo, Payload |
-| 3 | suspect | Incarnation, Node, From |
-| 4 | alive | Incarnation, Node, Addr, Port, Meta, Vsn |
-| 5 | dead | Incarnation, Node, From |
-| 8 | user | no map: the bytes as they are (on a stream it is another one) |
-| 11 | nack | SeqNo |
-| 13 | err | Error |
+| code | message | fields | |---|---|---| | 0 | ping | SeqNo, Node, SourceAddr, SourcePort, SourceNode | | 1 | indirect
+ping | SeqNo, Target, Port, Node, Nack, SourceAddr, SourcePort, SourceNode | | 2 | ack | SeqNo, Payload | | 3 | suspect
+| Incarnation, Node, From | | 4 | alive | Incarnation, Node, Addr, Port, Meta, Vsn | | 5 | dead | Incarnation, Node,
+From | | 8 | user | no map: the bytes as they are (different on a stream) | | 11 | nack | SeqNo | | 13 | err | Error |
 
-The other codes are of what messages are wrapped in, and of the exchange of states: see `packets` and `streams`.
+The other codes are for wrappers of messages, and for the exchange of states: see `packets` and `streams`.
 """
 
 from __future__ import annotations
@@ -66,22 +59,22 @@ ERR: Final = 13
 LABEL: Final = 244
 
 VSN: Final = (1, 5, 2, 2, 5, 5)
-"""What this node speaks: memberlist 1 to 5, now 2; Serf 2 to 5, now 5."""
+"""The versions of this node: memberlist 1 to 5, currently 2; Serf 2 to 5, currently 5."""
 SEQ_MAX: Final = U32_MAX
 INCARNATION_MAX: Final = U32_MAX
 PAYLOAD_BYTES: Final = U16_MAX
-"""Of an ack."""
+"""Maximum length of an ack's payload."""
 ERROR_BYTES: Final = 512
-"""Of an error's text; what is longer is cut."""
+"""Maximum length of an error's text; a longer one is truncated."""
 LZW: Final = 0
-"""The one algorithm that there is."""
+"""The only algorithm of compressed messages."""
 COMPRESSED_BYTES: Final = 2 << 20
-"""Of what is compressed, at most. They take up to 2 seconds, in steps; the states of 2000 nodes are 0.1 MB."""
+"""Maximum size of compressed data. Decoding it takes up to 2 seconds, in steps; 2,000 node states have 0.1 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Are you there, `node`? The ack goes to `source`; None: to where the ping came from."""
+    """Asks `node` for an ack, to be sent to `source`; None: to the sender of the ping."""
 
     seq: int
     node: str
@@ -91,7 +84,7 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class IndirectPing:
-    """Please ping `node` at `target` for me. `nack`: tell me when it does not answer, too."""
+    """Asks the receiver to ping `node` at `target`. `nack`: request a nack if the node does not answer in time."""
 
     seq: int
     target: Address
@@ -127,7 +120,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """`sender` takes `node` for dead; when they are the same, it has left."""
+    """`sender` declares `node` dead; if both are the same, the node has left."""
 
     incarnation: int
     node: str
@@ -136,7 +129,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """`node` is there. `vsn`: see `VSN`; empty when it does not say."""
+    """`node` is alive. `vsn`: see `VSN`; empty if the node does not send its versions."""
 
     incarnation: int
     node: str
@@ -147,14 +140,14 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Serf's: see `serf_messages`."""
+    """A message of Serf: see `serf_messages`."""
 
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Err:
-    """What the other side did not like."""
+    """An error that the other side reports."""
 
     error: str
 
@@ -166,7 +159,7 @@ Message = Ping | IndirectPing | Ack | Nack | Suspect | Dead | Alive | User | Err
 
 
 def encode(message: Message) -> bytes:
-    """The type byte and the body. InvalidSetting when an address is not an IP address."""
+    """Return the type byte and the body. Raises InvalidSetting if an address is not an IP address."""
     return _WRITERS[type(message)](message)
 
 
@@ -229,7 +222,7 @@ _WRITERS: dict[type, Callable[..., bytes]] = {
 
 
 def decode(data: bytes) -> Message:
-    """The message that the bytes of one part of a packet are. Raises ProtocolError."""
+    """Decode one part of a packet. Raises ProtocolError."""
     if not data:
         raise ProtocolError("a gossip message without a byte")
     kind = data[0]
@@ -244,7 +237,7 @@ def decode(data: bytes) -> Message:
 
 
 def from_fields(kind: int, fields: Fields) -> Message:
-    """The message of a type, other than `USER`, whose map has been read."""
+    """Return the message of a type other than `USER` from its decoded map."""
     try:
         return _READERS[kind](fields)
     except ProtocolError as error:
@@ -252,7 +245,7 @@ def from_fields(kind: int, fields: Fields) -> Message:
 
 
 def inflating(fields: Fields, limit: int) -> Steps[bytes]:
-    """What was compressed, at most `limit` bytes, in steps. Raises ProtocolError."""
+    """Decompress the data, at most `limit` bytes, in steps. Raises ProtocolError."""
     algorithm = number(fields, b"Algo", U8_MAX, LZW)
     if algorithm != LZW:
         raise ProtocolError(f"compressed with algorithm {algorithm}, {LZW} alone is known")

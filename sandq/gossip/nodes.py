@@ -1,8 +1,8 @@
-"""Who is alive, suspected, dead or has left, by what is heard: the state machine of SWIM with suspicion.
+"""The state machine of SWIM with suspicion: derives from messages which nodes are alive, suspect, dead or have left.
 
-Each member numbers what it says of itself by its incarnation. Of two words about a member the one with the higher
-incarnation counts; of equal ones "dead" before "suspect" before "alive". Only the member itself raises its incarnation,
-by which it refutes what others say.
+Each member numbers its statements about itself by its incarnation. For two messages about a member, the one with the
+higher incarnation counts; if they are equal, "dead" beats "suspect" beats "alive". Only the member itself raises its
+incarnation, to refute messages of others.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ from sandq.model.errors import ProtocolError
 from sandq.model.gossip_timing import Timing
 
 MEMBERS_MOST: Final = 10_000
-"""Further ones are not taken in."""
+"""Maximum number of members; further ones are refused."""
 
 INCARNATION_JUMP: Final = 2**20
-"""No member refutes so often between two words about it. Who says more is not believed: the numbers would run out."""
+"""Maximum jump of an incarnation between two messages about a member.
+
+No member refutes that often in between. A larger jump is refused, because the numbers would run out.
+"""
 
 INCARNATION_NEW: Final = 2**31
-"""Likewise of a member that is new here."""
+"""The incarnation from which the maximum jump of an unknown member is counted."""
 
 REFUSALS_MOST: Final = 256
-"""Names of which it is remembered why they are refused."""
+"""Maximum number of names whose refusals are remembered."""
 
 SAMPLED: Final = 4
-"""Times as many as are wanted, that are drawn first."""
+"""Factor by which a random sample is larger than the number of wanted nodes."""
 
 Judge = Callable[[str, Mapping[str, str]], str | None]
-"""Of a member's name and tags: why it may not be one, or None."""
+"""Returns why a member with this name and tags is refused, or None."""
 
 
-class Standing(IntEnum):
-    """As the wire numbers them."""
+class Liveness(IntEnum):
+    """The state of a node, with the numbers of the wire."""
 
     ALIVE = 0
     SUSPECT = 1
@@ -51,9 +54,9 @@ class Standing(IntEnum):
 
 
 class Node:
-    """What this member believes of another one, or says of itself. `changed_at`: of the core's clock."""
+    """The state of another member as seen here, or of this member. `changed_at`: on the core's clock."""
 
-    __slots__ = ("_ending", "address", "changed_at", "incarnation", "meta", "name", "standing", "suspicion", "vsn")
+    __slots__ = ("_ending", "address", "changed_at", "incarnation", "liveness", "meta", "name", "suspicion", "vsn")
 
     def __init__(self, name: str, address: Address, meta: bytes, vsn: tuple[int, ...]) -> None:
         self.name = name
@@ -61,33 +64,34 @@ class Node:
         self.meta = meta
         self.vsn = vsn
         self.incarnation = 0
-        self.standing = Standing.DEAD
+        self.liveness = Liveness.DEAD
         self.changed_at = 0.0
         self.suspicion: Suspicion | None = None
         self._ending: Task | None = None
 
     @property
     def is_live(self) -> bool:
-        return self.standing <= Standing.SUSPECT
+        return self.liveness <= Liveness.SUSPECT
 
     @property
     def takes_crc(self) -> bool:
         return len(self.vsn) > 1 and self.vsn[1] >= 5
 
     def state(self) -> NodeState:
-        return NodeState(self.name, self.address, self.meta, self.incarnation, int(self.standing), self.vsn)
+        return NodeState(self.name, self.address, self.meta, self.incarnation, int(self.liveness), self.vsn)
 
     def expect_end(self, task: Task | None) -> None:
-        """What happens to it when nothing is heard of it; a plan before is cancelled."""
+        """Plan what happens if no message about the node comes; the former plan is cancelled."""
         if self._ending is not None:
             self._ending.cancel()
         self._ending = task
 
 
 class Nodes:
-    """`on_change(node, before)` is called after each change; `before`: its standing, None of a new one.
+    """All nodes that are known.
 
-    `counts` gathers what is worth a metric: refutations, suspicions, and what was refused and why.
+    `on_change(node, before)` is called after each change; `before` is the former state, or None for a new node.
+    `counts`: counters of refutations, suspicions and refusals by reason, for metrics.
     """
 
     def __init__(
@@ -98,9 +102,9 @@ class Nodes:
         agenda: Agenda,
         broadcasts: Broadcasts,
         awareness: Awareness,
-        rng: Chance,
+        rng: RandomSource,
         judge: Judge,
-        on_change: Callable[[Node, Standing | None], None],
+        on_change: Callable[[Node, Liveness | None], None],
         counts: Counter[str],
     ) -> None:
         self._timing = timing
@@ -114,11 +118,11 @@ class Nodes:
         self.own = own
         self._nodes = {own.name: own}
         self._others: list[Node] | None = None
-        """All but this one; None when that has changed."""
+        """All nodes but this one; None if it must be recomputed."""
         self.refusals: dict[str, str] = {}
         self.leaving = False
         own.incarnation = 1
-        own.standing = Standing.ALIVE
+        own.liveness = Liveness.ALIVE
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -127,42 +131,42 @@ class Nodes:
         return self._nodes.get(name)
 
     def all(self) -> list[Node]:
-        """This one included, and those that are dead until they are forgotten."""
+        """Return all nodes, including this one, and dead ones until they are forgotten."""
         return list(self._nodes.values())
 
     def live_count(self) -> int:
         return sum(node.is_live for node in self._nodes.values())
 
     def sample(self, count: int, wanted: Callable[[Node], bool]) -> list[Node]:
-        """At most so many others, drawn without preference."""
+        """Return up to `count` other nodes at random."""
         if self._others is None:
             self._others = [node for node in self._nodes.values() if node is not self.own]
         if len(self._others) > SAMPLED * count:
-            # Most are wanted, mostly: not all of a thousand are looked at, several times a second.
+            # Usually most nodes are wanted. So check only a sample of a thousand nodes, several times per second.
             drawn = [node for node in self._rng.sample(self._others, SAMPLED * count) if wanted(node)]
             if len(drawn) >= count:
                 return drawn[:count]
         found = [node for node in self._others if wanted(node)]
         return found if len(found) <= count else self._rng.sample(found, count)
 
-    # -- what is said of itself -----------------------------------------------------------------------------------
+    # -- messages about this member -------------------------------------------------------------------------------
 
     def announce(self) -> None:
-        """Say that this member is there, with what it is now."""
+        """Announce this member with its current tags."""
         own = self.own
         self._broadcasts.put(own.name, encode(_alive_of(own)))
 
     def retag(self, meta: bytes) -> None:
-        """Nothing when this member has left: what is new of it would bring it back."""
+        """Change this member's tags, unless it has left: an announcement would bring it back."""
         if self.leaving or meta == self.own.meta:
             return
         self.own.meta = meta
         self.own.incarnation += 1
         self.announce()
-        self._on_change(self.own, self.own.standing)
+        self._on_change(self.own, self.own.liveness)
 
     def depart(self) -> None:
-        """Say that this member has left; from here on nothing is refuted."""
+        """Announce that this member has left; from now on it refutes nothing."""
         self.leaving = True
         self.dead(Dead(self.own.incarnation, self.own.name, self.own.name))
 
@@ -172,7 +176,7 @@ class Nodes:
         self.own.incarnation = max(self.own.incarnation, accused) + 1
         self.announce()
 
-    # -- what is heard --------------------------------------------------------------------------------------------
+    # -- received messages ----------------------------------------------------------------------------------------
 
     def alive(self, said: Alive) -> None:
         reason = _cannot_speak(said.vsn)
@@ -181,7 +185,7 @@ class Nodes:
         elif reason is not None:
             self._refuse(said.node, reason)
         elif not said.node.isprintable():
-            self._refuse(said.node, "name")  # people see it, in logs and where nodes are listed
+            self._refuse(said.node, "name")  # it is shown in logs and lists
         elif said.node == self.own.name:
             self._alive_myself(said)
         else:
@@ -192,7 +196,7 @@ class Nodes:
         if self.leaving or said.incarnation < own.incarnation:
             return
         if said.address != own.address and not _same_store(said.meta, own.meta):
-            # Another machine has this one's name. Neither gives way: people must decide.
+            # Another machine has the same name. Neither of them yields: the operator must decide.
             self._refuse(said.node, "name_conflict")
         elif (said.incarnation, said.address, said.meta, said.vsn) != (
             own.incarnation,
@@ -210,7 +214,7 @@ class Nodes:
                 self._refuse(said.node, "name_conflict")
                 return
             if said.incarnation <= node.incarnation:
-                # Who has come back hears what is said of it, and says more then.
+                # A node that restarted with a low incarnation receives its old state and refutes it.
                 return
         try:
             tags = decode_tags(said.meta)
@@ -221,7 +225,7 @@ class Nodes:
         if reason is not None:
             self._refuse(said.node, reason)
             return
-        before = node.standing if node is not None else None
+        before = node.liveness if node is not None else None
         if node is None:
             if len(self._nodes) >= MEMBERS_MOST:
                 self._refuse(said.node, "too_many_members")
@@ -233,14 +237,14 @@ class Nodes:
         node.suspicion = None
         node.expect_end(None)
         self.refusals.pop(node.name, None)
-        self._stand(node, Standing.ALIVE)
+        self._set_liveness(node, Liveness.ALIVE)
         self._broadcasts.put(node.name, encode(said))
         self._on_change(node, before)
 
     @staticmethod
     def _may_move(node: Node, said: Alive) -> bool:
-        """Whether a name may be at another address: its member has left, or is the same one."""
-        return node.standing == Standing.LEFT or _same_store(said.meta, node.meta)
+        """Return whether a name may have a new address: its member has left, or has the same data directory."""
+        return node.liveness == Liveness.LEFT or _same_store(said.meta, node.meta)
 
     def suspect(self, said: Suspect) -> None:
         node = self._nodes.get(said.node)
@@ -255,15 +259,15 @@ class Nodes:
             if node.suspicion.confirm(said.sender):
                 self._await_end(node)
                 self._broadcasts.put(node.name, encode(said))
-        elif node.standing == Standing.ALIVE:
+        elif node.liveness == Liveness.ALIVE:
             self._begin_suspicion(node, said)
 
     def _begin_suspicion(self, node: Node, said: Suspect) -> None:
         self._counts["suspicions"] += 1
         self._broadcasts.put(node.name, encode(said))
         node.incarnation = said.incarnation
-        self._stand(node, Standing.SUSPECT)
-        # Of those that are gone nobody agrees.
+        self._set_liveness(node, Liveness.SUSPECT)
+        # Only live members can confirm a suspicion.
         count = self.live_count()
         least_s = self._timing.suspicion_s(count)
         node.suspicion = Suspicion(
@@ -274,7 +278,7 @@ class Nodes:
             self._agenda.now,
         )
         self._await_end(node)
-        self._on_change(node, Standing.ALIVE)
+        self._on_change(node, Liveness.ALIVE)
 
     def _await_end(self, node: Node) -> None:
         assert node.suspicion is not None
@@ -292,30 +296,30 @@ class Nodes:
         if node is self.own and not self.leaving:
             self._refute(said.incarnation)
             return
-        before = node.standing
+        before = node.liveness
         node.incarnation = said.incarnation
         node.suspicion = None
-        self._stand(node, Standing.LEFT if said.sender == said.node else Standing.DEAD)
+        self._set_liveness(node, Liveness.LEFT if said.sender == said.node else Liveness.DEAD)
         if node is not self.own:
             node.expect_end(self._agenda.after(self._timing.dead_gossip_s, lambda: self._forget(node)))
         self._broadcasts.put(node.name, encode(said))
         self._on_change(node, before)
 
     def merge(self, state: NodeState) -> None:
-        """What another member believes of one. Its "dead" may be old: who is meant is suspected, and may say that it
-        lives."""
-        if state.state == Standing.ALIVE:
+        """Merge another member's view of a node. Its "dead" may be old, so the node is only suspected and can refute
+        it."""
+        if state.state == Liveness.ALIVE:
             self.alive(Alive(state.incarnation, state.name, state.address, state.meta, state.vsn))
-        elif state.state == Standing.LEFT:
+        elif state.state == Liveness.LEFT:
             self.dead(Dead(state.incarnation, state.name, state.name))
         else:
             self.suspect(Suspect(state.incarnation, state.name, self.own.name))
 
-    # -- inner ----------------------------------------------------------------------------------------------------
+    # -- private methods ------------------------------------------------------------------------------------------
 
-    def _stand(self, node: Node, standing: Standing) -> None:
-        if node.standing != standing:
-            node.standing = standing
+    def _set_liveness(self, node: Node, liveness: Liveness) -> None:
+        if node.liveness != liveness:
+            node.liveness = liveness
             node.changed_at = self._agenda.now
 
     def _jumps(self, said: Alive | Suspect | Dead) -> bool:
@@ -339,7 +343,7 @@ def _alive_of(node: Node) -> Alive:
 
 
 def _cannot_speak(vsn: tuple[int, ...]) -> str | None:
-    """Why two members cannot understand each other: the versions that each speaks and understands."""
+    """Return "version" if a member's protocol versions are not compatible with this one's; None otherwise."""
     if not any(vsn):
         return None
     least, most, speaks, inner_least, inner_most, inner_speaks = vsn
@@ -353,7 +357,7 @@ def _cannot_speak(vsn: tuple[int, ...]) -> str | None:
 
 
 def _same_store(one: bytes, other: bytes) -> bool:
-    """Whether two sets of tags are of one data directory."""
+    """Return whether two sets of tags belong to the same data directory."""
     try:
         store = decode_tags(one).get("store")
         return store is not None and store == decode_tags(other).get("store")
@@ -364,8 +368,8 @@ def _same_store(one: bytes, other: bytes) -> bool:
 T = TypeVar("T")
 
 
-class Chance(Protocol):
-    """What the core draws."""
+class RandomSource(Protocol):
+    """The source of randomness of the core."""
 
     def random(self) -> float: ...
 

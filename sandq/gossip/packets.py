@@ -1,13 +1,13 @@
 """Datagrams: one message or several, in layers, the outermost first.
 
-    encrypted   version u8 (1) | nonce, 12 bytes | ciphertext | tag: see `keyring`; nothing else announces it
-    12          CRC: u32 big-endian, IEEE, of all that follows
+    encrypted   version u8 (1) | nonce, 12 bytes | ciphertext | tag: see `keyring`; there is no other marker
+    12          CRC: u32 big-endian, IEEE, of everything after it
     9           compress: {Algo, Buf}
     7           compound: count u8 | count x (length u16 big-endian) | the messages
     0 to 13     one message
 
-Every layer may be missing, none may come twice or in another order. sandq compresses nothing. Labels (244, which set
-clusters on one network apart) are refused: the tag `cluster` and the keys do that here.
+Each layer is optional, but none may occur twice or in a different order. sandq compresses nothing. Labels (244, which
+separate clusters on one network) are refused: the tag `cluster` and the keys have that purpose here.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sandq.gossip.steps import Steps, at_once
 from sandq.model.errors import ProtocolError, TooLarge
 
 PACKET_BYTES: Final = 1400
-"""What sandq sends at most."""
+"""Maximum size of datagrams that sandq sends."""
 RECEIVE_BYTES: Final = 65535
-"""What is received at most, and what may come out of a packet that is compressed."""
+"""Maximum size of received datagrams, before and after decompression."""
 PART_BYTES: Final = 2
-"""What a message needs in a compound, besides its own bytes."""
+"""Bytes that a message takes in a compound, in addition to its own."""
 COMPOUND_BYTES: Final = 2
-"""What a compound needs besides its messages."""
+"""Bytes that a compound takes, in addition to its messages."""
 PARTS_MOST: Final = U8_MAX
 CRC_BYTES: Final = 5
 
@@ -43,50 +43,53 @@ _LENGTHS = [struct.Struct(f">{count}H") for count in range(PARTS_MOST + 1)]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`malformed`: how many messages of a compound are none, bytes behind the last one included."""
+    """`malformed`: number of invalid messages in a compound; bytes after the last message count as one."""
 
     messages: list[Message]
     malformed: int
 
 
 class Packets:
-    """`nonce` gives 12 bytes, never the same twice; it is not called without a keyring."""
+    """Encodes and decodes datagrams. `nonce` returns 12 bytes, never the same twice; it is only called with a
+    keyring."""
 
     def __init__(
         self, keyring: Keyring | None, nonce: Callable[[], bytes], *, seals: bool = True, takes_plain: bool = False
     ) -> None:
-        """`seals`: whether what is sent is encrypted, `takes_plain`: whether what is not is taken, too, where there is
-        a keyring."""
+        """`seals`: encrypt sent datagrams. `takes_plain`: also accept unencrypted ones. Both matter only with a
+        keyring."""
         self._keyring = keyring if seals else None
         self._takes_plain = takes_plain
         self._decrypt = None if keyring is None else keyring.open
         self._nonce = nonce
 
     def overhead(self, crc: bool) -> int:
-        """Bytes that `seal` adds, besides those of a compound."""
+        """Return the number of bytes that `seal` adds, without those of a compound."""
         return (OVERHEAD if self._keyring else 0) + (CRC_BYTES if crc else 0)
 
     def seal(self, parts: Sequence[bytes], *, crc: bool) -> bytes:
-        """A datagram of 1 to 255 encoded messages; the caller keeps it within `PACKET_BYTES`. `crc`: only for those
-        who speak memberlist 5 or newer."""
+        """Return a datagram of 1 to 255 encoded messages, which the caller keeps within `PACKET_BYTES`.
+
+        `crc`: only for receivers that speak memberlist 5 or newer.
+        """
         data = parts[0] if len(parts) == 1 else _compound(parts)
         if crc:
             data = _CRC.pack(CRC, crc32(data)) + data
         return data if self._keyring is None else self._keyring.seal(data, b"", self._nonce())
 
     def open(self, datagram: bytes) -> Opened:
-        """The messages of a datagram. ProtocolError when a layer is wrong, or the only message."""
+        """Return the messages of a datagram. Raises ProtocolError if a layer, or the only message, is invalid."""
         return at_once(self.opening(datagram))
 
     def opening(self, datagram: bytes) -> Steps[Opened]:
-        """Do the same in steps."""
+        """Like `open`, in steps."""
         data = datagram
         if not data:
             raise ProtocolError("an empty datagram")
         if data[0] == LABEL:
             raise ProtocolError("the datagram has a label: it is of a cluster with labels, and sandq has none")
         if self._decrypt is not None and self._takes_plain:
-            if data[0] == VERSION:  # so begins an indirect ping, too
+            if data[0] == VERSION:  # an indirect ping begins with the same byte
                 with suppress(ProtocolError):
                     data = self._decrypt(data, b"")
         elif self._decrypt is not None:
@@ -104,7 +107,7 @@ def _compound(parts: Sequence[bytes]) -> bytes:
 
 
 def _unsure(data: bytes) -> Steps[Opened]:
-    """Of an indirect ping, or of what begins with the same byte: a packet that is encrypted."""
+    """Decode an indirect ping, or report an encrypted packet, which begins with the same byte."""
     try:
         return (yield from _opened(data))
     except ProtocolError as error:
@@ -112,7 +115,7 @@ def _unsure(data: bytes) -> Steps[Opened]:
 
 
 def _opened(data: bytes) -> Steps[Opened]:
-    """What is in a datagram that is not encrypted, or not any more."""
+    """Return the messages of a decrypted or unencrypted datagram."""
     if data[:1] == _CRC_TYPE:
         if len(data) < CRC_BYTES or crc32(data[CRC_BYTES:]) != _CRC.unpack_from(data)[1]:
             raise ProtocolError(f"the checksum of a datagram of {len(data)} bytes is wrong")
@@ -134,7 +137,7 @@ def _parts(data: bytes) -> Opened:
     for length in _LENGTHS[count].unpack_from(data, COMPOUND_BYTES):
         end = at + length
         try:
-            # A message that was cut off can look like a shorter one: no bytes are none.
+            # A truncated message could be parsed as a shorter one, so it is replaced by no bytes, which are invalid.
             messages.append(decode(data[at:end] if end <= len(data) else b""))
         except ProtocolError:
             malformed += 1

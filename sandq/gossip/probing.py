@@ -1,8 +1,9 @@
-"""Asking one member after the other whether it is there, and asking for others.
+"""Probe one member after the other, and probe on behalf of others.
 
-A probe: a ping; when nothing came within the probe timeout, a few others are asked to ping it too, and it is asked over
-a stream, for where only datagrams are lost; at the end of the interval it is suspected. Those who were asked and could
-not reach it either say so (a nack): who hears neither ack nor nacks begins to doubt itself.
+A probe begins with a ping. If no ack comes within the probe timeout, a few other members are asked to ping the target,
+too, and it is pinged over a stream, in case only datagrams are lost. Without an ack at the end of the interval, the
+target is suspected. Helpers that cannot reach it either send a nack. A member that gets neither acks nor nacks begins
+to doubt its own health.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from typing import Final
 
 from sandq.gossip.agenda import Agenda, Task
 from sandq.gossip.messages import Ack, IndirectPing, Message, Nack, Ping, Suspect
-from sandq.gossip.nodes import Chance, Node, Nodes, Standing
+from sandq.gossip.nodes import Liveness, Node, Nodes, RandomSource
 from sandq.gossip.suspicion import Awareness
 from sandq.model.config_schema import Address
 from sandq.model.gossip_timing import Timing
 
 RELAYS_MOST: Final = 1024
-"""Pings at once on behalf of others; further ones are not asked."""
+"""Maximum number of concurrent pings on behalf of others; further requests get a nack at once."""
 RELAY_SHARE: Final = 0.8
-"""Of what is left of the asker's interval, that a relay waits: a nack that comes behind its end tells nothing."""
+"""Share of the rest of the requester's interval that a helper waits: a nack after its end is useless."""
 _SEQ_MOST: Final = 2**32
 
 Send = Callable[[Address, list[Message], bool], None]
-"""(to, messages, with a checksum)"""
+"""Sends messages: (to, messages, with a checksum)."""
 
 
 class _Probe:
@@ -50,7 +51,11 @@ class _Relay:
 
 
 class Prober:
-    """`ask_by_stream(node, seq)`: ping it over a stream, and call `on_ack(seq)`. `on_round_trip(seconds)`."""
+    """Probes members.
+
+    `ask_by_stream(node, seq)` must ping a node over a stream, and call `on_ack(seq)` if it answers.
+    `on_round_trip(seconds)` is called for each answered probe.
+    """
 
     def __init__(
         self,
@@ -59,7 +64,7 @@ class Prober:
         timing: Timing,
         agenda: Agenda,
         awareness: Awareness,
-        rng: Chance,
+        rng: RandomSource,
         send: Send,
         ask_by_stream: Callable[[Node, int], None],
         on_round_trip: Callable[[float], None],
@@ -79,24 +84,25 @@ class Prober:
         self._probe: _Probe | None = None
         self._probe_seq = 0
         self._relays: dict[int, _Relay] = {}
-        # Members that start together do not probe together.
+        # Random, so that members that start together do not probe at the same times.
         agenda.after(rng.random() * timing.probe_interval_s, self._round)
 
     def welcome(self, name: str) -> None:
-        """A new member: probe it somewhen in this turn, not behind all others."""
+        """Add a new member at a random position of the current order, so that it is not probed last."""
         if len(self._order) > 2 * len(self._nodes):
-            # Names of many that are gone again.
+            # The order contains many names of members that are gone.
             self._order = [name for name in self._order if self._nodes.get(name) is not None]
         self._order.insert(self._rng.randrange(len(self._order) + 1), name)
 
     # -- probing --------------------------------------------------------------------------------------------------
 
     def _round(self) -> None:
-        # Who doubts itself waits longer for an answer, and lets rounds pass meanwhile.
+        # A member that doubts its own health waits longer for acks; its rounds are skipped meanwhile.
         node = self._next() if self._probe is None else None
         if node is not None and not self._nodes.leaving:
             self._begin(node)
-        # Planned behind the end of this probe, which is due at the same instant: a failed one costs one round, not two.
+        # Planned after the end of this probe, which is due at the same instant: so a failed probe costs one round, not
+        # two.
         self._agenda.after(self._timing.probe_interval_s, self._round)
 
     def _next(self) -> Node | None:
@@ -114,8 +120,8 @@ class Prober:
         self._probe_seq = seq = self._next_seq()
         own = self._nodes.own
         messages: list[Message] = [Ping(seq, node.name, own.address, own.name)]
-        if node.standing == Standing.SUSPECT:
-            # So that it hears of it from the first packet, and can answer.
+        if node.liveness == Liveness.SUSPECT:
+            # The target learns from the first packet that it is suspected, and can refute it.
             messages.append(Suspect(node.incarnation, node.name, own.name))
         self._count("probes")
         self._send(node.address, messages, node.takes_crc)
@@ -127,7 +133,7 @@ class Prober:
             return
         own, node = self._nodes.own, probe.node
         helpers = self._nodes.sample(
-            self._timing.indirect_checks, lambda n: n.standing == Standing.ALIVE and n is not node
+            self._timing.indirect_checks, lambda n: n.liveness == Liveness.ALIVE and n is not node
         )
         probe.expected_nacks = len(helpers)
         for helper in helpers:
@@ -147,7 +153,7 @@ class Prober:
             self._awareness.add(max(0, probe.expected_nacks - probe.nacks))
         else:
             self._awareness.add(1)
-        # Of what it said before: if it has said more meanwhile, it lives.
+        # The incarnation at the beginning of the probe: if the node has raised it meanwhile, it is alive.
         self._nodes.suspect(Suspect(probe.incarnation, probe.node.name, self._nodes.own.name))
 
     def on_ack(self, seq: int) -> None:
@@ -171,7 +177,7 @@ class Prober:
 
     def on_ping(self, ping: Ping, packet_from: Address) -> None:
         if ping.node not in ("", self._nodes.own.name):
-            # Meant for who had this address before.
+            # Meant for a member that had this address before.
             self._count("pings_for_others")
             return
         self._send(self._answer_to(ping, packet_from), [Ack(ping.seq, b"")], False)
@@ -180,7 +186,7 @@ class Prober:
         requester = self._answer_to(asked, packet_from)
         target = self._nodes.get(asked.node)
         if len(self._relays) >= RELAYS_MOST or target is None or target.address != asked.target:
-            # What came from anywhere must not make this member send anywhere.
+            # Forged packets must not make this member send packets to arbitrary addresses.
             self._count("relays_refused")
             if asked.nack:
                 self._send(requester, [Nack(asked.seq)], False)
@@ -198,18 +204,19 @@ class Prober:
             self._send(relay.requester, [Nack(relay.seq)], False)
 
     def _answer_to(self, asked: Ping | IndirectPing, packet_from: Address) -> Address:
-        """Where the ping says, if the member that it names is known to be there; else where it came from."""
+        """Return the source named in the ping if that member is known to have this address; otherwise the packet's
+        sender."""
         named = asked.source
         if named is None or named == packet_from:
             return packet_from
         asker = self._nodes.get(asked.source_node)
         return named if asker is not None and asker.address == named else packet_from
 
-    # -- inner ----------------------------------------------------------------------------------------------------
+    # -- private methods ------------------------------------------------------------------------------------------
 
     def _next_seq(self) -> int:
         self._seq = (self._seq + 1) % _SEQ_MOST
         return self._seq
 
-    def _count(self, what: str) -> None:
-        self._counts[what] += 1
+    def _count(self, event: str) -> None:
+        self._counts[event] += 1

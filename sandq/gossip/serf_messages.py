@@ -1,14 +1,11 @@
-"""What Serf says inside of memberlist's messages: tags in a node's meta, and user messages.
+"""Serf's data inside memberlist's messages: tags in a node's meta, and user messages.
 
-    meta        0xFF | msgpack map of tags; without the 0xFF: the role, all that old agents tell
-    message     type u8 | msgpack map of Go's field names
+        meta        0xFF | msgpack map of tags; without the 0xFF: only the role, as old agents send it
+        message     type u8 | msgpack map of Go's field names
 
-| type | message | fields |
-|---|---|---|
-| 0 | leave intent | LTime, Node, Prune |
-| 1 | join intent | LTime, Node |
-| 2 | state, in a push-pull | LTime, StatusLTimes, LeftMembers, EventLTime, Events, QueryLTime |
-| 3 to 9 | event, query, answers, keys, relay | not read here |
+| type | message | fields | |---|---|---| | 0 | leave intent | LTime, Node, Prune | | 1 | join intent | LTime, Node | |
+2 | state, in a push-pull | LTime, StatusLTimes, LeftMembers, EventLTime, Events, QueryLTime | | 3 to 9 | event, query,
+answers, keys, relay | not read here |
 
 LTime is a Lamport time of 64 bits; members, events and queries have a clock each.
 """
@@ -30,15 +27,15 @@ JOIN: Final = 1
 STATE: Final = 2
 LTIME_MAX: Final = U64_MAX
 MEMBERS_MOST: Final = 10_000
-"""Names in a state, in each of its two lists."""
+"""Maximum number of names in each of the two lists of a state."""
 NAMES_AT_ONCE: Final = 256
-"""Written in a step ..."""
+"""Number of names that are written in one step."""
 NAMES_WORK: Final = 64
-"""... which is so many units of work."""
+"""Units of work of such a step."""
 PIECE_BYTES: Final = 32 << 10
-"""Of a state, read in a step ..."""
+"""Number of bytes of a state that are read in one step."""
 PIECE_WORK: Final = 128
-"""... which is so many units of work."""
+"""Units of work of such a step."""
 TAGS_MAGIC: Final = 0xFF
 TAGS_MOST: Final = META_BYTES // 2
 
@@ -47,7 +44,7 @@ _NIL = 0xC0
 
 @dataclass(frozen=True, slots=True)
 class LeaveIntent:
-    """`node` is about to leave, or was removed by somebody. `prune`: forget it at once."""
+    """`node` is about to leave, or was removed by an operator. `prune`: forget it at once."""
 
     ltime: int
     node: str
@@ -64,7 +61,7 @@ class JoinIntent:
 
 @dataclass(frozen=True, slots=True)
 class SerfState:
-    """The clocks of a member; when the status of each member that it knows changed last, and who of them left."""
+    """The clocks of a member, the times of the last status change of each known member, and the members that left."""
 
     ltime: int
     status_ltimes: Mapping[str, int]
@@ -87,7 +84,7 @@ SerfMessage = LeaveIntent | JoinIntent | SerfState | OtherSerf
 
 
 def encode_tags(tags: Mapping[str, str]) -> bytes:
-    """A node's meta; the same tags give the same bytes. TooLarge when it is more than `META_BYTES`."""
+    """Return a node's meta; the same tags give the same bytes. Raises TooLarge for more than `META_BYTES`."""
     try:
         meta = bytes((TAGS_MAGIC,)) + pack(dict(sorted(tags.items())))
     except UnicodeEncodeError as error:
@@ -104,7 +101,7 @@ def encode_tags(tags: Mapping[str, str]) -> bytes:
 
 
 def decode_tags(meta: bytes) -> dict[str, str]:
-    """The tags in a node's meta; none when it is empty. Raises ProtocolError."""
+    """Return the tags in a node's meta; {} if it is empty. Raises ProtocolError."""
     if not meta:
         return {}
     try:
@@ -131,7 +128,7 @@ def _tag(value: Any) -> bytes:
 
 
 def encode_serf(message: LeaveIntent | JoinIntent | SerfState) -> bytes:
-    """The type byte and the body."""
+    """Return the type byte and the body."""
     if isinstance(message, LeaveIntent):
         return b"\x00" + pack({"LTime": message.ltime, "Node": message.node, "Prune": message.prune})
     if isinstance(message, JoinIntent):
@@ -140,7 +137,7 @@ def encode_serf(message: LeaveIntent | JoinIntent | SerfState) -> bytes:
 
 
 def encoding_serf(state: SerfState) -> Steps[bytes]:
-    """Encode a state in steps: it has the names of all members."""
+    """Encode a state in steps, since it has the names of all members."""
     packer = msgpack.Packer(use_bin_type=False, autoreset=False)
     packer.pack_map_header(6)
     packer.pack("LTime")
@@ -166,12 +163,12 @@ def encoding_serf(state: SerfState) -> Steps[bytes]:
 
 
 def decode_serf(body: bytes) -> SerfMessage:
-    """The message that the body of a `User`, or the user state of a `PushPull`, is. Raises ProtocolError."""
+    """Decode the body of a `User`, or the user state of a `PushPull`. Raises ProtocolError."""
     return at_once(decoding_serf(body))
 
 
 def decoding_serf(body: bytes) -> Steps[SerfMessage]:
-    """Do the same in steps."""
+    """Like `decode_serf`, in steps."""
     if not body:
         raise ProtocolError("a Serf message without a byte")
     kind = body[0]
@@ -190,12 +187,12 @@ def decoding_serf(body: bytes) -> Steps[SerfMessage]:
 
 
 def _state(body: bytes) -> Steps[SerfState]:
-    # Not in one piece: it may hold thousands of names, and of events, which nobody here wants.
+    # In pieces, because it may contain thousands of names, and of events, which are not needed here.
     try:
         fields = yield from _StateReader(body).fields()
     except ProtocolError:
         raise
-    except Exception as error:  # msgpack raises a dozen kinds
+    except Exception as error:  # msgpack raises a dozen different exceptions
         raise unreadable(error) from None
     return SerfState(
         number(fields, b"LTime", LTIME_MAX),
@@ -207,11 +204,11 @@ def _state(body: bytes) -> Steps[SerfState]:
 
 
 class _StateReader:
-    """Reads a state's map key by key; what msgpack raises goes on to the caller."""
+    """Reads a state's map key by key; exceptions of msgpack are passed to the caller."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
-        # No value below the known ones is an array or a map; the lengths of those are checked here.
+        # Known arrays and maps contain no arrays or maps, so these limits are 0; `_size` checks their own lengths.
         self._unpacker = msgpack.Unpacker(
             raw=True, max_buffer_size=len(body), max_array_len=0, max_map_len=0, max_ext_len=0
         )
@@ -253,7 +250,7 @@ class _StateReader:
         return (yield from self._read(self._unpacker.unpack))
 
     def _read(self, read: Callable[[], Any]) -> Steps[Any]:
-        """What it reads, once enough of the body was given to the unpacker."""
+        """Return the result of `read`; feed the unpacker with more of the body until it has enough."""
         while True:
             try:
                 return read()
@@ -267,7 +264,7 @@ class _StateReader:
             self._fed += len(piece)
 
     def _size(self, read_header: Callable[[], int]) -> Steps[int]:
-        """Of a list of members; nil is an empty one."""
+        """Return the size of a list of members; nil is an empty list."""
         at = self._unpacker.tell()
         if self._body[at : at + 1] == bytes((_NIL,)):
             yield from self._read(self._unpacker.skip)

@@ -1,8 +1,8 @@
-"""Work that is done in steps, so that others have the loop between them.
+"""Cooperative scheduling: run expensive work in steps, so that other tasks can run between them.
 
-What takes long because of what somebody sent is a generator: it yields, after each step, the units of work that the
-step was (`sandq/broker/event_loop.py`: a unit is a few microseconds), and returns what came of it. Units are counted by
-bytes and messages, never timed.
+Work whose duration depends on received data is a generator. After each step it yields the units of work of that step
+(`sandq/broker/event_loop.py`: a unit is a few microseconds), and it returns its result. Units are counted by bytes and
+messages, not measured by time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Steps: TypeAlias = Generator[int, None, T]
 
 
 def at_once(steps: Steps[T]) -> T:
-    """Do all steps without a pause, and return what comes of them."""
+    """Run all steps without a pause, and return the result."""
     while True:
         try:
             next(steps)

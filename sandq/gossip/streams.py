@@ -1,4 +1,4 @@
-"""What two members say to each other over TCP: one message in each direction.
+"""The messages of two members over TCP: one in each direction.
 
     encrypted   10 | length u32 big-endian | length bytes, see `keyring`; the first five are the additional data
     9           compress: {Algo, Buf}
@@ -7,8 +7,8 @@
     8           user: {UserMsgLen} | UserMsgLen bytes
     0, 2, 13    ping, ack, err, as in a packet
 
-What is not encrypted does not say how long it is: it is read as it comes. Memory follows what has arrived, not what
-a length announces. sandq compresses nothing. What takes long is done in steps (`steps`).
+Unencrypted data does not announce its length: it is read as it arrives. Memory use depends on the received data, not on
+announced lengths. sandq compresses nothing. Expensive work is done in steps (`steps`).
 """
 
 from __future__ import annotations
@@ -59,28 +59,28 @@ from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError, TooLarge
 
 STREAM_BYTES: Final = 16 << 20
-"""Of one direction of a stream, and of what comes out when it is compressed."""
+"""Maximum size of one direction of a stream, before and after decompression."""
 USER_BYTES: Final = 8 << 20
-"""Of the user state in a push-pull, and of a user message."""
+"""Maximum size of the user state in a push-pull, and of a user message."""
 NODES_MOST: Final = 10_000
 READ_BYTES: Final = 16 << 10
-"""Room that the reader of a stream begins with."""
+"""Initial buffer size of a stream's reader."""
 PIECE_BYTES: Final = 64 << 10
-"""Of what was encrypted or compressed so much is read at a time."""
+"""Decrypted or decompressed data is read in pieces of this size."""
 PIECE_WORK: Final = 16
-"""Units of work for such a piece."""
+"""Units of work of such a piece."""
 MAP_BYTES: Final = 128 << 10
-"""Of a map whose end has not come, at most: nested arrays take 28 times as much memory as they have bytes."""
+"""Maximum size of an incomplete map: nested arrays take 28 times as much memory as they have bytes."""
 NODE_BYTES: Final = 1024
-"""What a node's state takes in memory, about, with its longest name and tags."""
+"""Approximate memory of a node's state, with the longest name and tags."""
 NODES_AT_ONCE: Final = 32
-"""Read or written in a step."""
+"""Number of node states that are read or written in one step."""
 NODES_WORK: Final = 128
-"""Units of work for so many."""
+"""Units of work of such a step."""
 ALIVE_STATE, SUSPECT_STATE, DEAD_STATE, LEFT_STATE = range(4)
 
 _HEADER = struct.Struct(">BI")
-# Of msgpack: a map of a few items, raw bytes of a few; the other kinds of bytes, and how long their lengths are.
+# Type bytes of msgpack: small maps, small raw values, and the other kinds of bytes with the sizes of their lengths.
 _FIXMAP, _FIXMAP_ITEMS = 0x80, 0x0F
 _FIXRAW, _FIXRAW_BYTES = 0xA0, 0x1F
 _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
@@ -88,7 +88,7 @@ _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What a member believes of a node. `state`: 0 alive, 1 suspect, 2 dead, 3 left; `vsn`: see `messages.VSN`."""
+    """A member's view of a node. `state`: 0 alive, 1 suspect, 2 dead, 3 left; `vsn`: see `messages.VSN`."""
 
     name: str
     address: Address
@@ -100,34 +100,34 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class PushPull:
-    """All that a member believes, sent to be answered with the same. `join`: the sender is new here."""
+    """The complete state of a member, which is answered with the same. `join`: the sender is new."""
 
     join: bool
     nodes: Sequence[NodeState]
     user: bytes
 
 
-Whole = PushPull | Message
+StreamMessage = PushPull | Message
 
 
 class Streams:
-    """`nonce` gives 12 bytes, never the same twice; it is not called without a keyring."""
+    """Encodes and decodes streams. `nonce` returns 12 bytes, never the same twice; it is only called with a keyring."""
 
     def __init__(
         self, keyring: Keyring | None, nonce: Callable[[], bytes], *, seals: bool = True, takes_plain: bool = False
     ) -> None:
-        """`seals`, `takes_plain`: as of `Packets`."""
+        """`seals`, `takes_plain`: as for `Packets`."""
         self._keyring = keyring
         self._seals = seals
         self._takes_plain = takes_plain
         self._nonce = nonce
 
-    def seal(self, message: Whole) -> bytes:
-        """All bytes of one direction. TooLarge when the other side would not take so many."""
+    def seal(self, message: StreamMessage) -> bytes:
+        """Return all bytes of one direction. Raises TooLarge if the receiver would refuse that many."""
         return at_once(self.sealing(message))
 
-    def sealing(self, message: Whole) -> Steps[bytes]:
-        """Do the same in steps."""
+    def sealing(self, message: StreamMessage) -> Steps[bytes]:
+        """Like `seal`, in steps."""
         plain = yield from _encoding(message)
         size = len(plain) + _HEADER.size + OVERHEAD
         if size > STREAM_BYTES:
@@ -143,12 +143,12 @@ class Streams:
         return header + (yield from self._keyring.sealing(plain, header, self._nonce()))
 
     def reader(self) -> StreamReader:
-        """Reads the other direction."""
+        """Return a reader for the other direction."""
         return StreamReader(self._keyring, takes_plain=self._takes_plain)
 
 
 class StreamReader:
-    """Of one direction of a stream, which is one message."""
+    """Reads one direction of a stream, which is one message."""
 
     def __init__(self, keyring: Keyring | None, *, takes_plain: bool = False) -> None:
         self._source = _Source()
@@ -157,16 +157,18 @@ class StreamReader:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of what has arrived: bytes, and what was made of them, about."""
+        """Approximate memory of the received data and of the objects made from it, in bytes."""
         return self._source.held_bytes
 
-    def feed(self, data: bytes) -> Whole | None:
-        """The message when these bytes complete it; None: there must be more. ProtocolError when it is none, and
-        when the message is complete or was none already."""
+    def feed(self, data: bytes) -> StreamMessage | None:
+        """Process received bytes; return the message once it is complete, else None.
+
+        Raises ProtocolError if it is invalid, or if bytes follow a complete or invalid message.
+        """
         return at_once(self.feeding(data))
 
-    def feeding(self, data: bytes) -> Steps[Whole | None]:
-        """Do the same in steps."""
+    def feeding(self, data: bytes) -> Steps[StreamMessage | None]:
+        """Like `feed`, in steps."""
         if self._ended:
             raise ProtocolError("bytes behind the one message of a gossip stream")
         try:
@@ -175,7 +177,7 @@ class StreamReader:
                 yield work
         except StopIteration as end:
             self._ended = True
-            found: Whole = end.value
+            found: StreamMessage = end.value
             return found
         except ProtocolError:
             self._ended = True
@@ -186,7 +188,7 @@ class StreamReader:
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def _encoding(message: Whole) -> Steps[bytes]:
+def _encoding(message: StreamMessage) -> Steps[bytes]:
     if isinstance(message, User):
         return bytes((USER,)) + pack({"UserMsgLen": len(message.body)}) + message.body
     if not isinstance(message, PushPull):
@@ -219,17 +221,18 @@ def _encode_node(node: NodeState) -> bytes:
 
 MORE: Final = 0
 Reads = Steps[Any]
-"""Yields `MORE` whenever more bytes are needed, and the units of work of each step; returns what it read."""
+"""Yields `MORE` when more bytes are needed, and the units of work after each step; returns the result."""
 
 
 class _Source:
-    """Bytes as they come."""
+    """A buffer of received bytes."""
 
     def __init__(self) -> None:
         self._arrived = 0
         self.nodes = 0
-        """States of nodes that were read."""
-        # A text has to be there before room is made for it; arrays and maps have not.
+        """Number of node states that were read."""
+        # msgpack allocates texts only once they have arrived, but arrays and maps in advance, so these have small
+        # limits.
         self._unpacker = msgpack.Unpacker(
             raw=True,
             use_list=False,
@@ -251,20 +254,20 @@ class _Source:
 
     @property
     def held_bytes(self) -> int:
-        """About."""
+        """Approximate memory in use, in bytes."""
         return self._arrived + self.nodes * NODE_BYTES
 
     @property
     def left(self) -> int:
-        """Bytes that arrived and were not read."""
+        """Number of received bytes that were not read."""
         return self._arrived - int(self._unpacker.tell())
 
     def take(self, size: int) -> Steps[bytes]:
-        """The next `size` bytes as they are."""
+        """Read the next `size` bytes."""
         return bytes((yield from self.gathered(size)))
 
     def gathered(self, size: int) -> Steps[bytes | bytearray]:
-        """The same, not copied once more: there may be megabytes."""
+        """Like `take`, without a final copy, since there may be megabytes."""
         first: bytes = self._take(size)
         if len(first) == size:
             return first
@@ -275,11 +278,11 @@ class _Source:
         return found
 
     def fields(self) -> Steps[Fields]:
-        """The next msgpack map."""
+        """Read the next msgpack map."""
         return as_fields((yield from self._value()))
 
     def compressed_fields(self) -> Steps[Fields]:
-        """The next msgpack map, of something compressed: its `Buf` alone may be long, and nothing unknown is kept."""
+        """Read the msgpack map of compressed data: only its `Buf` may be long, and unknown keys are dropped."""
         head = (yield from self.take(1))[0]
         if head & ~_FIXMAP_ITEMS != _FIXMAP:
             raise ProtocolError(f"a map of what is compressed begins with {head}")
@@ -309,10 +312,10 @@ class _Source:
             try:
                 return self._unpacker.unpack()
             except msgpack.OutOfData:
-                # All that has arrived since is of this value.
+                # All data received since `begins_at` belongs to this value.
                 if self._arrived - begins_at > MAP_BYTES:
                     raise ProtocolError(f"a map of more than {MAP_BYTES} bytes on a gossip stream") from None
-            except Exception as error:  # msgpack raises a dozen kinds
+            except Exception as error:  # msgpack raises a dozen different exceptions
                 raise unreadable(error) from None
             yield MORE
 
@@ -385,7 +388,7 @@ def _node(fields: Fields) -> NodeState:
 
 
 def _whole(data: bytes | bytearray, read: Callable[[_Source], Reads]) -> Reads:
-    """The message that all of these bytes are."""
+    """Decode all of these bytes as one message."""
     source = _Source()
     reading = read(source)
     for start in range(0, max(1, len(data)), PIECE_BYTES):

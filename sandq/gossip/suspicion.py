@@ -1,4 +1,4 @@
-"""A member that does not answer, how long it has to say that it lives, and how much a member doubts itself."""
+"""The timeout of a suspicion, and a member's awareness of its own health (Lifeguard)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Suspicion:
-    """Begun at `began` (the core's clock). `wanted`: how many others must agree for the time to be `least_s`."""
+    """A suspicion that began at `began` (the core's clock). `wanted`: confirmations after which it lasts `least_s`."""
 
     def __init__(self, suspecter: str, wanted: int, least_s: float, most_s: float, began: float) -> None:
         self._agreed = {suspecter}
@@ -19,14 +19,15 @@ class Suspicion:
 
     @property
     def ends_at(self) -> float:
-        """Each who agrees makes it shorter, the first ones by most: it falls with the logarithm of their number."""
+        """The end of the suspicion. Each confirmation shortens it, the first ones most: by the logarithm of their
+        number."""
         if not self._wanted:
             return self._began + self._least_s
         share = math.log(self._confirmed + 1) / math.log(self._wanted + 1)
         return self._began + max(self._least_s, self._most_s - share * (self._most_s - self._least_s))
 
     def confirm(self, suspecter: str) -> bool:
-        """Whether this is news: another one who suspects it, and not more than are wanted."""
+        """Record a confirmation; return whether it is news: from a new member, while more are wanted."""
         if self._confirmed >= self._wanted or suspecter in self._agreed:
             return False
         self._agreed.add(suspecter)
@@ -38,15 +39,15 @@ SCORE_MOST: Final = 8
 
 
 class Awareness:
-    """`score`: 0 is healthy."""
+    """The health of this member. `score`: 0 is healthy."""
 
     def __init__(self) -> None:
         self.score = 0
 
     def add(self, delta: int) -> None:
-        """Positive: a sign that something is wrong here; negative: that all is well."""
+        """Change the score: positive for signs of local problems, negative for signs of health."""
         self.score = min(max(0, self.score + delta), SCORE_MOST - 1)
 
     def scaled(self, seconds: float) -> float:
-        """How long to wait for what a healthy member would wait for so long."""
+        """Return how long this member should wait if a healthy one would wait for `seconds`."""
         return seconds * (self.score + 1)

@@ -1,7 +1,7 @@
-"""What sandq's nodes say of themselves in their tags, and whom they take for one of theirs.
+"""The tags of sandq nodes, and the check whether a member belongs to the cluster.
 
-Tags are text and must fit into 512 bytes, so their names are short. A member without the tag `cluster` is no node of
-sandq but a machine of the same Serf cluster: it is listed, and nothing is asked of it.
+Tags are text and must fit into 512 bytes, so their names are short. A member without the tag `cluster` is not a sandq
+node but another machine in the same Serf cluster: it is listed and not used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ZONE: Final = "zone"
 VERSION: Final = "version"
 ZONE_DATA: Final = "tz"
 FOUNDER: Final = "founder"
-"""Of a node that is to found the cluster and has not yet: nothing but its being there counts."""
+"""Tag of a node that will found the cluster and has not done so yet; only its presence counts."""
 SERVED: Final = ("client", "http", "peer")
 """Tags that are addresses, "host:port"."""
 
@@ -36,9 +36,12 @@ def node_tags(
     addresses: Mapping[str, str],
     founder: bool = False,
 ) -> dict[str, str]:
-    """The tags of a node. `zone_data`: which version of it schedules go by here. `addresses`: what is served ->
-    "host:port". `founder`: it is to found the cluster, and has
-    not; so it has no `cluster_uuid` then, and of the two tags only one takes up room."""
+    """Return the tags of a node.
+
+    `zone_data`: version of the time zone data that schedules use here. `addresses`: service -> "host:port". `founder`:
+    the node will found the cluster and has not done so yet. It has no `cluster_uuid` then, so only one of the two tags
+    is set.
+    """
     tags = {NODE: node, CLUSTER: cluster, STORE_UUID: store_uuid, ZONE: zone, VERSION: version, ZONE_DATA: zone_data}
     if cluster_uuid is not None:
         tags[CLUSTER_UUID] = cluster_uuid
@@ -49,7 +52,7 @@ def node_tags(
 
 
 def judge_of(cluster: str, cluster_uuid: Callable[[], str | None]) -> Callable[[str, Mapping[str, str]], str | None]:
-    """Says why a member may not be one, as a metric's label says it; None when it may."""
+    """Return a function that returns why a member is refused (as a metric label), or None."""
 
     def judge(name: str, tags: Mapping[str, str]) -> str | None:
         theirs = tags.get(CLUSTER)
@@ -59,7 +62,7 @@ def judge_of(cluster: str, cluster_uuid: Callable[[], str | None]) -> Callable[[
             return "cluster"
         own_uuid, their_uuid = cluster_uuid(), tags.get(CLUSTER_UUID)
         if own_uuid is not None and their_uuid is not None and own_uuid != their_uuid:
-            # Of one name, and formed apart: they never become one.
+            # Two clusters with the same name that were founded separately: they never merge.
             return "cluster_uuid"
         return None if tags.get(NODE, name) == name else "node_id"
 

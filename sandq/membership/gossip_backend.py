@@ -289,7 +289,7 @@ class GossipMembership:
             with intake.asked() as slot:
                 question: Ping | PushPull | None = ask.ping
                 if question is None:
-                    question = await intake.do(slot, core.telling(False))
+                    question = await intake.do(slot, core.building_push_pull(False))
                 answer = await ask_over_stream(self._streams, ask.address, question, limit_s, intake, slot)
                 if isinstance(answer, PushPull):
                     await intake.do(slot, core.merging(self._clock.now(), answer))
@@ -319,7 +319,7 @@ class GossipMembership:
         core = self._running
         if isinstance(question, PushPull):
             # First what this member knew before: it must not tell the other only what that one just said.
-            known = await intake.do(slot, core.telling(False))
+            known = await intake.do(slot, core.building_push_pull(False))
             await intake.do(slot, core.merging(self._clock.now(), question))
             self._flush()
             answer = await intake.do(slot, self._streams.sealing(known))
@@ -336,7 +336,7 @@ class GossipMembership:
         """Meet one. ConnectionLost, ProtocolError; Unavailable when it is refused, or refuses."""
         core = self._running
         with self._intake.asked() as slot:
-            question = await self._intake.do(slot, core.telling(True))
+            question = await self._intake.do(slot, core.building_push_pull(True))
             limit_s = self._timing.stream_timeout_s
             answer = await ask_over_stream(self._streams, seed, question, limit_s, self._intake, slot)
             assert isinstance(answer, PushPull)

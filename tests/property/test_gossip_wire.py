@@ -37,7 +37,7 @@ from sandq.gossip.serf_messages import (
     encode_serf,
     encode_tags,
 )
-from sandq.gossip.streams import NodeState, PushPull, Streams, Whole
+from sandq.gossip.streams import NodeState, PushPull, StreamMessage, Streams
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError, TooLarge
 from tests.support.examples import examples
@@ -75,7 +75,7 @@ MESSAGES = st.one_of(
     st.builds(User, st.binary(max_size=300)),
 )
 NODES = st.builds(NodeState, NAMES, ADDRESSES, METAS, numbers(32), numbers(2), VSNS)
-WHOLES: st.SearchStrategy[Whole] = st.one_of(
+WHOLES: st.SearchStrategy[StreamMessage] = st.one_of(
     *SIMPLE,
     st.builds(User, st.binary(max_size=300)),
     st.builds(PushPull, st.booleans(), st.lists(NODES, max_size=5).map(tuple), st.binary(max_size=300)),
@@ -115,7 +115,7 @@ def test_packets_are_read_again(messages: list[Any], ring: Keyring | None, crc: 
 
 @given(WHOLES, RINGS, NONCE, st.booleans(), st.data())
 def test_streams_are_read_again_in_any_pieces(
-    whole: Whole, ring: Keyring | None, nonce: bytes, squeezed: bool, data: st.DataObject
+    whole: StreamMessage, ring: Keyring | None, nonce: bytes, squeezed: bool, data: st.DataObject
 ) -> None:
     streams = Streams(ring, lambda: nonce)
     sent = streams.seal(whole)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from sandq.gossip.agenda import Agenda
 from sandq.gossip.broadcasts import Broadcasts
 from sandq.gossip.messages import VSN, Alive, Dead, Message, Suspect, decode
-from sandq.gossip.nodes import Node, Nodes, Standing
+from sandq.gossip.nodes import Liveness, Node, Nodes
 from sandq.gossip.serf_messages import encode_tags
 from sandq.gossip.suspicion import Awareness
 from sandq.gossip.tags import judge_of
@@ -53,14 +53,14 @@ def left(name: str, incarnation: int = 1) -> Dead:
 
 
 class SwimBench:
-    """`changes`: (name, standing before, standing now)."""
+    """`changes`: (name, liveness before, liveness now)."""
 
     def __init__(self, timing: Timing = LAN, *, others: str = "", uuid: str | None = None) -> None:
         self.agenda = Agenda(0.0)
         self.rumours = Broadcasts()
         self.counts: Counter[str] = Counter()
         self.awareness = Awareness()
-        self.changes: list[tuple[str, Standing | None, Standing]] = []
+        self.changes: list[tuple[str, Liveness | None, Liveness]] = []
         self.own = Node("own", address_of("own"), tags_of("own"), VSN)
         self.nodes = Nodes(
             own=self.own,
@@ -77,8 +77,8 @@ class SwimBench:
         self.said()
         self.changes.clear()
 
-    def on_node(self, node: Node, before: Standing | None) -> None:
-        self.changes.append((node.name, before, node.standing))
+    def on_node(self, node: Node, before: Liveness | None) -> None:
+        self.changes.append((node.name, before, node.liveness))
 
     def hear(self, *words: Alive | Suspect | Dead) -> None:
         for word in words:
@@ -105,23 +105,23 @@ class SwimBench:
         assert node is not None
         return node
 
-    def standing(self, name: str) -> tuple[Standing, int]:
+    def liveness(self, name: str) -> tuple[Liveness, int]:
         node = self.node(name)
-        return node.standing, node.incarnation
+        return node.liveness, node.incarnation
 
     def refused(self) -> Mapping[str, int]:
         return {key: count for key, count in self.counts.items() if key.startswith("refused_")}
 
 
-def known_as(standing: Standing) -> SwimBench:
+def known_as(liveness: Liveness) -> SwimBench:
     """A member "a", which said 5 of itself, and others."""
     bench = SwimBench(others="bcdefg")
     bench.hear(alive("a", 5))
-    if standing != Standing.ALIVE:
+    if liveness != Liveness.ALIVE:
         bench.hear(
-            {Standing.SUSPECT: suspect("a", 5, "b"), Standing.DEAD: dead("a", 5), Standing.LEFT: left("a", 5)}[standing]
+            {Liveness.SUSPECT: suspect("a", 5, "b"), Liveness.DEAD: dead("a", 5), Liveness.LEFT: left("a", 5)}[liveness]
         )
-    assert bench.standing("a") == (standing, 5)
+    assert bench.liveness("a") == (liveness, 5)
     bench.said()
     bench.changes.clear()
     return bench

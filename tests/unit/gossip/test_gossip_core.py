@@ -197,7 +197,7 @@ def test_a_state_of_all_members_is_told_in_steps(monkeypatch: pytest.MonkeyPatch
         return told(node)
 
     monkeypatch.setattr(Node, "state", counted)
-    steps, works = core.telling(False), []
+    steps, works = core.building_push_pull(False), []
     with pytest.raises(StopIteration) as end:
         while True:
             before = done
@@ -213,7 +213,7 @@ def test_members_that_come_and_go_while_a_state_is_told_do_no_harm() -> None:
     core = core_of(QUIET)
     states = [NodeState(f"n{at}", Address("10.0.1.2", 9900), alive("a", 1).meta, 1, 0, VSN) for at in range(1_000)]
     core.on_push_pull(0.0, PushPull(False, states, b""))
-    steps, rounds = core.telling(False), 0
+    steps, rounds = core.building_push_pull(False), 0
     with pytest.raises(StopIteration) as end:
         while True:
             next(steps)

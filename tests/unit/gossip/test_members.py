@@ -8,7 +8,7 @@ from sandq.gossip import members
 from sandq.gossip.broadcasts import Broadcasts
 from sandq.gossip.members import INTENTS_MOST, JOIN_STEP, LTIME_JUMP, LTIME_LAST, Members
 from sandq.gossip.messages import Alive, Dead, Suspect, User, decode
-from sandq.gossip.nodes import Node, Standing
+from sandq.gossip.nodes import Liveness, Node
 from sandq.gossip.serf_messages import JoinIntent, LeaveIntent, SerfState, decode_serf
 from sandq.model.membership import State
 from tests.support.gossip.swim_bench import LAN, SwimBench, alive, dead, left, suspect, tags_of
@@ -31,7 +31,7 @@ class MemberBench(SwimBench):
         self.said()
         self.told.clear()
 
-    def on_node(self, node: Node, before: Standing | None) -> None:
+    def on_node(self, node: Node, before: Liveness | None) -> None:
         super().on_node(node, before)
         if self.members is not None:
             self.members.on_node(node, before)
@@ -43,7 +43,7 @@ class MemberBench(SwimBench):
 
     def intend(self, *intents: JoinIntent | LeaveIntent) -> None:
         for intent in intents:
-            self.serf.heard(intent)
+            self.serf.on_intent(intent)
 
     def handed_on(self) -> list[object]:
         """Newest first; they wait no longer."""

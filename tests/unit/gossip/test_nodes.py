@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from sandq.gossip.messages import VSN, Alive, Dead, Suspect
-from sandq.gossip.nodes import Standing
+from sandq.gossip.nodes import Liveness
 from sandq.gossip.streams import NodeState
 from sandq.model.config_types import Address
 from tests.support.gossip.swim_bench import LAN, SwimBench, address_of, alive, dead, known_as, left, suspect, tags_of
 
-ALIVE, SUSPECT, DEAD, LEFT = Standing
+ALIVE, SUSPECT, DEAD, LEFT = Liveness
 ELSEWHERE = Address("10.9.9.9", 9900)
 LEAST_S = LAN.suspicion_s(2)
 
@@ -20,7 +20,7 @@ LEAST_S = LAN.suspicion_s(2)
 # ------------------------------------------------------------------------------------------------------- precedence
 
 NOTHING = None
-WORDS: list[tuple[Standing, Alive | Suspect | Dead, tuple[Standing, int] | None]] = [
+WORDS: list[tuple[Liveness, Alive | Suspect | Dead, tuple[Liveness, int] | None]] = [
     (ALIVE, alive("a", 4), NOTHING),
     (ALIVE, alive("a", 5), NOTHING),
     (ALIVE, alive("a", 6), (ALIVE, 6)),
@@ -53,11 +53,11 @@ WORDS: list[tuple[Standing, Alive | Suspect | Dead, tuple[Standing, int] | None]
 
 @pytest.mark.parametrize(("before", "word", "after"), WORDS)
 def test_of_two_words_the_stronger_one_counts(
-    before: Standing, word: Alive | Suspect | Dead, after: tuple[Standing, int] | None
+    before: Liveness, word: Alive | Suspect | Dead, after: tuple[Liveness, int] | None
 ) -> None:
     bench = known_as(before)
     bench.hear(word)
-    assert bench.standing("a") == (after or (before, 5))
+    assert bench.liveness("a") == (after or (before, 5))
     # What is news is handed on as it was heard, once; nothing else is.
     assert bench.said() == ([word] if after else [])
     assert bench.changes == ([("a", before, after[0])] if after else [])
@@ -70,7 +70,7 @@ def test_of_a_member_that_is_not_known_only_alive_is_heard(word: Suspect | Dead)
     bench.hear(word)
     assert (bench.nodes.get("x"), bench.said(), bench.changes) == (None, [], [])
     bench.hear(alive("x", 7))
-    assert bench.changes == [("x", None, ALIVE)] and bench.standing("x") == (ALIVE, 7)
+    assert bench.changes == [("x", None, ALIVE)] and bench.liveness("x") == (ALIVE, 7)
 
 
 def test_new_tags_come_with_a_higher_incarnation() -> None:
@@ -99,13 +99,13 @@ ACCUSED: list[tuple[Suspect | Dead, int | None]] = [
 def test_what_is_said_of_itself_is_refuted(word: Suspect | Dead, says: int | None) -> None:
     bench = SwimBench(others="a")
     bench.hear(word)
-    assert bench.standing("own") == (ALIVE, says or 1)
+    assert bench.liveness("own") == (ALIVE, says or 1)
     assert bench.said() == ([alive("own", says)] if says else [])
     assert bench.counts["refutations"] == bench.awareness.score == (1 if says else 0)
 
 
 @pytest.mark.parametrize("state", [ALIVE, SUSPECT, DEAD, LEFT])
-def test_old_words_are_refuted_when_states_are_compared(state: Standing) -> None:
+def test_old_words_are_refuted_when_states_are_compared(state: Liveness) -> None:
     bench = SwimBench()
     old = NodeState("own", address_of("own"), tags_of("own", zone="old"), 17, state, VSN)
     bench.nodes.merge(old)
@@ -131,18 +131,18 @@ def test_what_it_was_before_is_refuted(word: Alive, says: int | None) -> None:
 def test_another_machine_of_its_name_changes_nothing() -> None:
     bench = SwimBench(others="a")
     bench.hear(alive("own", 5, at=ELSEWHERE, meta=tags_of("own", store="of another")))
-    assert bench.standing("own") == (ALIVE, 1) and bench.said() == []
+    assert bench.liveness("own") == (ALIVE, 1) and bench.said() == []
     assert bench.refused() == {"refused_name_conflict": 1} and bench.nodes.refusals == {"own": "name_conflict"}
 
 
 def test_who_departs_refutes_nothing_and_stays_away() -> None:
     bench = SwimBench(others="a")
     bench.nodes.depart()
-    assert bench.said() == [left("own", 1)] and bench.standing("own") == (LEFT, 1)
+    assert bench.said() == [left("own", 1)] and bench.liveness("own") == (LEFT, 1)
     bench.hear(suspect("own", 3), dead("own", 3), left("own", 3), alive("own", 3))
     bench.nodes.retag(tags_of("own", zone="new"))
     bench.nodes.depart()
-    assert bench.said() == [] and bench.standing("own") == (LEFT, 1)
+    assert bench.said() == [] and bench.liveness("own") == (LEFT, 1)
 
 
 def test_tags_that_are_the_same_are_no_news() -> None:
@@ -159,11 +159,11 @@ def test_tags_that_are_the_same_are_no_news() -> None:
 def suspected_for(bench: SwimBench, name: str = "a") -> float:
     """Until it is dead."""
     began = bench.agenda.now
-    while bench.node(name).standing == SUSPECT:
+    while bench.node(name).liveness == SUSPECT:
         at = bench.agenda.next_at
         assert at is not None
         bench.agenda.run(at)
-    assert bench.node(name).standing == DEAD
+    assert bench.node(name).liveness == DEAD
     return bench.agenda.now - began
 
 
@@ -212,11 +212,11 @@ def test_those_that_are_gone_count_for_nothing() -> None:
 def test_a_suspicion_that_is_over_ends_nobody(word: Alive | Dead) -> None:
     bench = SwimBench(others="abcdefg")
     bench.hear(suspect("a", 1, "b"), word)
-    standing = bench.standing("a")
+    liveness = bench.liveness("a")
     bench.hear(suspect("a", 0, "c"))
     bench.said()
     bench.pass_time(7 * LEAST_S)
-    assert bench.said() == [] and (bench.nodes.get("a") is None or bench.standing("a") == standing)
+    assert bench.said() == [] and (bench.nodes.get("a") is None or bench.liveness("a") == liveness)
 
 
 def test_a_second_suspicion_has_its_own_time() -> None:
@@ -240,7 +240,7 @@ def test_who_is_gone_is_forgotten_after_a_while_and_may_come_back(word: Dead) ->
     assert bench.nodes.get("a") is None and bench.nodes.get("b") is not None
     bench.hear(alive("a", 1))
     bench.pass_time(LAN.dead_gossip_s)
-    assert bench.standing("a") == (ALIVE, 1)
+    assert bench.liveness("a") == (ALIVE, 1)
 
 
 def test_who_came_back_in_time_is_not_forgotten() -> None:
@@ -251,17 +251,17 @@ def test_who_came_back_in_time_is_not_forgotten() -> None:
     bench.pass_time(LAN.dead_gossip_s / 2)
     bench.hear(dead("a", 2))
     bench.pass_time(LAN.dead_gossip_s - 0.1)
-    assert bench.standing("a") == (DEAD, 2), "its time begins anew"
+    assert bench.liveness("a") == (DEAD, 2), "its time begins anew"
 
 
 @pytest.mark.parametrize(
     ("theirs", "ours"), [(ALIVE, (ALIVE, 6)), (SUSPECT, (SUSPECT, 6)), (DEAD, (SUSPECT, 6)), (LEFT, (LEFT, 6))]
 )
-def test_what_another_believes_is_merged(theirs: Standing, ours: tuple[Standing, int]) -> None:
+def test_what_another_believes_is_merged(theirs: Liveness, ours: tuple[Liveness, int]) -> None:
     """Its "dead" may be old: the member has time to object."""
     bench = known_as(ALIVE)
     bench.nodes.merge(NodeState("a", address_of("a"), tags_of("a"), 6, theirs, VSN))
-    assert bench.standing("a") == ours
+    assert bench.liveness("a") == ours
 
 
 def test_it_is_sampled_without_itself() -> None:
@@ -277,7 +277,7 @@ def test_of_many_each_is_sampled_as_often_as_any_other() -> None:
     bench.hear(*(alive(f"x{number}") for number in range(40)), *(dead(f"x{number}") for number in range(10)))
     drawn: Counter[str] = Counter()
     for _ in range(2000):
-        nodes = bench.nodes.sample(3, lambda node: node.standing == ALIVE)
+        nodes = bench.nodes.sample(3, lambda node: node.liveness == ALIVE)
         assert len({node.name for node in nodes}) == 3
         drawn.update(node.name for node in nodes)
     assert set(drawn) == {f"x{number}" for number in range(10, 40)}

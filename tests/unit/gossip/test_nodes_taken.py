@@ -6,22 +6,22 @@ import pytest
 
 from sandq.gossip import nodes
 from sandq.gossip.messages import VSN, Alive, Dead, Suspect
-from sandq.gossip.nodes import INCARNATION_JUMP, INCARNATION_NEW, REFUSALS_MOST, Standing
+from sandq.gossip.nodes import INCARNATION_JUMP, INCARNATION_NEW, REFUSALS_MOST, Liveness
 from sandq.model.config_types import Address
 from tests.support.gossip.swim_bench import LAN, SwimBench, address_of, alive, dead, known_as, suspect, tags_of
 
-ALIVE, SUSPECT, DEAD, LEFT = Standing
+ALIVE, SUSPECT, DEAD, LEFT = Liveness
 ELSEWHERE = Address("10.9.9.9", 9900)
 
 
 # ---------------------------------------------------------------------------------------------- names and addresses
 
 
-@pytest.mark.parametrize("standing", [ALIVE, SUSPECT, DEAD])
-def test_another_machine_does_not_take_a_name(standing: Standing) -> None:
-    bench = known_as(standing)
+@pytest.mark.parametrize("liveness", [ALIVE, SUSPECT, DEAD])
+def test_another_machine_does_not_take_a_name(liveness: Liveness) -> None:
+    bench = known_as(liveness)
     bench.hear(alive("a", 9, at=ELSEWHERE, meta=tags_of("a", store="of another")))
-    assert bench.standing("a") == (standing, 5) and bench.node("a").address == address_of("a")
+    assert bench.liveness("a") == (liveness, 5) and bench.node("a").address == address_of("a")
     assert bench.refused() == {"refused_name_conflict": 1} and bench.nodes.refusals == {"a": "name_conflict"}
 
 
@@ -29,7 +29,7 @@ def test_the_name_of_one_that_left_may_be_taken() -> None:
     bench = known_as(LEFT)
     another = alive("a", 6, at=ELSEWHERE, meta=tags_of("a", store="of another"))
     bench.hear(another)
-    assert bench.standing("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
+    assert bench.liveness("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
     assert bench.said() == [another]
 
 
@@ -37,17 +37,17 @@ def test_an_old_word_of_another_address_brings_nobody_back() -> None:
     """Who comes back hears that it left, and says more: see the test of old words of itself."""
     bench = known_as(LEFT)
     bench.hear(alive("a", 5, at=ELSEWHERE), alive("a", 1, at=ELSEWHERE, meta=tags_of("a", store="of another")))
-    assert bench.standing("a") == (LEFT, 5) and bench.said() == [] and bench.nodes.refusals == {}
+    assert bench.liveness("a") == (LEFT, 5) and bench.said() == [] and bench.nodes.refusals == {}
 
 
-@pytest.mark.parametrize("standing", Standing)
-def test_the_same_store_may_move(standing: Standing) -> None:
-    bench = known_as(standing)
+@pytest.mark.parametrize("liveness", Liveness)
+def test_the_same_store_may_move(liveness: Liveness) -> None:
+    bench = known_as(liveness)
     bench.hear(alive("a", 5, at=ELSEWHERE))
-    assert bench.standing("a") == (standing, 5) and bench.node("a").address == address_of("a")
+    assert bench.liveness("a") == (liveness, 5) and bench.node("a").address == address_of("a")
     assert bench.nodes.refusals == {}, "where it was before is no conflict"
     bench.hear(alive("a", 6, at=ELSEWHERE))
-    assert bench.standing("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
+    assert bench.liveness("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
 
 
 def test_without_a_store_nobody_moves() -> None:
@@ -64,7 +64,7 @@ def test_a_refusal_is_forgotten_when_the_name_is_taken() -> None:
     bench.pass_time(LAN.dead_gossip_s)
     assert bench.nodes.get("a") is None
     bench.hear(another)
-    assert bench.standing("a") == (ALIVE, 1) and bench.nodes.refusals == {}
+    assert bench.liveness("a") == (ALIVE, 1) and bench.nodes.refusals == {}
 
 
 # --------------------------------------------------------------------------------------------------- who is refused
@@ -106,14 +106,14 @@ def test_who_is_refused(reason: str, word: Alive | Suspect | Dead) -> None:
     bench.hear(word)
     assert bench.refused() == {f"refused_{reason}": 1} and bench.nodes.refusals == {word.node: reason}
     assert bench.said() == [] and bench.changes == []
-    assert bench.nodes.get("x") is None and bench.standing("a") == bench.standing("own") == (ALIVE, 1)
+    assert bench.nodes.get("x") is None and bench.liveness("a") == bench.liveness("own") == (ALIVE, 1)
 
 
 @pytest.mark.parametrize("word", TAKEN)
 def test_who_is_taken(word: Alive) -> None:
     bench = SwimBench(uuid="of ours")
     bench.hear(word)
-    assert bench.standing("x") == (ALIVE, word.incarnation) and bench.said() == [word] and not bench.refused()
+    assert bench.liveness("x") == (ALIVE, word.incarnation) and bench.said() == [word] and not bench.refused()
 
 
 @pytest.mark.parametrize(("vsn", "takes"), [(VSN, True), ((1, 4, 2, 2, 5, 5), False), ((), False), ((0,) * 6, False)])
@@ -127,10 +127,10 @@ def test_there_is_a_limit_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "MEMBERS_MOST", 3)
     bench = SwimBench(others="ab")
     bench.hear(alive("c"), alive("a", 2), dead("b"))
-    assert bench.refused() == {"refused_too_many_members": 1} and bench.standing("a") == (ALIVE, 2)
+    assert bench.refused() == {"refused_too_many_members": 1} and bench.liveness("a") == (ALIVE, 2)
     bench.pass_time(LAN.dead_gossip_s)
     bench.hear(alive("c"))
-    assert bench.standing("c") == (ALIVE, 1)
+    assert bench.liveness("c") == (ALIVE, 1)
 
 
 def test_of_many_that_are_refused_some_are_remembered() -> None:

@@ -8,13 +8,13 @@ import pytest
 
 from sandq.gossip import probing
 from sandq.gossip.messages import Ack, IndirectPing, Message, Nack, Ping, Suspect
-from sandq.gossip.nodes import Standing
+from sandq.gossip.nodes import Liveness
 from sandq.gossip.probing import RELAY_SHARE, Prober
 from sandq.model.config_types import Address
 from sandq.model.gossip_timing import PROFILES, Timing
 from tests.support.gossip.swim_bench import LAN, SwimBench, address_of, alive, dead, left, suspect
 
-ALIVE, SUSPECT, DEAD, LEFT = Standing
+ALIVE, SUSPECT, DEAD, LEFT = Liveness
 SOMEWHERE = Address("192.0.2.7", 4711)
 OWN = address_of("own")
 
@@ -158,9 +158,9 @@ def test_others_are_asked_and_a_stream_before_somebody_is_suspected() -> None:
     assert set(helpers.values()) == {IndirectPing(ping.seq, address_of(ping.node), ping.node, True, OWN, "own")}
     assert bench.asked == [(ping.node, ping.seq)]
     bench.pass_time(LAN.probe_interval_s - LAN.probe_timeout_s - 0.02)
-    assert bench.node(ping.node).standing == ALIVE
+    assert bench.node(ping.node).liveness == ALIVE
     bench.pass_time(0.02)
-    assert bench.node(ping.node).standing == SUSPECT and bench.counts["probes_failed"] == 1
+    assert bench.node(ping.node).liveness == SUSPECT and bench.counts["probes_failed"] == 1
 
 
 @pytest.mark.parametrize("by", ["helper", "stream"])
@@ -170,7 +170,7 @@ def test_an_answer_on_another_way_is_one_too(by: str) -> None:
     bench.pass_time(LAN.probe_timeout_s + 0.1)
     bench.prober.on_ack(bench.asked[0][1] if by == "stream" else next(iter(bench.helpers().values())).seq)
     bench.pass_time(1.0)
-    assert bench.node(ping.node).standing == ALIVE and bench.awareness.score == 0
+    assert bench.node(ping.node).liveness == ALIVE and bench.awareness.score == 0
 
 
 def test_those_that_are_suspected_or_gone_are_not_asked_to_help() -> None:
@@ -218,9 +218,9 @@ def test_who_doubts_itself_waits_longer_and_lets_rounds_pass() -> None:
     bench.awareness.add(2)
     ping = bench.probe()
     bench.pass_time(3 * LAN.probe_interval_s - 0.01)
-    assert bench.node(ping.node).standing == ALIVE and bench.counts["probes"] == 1
+    assert bench.node(ping.node).liveness == ALIVE and bench.counts["probes"] == 1
     bench.pass_time(0.02)
-    assert bench.node(ping.node).standing == SUSPECT
+    assert bench.node(ping.node).liveness == SUSPECT
 
 
 def test_who_said_more_during_the_probe_is_not_suspected() -> None:
@@ -229,7 +229,7 @@ def test_who_said_more_during_the_probe_is_not_suspected() -> None:
     bench.pass_time(LAN.probe_timeout_s)
     bench.hear(alive(ping.node, 2))
     bench.pass_time(LAN.probe_interval_s - LAN.probe_timeout_s)
-    assert bench.counts["probes_failed"] == 1 and bench.standing(ping.node) == (ALIVE, 2)
+    assert bench.counts["probes_failed"] == 1 and bench.liveness(ping.node) == (ALIVE, 2)
 
 
 def test_who_was_forgotten_during_the_probe_is_nobody() -> None:

@@ -15,7 +15,7 @@ from sandq.gossip import streams
 from sandq.gossip.keyring import Keyring
 from sandq.gossip.messages import VSN, Ack, Dead, Err, Nack, Ping, User, encode
 from sandq.gossip.serf_messages import SerfState, decode_serf
-from sandq.gossip.streams import NODES_MOST, STREAM_BYTES, USER_BYTES, NodeState, PushPull, Streams, Whole
+from sandq.gossip.streams import NODES_MOST, STREAM_BYTES, USER_BYTES, NodeState, PushPull, StreamMessage, Streams
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError, TooLarge
 from tests.support.gossip import agent_bytes
@@ -27,7 +27,7 @@ NODES = (
     NodeState("a", HERE, b"meta", 1, 0, VSN),
     NodeState("b", Address("::1", 1), b"", 2**32 - 1, 3, ()),
 )
-WHOLES: list[Whole] = [
+WHOLES: list[StreamMessage] = [
     PushPull(True, NODES, b"state"),
     PushPull(False, (), b""),
     User(b"\x01body"),
@@ -65,7 +65,7 @@ def sealed(plain: bytes) -> bytes:
     return header + Keyring([KEY]).seal(plain, header, bytes(12))
 
 
-def read(data: bytes, size: int, key: bytes | None = None) -> Whole | None:
+def read(data: bytes, size: int, key: bytes | None = None) -> StreamMessage | None:
     """What comes of it when it arrives in pieces of this size."""
     reader = pair(key).reader()
     for start in range(0, len(data), size):
@@ -82,7 +82,7 @@ def read(data: bytes, size: int, key: bytes | None = None) -> Whole | None:
 @pytest.mark.parametrize("key", [None, KEY])
 @pytest.mark.parametrize("whole", WHOLES, ids=lambda whole: type(whole).__name__)
 @pytest.mark.parametrize("size", [1, 2, 7, 1 << 20])
-def test_what_is_sealed_is_read(key: bytes | None, whole: Whole, size: int) -> None:
+def test_what_is_sealed_is_read(key: bytes | None, whole: StreamMessage, size: int) -> None:
     data = pair(key).seal(whole)
     assert read(data, size, key) == whole
     for cut in range(len(data)):
@@ -108,7 +108,7 @@ def test_the_bytes_of_what_is_encrypted() -> None:
 
 @pytest.mark.parametrize("whole", WHOLES, ids=lambda whole: type(whole).__name__)
 @pytest.mark.parametrize("size", [1, 1 << 20])
-def test_what_is_compressed_is_read(whole: Whole, size: int) -> None:
+def test_what_is_compressed_is_read(whole: StreamMessage, size: int) -> None:
     plain = compressed(pair().seal(whole))
     assert read(plain, size) == whole
     assert read(sealed(plain), size, KEY) == whole
