@@ -7,7 +7,7 @@ import dataclasses
 import trio
 
 import sandq
-from sandq.broker.bootstrap.bootstrap import Bootstrap, way_of
+from sandq.broker.bootstrap.bootstrap import Bootstrap, mode_of
 from sandq.broker.bootstrap.directory import PeerDirectory
 from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.broker import Broker
@@ -97,7 +97,7 @@ def open_membership(
         changed=changed,
     )
     cluster = Cluster(
-        way=way_of(config),
+        mode=mode_of(config),
         this_node=this_node,
         files=storage.files,
         links=links,
@@ -129,7 +129,7 @@ def open_membership(
 
 def _discovery(context: Context, storage: Storage, replication: Replication, addresses: dict[str, str]) -> Discovery:
     config, this_node, secrets = context.config, replication.this_node, context.secrets
-    is_meeting = way_of(config) == "meets"
+    is_meeting = mode_of(config) == "meets"
 
     def tags() -> dict[str, str]:
         return node_tags(
@@ -175,7 +175,7 @@ def _controller(
 
 def _bootstrap(config: NodeConfig, replication: Replication, directory: PeerDirectory, joining: Joining) -> Bootstrap:
     return Bootstrap(
-        way=way_of(config),
+        mode=mode_of(config),
         this_node=replication.this_node,
         named=[peer.id for peer in config.cluster.peers],
         joining=joining,

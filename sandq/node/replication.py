@@ -11,7 +11,7 @@ import structlog
 import trio
 
 import sandq
-from sandq.broker.bootstrap.bootstrap import way_of
+from sandq.broker.bootstrap.bootstrap import mode_of
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.clock.timers import Timers
 from sandq.broker.event_loop import Signal
@@ -84,7 +84,7 @@ async def replicating(context: Context, storage: Storage) -> AsyncIterator[Repli
         config.node.zone,
         config.node.weight,
         lambda: node_log.feature_level,
-        is_named=way_of(config) == "named",
+        is_named=mode_of(config) == "named",
         levels=context.levels,
         version=sandq.__version__,
     )

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from sandq.broker.bootstrap.bootstrap import way_of
+from sandq.broker.bootstrap.bootstrap import mode_of
 from sandq.node.context import Context
 from sandq.node.started import STORES_NAME
 from sandq.storage import identity
@@ -42,7 +42,7 @@ def open_storage(context: Context) -> Iterator[Storage]:
     is_new = not files.exists(identity.NAME)
     if is_new:
         # A cluster of several nodes gets its UUID when it is formed.
-        cluster_uuid = identity.new_uuid() if way_of(config) == "alone" else None
+        cluster_uuid = identity.new_uuid() if mode_of(config) == "alone" else None
         own = Identity(config.node.id, identity.new_uuid(), cluster_uuid)
     else:
         own = identity.open_identity(files, config.node.id)

@@ -368,7 +368,7 @@ async def test_rows_that_nobody_reads_are_let_go(api: sandq.Client, monkeypatch:
     from sandq.broker.backups import exports
     from sandq.client.backups import BackupTransfer
 
-    monkeypatch.setattr(exports, "LOOK_S", 0.01)
+    monkeypatch.setattr(exports, "CHECK_S", 0.01)
     await api.admin.create_topic("t")
     transfer = BackupTransfer(api)
     begun = await transfer.begin("t", 0)

@@ -1,1 +1,1 @@
-"""Who asks, and what that one may do."""
+"""Authenticate clients, and determine their rights."""

@@ -1,6 +1,6 @@
-"""Say who somebody is by what it shows, and what it may do: by the identities and roles that metadata has.
+"""Authenticate clients by tokens or certificates, and determine their rights from the identities and roles in metadata.
 
-A token is looked up by its SHA-256. What was found is kept until an identity or a role changes.
+A token is looked up by its SHA-256. Results are cached until an identity or a role changes.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from sandq.model.principals import CERTIFICATE, JWT, TOKEN_PREFIX, principal_of,
 from sandq.model.quotas import NO_QUOTA, Quota
 
 OFF, ACCEPT, REQUIRE = range(len(AUTHENTICATION))
-"""How `security.authentication` is told."""
+"""Modes of `security.authentication`."""
 FRESH_S: Final = 10.0
-"""Who shows something is believed by metadata that is not older."""
+"""Maximum age in s of the metadata by which a client is authenticated."""
 ASK_S: Final = 2.0
-"""For the leader of metadata to say how far it is, and for this node to get there."""
+"""Time in s for the metadata leader to reply, and for this node to catch up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who somebody is, by what it has shown."""
+    """An authenticated client."""
 
     principal: str
     access: Access
     expires_ms: int | None
     quota: Quota
     secret_hash: bytes | None = field(default=None, repr=False)
-    """Of a token."""
+    """SHA-256 of its token, if that is a sandq token."""
     claims: Claims | None = None
-    """Of a token of an outside issuer."""
+    """Claims of its token, if an external issuer issued it."""
 
 
 class Authenticator:
-    """Of one node. It must be told when metadata changes (`look`)."""
+    """Authenticates the clients of one node. Call `look` when metadata has changed."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Authenticator:
         *,
         takes_certificates: bool = True,
     ) -> None:
-        """`mode`: of `AUTHENTICATION`."""
+        """Create it. `mode`: one of `AUTHENTICATION`."""
         self.mode = AUTHENTICATION.index(mode)
         self._catalog = catalog
         self._now_ms = now_ms
@@ -65,20 +65,21 @@ class Authenticator:
         self._seen: MetadataView | None = None
         self._by_hash: dict[bytes, IdentityRecord] = {}
         self._found: dict[str, tuple[Access, Quota]] = {}
-        """By principal, of those that were asked for since something changed."""
+        """Rights and quotas by principal, of those that were requested since the last change."""
         self._fresh_s = -FRESH_S
 
     # -- who it is ------------------------------------------------------------------------------------------------
 
     async def identify(self, token: str | None, certificate: str | None) -> Login | None:
-        """Return who shows a token or, without one, a certificate; None: nothing that says so. Raises Unauthenticated;
-        Unavailable while this node does not know."""
+        """Authenticate a client by its token or, without one, by its certificate.
+
+        Return None if neither identifies it. Raise Unauthenticated; Unavailable while this node does not know."""
         if token is None and (certificate is None or not self.takes_certificates):
             return None
         if self.mode != OFF:
             await self._check_fresh()
         elif self.look() is None:
-            return None  # nobody is known here yet, and everybody may do everything
+            return None  # this node knows no identities yet, and every client has full access
         if token is None:
             return self._of_certificate(str(certificate))
         if token.startswith(TOKEN_PREFIX) or self._jwt is None:
@@ -86,7 +87,7 @@ class Authenticator:
         return self._of_claims(await self._jwt.claims(token))
 
     def again(self, login: Login) -> Login:
-        """Return what holds by now for who was let in. Raises Unauthenticated: it is to be let in no more."""
+        """Return the login of a connected client as it is valid now. Raise Unauthenticated if it is no longer valid."""
         view = self.look()
         if view is None:
             raise Unavailable("this node belongs to no cluster at present")
@@ -96,15 +97,15 @@ class Authenticator:
             return self._of_claims(login.claims)
         record = view.identities.get(login.principal)
         if record is None or record.secret_hash != login.secret_hash:
-            raise Unauthenticated(f"what {login.principal} has shown was revoked")
+            raise Unauthenticated(f"the token or certificate of {login.principal} was revoked")
         return self._login(record)
 
     def access_of(self, login: Login) -> Access | None:
-        """Return what it is held to; None: nothing, everybody may do everything."""
+        """Return the rights that apply to a client; None if it has full access."""
         return None if self.mode == OFF else login.access
 
     def look(self) -> MetadataView | None:
-        """Take in what metadata says by now."""
+        """Return the current metadata. Drop cached results that it makes outdated."""
         view = self._catalog.known_view
         if view is None or view is self._seen:
             return view
@@ -119,17 +120,19 @@ class Authenticator:
         return view
 
     def _of_token(self, token: str) -> Login:
+        """Return the login of a sandq token."""
         wanted = token_hash(token)
         record = self._by_hash.get(wanted)
         if record is None or record.secret_hash is None or not hmac.compare_digest(record.secret_hash, wanted):
-            raise Unauthenticated("the token is not known here: it is wrong, or it was revoked")
+            raise Unauthenticated("the token is unknown: it is wrong, or it was revoked")
         return self._login(record)
 
     def _of_certificate(self, name: str) -> Login | None:
+        """Return the login of a certificate with this name; None if it has no identity and need not have one."""
         view = self._known()
         record = view.identities.get(principal_of(CERTIFICATE, name))
         if record is None and self.mode != REQUIRE:
-            return None  # certificates are there for more than this, and may be shown before they are known here
+            return None  # certificates also serve other purposes, and may be shown before they have an identity
         if record is None:
             raise Unauthenticated(
                 f"there is no identity {principal_of(CERTIFICATE, name)!r:.300} (a certificate's name)"
@@ -137,6 +140,7 @@ class Authenticator:
         return self._login(record)
 
     def _of_claims(self, claims: Claims) -> Login:
+        """Return the login of a token of an external issuer."""
         view, principal = self._known(), principal_of(JWT, claims.subject)
         record = view.identities.get(principal)
         quota, expires_ms = NO_QUOTA, claims.expires_ms
@@ -149,8 +153,9 @@ class Authenticator:
         return Login(principal, access, expires_ms, quota, claims=claims)
 
     def _login(self, record: IdentityRecord) -> Login:
+        """Return the login of an identity, unless it has expired."""
         if record.expires_ms is not None and record.expires_ms <= self._now_ms():
-            raise Unauthenticated(f"{record.principal} expired: whoever has the right 'security' can renew it")
+            raise Unauthenticated(f"{record.principal} expired: a client with the right 'security' can renew it")
         access, quota = self._rights(record)
         return Login(record.principal, access, record.expires_ms, quota, record.secret_hash)
 
@@ -167,11 +172,11 @@ class Authenticator:
     def _known(self) -> MetadataView:
         view = self.look()
         if view is None:
-            raise Unavailable("this node belongs to no cluster yet, and cannot say who is who")
+            raise Unavailable("this node belongs to no cluster yet, and knows no identities")
         return view
 
     async def _check_fresh(self) -> None:
-        """Raises Unavailable unless this node knows all identities as they were `FRESH_S` ago."""
+        """Raise Unavailable unless this node knows all identities as of `FRESH_S` ago."""
         self._known()
         asked_s = trio.current_time()
         if asked_s - self._fresh_s < FRESH_S:
@@ -181,8 +186,8 @@ class Authenticator:
                 await self._catalog.catch_up()
             if within.cancelled_caught:
                 raise Unavailable(
-                    "this node has not heard from those who know all identities for a while, and lets nobody in by "
-                    "what it knew: ask again in a moment, or another node"
+                    "this node could not refresh the identities for a while, and accepts no logins by outdated ones: "
+                    "ask again in a moment, or a different node"
                 )
         self._fresh_s = asked_s
         self.look()

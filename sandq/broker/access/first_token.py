@@ -1,7 +1,8 @@
-"""Give a cluster that knows nobody a first token: whoever may read the data directory of a node is its administrator.
+"""Create a first token for a cluster without identities: anyone who can read a node's data directory is its
+administrator.
 
-It is made by the node that leads the metadata while there are no identities at all: of a new cluster, of one in which
-authentication is turned on, and of one whose last identity was deleted.
+The metadata leader creates it while there are no identities at all. There are none in a new cluster, in one where
+authentication is being enabled, and after the last one was deleted.
 """
 
 from __future__ import annotations
@@ -28,29 +29,32 @@ from sandq.storage.files import Files
 log = structlog.get_logger("sandq.access")
 
 NAME: Final = "admin.token"
-"""Of the file, in the data directory."""
+"""Name of the file in the data directory."""
 PENDING: Final = f"{NAME}.new"
-"""Its name until the cluster knows it: who finds the file can use it."""
+"""Name of the file until the cluster knows the token. Then the token in the file is usable."""
 PRINCIPAL: Final = principal_of(TOKEN, "admin")
 AGAIN_S: Final = 1.0
+"""Pause in s after a failed attempt."""
 
 
 async def give_first_token(
     mode: int, metadata: RaftGroup, identities: Identities, runner: Runner, files: Files, data_dir: Path
 ) -> None:
-    """Make one whenever there is none. `mode`: the authenticator's; `data_dir`: for the log, which says where it is."""
+    """Create a first token whenever there are no identities.
+
+    `mode`: mode of the authenticator. `data_dir`: named in the log."""
     if mode == OFF:
         return
     changed = Signal()
     metadata.listen(on_status=changed.set, on_ready=lambda ready: changed.set())
-    # The same one until it is known what became of it, across restarts, too: it may have been made all the same.
+    # Reuse the same token until the outcome is known, even after a restart: it may have been stored all the same.
     text = await runner.on_maintenance(partial(_pending, files))
     while True:
         view = metadata.status
         try:
             if metadata.ready and not view.identities:
                 text = text or token_text(secrets.token_bytes(TOKEN_BYTES))
-                # The file first: a token that nobody has would keep another one from being made.
+                # Write the file first: if the token were lost, its identity would prevent the creation of the next one.
                 await runner.on_maintenance(partial(files.replace, PENDING, f"{text}\n".encode()))
                 fields = {"grants": ["admin"], "secret_hash": token_hash(text), "note": "made at the first start"}
                 await identities.put(IdentityPut(PRINCIPAL, True, fields), NODE)
@@ -59,8 +63,8 @@ async def give_first_token(
                 if record is not None and record.secret_hash == token_hash(text):
                     await runner.on_maintenance(partial(files.replace, NAME, f"{text}\n".encode()))
                     log.warning(
-                        "this cluster knew nobody: a first token, with all rights, is in a file; make tokens of your "
-                        "own with it, and delete both",
+                        "this cluster had no identities: a first token, with all rights, is in a file; create your own "
+                        "tokens with it, and delete both",
                         file=str(data_dir / NAME),
                         identity=PRINCIPAL,
                     )
@@ -69,10 +73,10 @@ async def give_first_token(
             else:
                 await changed.wait()
         except SandqError as error:
-            log.warning("no first token could be made; it is tried again", error=error.message)
+            log.warning("no first token could be created; it is tried again", error=error.message)
             await trio.sleep(AGAIN_S)
 
 
 def _pending(files: Files) -> str:
-    """The one of which it is not known what became; empty: there is none."""
+    """Return the token whose outcome is unknown; empty if there is none."""
     return files.read(PENDING).decode().strip() if files.exists(PENDING) else ""

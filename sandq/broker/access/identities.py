@@ -1,4 +1,4 @@
-"""Identities and roles made, changed and forgotten, by the node that leads the metadata; and their lists."""
+"""Create, change, delete and list identities and roles, on the metadata leader."""
 
 from __future__ import annotations
 
@@ -30,18 +30,22 @@ from sandq.protocol.requests_access import (
 log = structlog.get_logger("sandq.access")
 
 CHANGES: Final = ("grants", "add", "remove", "secret_hash", "expires_ms", "quota", "note")
-"""What may be said of an identity."""
+"""Fields of an identity that a request may change."""
 
 
 class Identities:
-    """All raise as `MetadataChanges` does; Conflict while not every node of the cluster knows of identities."""
+    """The identities and roles.
+
+    All methods raise the errors of `MetadataChanges`, and Conflict while not every node supports identities.
+    """
 
     def __init__(self, changes: MetadataChanges) -> None:
         self._changes = changes
 
     async def put(self, request: IdentityPut, caller: Caller) -> dict[str, Any]:
-        """Make an identity, or change one; what it is then. Raises InvalidRequest; Conflict when a new one is there
-        already; NotFound when there is none to change."""
+        """Create or change an identity. Return it.
+
+        Raise InvalidRequest; Conflict if a new one exists already; NotFound if there is none to change."""
         principal = check_principal(request.principal)
 
         def command(view: MetadataView) -> m.Command:
@@ -52,10 +56,12 @@ class Identities:
             given = changes.get("secret_hash")
             others = [name for name, one in view.identities.items() if one.secret_hash == given and name != principal]
             if given is not None and others:
-                # Nodes would not agree on who shows it, and to revoke one would leave the other.
-                raise Conflict(f"{others[0]} has this token already: each is of one identity", principal=others[0])
+                # Nodes might authenticate different identities by it, and revoking one would leave the other.
+                raise Conflict(
+                    f"{others[0]} has this token already: a token belongs to one identity", principal=others[0]
+                )
             if is_new and old is not None and old.secret_hash is not None:
-                # The same token is asked for once more by who has not seen the answer.
+                # A client that has not seen the reply may send the same request with the same token again.
                 is_new = old.secret_hash != changes.get("secret_hash")
             return _changed(principal, is_new, old, changes, view.roles)
 
@@ -64,37 +70,37 @@ class Identities:
         return row_of(record)
 
     async def delete(self, request: IdentityDelete, caller: Caller) -> None:
-        """Forget an identity. Raises NotFound."""
+        """Delete an identity. Raise NotFound."""
         forget = m.DeleteIdentity(request.principal)
         await self._changes.change(lambda view: forget)
         log.info("identity forgotten", identity=request.principal, by=caller.principal)
 
     def page(self, request: IdentityList) -> list[dict[str, Any]]:
-        """Return some identities, in order, without what they show."""
+        """Return a page of identities, ordered by name, without their secrets."""
         identities = self._changes.view.identities
         return [row_of(identities[name]) for name in _page(sorted(identities), request.after, request.limit)]
 
     async def put_role(self, request: RolePut, caller: Caller) -> None:
-        """Make a role, or give it other grants. Raises InvalidName, InvalidRequest."""
+        """Create a role or change its grants. Raise InvalidName, InvalidRequest."""
         name, grants = check_role(request.name), check_grants(request.grants, None)
         keep = m.PutRole(name, grants)
         await self._changes.change(lambda view: keep)
         log.info("role made or changed", role=name, by=caller.principal)
 
     async def delete_role(self, request: RoleDelete, caller: Caller) -> None:
-        """Forget a role. Raises NotFound; Conflict while identities have it."""
+        """Delete a role. Raise NotFound; Conflict while identities have it."""
         forget = m.DeleteRole(request.name)
         await self._changes.change(lambda view: forget)
         log.info("role forgotten", role=request.name, by=caller.principal)
 
     def roles(self, request: RoleList) -> list[list[Any]]:
-        """Return some roles that somebody made, in order, with their grants."""
+        """Return a page of custom roles, ordered by name, with their grants."""
         roles = self._changes.view.roles
         return [[name, list(roles[name])] for name in _page(sorted(roles), request.after, request.limit)]
 
 
 def row_of(record: IdentityRecord) -> dict[str, Any]:
-    """Return an identity as it is shown: nothing of what it shows itself."""
+    """Return an identity as it is shown, without its secret."""
     return {
         "principal": record.principal,
         "grants": list(record.grants),
@@ -116,10 +122,12 @@ def _changed(
     changes: Mapping[str, Any],
     roles: Mapping[str, Sequence[str]],
 ) -> m.PutIdentity:
-    """What keeps an identity with these changes. Raises InvalidRequest."""
+    """Return the command that stores an identity with these changes. Raise InvalidRequest."""
     unknown = [name for name in changes if name not in CHANGES]
     if unknown:
-        raise InvalidRequest(f"{str(unknown[0])[:40]}: no such field of an identity; there are {', '.join(CHANGES)}")
+        raise InvalidRequest(
+            f"{str(unknown[0])[:40]}: an identity has no such field; the fields are {', '.join(CHANGES)}"
+        )
     grants = changes.get("grants", list(old.grants) if old is not None else [])
     if "grants" in changes or is_new:
         grants = check_grants(grants, roles) if grants or (is_new and "add" not in changes) else []
@@ -133,7 +141,7 @@ def _changed(
     if secret_hash is not None and (type(secret_hash) is not bytes or len(secret_hash) != HASH_BYTES):
         raise InvalidRequest(f"secret_hash: {HASH_BYTES} bytes are expected, the SHA-256 of the token")
     if (secret_hash is not None) != (kind_of(principal) == TOKEN):
-        raise InvalidRequest("secret_hash: a token has one, and what is no token has none")
+        raise InvalidRequest("secret_hash: required for a token identity, not allowed for others")
     expires_ms = changes.get("expires_ms", old.expires_ms if old is not None else None)
     if expires_ms is not None and (type(expires_ms) is not int or not 0 <= expires_ms <= TIME_MAX_MS):
         raise InvalidRequest("expires_ms: an instant in milliseconds is expected, or nil")
@@ -148,7 +156,10 @@ def _changed(
 
 
 def _without(grants: Sequence[str], remove: Any) -> list[str]:
-    """Grants but these, each of which must be there: a typing error would leave what was to be taken away."""
+    """Return the grants without those in `remove`.
+
+    Raise InvalidRequest if one of them is missing: after a typing error, the grant that should be removed would stay.
+    """
     if not isinstance(remove, list):
         raise InvalidRequest("remove: a list of grants is expected")
     absent = [grant for grant in remove if grant not in grants]

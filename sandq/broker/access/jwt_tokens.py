@@ -1,8 +1,8 @@
-"""Check tokens of an outside issuer (JWT): who signed them, whom they are for, until when they hold.
+"""Verify tokens of an external issuer (JWT): signature, audience and expiry.
 
-Keys are those of a file, or of a URL that is asked again once they are old, or a token names a key that is not among
-them, and not more often than every `FETCH_LEAST_S`. Only algorithms by which nobody makes a token who can check one are
-taken, whatever a token says of itself.
+The keys come from a file or a URL. The URL is fetched again when the keys are old, or a token names an unknown key, but
+at most every `FETCH_LEAST_S`. Only asymmetric algorithms are accepted, whatever a token claims: with others, anyone who
+can verify tokens could also forge them.
 """
 
 from __future__ import annotations
@@ -29,43 +29,44 @@ from sandq.model.push_targets import shown_url
 log = structlog.get_logger("sandq.access")
 
 KEYS_BYTES: Final = 1 << 20
-"""Of a file, or an answer, with keys."""
+"""Maximum size in bytes of a file or a reply with keys."""
 KEYS: Final = 100
-"""That are looked at, of one set."""
+"""Maximum number of keys used of one set."""
 FETCH_S: Final = 5.0
-"""For the issuer to give its keys."""
+"""Time in s for the issuer to return its keys."""
 FETCH_LEAST_S: Final = 30.0
+"""Minimum time in s between two attempts to fetch the keys."""
 KEPT_S: Final = 600.0
-"""Keys are asked for again when they are older, ..."""
+"""Age in s above which the keys are fetched again."""
 STALE_S: Final = 86_400.0
-"""... and those that there are hold for so long, while nobody answers."""
+"""Age in s up to which keys are used if they cannot be fetched."""
 CHECKED: Final = 1000
-"""Tokens that were checked, and need not be again."""
+"""Maximum number of verified tokens that are remembered."""
 _CLAIMS: Final = ("exp", "sub", "iss", "aud")
 
 
 class Claims(NamedTuple):
-    """What a token says."""
+    """The claims of a token."""
 
     subject: str
     grants: tuple[str, ...]
     expires_ms: int
-    """With what clocks may differ."""
+    """Expiry time in ms, including the allowed clock difference."""
 
 
 class JwtVerifier:
-    """Tokens of one issuer. `fetch(url)` gives what stands there; it may raise OSError or ValueError."""
+    """Verifies tokens of one issuer. `fetch(url)` returns the content of a URL; it may raise OSError or ValueError."""
 
     def __init__(
         self, config: JwtSection, now_ms: Callable[[], int], fetch: Callable[[str], Awaitable[bytes]] | None = None
     ) -> None:
-        """Raises StartupError when there is something wrong with the file of keys."""
+        """Create it. Raise StartupError if the file of keys is invalid."""
         assert config.issuer is not None
         self._config = config
         self._now_ms = now_ms
         self._fetch = fetch or _fetch_in_thread
         self._keys: dict[str | None, list[Any]] = {}
-        """By key id; None: those without."""
+        """Keys by key id; None for keys without one."""
         self._fetched_s = self._tried_s = -FETCH_LEAST_S
         self._one = trio.Lock()
         self._checked: OrderedDict[bytes, Claims] = OrderedDict()
@@ -76,7 +77,9 @@ class JwtVerifier:
                 raise StartupError(f"jwt.keys_file {config.keys_file}: {error}") from None
 
     async def claims(self, text: str) -> Claims:
-        """Return what a token says. Raises Unauthenticated; Unavailable while nobody gives the issuer's keys."""
+        """Return the claims of a token.
+
+        Raise Unauthenticated; Unavailable while the issuer's keys cannot be fetched."""
         await self._renew_old_keys()
         digest = hashlib.sha256(text.encode()).digest()
         claims = self._checked.get(digest)
@@ -96,7 +99,7 @@ class JwtVerifier:
             raise _refused(error) from None
         algorithm, key_id = head.get("alg"), head.get("kid")
         if algorithm not in self._config.algorithms:
-            raise Unauthenticated(f"the token is signed by {str(algorithm)[:20]!r}: jwt.algorithms has it not")
+            raise Unauthenticated(f"the token is signed by {str(algorithm)[:20]!r}, which is not in jwt.algorithms")
         named = await self._keys_of(key_id if isinstance(key_id, str) else None)
         keys: list[Any] = [key for key in named if isinstance(key, _kind_of(algorithm))]
         problem: Exception = jwt.InvalidTokenError("the issuer has no such key")
@@ -109,7 +112,8 @@ class JwtVerifier:
                     audience=self._config.audience,
                     issuer=self._config.issuer,
                     leeway=self._config.leeway_ms / 1000,
-                    # Time is that of this node, which is not the machine's where that has jumped.
+                    # Times are checked later by this node's guarded clock, which does not follow jumps of the wall
+                    # clock.
                     options={"require": list(_CLAIMS), "verify_exp": False, "verify_nbf": False, "verify_iat": False},
                 )
             except (jwt.PyJWTError, TypeError, ValueError) as error:
@@ -119,19 +123,20 @@ class JwtVerifier:
         raise _refused(problem)
 
     def _claims(self, said: dict[str, Any]) -> Claims:
+        """Return the claims after validating their values."""
         subject, expires, begins = said["sub"], said["exp"], said.get("nbf", 0)
         if not isinstance(subject, str) or not subject.isprintable() or not subject:
-            raise Unauthenticated("the token's subject (sub) is no text that can be shown")
+            raise Unauthenticated("the token's subject (sub) is not printable text")
         if len(principal_of(JWT, subject)) > FIXED.principal_chars:
             raise Unauthenticated(f"the token's subject has more than {FIXED.principal_chars} characters")
         if not _is_time(expires) or not _is_time(begins):
-            raise Unauthenticated("the token's times (exp, nbf) are no seconds since 1970")
+            raise Unauthenticated("the token's times (exp, nbf) are not seconds since 1970")
         if begins * 1000 > self._now_ms() + self._config.leeway_ms:
-            raise Unauthenticated("the token holds from a later time on (nbf)")
+            raise Unauthenticated("the token is not valid yet (nbf)")
         claim = self._config.grants_claim
         grants = said.get(claim, [])
         if not isinstance(grants, list) or len(grants) > FIXED.grants:
-            raise Unauthenticated(f"the token's claim {claim} is no list of {FIXED.grants} grants at most")
+            raise Unauthenticated(f"the token's claim {claim} is not a list of at most {FIXED.grants} grants")
         try:
             for grant in grants:
                 parse_grant(grant)
@@ -142,7 +147,7 @@ class JwtVerifier:
     # -- keys -----------------------------------------------------------------------------------------------------
 
     async def _renew_old_keys(self) -> None:
-        """A token that was checked is not good for longer than the key by which it was."""
+        """Fetch the keys again if they are old. A verified token must not outlive the key that verified it."""
         url = self._config.jwks_url
         if url is not None and trio.current_time() - self._fetched_s > KEPT_S:
             await self._renew(url)
@@ -155,7 +160,9 @@ class JwtVerifier:
             if not self._named(key_id):
                 await self._renew(url)
             if trio.current_time() - self._fetched_s > STALE_S or not self._keys:
-                raise Unavailable(f"the keys of issuer {self._config.issuer} cannot be had at present (jwt.jwks_url)")
+                raise Unavailable(
+                    f"the keys of issuer {self._config.issuer} cannot be fetched at present (jwt.jwks_url)"
+                )
         return self._named(key_id)
 
     def _named(self, key_id: str | None) -> list[Any]:
@@ -164,7 +171,7 @@ class JwtVerifier:
         return [*self._keys.get(key_id, ()), *self._keys.get(None, ())]
 
     async def _renew(self, url: str) -> None:
-        """Ask for the keys, unless that was done a moment ago: what there is stays when nobody answers."""
+        """Fetch the keys, unless that was tried a moment ago. If it fails, the old ones stay."""
         async with self._one:
             if trio.current_time() - self._tried_s < FETCH_LEAST_S:
                 return
@@ -173,7 +180,7 @@ class JwtVerifier:
                 with trio.fail_after(FETCH_S):
                     text = await self._fetch(url)
                 keys = _read_keys(text)
-            except Exception as error:  # whatever it is that stands there, it is no fault of this node
+            except Exception as error:  # whatever the URL returns, it is not a fault of this node
                 log.warning(
                     "the keys of the issuer of tokens could not be read",
                     url=shown_url(url),
@@ -181,11 +188,11 @@ class JwtVerifier:
                 )
                 return
             self._keys, self._fetched_s = keys, self._tried_s
-            self._checked.clear()  # one may have been taken out
+            self._checked.clear()  # a key may have been removed
 
 
 def _kind_of(algorithm: str) -> tuple[type, ...]:
-    """Keys that an algorithm goes with."""
+    """Return the classes of keys for an algorithm."""
     from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 
     if algorithm == "EdDSA":
@@ -210,14 +217,14 @@ def _read(path: Path) -> bytes:
 
 
 def _read_keys(content: bytes) -> dict[str | None, list[Any]]:
-    """Public keys in PEM, or in a JWKS, by key id. Raises ValueError."""
+    """Return the public keys in PEM or a JWKS, by key id. Raise ValueError."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     keys: dict[str | None, list[Any]] = {}
     if b"-----BEGIN" in content:
         if b"PRIVATE KEY" in content:
-            raise ValueError("it holds a private key: give the public one")
+            raise ValueError("it contains a private key: provide the public one")
         for part in content.split(b"-----END")[:-1]:
             begin = part.index(b"-----BEGIN")
             kind = part[begin + len(b"-----BEGIN") :].split(b"-----")[0]
@@ -227,24 +234,24 @@ def _read_keys(content: bytes) -> dict[str | None, list[Any]]:
                 raise ValueError(str(error)) from None
             keys.setdefault(None, []).append(public)
         if not keys:
-            raise ValueError("it has no key that is whole")
+            raise ValueError("it has no complete key")
         return keys
     try:
         rows = json.loads(content)["keys"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("it is neither PEM nor a set of keys (JWKS)") from None
     if not isinstance(rows, list) or len(rows) > KEYS:
-        raise ValueError(f"a set of keys has a list of {KEYS} keys at most")
+        raise ValueError(f"a set of keys must be a list of at most {KEYS} keys")
     for row in rows:
         if not isinstance(row, dict) or row.get("use", "sig") != "sig" or row.get("kty") == "oct":
             continue
         try:
             key = jwt.PyJWK.from_dict(row)
         except (jwt.PyJWTError, NotImplementedError, TypeError, ValueError):
-            continue  # of a kind that is not known here, or damaged
+            continue  # of an unknown kind, or damaged
         keys.setdefault(row.get("kid") if isinstance(row.get("kid"), str) else None, []).append(key.key)
     if not keys:
-        raise ValueError("it has no key that signs")
+        raise ValueError("it has no key for signatures")
     return keys
 
 
@@ -258,7 +265,7 @@ async def _fetch_in_thread(url: str) -> bytes:
 
 
 def _fetch(url: str) -> bytes:
-    """What stands at an https URL. Raises OSError, ValueError."""
+    """Return the content of an https URL. Raise OSError, ValueError."""
     opener = urllib.request.build_opener(_NoRedirects)
     with opener.open(url, timeout=FETCH_S) as answer:
         content: bytes = answer.read(KEYS_BYTES + 1)

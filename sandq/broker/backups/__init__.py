@@ -1,1 +1,1 @@
-"""Partitions read for backups, and restored from them."""
+"""Read partitions for backups, and restore them."""

@@ -1,4 +1,4 @@
-"""What is asked of partitions by who backs them up, or restores them."""
+"""Requests for backups and restores of partitions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from sandq.protocol.requests_backup import (
 )
 
 CHECKS_AT_ONCE: Final = 2
-"""Chunks of rows whose rows are checked in threads at the same time."""
+"""Maximum number of chunks whose rows are validated in threads at the same time."""
 
 
 class Backups:
-    """Of one node. All raise UnknownTopic, UnknownPartition, NotLeader."""
+    """Handles the requests on one node. All methods raise UnknownTopic, UnknownPartition, NotLeader."""
 
     def __init__(self, catalog: Catalog, exports: Exports, log_reads: LogReads) -> None:
         self._catalog = catalog
@@ -46,43 +46,42 @@ class Backups:
     # -- backing up -----------------------------------------------------------------------------------------------
 
     async def catch_up(self) -> None:
-        """Wait until this node knows of all topics that there are: one that it has not heard of yet would be missing in
-        a backup. Raises Unavailable."""
+        """Wait until this node knows all topics: an unknown one would be missing from a backup. Raise Unavailable."""
         with trio.move_on_after(ANSWER_S):
             await self._catalog.catch_up()
             return
-        raise Unavailable("this node cannot find out which topics there are at present; ask again in a moment")
+        raise Unavailable("this node cannot get the current list of topics at present; ask again in a moment")
 
     async def begin(self, request: BackupBegin, caller: Caller) -> dict[str, Any]:
-        """Raises Overloaded, Unavailable."""
+        """Begin an export of a partition's rows. Raise Overloaded, Unavailable."""
         return (await self._exports.begin(self._host(request))).shown()
 
     async def read(self, request: BackupRead, caller: Caller) -> Piece:
-        """Raises NotFound when the rows are not kept (any more)."""
+        """Read a piece of an export. Raise NotFound if the export has ended."""
         return await self._exports.read(self._host(request), request.export, request.after)
 
     async def end(self, request: BackupEnd, caller: Caller) -> None:
-        """Keep the rows no longer."""
+        """End an export."""
         self._exports.end(request.export)
 
     async def log(self, request: BackupLog, caller: Caller) -> LogPart:
-        """Entries of the log. Raises Conflict, Overloaded."""
+        """Return entries of the log. Raise Conflict, Overloaded."""
         return await self._log_reads.read(self._host(request), request)
 
     # -- restoring ------------------------------------------------------------------------------------------------
 
     async def restore_begin(self, request: RestoreBegin, caller: Caller) -> dict[str, Any]:
-        """How far it is. Raises Conflict."""
+        """Begin a restore of a partition, and return its progress. Raise Conflict."""
         found: dict[str, Any] = await self._host(request).call(c.RestoreBegin(request.restore_id, request.targets))
         return found
 
     async def restore_rows(self, request: RestoreRows, caller: Caller) -> dict[str, Any]:
-        """How far it is then. Raises InvalidRequest, Conflict."""
+        """Restore rows of a partition, and return the progress. Raise InvalidRequest, Conflict."""
         host = self._host(request)
         host.check_ready()
         restore = host.status.restore
         if restore is None or restore.restore_id != request.restore_id:
-            # Before the rows are written into the log, each time.
+            # Check this before the rows are written to the log, each time.
             raise Conflict(f"the partition is not being restored by {request.restore_id}")
         kind = self._catalog.topic(request.topic).record.kind
         check = partial(check_rows, request.data, request.partition, kind)
@@ -92,6 +91,6 @@ class Backups:
         return found
 
     async def restore_end(self, request: RestoreEnd, caller: Caller) -> dict[str, Any]:
-        """Raises Conflict: not all rows are there, or they are those of no such partition."""
+        """End a restore. Raise Conflict if rows are missing, or do not belong to such a partition."""
         found: dict[str, Any] = await self._host(request).call(c.RestoreEnd(request.restore_id, request.chunks))
         return found

@@ -1,6 +1,6 @@
-"""Rows of partitions as they are at one moment, kept for a client that backs them up and reads them piece by piece.
+"""Exports: the rows of partitions as of one moment, read in pieces by a client that backs them up.
 
-What is kept costs space on the disk for as long as it is: there are few at a time, and one that nobody reads goes.
+An export keeps disk space in use while it exists. So their number is limited, and one that is not read is dropped.
 """
 
 from __future__ import annotations
@@ -25,46 +25,49 @@ from sandq.storage.stores import StoresSnapshot
 log = structlog.get_logger("sandq.backup")
 
 EXPORTS_AT_ONCE: Final = 8
-"""Of all clients."""
+"""Maximum number of exports of all clients."""
 READS_AT_ONCE: Final = 4
-"""Pieces that are read and not yet sent, of all clients."""
+"""Maximum number of pieces, of all clients, that are read and not sent yet."""
 IDLE_S: Final = 120.0
-"""One of which nothing is read for so long goes."""
-LOOK_S: Final = 5.0
+"""Time in s after which an export that is not read is dropped."""
+CHECK_S: Final = 5.0
+"""Interval in s at which idle exports are dropped."""
 PIECE_ROWS: Final = 2048
 PIECE_BYTES: Final = 512 << 10
-"""Rows of an answer, at most; a single larger one is alone in its answer."""
+"""Maximum bytes of rows in an answer. A larger row is alone in its answer."""
 
 
 class Begun(NamedTuple):
-    """What is read from now on: rows as of an entry."""
+    """A new export: rows as of an entry."""
 
     export: int
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants of it
-    """Of the last entry whose doing they have."""
+    """Raft index of the last entry that the rows include."""
     time_ms: int
-    """The time of the partition then."""
+    """Time of the partition as of that entry, in ms."""
     level: int
     bytes: int
-    """What they take on the disk, roughly."""
+    """Approximate size of the rows on disk."""
 
     def shown(self) -> dict[str, Any]:
-        """Return it as an answer has it."""
+        """Return it as a map, for an answer."""
         return self._asdict()
 
 
 class Piece(NamedTuple):
-    """Rows, one behind the other."""
+    """Consecutive rows of an export."""
 
     position: bytes | None
-    """Key of the last one; None: there was none so far."""
+    """Key of the last row; None if there were no rows so far."""
     is_last: bool
     data: bytes
-    """MessagePack: keys and values in turns."""
+    """Keys and values alternating, in MessagePack."""
 
 
 @dataclass(slots=True, eq=False)
 class _Export:
+    """The snapshot of one export."""
+
     group: int
     rows: StoresSnapshot
     exporter: Exporter
@@ -74,25 +77,27 @@ class _Export:
 
 
 class Exports:
-    """Of one node."""
+    """The exports of one node."""
 
     def __init__(self, node_log: NodeLog, runner: Runner, nursery: trio.Nursery) -> None:
-        """`nursery` outlives every connection."""
+        """Create it. `nursery` must outlive every connection."""
         self._node_log = node_log
         self._runner = runner
         self._nursery = nursery
         self._exports: dict[int, _Export] = {}
         self._begun = 0
-        """Those that are about to be kept."""
+        """Number of exports that are being created."""
         self._reading = trio.CapacityLimiter(READS_AT_ONCE)
         self._is_watched = False
 
     async def begin(self, host: RaftGroup) -> Begun:
-        """Keep the rows of a partition, with everything that was acknowledged before this call. Raises NotLeader;
-        Overloaded while as many as may be are kept; Unavailable while the partition is being restored or set back."""
+        """Export the rows of a partition, including everything acknowledged before this call.
+
+        Raise NotLeader; Overloaded while the maximum number of exports exists; Unavailable while the partition is being
+        restored or its clock is being set back."""
         if len(self._exports) + self._begun >= EXPORTS_AT_ONCE:
             raise Overloaded(
-                f"{EXPORTS_AT_ONCE} partitions are being read for backups on this node, and no more may be at a time"
+                f"{EXPORTS_AT_ONCE} partitions are being read for backups on this node, the maximum; ask again later"
             )
         self._begun += 1
         try:
@@ -100,13 +105,13 @@ class Exports:
             rows, begun = await self._runner.ask(partial(self._view, host))
             pointer = self._node_log.pointers.get(host.number)
             if pointer is None:
-                self._let_go(rows)
+                self._release(rows)
                 raise Unavailable("the partition was closed meanwhile")
             exporter = Exporter(rows, pointer.store)
             try:
                 size = await self._runner.on_maintenance(lambda: exporter.total_bytes)
             except BaseException:
-                self._let_go(rows)
+                self._release(rows)
                 raise
             number = secrets.randbits(62)
             self._exports[number] = _Export(host.number, rows, exporter, trio.current_time())
@@ -118,7 +123,7 @@ class Exports:
         return begun._replace(export=number, bytes=max(size, int(host.status.bytes)))
 
     def _view(self, host: RaftGroup) -> tuple[StoresSnapshot, Begun]:
-        """On the apply thread."""
+        """Return the rows and their index. For the apply thread."""
         replica = host.replica
         assert isinstance(replica, PartitionReplica)
         machine = replica.machine
@@ -127,10 +132,10 @@ class Exports:
         return rows, Begun(0, index, machine.now_ms, machine.shared.level, 0)
 
     async def read(self, host: RaftGroup, number: int, after: bytes | None) -> Piece:
-        """The next rows. Raises NotFound: they are not kept (any more)."""
+        """Return the next rows. Raise NotFound if the export has ended."""
         export = self._exports.get(number)
         if export is None or export.group != host.number or export.is_over:
-            raise NotFound("the rows are not kept (any more): begin again")
+            raise NotFound("the export has ended: begin again")
         export.reads += 1
         try:
             async with self._reading:
@@ -142,7 +147,7 @@ class Exports:
                 self._drop(number)
 
     def end(self, number: int) -> None:
-        """Keep them no longer; those that are not kept are no mistake."""
+        """End an export. Do nothing if it has ended already."""
         export = self._exports.get(number)
         if export is not None:
             export.is_over = True
@@ -152,20 +157,20 @@ class Exports:
         export = self._exports.get(number)
         if export is not None and not export.reads:
             del self._exports[number]
-            self._let_go(export.rows)
+            self._release(export.rows)
 
-    def _let_go(self, rows: StoresSnapshot) -> None:
+    def _release(self, rows: StoresSnapshot) -> None:
         self._runner.hand_to_maintenance(rows.close)
 
     async def _watch(self) -> None:
-        """Let go of what nobody reads; of all when the node ends."""
+        """Drop idle exports, and all exports when the node ends."""
         try:
             while self._exports or self._begun:
-                await trio.sleep(LOOK_S)
+                await trio.sleep(CHECK_S)
                 idle_since_s = trio.current_time() - IDLE_S
                 for number, export in list(self._exports.items()):
                     if not export.reads and export.used_s < idle_since_s:
-                        log.warning("a backup stopped to read: its rows are not kept any more", group=export.group)
+                        log.warning("a backup has stopped reading: its rows are no longer kept", group=export.group)
                         self.end(number)
         finally:
             self._is_watched = False

@@ -1,7 +1,7 @@
-"""Entries of a partition's log, for who follows a backup: those that are applied, as each replica has applied them.
+"""Read applied entries of a partition's log, for clients that follow a backup.
 
-The leader answers. Each reader pins what it has yet to get, on all replicas (`LOG_PINNED`), so that another leader has
-it as well.
+The leader answers. Each reader pins the entries that it has not read yet on all replicas (`LOG_PINNED`), so that the
+next leader has them, too.
 """
 
 from __future__ import annotations
@@ -22,44 +22,46 @@ from sandq.raft import GroupJournal
 from sandq.raft.wire import REGULAR
 
 ENTRIES_MOST: Final = 4096
-"""Of an answer: they are looked at one by one."""
+"""Maximum number of entries in an answer, as they are visited one by one."""
 
 
 class LogPart(NamedTuple):
-    """An answer."""
+    """An answer with entries."""
 
     gone: str | None
-    """Why the entries that were asked for are not to be had; None: they are."""
+    """Why the requested entries are not available; None if they are."""
     applied: int
-    """Index of the last entry that is applied: a part of what was asked for may be left."""
+    """Raft index of the last applied entry. The answer may end before it."""
     time_ms: int
-    """Everything that was acknowledged up to then stands up to there."""
+    """Time in ms up to which everything acknowledged is in the log up to `applied`."""
     term_before: int
-    """Of the entry behind which they were asked for."""
+    """Term of the entry after which entries were requested."""
     used: float
-    """Of the log's budget for readers, about."""
+    """Approximate share of the log's budget for readers that is used."""
     entries: list[Any]
-    """Term and command, in turns; an empty command is an entry of Raft's own."""
+    """Terms and commands alternating. The command of an entry of Raft itself is empty."""
 
 
 class LogReads:
-    """Of one node."""
+    """Reads the logs of one node."""
 
     def __init__(self, own: str, node_log: NodeLog, now_ms: Callable[[], int], links: PeerLinks) -> None:
-        """`own`: this node. `now_ms`: the clock that stamps entries."""
+        """Create it. `own`: this node. `now_ms`: clock that stamps entries."""
         self._own = own
         self._node_log = node_log
         self._now_ms = now_ms
         self._links = links
 
     async def read(self, host: RaftGroup, request: BackupLog) -> LogPart:
-        """Entries behind `request.after`, and pin those behind `request.pin`. Raises NotLeader; Overloaded:
-        too many read it."""
+        """Return entries after `request.after`, and pin those after `request.pin`.
+
+        Raise NotLeader; Overloaded if too many readers use the log."""
         time_ms = self._now_ms()
         await host.read()
         after = request.after
         if after is not None and host.status.applied_index < after <= host.group.journal.last_index:
-            await host.until_applied(after)  # the rows that it has read told of it before this thread was told
+            # The reader's rows include it, but the loop has not learned yet that it is applied.
+            await host.until_applied(after)
         journal = host.group.journal
         applied = host.status.applied_index
         self._pin(host, request.reader, applied if request.pin is None else min(request.pin, applied))
@@ -85,7 +87,7 @@ class LogReads:
             self._links.send(node, PeerFrame.LOG_PINNED, (host.number, reader, index))
 
     def on_frame(self, node: str, body: Any) -> bool:
-        """Take what a leader says of a reader of its log. Whether it was whole."""
+        """Handle the position of a reader as reported by a leader. Return whether the frame is well-formed."""
         if not isinstance(body, tuple) or [type(part) for part in body] != [int, str, int]:
             return False
         group, reader, index = body
@@ -93,25 +95,26 @@ class LogReads:
             return False
         host = self._node_log.hosts.get(group)
         if host is not None:
-            with suppress(Overloaded):  # the leader counts them, and knew of others
+            with suppress(Overloaded):  # the leader counts the readers, and had other ones
                 host.reader_pins.put(reader, index)
         return True
 
 
 def _gone(journal: GroupJournal, after: int, term: int | None, applied: int) -> str | None:
-    """Why what stands behind an entry is not to be had."""
+    """Return why the entries after an entry are not available; None if they are."""
     if after < journal.first_index:
-        return f"its log begins behind entry {journal.first_index}, and entries behind {after} were asked for"
+        return f"its log begins after entry {journal.first_index}, and entries after {after} were requested"
     if after > applied:
-        return f"its log has another history: it ends at entry {applied}, and there was an entry {after}"
+        return f"its log has a different history: it ends at entry {applied}, and there was an entry {after}"
     if term is not None and journal.term_at(after) != term:
-        return f"its log has another history: entry {after} is of term {journal.term_at(after)}, and was of {term}"
+        return f"its log has a different history: entry {after} is of term {journal.term_at(after)}, and was of {term}"
     return None
 
 
 def _entries(journal: GroupJournal, after: int, last: int, max_bytes: int, committed: int) -> list[Any]:
-    """Entries behind `after` up to `last`: so many bytes, or one that is larger. Of an entry that was skipped: what was
-    applied instead (ADR 46). `committed`: up to where the log is."""
+    """Return entries after `after` up to `last`, up to `max_bytes`, or one larger entry.
+
+    For a skipped entry, return its replacement (ADR 46). `committed`: Raft index up to which the log is committed."""
     found: list[Any] = []
     size = 0
     start = after + 1 - journal.first_index

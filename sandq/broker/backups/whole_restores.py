@@ -1,6 +1,6 @@
-"""Ask those who lead the partitions of a topic whether each is restored as a whole: before that it is not opened.
+"""Ask the leaders of a topic's partitions whether each is completely restored. Only then may it be opened.
 
-Between nodes go `RESTORE_ASKED` and `RESTORE_TOLD`. What is whole stays so: an old answer is not a wrong one.
+Nodes exchange `RESTORE_ASKED` and `RESTORE_TOLD`. A complete partition stays complete, so an old reply is not wrong.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ from sandq.model.errors import Conflict, Unavailable
 from sandq.protocol.peer import PeerFrame
 
 ANSWER_S: Final = 5.0
-"""For all the others together."""
+"""Time in s for all other nodes to reply."""
 NAMED: Final = 8
-"""Partitions that a message names."""
+"""Maximum number of partitions named in an error message."""
 
 
 class WholeRestores:
-    """Of one node, which asks and is asked."""
+    """Asks and answers on one node."""
 
     def __init__(self, own: str, catalog: Catalog, routes: Routes, links: PeerLinks) -> None:
-        """`own`: this node."""
+        """Create it. `own`: this node."""
         self._own = own
         self._catalog = catalog
         self._routes = routes
         self._links = links
-        self._numbers = count(secrets.randbits(62))  # an answer to the process before this one is nobody's
+        self._numbers = count(secrets.randbits(62))  # replies to requests of a previous process match no number
         self._asked: dict[int, tuple[str, Callable[[Sequence[int]], None]]] = {}
-        """By number: the node that was asked, and who takes the groups that are whole there."""
+        """The node that was asked, and the callback for its complete groups, by number."""
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
     async def check(self, topic: Topic, restore_id: str) -> None:
-        """Return if all partitions are whole. Raises Conflict: some are not; Unavailable: not all could be asked."""
+        """Return if all partitions are complete.
+
+        Raise Conflict if some are not; Unavailable if not all could be asked."""
         by_node: dict[str, list[int]] = defaultdict(list)
         for partition in topic.partitions:
             node = self._routes.leader(partition.group)
@@ -82,20 +84,20 @@ class WholeRestores:
         silent = [at for at, one in enumerate(topic.partitions) if one.group not in answered]
         if not_whole:
             raise Conflict(
-                f"topic {topic.name!r} stays shut: of its partitions {_named(not_whole)} are not restored yet, of "
-                f"{len(topic.partitions)}",
+                f"topic {topic.name!r} stays shut: partitions {_named(not_whole)} are not restored yet, of "
+                f"{len(topic.partitions)} in total",
                 topic=topic.name,
             )
         if silent:
             raise Unavailable(
-                f"topic {topic.name!r} stays shut for now: it cannot be found out whether partitions {_named(silent)} "
-                "are restored, as who leads them did not answer"
+                f"topic {topic.name!r} stays shut for now: it is unknown whether partitions {_named(silent)} are "
+                "restored, as their leaders did not answer; ask again in a moment"
             )
 
     # -- being asked ----------------------------------------------------------------------------------------------
 
     def _whole_here(self, groups: Sequence[int], restore_id: str) -> list[int]:
-        """Those of the groups that this node has, restored as a whole."""
+        """Return those of the groups that are completely restored on this node."""
         found = []
         for group in groups:
             leader = self._catalog.by_group.get(group)
@@ -105,14 +107,14 @@ class WholeRestores:
         return found
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Take what another node sent. Whether it was of this kind, and whole."""
+        """Handle a frame from another node. Return whether it was of one of these kinds, and well-formed."""
         if kind == PeerFrame.RESTORE_ASKED and _is(body, [int, str, tuple]) and _are_ints(body[2]):
             number, restore_id, groups = body
             self._links.send(node, PeerFrame.RESTORE_TOLD, (number, tuple(self._whole_here(groups, restore_id))))
             return True
         if kind == PeerFrame.RESTORE_TOLD and _is(body, [int, tuple]) and _are_ints(body[1]):
             asked, take = self._asked.get(body[0], (None, None))
-            if take is not None and asked == node:  # else it came too late
+            if take is not None and asked == node:  # otherwise it came too late
                 take(body[1])
             return True
         return False

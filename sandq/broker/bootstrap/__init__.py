@@ -1,1 +1,1 @@
-"""Bootstrap of a cluster: electing a founder, founding, joining."""
+"""Bootstrap of a cluster: elect a founder, found the cluster, join it."""

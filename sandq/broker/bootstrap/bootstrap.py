@@ -1,14 +1,14 @@
-"""Make a node a member of the metadata group when it starts with its data directory for the first time.
+"""Make a node a member of the metadata group at the first start with its data directory.
 
-    alone    it founds a cluster of its own, at once
-    named    it founds one with the nodes that its configuration names, once all of them have met and none belongs to a
-             cluster yet: a silent node is never taken for a new one
-    meets    it founds one as soon as it has met another node that belongs to none; it joins if one belongs to one.
-             Of several that see each other the one with the smallest id founds, and the others join it
-    joins    it founds nothing, and asks to be taken in
+- `alone`: it founds its own cluster at once.
+- `named`: it founds a cluster with the nodes in its configuration. All of them must be linked, and none may belong to a
+  cluster yet, as a silent node may have one.
+- `meets`: it founds a cluster once it has met another node without one, and joins if that node has one. If several such
+  nodes see each other, the one with the smallest id founds the cluster, and the others join it.
+- `joins`: it never founds a cluster, and asks to be admitted to one.
 
-Never on silence: who hears of nobody waits. Of those that wait, `meets` and `joins` found one when an operator says so
-(`init`). founder_election.py sees to it that of linked nodes only one does.
+Silence never counts as consent: a node that hears of no other waits. While waiting, `meets` and `joins` nodes found a
+cluster if an operator says so (`init`). founder_election.py ensures that only one of several linked nodes does.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ from sandq.model.members import member_id
 from sandq.raft import Members
 
 T = TypeVar("T")
-Way = Literal["alone", "named", "meets", "joins"]
+BootstrapMode = Literal["alone", "named", "meets", "joins"]
 
-TELL_WAITING_S = 5.0
-LOOK_PAUSE_S = 0.1
+WAITING_LOG_S = 5.0
+"""Interval in s at which a waiting node logs why it waits."""
+POLL_S = 0.1
+"""Interval in s at which the conditions are checked."""
 NAMES_SHOWN = 5
+"""Maximum number of nodes named in a message."""
 INIT = "sandctl cluster init"
 
 log = structlog.get_logger("sandq.cluster")
 
 
-def way_of(config: NodeConfig) -> Way:
-    """As the configuration says."""
+def mode_of(config: NodeConfig) -> BootstrapMode:
+    """Return the mode that the configuration asks for."""
     cluster = config.cluster
     if cluster.peers:
         return "named"
@@ -54,12 +57,12 @@ def way_of(config: NodeConfig) -> Way:
 
 
 class Bootstrap:
-    """The way in which this node becomes a member of a cluster."""
+    """The bootstrap of this node."""
 
     def __init__(
         self,
         *,
-        way: Way,
+        mode: BootstrapMode,
         this_node: ThisNode,
         named: Collection[str],
         joining: Joining,
@@ -67,8 +70,8 @@ class Bootstrap:
         progress: MetadataProgress,
         directory: PeerDirectory,
     ) -> None:
-        """`named`: the other nodes that the configuration names."""
-        self._way = way
+        """Create it. `named`: the other nodes in the configuration."""
+        self._mode = mode
         self._this_node = this_node
         self._own_node = this_node.name
         self._named = named
@@ -76,149 +79,154 @@ class Bootstrap:
         self._links = links
         self._progress = progress
         self._directory = directory
-        self._told = trio.Event()
+        self._init_requested = trio.Event()
         self._founder_election = FounderElection(this_node.name, links, lambda: self._member() is not None)
         self.on_frame = self._founder_election.on_frame
 
     async def formed(self) -> Beginning:
-        """Wait until this node may take part."""
+        """Wait until this node may take part in a cluster."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell_waiting)
+            nursery.start_soon(self._log_waiting)
             found = await self._found()
             nursery.cancel_scope.cancel()
         self.is_over()
         return found
 
     def is_over(self) -> None:
-        """This node takes part in a cluster, and agrees to no other."""
+        """Note that this node takes part in a cluster, so that it agrees to no other founder."""
         self._founder_election.decided = True
 
     @property
     def founders(self) -> Members:
+        """The founding members in the mode `named` or `alone`."""
         names = sorted([self._own_node, *self._named])
         return Members(tuple(member_id(name, FIRST_INCARNATION) for name in names))
 
     async def init(self) -> None:
-        """Found the cluster with this node alone, now, because an operator says so. Raises Conflict; Unavailable when a
-        node that is there does not say that it may."""
-        if self._way == "named":
-            raise Conflict(f"this node founds nothing alone, for cluster.peers names the others: {self.why()}")
+        """Found the cluster with this node alone, because an operator says so.
+
+        Raise Conflict; Unavailable if a reachable node does not agree."""
+        if self._mode == "named":
+            raise Conflict(
+                f"this node cannot found a cluster alone, as cluster.peers names the other nodes: {self.why()}"
+            )
         member = self._member()
         if member is not None:
-            raise Conflict(f"there is a cluster already: {member} belongs to it, and this node joins it")
+            raise Conflict(f"there is a cluster already: {member} belongs to it, and this node is joining it")
         other = await self._founder_election.decide(lambda: [found[tags.NODE] for found in self._directory.seen()])
         if other is not None:
-            raise Conflict(f"there is a cluster already: {other} founds it, or knows of it, and this node joins it")
-        self._told.set()
+            raise Conflict(
+                f"there is a cluster already: {other} founds it, or knows of it, and this node is joining it"
+            )
+        self._init_requested.set()
 
     def why(self) -> str:
-        """What this node waits for, and what to do, for a person."""
+        """Return what this node waits for and what to do about it, as text."""
         if self._founder_election.decided:
             return "this node is about to take part in its cluster: ask again in a moment"
-        if self._way == "named":
+        if self._mode == "named":
             if self._member() is not None:
-                return (
-                    f"this node asks to be taken in by the cluster of {self._member()}; if that takes long, see its log"
-                )
+                return f"this node asks to join the cluster of {self._member()}; if that takes long, see its log"
             missing = sorted(set(self._named) - set(self._links.up))
             return f"the cluster is formed once all its nodes have met; missing: {_some(missing) or 'none'}"
         member = self._member()
         if member is not None:
             return (
-                f"this node asks to be taken in by the cluster of {member}; if that takes long, see the logs of both, "
-                "and that each can be reached at its peer address"
+                f"this node asks to join the cluster of {member}; if that takes long, see the logs of both nodes, and "
+                "check that each can be reached at its peer address"
             )
         met = _some(sorted({*self._links.up, *(found[tags.NODE] for found in self._directory.seen())}))
-        if self._way == "meets":
+        if self._mode == "meets":
             if not met:
-                return f"this node founds the cluster once it has met another one; start one, or say it here: {INIT}"
+                return f"this node founds the cluster once it has met a second node; start one, or run here: {INIT}"
             return f"this node has met {met}; {self._founder()} founds the cluster"
         if not met:
             return (
-                "this node waits to be taken in by a cluster, and has met no other node: see that one runs and can be "
-                f"reached at cluster.seeds, or found the cluster here: {INIT}"
+                "this node waits to join a cluster, and has met no other node: check that one runs and can be reached "
+                f"at cluster.seeds, or found the cluster here: {INIT}"
             )
         return (
-            f"this node waits to be taken in by a cluster, and {met}, which it has met, belongs to none: "
-            f"found the cluster at one of them: {INIT}"
+            f"this node waits to join a cluster, and {met}, which it has met, belongs to none: found the cluster at "
+            f"one of them: {INIT}"
         )
 
-    # -- the ways -------------------------------------------------------------------------------------------------
+    # -- modes ----------------------------------------------------------------------------------------------------
 
     async def _found(self) -> Beginning:
-        if self._way == "alone":
+        """Wait for the event that ends the bootstrap in this node's mode."""
+        if self._mode == "alone":
             return Beginning(self.founders)
-        if self._way == "named":
+        if self._mode == "named":
             return await self._all_named()
         if self._this_node.cluster_uuid is not None:
-            # It was taken in, and stopped before it took part: a second cluster must not get the UUID of that one.
+            # It was admitted, and stopped before it took part. A second cluster must not get the UUID of that one.
             return await self._joining.until_welcome()
-        return await _first(self._meet if self._way == "meets" else self._joining.until_welcome, self._by_hand)
+        return await _first(self._meet if self._mode == "meets" else self._joining.until_welcome, self._on_init)
 
     async def _all_named(self) -> Beginning:
-        """All are there and new; or there is a cluster, which has this node for a member, or takes it in."""
+        """Wait until all named nodes are linked and new, or a cluster exists that has or admits this node."""
         while True:
             up = self._links.up
             if any(peer.identity.cluster_uuid is not None for peer in up.values()):
                 return await self._joining.until_welcome()
             if all(name in up and name in self._progress.others for name in self._named):
                 return Beginning(self.founders)
-            await trio.sleep(LOOK_PAUSE_S)
+            await trio.sleep(POLL_S)
 
     async def _meet(self) -> Beginning:
         while True:
             if self._member() is not None:
                 return await self._joining.until_welcome()
             if self._directory.seen() and self._founder() == self._own_node:
-                # Who does not answer, or refuses, is asked again: it may be gone by then, or have founded one.
+                # A node that does not answer or refuses is asked again: it may be gone by then, or have founded one.
                 with suppress(SandqError):
                     if await self._founder_election.decide(self._rivals) is None:
                         return Beginning(self.founders)
-            await trio.sleep(LOOK_PAUSE_S)
+            await trio.sleep(POLL_S)
 
-    async def _by_hand(self) -> Beginning:
-        await self._told.wait()
-        # Taken in at the very same moment: then it is a member there.
+    async def _on_init(self) -> Beginning:
+        await self._init_requested.wait()
+        # If it was admitted at the same moment, it is a member of that cluster.
         return self._joining.welcomed or Beginning(self.founders)
 
-    # -- what is seen ---------------------------------------------------------------------------------------------
+    # -- observations ---------------------------------------------------------------------------------------------
 
     def _member(self) -> str | None:
-        """A node that is there and belongs to a cluster."""
+        """Return a reachable node that belongs to a cluster; None if there is none."""
         linked = [node for node, peer in self._links.up.items() if peer.identity.cluster_uuid is not None]
         seen = [found[tags.NODE] for found in self._directory.seen() if tags.CLUSTER_UUID in found]
         return min([*linked, *seen], default=None)
 
     def _rivals(self) -> list[str]:
-        """Other nodes that are to found the cluster as well."""
+        """Return the other nodes that may found the cluster."""
         return [found[tags.NODE] for found in self._directory.seen() if tags.FOUNDER in found]
 
     def _founder(self) -> str:
-        """Which node founds it, of those that this one sees, itself included."""
+        """Return the node that should found the cluster, of those that this node sees, including itself."""
         return min([self._own_node, *self._rivals()])
 
-    async def _tell_waiting(self) -> None:
+    async def _log_waiting(self) -> None:
         while True:
-            await trio.sleep(TELL_WAITING_S)
+            await trio.sleep(WAITING_LOG_S)
             log.warning("this node waits for its cluster", reason=self.why(), linked=sorted(self._links.up))
 
 
-async def _first(*ways: Callable[[], Awaitable[T]]) -> T:
-    """The result of whichever has one first; the others are cancelled."""
+async def _first(*calls: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of the call that finishes first; cancel the others."""
     found: list[T] = []
 
-    async def go(way: Callable[[], Awaitable[T]]) -> None:
-        found.append(await way())
+    async def run(call: Callable[[], Awaitable[T]]) -> None:
+        found.append(await call())
         nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        for way in ways:
-            nursery.start_soon(go, way)
+        for call in calls:
+            nursery.start_soon(run, call)
     return found[0]
 
 
 def _some(names: Iterable[str]) -> str:
-    """The first ones of them, and how many more."""
+    """Return the first names, and how many more there are, as text."""
     found = list(names)
     more = len(found) - NAMES_SHOWN
     return ", ".join(found[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

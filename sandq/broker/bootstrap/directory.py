@@ -1,6 +1,6 @@
-"""Know which other nodes there are: by metadata, by gossip, or because the configuration names them.
+"""Know the other nodes: from metadata, from gossip, or from the configuration.
 
-Each node remembers the store UUIDs of the others (`KnownPeers`), so that one that lost its disk is nobody's voter under
+Each node remembers the store UUIDs of the others (`KnownPeers`), so that a node that lost its disk cannot vote under
 its old name.
 """
 
@@ -33,7 +33,7 @@ _LIVE = (State.ALIVE, State.SUSPECT)
 
 
 class PeerDirectory:
-    """`cluster`: its name. `changed` is set when members come or go."""
+    """The other nodes of the cluster. `cluster`: name of the cluster. `changed` is set when members come or go."""
 
     def __init__(
         self,
@@ -59,27 +59,28 @@ class PeerDirectory:
         self._changed = changed
 
     async def follow(self) -> None:
-        """Be linked with all nodes of the cluster, as they come and go, until cancelled."""
+        """Keep the links in line with the members of the cluster until cancelled."""
         async for _ in self._membership.changes():
-            self.look()
+            self.update_peers()
             self._changed.set()
 
     def seen(self) -> list[Mapping[str, str]]:
-        """The tags of other live members that are nodes of a cluster of this name."""
+        """Return the tags of other live members that are nodes of a cluster of this name."""
         members = self._membership.members().values()
         ours = [m.tags for m in members if m.state in _LIVE and m.tags.get(tags.CLUSTER) == self._cluster]
         return [found for found in ours if found.get(tags.NODE, self._this_node.name) != self._this_node.name]
 
     def alive(self) -> list[tuple[str, str]]:
-        """Node id and store UUID of other nodes that are alive by gossip."""
+        """Return the node id and store UUID of other nodes that are alive by gossip."""
         return [(found[tags.NODE], found.get(tags.STORE_UUID, "")) for found in self.seen()]
 
     def linked(self) -> list[PeerIdentity]:
-        """This node, and those that it has a link with."""
+        """Return this node and the linked nodes."""
         return [self._this_node.identity(), *[peer.identity for peer in self._links.up.values()]]
 
-    def look(self) -> None:
-        """Set whom to be linked with: who is registered, and whom gossip knows, which knows best where they are now."""
+    def update_peers(self) -> None:
+        """Set the nodes to be linked with: the registered ones, and those known by gossip, whose addresses are more
+        recent."""
         if self._this_node.is_named:
             return
         metadata = self._node_log.hosts.get(METADATA_GROUP)
@@ -93,20 +94,23 @@ class PeerDirectory:
             try:
                 peers[node] = Address.parse(text)
             except ValueError:
-                continue  # it does not say where it is
+                continue  # its address is unknown
         self._links.set_peers(peers)
 
     def end_unfit(self) -> None:
-        """End the links with nodes whose versions do not know what the cluster has come to: they were made before, and
-        such a node must not be sent what it cannot read. The handshake tells it why."""
+        """End links with nodes whose version does not support the cluster's feature level.
+
+        Such a link is older than the level, and its node must not get data that it cannot read. The next handshake
+        reports the reason."""
         level = self._node_log.feature_level
         for peer in list(self._links.up.values()):
             if level is not None and level not in peer.identity.levels:
-                self._links.end(peer.identity.node_id, f"its version does not know feature level {level}")
+                self._links.end(peer.identity.node_id, f"its version does not support feature level {level}")
 
     async def pin_registered(self) -> None:
-        """Know whoever is registered by its store from now on, whether or not this node ever met it. Who was removed is
-        let in no more, and hears why."""
+        """Remember the store of each registered node, even if this node never met it.
+
+        Refuse removed nodes, with the reason."""
         view = self._catalog.view
         for gone in view.removed.values():
             for store in gone.stores:
@@ -119,9 +123,10 @@ class PeerDirectory:
                 await self._runner.on_maintenance(partial(self._known.pin, node.node_id, node.store_uuid))
 
     async def correct_pins(self) -> None:
-        """Let the registered store count, where a node that lost its disk was met before the one that is registered
-        under its name. Only by what is known for certain: an older registry would shut out those that were added anew.
-        Raises Unavailable."""
+        """Replace remembered stores that differ from the registered ones.
+
+        They differ if a node that lost its disk was met before its name was registered with the new store. Use only
+        metadata that is certain: an older state would lock out nodes that were added again. Raise Unavailable."""
 
         def wrong() -> list[NodeRecord]:
             nodes = self._catalog.view.nodes.values()
@@ -131,8 +136,6 @@ class PeerDirectory:
             with trio.move_on_after(ANSWER_S):
                 await self._catalog.catch_up()
                 for node in wrong():
-                    log.warning(
-                        "the data directory of a node that is known here is not the registered one", peer=node.node_id
-                    )
+                    log.warning("a known node was registered with a different data directory", peer=node.node_id)
                     await self._runner.on_maintenance(partial(self._known.correct, node.node_id, node.store_uuid))
                     self._links.end(node.node_id, "its data directory is not the registered one")

@@ -1,9 +1,9 @@
-"""Elect exactly one founder among connected nodes.
+"""Elect exactly one founder among linked nodes.
 
 A candidate asks every node that it is linked with, and founds the cluster once each of them has agreed. A node refuses
-when it belongs to a cluster, founds one, knows of one, or is a candidate with a smaller id. Any other node agrees, and
-is no candidate any more if it was one. It may become one again, but then it asks the node that it has agreed with. So
-of two linked nodes never both found, in whatever order they ask.
+if it belongs to a cluster, founds one, knows of one, or is a candidate with a smaller id. Any other node agrees, and is
+no candidate any more if it was one. It may become one again, but then it asks the node that it has agreed with. So two
+linked nodes never both found a cluster, in whatever order they ask.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ ASKS: Final = "asks"
 AGREES: Final = "agrees"
 REFUSES: Final = "refuses"
 ANSWER_S: Final = 3.0
-LOOK_PAUSE_S: Final = 0.1
+"""Time in s for all nodes to agree."""
+POLL_S: Final = 0.1
+"""Interval in s at which new links are checked."""
 
 log = structlog.get_logger("sandq.cluster")
 
 
 class FounderElection:
-    """Election of a founder, of one node."""
+    """The election of a founder, on one node."""
 
     def __init__(self, own_node: str, links: PeerLinks, knows: Callable[[], bool]) -> None:
-        """`knows`: whether this node knows of a cluster."""
+        """Create it. `knows()`: return whether this node knows of a cluster."""
         self.decided = False
-        """This node founds a cluster, or belongs to one: from now on it refuses everybody."""
+        """True if this node founds a cluster or belongs to one. From then on it refuses all candidates."""
         self._own_node = own_node
         self._links = links
         self._knows = knows
@@ -45,7 +47,7 @@ class FounderElection:
         self._deciding = trio.Lock()
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Whether it was one of these."""
+        """Handle a frame. Return whether it was of this kind, and well-formed."""
         if kind != PeerFrame.FOUND or body not in (ASKS, AGREES, REFUSES):
             return False
         if body == ASKS:
@@ -53,19 +55,20 @@ class FounderElection:
         elif self._wants and body == AGREES:
             self._agreed.add(node)
         elif self._wants:
-            self._give_way_to(node)
+            self._yield_to(node)
         self._heard.set()
         return True
 
     async def decide(self, seen: Callable[[], Collection[str]]) -> str | None:
-        """None: this node founds the cluster, and `decided` holds. A node id: that one does, or knows of one.
+        """Return None if this node founds the cluster; then `decided` is True.
 
-        `seen()`: who must be asked even if the link is not there yet. Raises Unavailable when somebody does not answer;
-        Conflict when it was decided before.
-        """
+        Return the id of a node that founds or knows one.
+
+        `seen()`: nodes that must be asked even if they are not linked yet. Raise Unavailable if a node does not answer;
+        Conflict if the election was decided before."""
         async with self._deciding:
             if self.decided:
-                raise Conflict("this node founds a cluster, or joins one, at this moment")
+                raise Conflict("this node is founding or joining a cluster at this moment")
             self._wants, self._agreed, self._refused_by = True, set(), None
             try:
                 return await self._ask_all(seen)
@@ -78,23 +81,23 @@ class FounderElection:
         with trio.move_on_after(ANSWER_S):
             while True:
                 for node, peer in self._links.up.items():
-                    if asked.get(node) is not peer:  # what was said on an earlier link may be lost
+                    if asked.get(node) is not peer:  # a reply on an earlier link may be lost
                         asked[node] = peer
                         self._agreed.discard(node)
                         self._links.send(node, PeerFrame.FOUND, ASKS)
                 if self._refused_by is not None:
                     return self._refused_by
-                # Who has agreed and is not linked any more may not be able to ask before it founds one itself.
+                # A node that has agreed and is no longer linked may found a cluster without being able to ask this one.
                 missing = {*self._links.up, *seen()} - (self._agreed & self._links.up.keys())
                 if not missing:
                     self.decided = True
                     return None
                 self._heard = trio.Event()
-                with trio.move_on_after(LOOK_PAUSE_S):
+                with trio.move_on_after(POLL_S):
                     await self._heard.wait()
         raise Unavailable(
             f"{', '.join(sorted(missing))} did not say within {ANSWER_S:g} s whether this node may found the cluster: "
-            "see that they can be reached at their peer addresses, or stop them"
+            "check that they can be reached at their peer addresses, or stop them"
         )
 
     def _answer(self, node: str) -> None:
@@ -102,10 +105,10 @@ class FounderElection:
         if self.decided or self._knows() or (still_wants and self._own_node < node):
             self._links.send(node, PeerFrame.FOUND, REFUSES)
             return
-        self._give_way_to(node)
+        self._yield_to(node)
         self._links.send(node, PeerFrame.FOUND, AGREES)
 
-    def _give_way_to(self, node: str) -> None:
+    def _yield_to(self, node: str) -> None:
         if self._wants and self._refused_by is None:
             self._refused_by = node
-            log.info("another node founds the cluster, or knows of one", other=node)
+            log.info("a different node founds the cluster, or knows of one", other=node)

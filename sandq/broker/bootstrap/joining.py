@@ -1,15 +1,15 @@
-"""How a node comes into a cluster that there is already.
+"""Let nodes join an existing cluster.
 
-It asks every node of one cluster that it has a link with (JOIN) until one answers. Who leads the metadata group takes
-it in as a learner, so that it gets all of the metadata's log, registers it with its store, and tells it (WELCOME) which
-configuration it is part of; it begins its replica with that. Who of them votes, `cluster_controller.py` sees to.
+A node asks every linked node of one cluster (JOIN) until one answers. The metadata leader admits it as a learner, so
+that it gets all of the metadata's log, and registers it with its store. It then sends the configuration that includes
+the node (WELCOME), with which the node begins its replica. `cluster_controller.py` decides who votes.
 
-The metadata's log begins with what was long ago: a node that joins anew under its name would find itself a founder of
-groups that its lost disk was a member of. So WELCOME says how far metadata is, and what comes before is no news to it
-(`Pointers.metadata_index`).
+The metadata's log begins with the distant past: a node that joins again under its name would see itself as a founder of
+groups that its lost disk was a member of. So WELCOME includes the current index of metadata, and the node does not act
+on earlier entries (`Pointers.metadata_index`).
 
-A node that lost its disk has another store UUID, is refused where it is known, and must not come back under its name as
-if nothing had been: only once it was removed it is taken in again, as another incarnation.
+A node that lost its disk has a new store UUID. It is refused by nodes that knew it, and must not silently return under
+its name: it is admitted again only after it was removed, with a new incarnation.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ log = structlog.get_logger("sandq.cluster")
 
 
 class Beginning(NamedTuple):
-    """What a node's replica of the metadata group begins with."""
+    """The initial state of a node's replica of the metadata group."""
 
     members: Members
     cluster_uuid: str | None = None
-    """None: there is none yet."""
+    """UUID of the cluster; None if it has none yet."""
     metadata_index: int = 0
-    """What metadata says before it got there is no news."""
+    """Index of metadata up to which the node need not act on entries."""
 
 
 class Joining:
-    """Both sides of it."""
+    """Both sides of joining."""
 
     def __init__(self, own_node: str, links: PeerLinks) -> None:
         self._own_node = own_node
         self._links = links
         self._asking: set[str] = set()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._welcomed: Beginning | None = None
         self._changed = trio.Event()
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Whether it was one of these."""
+        """Handle a frame. Return whether it was of one of these kinds, and well-formed."""
         if kind == PeerFrame.JOIN and body is None:
             self._asking.add(node)
         elif kind == PeerFrame.WELCOME and _is_welcome(body):
@@ -63,22 +63,22 @@ class Joining:
             return False
         return True
 
-    # -- who joins ------------------------------------------------------------------------------------------------
+    # -- joining node ---------------------------------------------------------------------------------------------
 
     @property
     def welcomed(self) -> Beginning | None:
-        """What `until_welcome` gives, once it is there."""
+        """The result of `until_welcome`, once it is known."""
         return self._welcomed
 
     async def until_welcome(self) -> Beginning:
-        """Ask until this node is taken in."""
+        """Ask until this node is admitted."""
         asked = None
         while self._welcomed is None:
             there = {node: peer.identity.cluster_uuid for node, peer in self._links.up.items()}
             if asked not in there.values():
                 asked = None
             for node, cluster_uuid in there.items():
-                # There may be two clusters of one name: of both it must not become a member.
+                # There may be two clusters of one name. It must not become a member of both.
                 asked = asked or cluster_uuid
                 if cluster_uuid is not None and cluster_uuid == asked:
                     self._links.send(node, PeerFrame.JOIN, None)
@@ -92,10 +92,10 @@ class Joining:
             self._welcomed = beginning
             self._changed.set()
 
-    # -- who leads the metadata group -----------------------------------------------------------------------------
+    # -- metadata leader ------------------------------------------------------------------------------------------
 
     async def take_in(self, metadata: RaftGroup) -> None:
-        """Make who asks a learner. Raises SandqError when it could not be done now."""
+        """Add nodes that ask as learners. Raise SandqError if that is not possible now."""
         for node in sorted(self._asking):
             view: MetadataView = metadata.status
             peer = self._links.up.get(node)
@@ -107,14 +107,14 @@ class Joining:
             elif _is_another(peer.identity.store_uuid, node, view):
                 self._refuse(
                     node,
-                    "a node asks to join under the name of one that had another data directory",
-                    f"give it back that directory; if it is lost: sandctl cluster remove {node}, and start it again",
+                    "a node asks to join under the name of a node with a different data directory",
+                    f"restore that directory; if it is lost: sandctl cluster remove {node}, and start the node again",
                 )
             elif view.feature_level not in peer.identity.levels:
-                # Its link was made before the cluster came to this level, and is about to be ended.
+                # Its link is older than the cluster's level, and is about to be ended.
                 self._refuse(
                     node,
-                    f"a node asks to join whose version does not know feature level {view.feature_level}",
+                    f"a node asks to join whose version does not support feature level {view.feature_level}",
                     "start a version on it that does (docs/upgrading.md)",
                 )
             elif own_member(node, (*members.voters, *members.learners)) is None:
@@ -123,8 +123,10 @@ class Joining:
                 log.info("a node joins the cluster", joining=node)
 
     def welcome(self, metadata: RaftGroup) -> None:
-        """Tell who asks, once it is registered: of all stores that come under a name only the registered one may ever
-        act as its member. It is one for certain: it was a member before it was registered."""
+        """Send WELCOME to nodes that ask, once they are registered.
+
+        If several stores appear under a name, only the registered one may act as its member. A registered node is a
+        member for certain: it became one before it was registered."""
         view: MetadataView = metadata.status
         for node in sorted(self._asking):
             if self._is_registered(node, view):
@@ -133,23 +135,23 @@ class Joining:
                 self._links.send(node, PeerFrame.WELCOME, body)
 
     def linked_as_registered(self, view: MetadataView) -> list[str]:
-        """Nodes that this one has a link with, and that have the store that is registered."""
+        """Return the linked nodes whose store is the registered one."""
         return [node for node in sorted(self._links.up) if self._is_registered(node, view)]
 
     def _is_registered(self, node: str, view: MetadataView) -> bool:
-        """With the store that this node is linked with."""
+        """Return whether a node is registered with the store that it is linked with."""
         peer, record = self._links.up.get(node), view.nodes.get(node)
         return peer is not None and record is not None and record.store_uuid == peer.identity.store_uuid
 
     def _refuse(self, node: str, why: str, remedy: str) -> None:
         self._asking.discard(node)
-        if node not in self._told:
-            self._told.add(node)
+        if node not in self._logged:
+            self._logged.add(node)
             log.error(why, joining=node, remedy=remedy)
 
 
 def _is_another(store_uuid: str, node: str, view: MetadataView) -> bool:
-    """Whether the node with this store is not the one of that name that is known, or was removed."""
+    """Return whether a store does not belong to the known node of this name, or belongs to a removed one."""
     record, removed = view.nodes.get(node), view.removed.get(node)
     if removed is not None and store_uuid in removed.stores:
         return True

@@ -1,1 +1,1 @@
-"""This node as a member of its cluster: it joins, does what metadata says, and answers the other nodes."""
+"""This node as a member of its cluster: it joins, acts on metadata, and answers the other nodes."""

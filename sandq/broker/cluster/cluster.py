@@ -1,7 +1,7 @@
-"""Make this node a member of its cluster, and see to the cluster while it is one.
+"""Make this node a member of its cluster, and manage the cluster while this node leads it.
 
-Whoever leads the metadata group gives the cluster its UUID, takes in who asks (`Joining`) and sees to who holds what
-(`ClusterController`). `bootstrap/bootstrap.py` says how a cluster begins.
+The metadata leader gives the cluster its UUID, admits new nodes (`Joining`), and assigns replicas
+(`ClusterController`). `bootstrap/bootstrap.py` describes how a cluster begins.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 import structlog
 import trio
 
-from sandq.broker.bootstrap.bootstrap import Bootstrap, Way
+from sandq.broker.bootstrap.bootstrap import Bootstrap, BootstrapMode
 from sandq.broker.bootstrap.directory import PeerDirectory
 from sandq.broker.bootstrap.joining import Beginning
 from sandq.broker.clock.clock_keeper import ClockKeeper
@@ -35,17 +35,20 @@ log = structlog.get_logger("sandq.cluster")
 
 REGISTER_PAUSE_S = 0.5
 INIT_S = 5.0
-"""For a cluster that was founded by hand to be on this node's disk."""
+"""Time in s for a cluster that an operator founded to be on this node's disk."""
 
 
 class Cluster:
-    """`way`: how the cluster begins. `on_joined` is called when this node belongs to a cluster that it did not belong
-    to. `changed`: set by whatever may matter here."""
+    """This node's membership in its cluster.
+
+    `mode`: how the cluster begins. `on_joined` is called when this node has joined a new cluster. `changed`: set by
+    everything that may matter here.
+    """
 
     def __init__(
         self,
         *,
-        way: Way,
+        mode: BootstrapMode,
         this_node: ThisNode,
         files: Files,
         links: PeerLinks,
@@ -57,7 +60,7 @@ class Cluster:
         changed: Signal,
         on_joined: Callable[[], Awaitable[None]],
     ) -> None:
-        self._way = way
+        self._mode = mode
         self._this_node = this_node
         self._files = files
         self._links = links
@@ -72,8 +75,7 @@ class Cluster:
         self._belongs = trio.Event()
 
     async def hand_over(self, clocks: ClockKeeper, health: NodeHealth) -> None:
-        """Let others lead what this node leads, before it stops: as far as there are others that are well, for a
-        moment, and rather those whose clocks are good."""
+        """Transfer the leaderships of this node before it stops, to healthy nodes, preferably with good clocks."""
         well = set(self._links.up).difference(health.unfit())
         for nodes in (clocks.good() & well, well):
             await hand_over(self._node_log.hosts.values, nodes)
@@ -82,21 +84,22 @@ class Cluster:
 
     @property
     def waits(self) -> bool:
-        """Whether `formed` may take long, for it depends on others."""
-        return self._way != "alone" and self._node_log.pointers.get(METADATA_GROUP) is None
+        """Whether `formed` may take long, as it depends on other nodes."""
+        return self._mode != "alone" and self._node_log.pointers.get(METADATA_GROUP) is None
 
     @property
     def uuid(self) -> str | None:
-        """UUID of the cluster, as this node has it written down."""
+        """UUID of the cluster, as recorded on this node."""
         return self._this_node.cluster_uuid
 
     def waiting(self) -> str | None:
-        """Why this node does not take part in a cluster yet, for a person; None once it does."""
+        """Return why this node does not take part in a cluster yet, as text; None once it does."""
         return None if self._takes_part else self._bootstrap.why()
 
     async def init(self) -> str:
-        """Found the cluster with this node alone, now. Its UUID, once that is durable. Raises Conflict, Unavailable;
-        TimedOut when it is not known whether it was founded."""
+        """Found the cluster with this node alone. Return its UUID once that is durable.
+
+        Raise Conflict, Unavailable; TimedOut if it is unknown whether the cluster was founded."""
         uuid = self._this_node.cluster_uuid
         if uuid is not None:
             raise Conflict(f"this node belongs to cluster {uuid} already", cluster_uuid=uuid)
@@ -107,40 +110,45 @@ class Cluster:
             await self._belongs.wait()
         uuid = self._this_node.cluster_uuid
         if uuid is None:
-            raise TimedOut(f"the cluster was not founded within {INIT_S:g} s; it may be yet: sandctl cluster info")
+            raise TimedOut(
+                f"the cluster was not founded within {INIT_S:g} s; it may still be: check with sandctl cluster info"
+            )
         return uuid
 
     async def finalize(self, *, dry_run: bool) -> dict[str, int]:
-        """Come to the highest feature level that all nodes know: the levels `before` and `after`. Raises NotLeader,
-        Unavailable; Conflict when there is none that is higher."""
+        """Raise the cluster to the highest feature level that all nodes support.
+
+        Return the levels `before` and `after`.
+
+        Raise NotLeader, Unavailable; Conflict if there is no higher level."""
         return (await self._controller.feature_level.finalize(self._node_log.metadata, dry_run=dry_run))._asdict()
 
     async def formed(self) -> Beginning:
-        """Wait until this node may take part in the metadata group; what its replica begins with."""
+        """Wait until this node may take part in the metadata group. Return the initial state of its replica."""
         if self._node_log.pointers.get(METADATA_GROUP) is not None:
             self._bootstrap.is_over()
-            return Beginning(self._bootstrap.founders)  # not asked for: the replica is there
+            return Beginning(self._bootstrap.founders)  # not used: the replica exists already
         beginning = await self._bootstrap.formed()
         if beginning.cluster_uuid is not None:
             await self._adopt(beginning.cluster_uuid)
         return beginning
 
     async def _adopt(self, cluster_uuid: str) -> None:
-        """Belong to a cluster from now on, durably."""
+        """Record durably that this node belongs to a cluster."""
         if self._this_node.cluster_uuid == cluster_uuid:
             return
         join = partial(identity.join_cluster, self._files, self._this_node.own, cluster_uuid)
         self._this_node.own = await self._runner.on_maintenance(join)
-        if self._way != "named":
+        if self._mode != "named":
             self._links.renew()
         self._belongs.set()
         await self._on_joined()
 
-    # -- while it is a member -------------------------------------------------------------------------------------
+    # -- as a member ----------------------------------------------------------------------------------------------
 
     async def take_part(self, metadata: RaftGroup) -> None:
-        """Be a member from now on; registered at once, when this node leads the metadata alone."""
-        # In the step in which the level is known: nothing that needs it is sent before.
+        """Start as a member. Register this node at once if it leads the metadata alone."""
+        # In the step in which the level becomes known: nothing that needs it may be sent before.
         metadata.listen(on_status=self._directory.end_unfit)
         self._directory.end_unfit()
         if metadata.ready:
@@ -152,7 +160,7 @@ class Cluster:
         self._takes_part = True
 
     async def run(self, metadata: RaftGroup) -> None:
-        """Keep metadata right about the nodes, when this node leads it; and take the cluster's UUID from it."""
+        """Manage the cluster while this node leads its metadata, and adopt the cluster's UUID."""
         while True:
             uuid = metadata.status.cluster_uuid
             try:
@@ -160,12 +168,12 @@ class Cluster:
                     await self._adopt(uuid)
                 await self._directory.pin_registered()
                 await self._directory.correct_pins()
-                self._directory.look()
+                self._directory.update_peers()
                 if metadata.ready:
                     await self._form(metadata)
                     await self._controller.tend(metadata)
             except SandqError as error:
-                log.warning("the cluster could not be seen to; it is tried again", error=error.message)
+                log.warning("the cluster could not be managed; it is tried again", error=error.message)
             with trio.move_on_after(REGISTER_PAUSE_S):
                 await self._changed.wait()
 

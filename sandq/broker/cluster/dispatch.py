@@ -1,8 +1,8 @@
-"""Hand the frames of other nodes to the part of this node that they are for.
+"""Pass the frames of other nodes to the component that handles them.
 
-What belongs to Raft, to the clocks and to metadata flows only between nodes that have named the same cluster UUID to
-each other (`ThisNode.is_ours`): every cluster numbers its groups and members alike. What comes from others is dropped;
-there is another link once they have joined, and over that it is said anew.
+Frames of Raft, clocks and metadata are accepted only from nodes that have exchanged the same cluster UUID
+(`ThisNode.is_ours`), because all clusters number their groups and members alike. Frames of other nodes are dropped.
+When those nodes have joined, there is a new link, over which they send again.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from sandq.protocol.peer import PeerFrame
 
 log = structlog.get_logger("sandq.cluster")
 
-_TOLD_FIELDS: Final = ([int, int], [int, NoneType])
+_REPLY_FIELDS: Final = ([int, int], [int, NoneType])
 
 
 class PeerDispatch:
-    """The `Receiver` of a node's links. `changed` is set by whatever may matter to `Cluster.run`."""
+    """The `Receiver` of a node's links. `changed` is set by everything that may matter to `Cluster.run`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class PeerDispatch:
         self._changed = changed
 
     def up(self, peer: Peer) -> None:
-        """There is a link with a node."""
+        """Handle a new link with a node."""
         node = peer.identity.node_id
         if self._this_node.is_ours(peer):
             self._node_log.group_commit.connected(node)
@@ -101,7 +101,7 @@ class PeerDispatch:
         self._changed.set()
 
     def down(self, node: str) -> None:
-        """There is no link with a node any more."""
+        """Handle the end of the link with a node."""
         self._node_log.group_commit.disconnected(node)
         self._clocks.down(node)
         self._routes.down(node)
@@ -111,26 +111,28 @@ class PeerDispatch:
         self._changed.set()
 
     def takes_more(self) -> bool:
-        """Whether frames may be read."""
+        """Return whether frames may be read."""
         return self._node_log.failed is not None or self._node_log.group_commit.takes_more
 
     async def on_stream(self, node: str, stream: PeerStream) -> None:
-        """A node opened a stream."""
+        """Handle a stream that a node opened."""
         await self._snapshots.receive(node, stream)
 
     def on_frame(self, node: str, kind: int, body: Any, size: int) -> None:
-        """A node sent this."""
+        """Handle a frame of a node."""
         if self._joining.on_frame(node, kind, body) or self._bootstrap.on_frame(node, kind, body):
             self._changed.set()
         elif not self._this_node.is_ours(self._links.up[node]):
-            log.debug("a frame of a node that is in no cluster, or in another one, is dropped", peer=node, kind=kind)
+            log.debug(
+                "a frame of a node that is in no cluster, or in a different one, is dropped", peer=node, kind=kind
+            )
         elif not self._heard(node, kind, body, size) and not self._clocks.on_frame(node, kind, body):
-            log.error("a peer sent a frame that is not known here; it is dropped", peer=node, kind=kind)
+            log.error("a peer sent an unknown frame; it is dropped", peer=node, kind=kind)
 
     def _heard(self, node: str, kind: int, body: Any, size: int) -> bool:
-        """Whether it was one of these, of a node of this cluster."""
+        """Handle a frame of a node of this cluster. Return whether it was of one of these kinds, and well-formed."""
         if kind == PeerFrame.RAFT and isinstance(body, tuple):
-            if self._node_log.failed is None:  # nobody would read it
+            if self._node_log.failed is None:  # otherwise no one would read it
                 self._node_log.group_commit.receive(node, body, size)
         elif kind == PeerFrame.ROUTES and isinstance(body, tuple):
             self._routes.heard(node, body)
@@ -139,7 +141,7 @@ class PeerDispatch:
             self._changed.set()
         elif kind == PeerFrame.ASKED and type(body) is int:
             self._barrier.on_request(node, body)
-        elif kind == PeerFrame.TOLD and isinstance(body, tuple) and [type(part) for part in body] in _TOLD_FIELDS:
+        elif kind == PeerFrame.TOLD and isinstance(body, tuple) and [type(part) for part in body] in _REPLY_FIELDS:
             self._barrier.on_reply(*body)
         elif kind == PeerFrame.SETTLED and _is_settled(body):
             self._controller.settled(body)
@@ -166,7 +168,7 @@ class PeerDispatch:
 
 
 def _is_settled(body: Any) -> bool:
-    """(group, epoch, whole), any number of them."""
+    """Return whether a body is a tuple of (group, epoch, whole)."""
     return isinstance(body, tuple) and all(
         isinstance(report, tuple) and [type(part) for part in report] == [int, int, bool] for report in body
     )

@@ -1,4 +1,7 @@
-"""Several groups at once: commands, and reads. Of thousands some hundred are asked in one turn of the loop."""
+"""Send commands to several groups at once, or read them.
+
+If there are thousands of groups, about a hundred are asked per iteration of the loop.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.errors import SandqError
 
 GROUP_WORK: Final = 4
+"""Units of work of one group in a time slice."""
 
 
 async def read_all(hosts: Sequence[RaftGroup]) -> None:
-    """`RaftGroup.read` of all of them, at once."""
+    """Run `RaftGroup.read` for all groups at once."""
     turn, begun = Turn(), []
     for host in hosts:
         begun.append((host, host.begin_read()))
@@ -26,7 +30,7 @@ async def read_all(hosts: Sequence[RaftGroup]) -> None:
 
 
 async def call_all(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
-    """Submit all at once, and wait for all results. Raises the first that is an error, after all have come."""
+    """Submit all commands at once, and return their results. Raise the first error, after all results have come."""
     results = await answers_of(commands)
     for result in results:
         if isinstance(result, SandqError):
@@ -35,8 +39,9 @@ async def call_all(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
 
 
 async def answers_of(commands: Sequence[tuple[RaftGroup, Any]], line: Hashable | None = None) -> list[Any]:
-    """Submit all at once, in a line (see `RaftGroup.submit`), and wait for all results; a SandqError stands where one
-    failed."""
+    """Submit all commands at once, and return their results, with a SandqError in place of each that failed.
+
+    `line`: the flow, see `RaftGroup.submit`."""
     results: list[Any] = [None] * len(commands)
     left = len(commands)
     finished = trio.Event()

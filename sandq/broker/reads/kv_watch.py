@@ -1,7 +1,7 @@
 """Let watchers of the keys of compacted topics wait for changes.
 
-Whenever something was applied, all watchers of the partition are served in one visit of the thread that owns its state.
-A watcher that finds nothing waits on, from where it has looked to, until its time is over.
+Whenever an entry was applied, all watchers of the partition are served in one visit of the apply thread. A watcher
+without changes continues to wait from the position that was scanned, until its time is over.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ from sandq.model.errors import Overloaded
 from sandq.partition.kv.watch import Changes, Watch
 
 WATCHERS_MOST = 10_000
-"""Of one partition."""
+"""Maximum number of watchers of one partition."""
 VISIT_WATCHERS = 1000
+"""Maximum number of watchers served in one visit."""
 VISIT_BYTES = 8 << 20
-"""What one visit looks at; whoever comes too late in it is looked at first in the next."""
+"""Bytes of scanned log after which a visit ends. The remaining watchers are served first in the next visit."""
 
 
 class _Watcher:
+    """One waiting request for changes."""
+
     def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float, output: Output) -> None:
         self.output = output
         self.size = 0
-        """Bytes that are held for it."""
+        """Bytes that are charged for its result."""
         self.watch = watch
         self.max_messages = max_messages
         self.max_bytes = max_bytes
         self.deadline_s = deadline_s
         self.index = -1
-        """All that was applied up to there has been looked at; -1: there is more."""
+        """Raft index up to which the log was scanned; -1 if there is more to scan."""
         self.found: outcome.Outcome[Changes] | None = None
         self.is_given_up = False
         self._woken = trio.Event()
 
-    def looked(self, found: outcome.Outcome[Changes], index: int, now_s: float) -> None:
-        """What there is for it among what was applied up to an index, if only that there is nothing."""
+    def on_scan(self, found: outcome.Outcome[Changes], index: int, now_s: float) -> None:
+        """Handle the result of a scan of the entries up to an index, which may be empty."""
         if isinstance(found, outcome.Value):
             through, mark, pieces, is_behind, _ = found.value
             if not pieces and self.watch.after is not None and now_s < self.deadline_s:
@@ -52,6 +55,7 @@ class _Watcher:
         self.settle(found)
 
     def settle(self, found: outcome.Outcome[Changes]) -> None:
+        """Set the result, charge its bytes, and wake the request."""
         self.found = found
         if isinstance(found, outcome.Value) and not self.is_given_up:
             self.size = sum([len(piece.batch) for piece in found.value.pieces])
@@ -59,16 +63,18 @@ class _Watcher:
         self._woken.set()
 
     def put_off(self) -> None:
-        """There may be much for it, and its client does not take what was found before."""
+        """Wake the request without a result, because its client has not accepted earlier ones."""
         self._woken.set()
 
     async def wait(self) -> None:
-        """Wait until something is found, or it is put off."""
+        """Wait until there is a result, or `put_off` is called."""
         await self._woken.wait()
         self._woken = trio.Event()
 
     def is_over(self, index: int, now_s: float) -> bool:
-        """Whether it has waited long enough, and there is nothing for it: it is told how far."""
+        """Return whether it has waited long enough without changes.
+
+        Then its result is the position that was scanned."""
         after, mark = self.watch.after, self.watch.mark
         if self.index < index or now_s < self.deadline_s or after is None or mark is None:
             return False
@@ -77,12 +83,14 @@ class _Watcher:
 
 
 class KvWatches:
+    """The watchers of this node's partitions."""
+
     def __init__(self, runner: Runner, nursery: trio.Nursery) -> None:
-        """`nursery` outlives every watcher."""
+        """Create it. `nursery` must outlive every watcher."""
         self._nursery = nursery
         self._runner = runner
         self._watchers: dict[RaftGroup, dict[_Watcher, None]] = {}
-        """Of each partition, those that were looked at longest ago first."""
+        """Watchers by partition, least recently served first."""
 
     async def changes(
         self,
@@ -93,12 +101,13 @@ class KvWatches:
         wait_s: float,
         output: Output = BOUNDLESS,
     ) -> Changes:
-        """The next changes; without any, once `wait_s` have passed, how far was looked. `room`: where they go. Raises
-        NotLeader, HistoryGone, Overloaded."""
+        """Return the next changes, or the scanned position if there are none within `wait_s`.
+
+        `output`: takes the result. Raise NotLeader, HistoryGone, Overloaded."""
         host.check_ready()
         await output.until_room()
         if watch.after is None:
-            await host.read()  # what was acknowledged by now is not news
+            await host.read()  # changes acknowledged before are not new
         watcher = _Watcher(watch, max_messages, max_bytes, trio.current_time() + wait_s, output)
         try:
             while watcher.found is None:
@@ -114,16 +123,16 @@ class KvWatches:
         return watcher.found.unwrap()
 
     def _add(self, host: RaftGroup, watcher: _Watcher) -> None:
-        """Have it looked at from now on. Raises NotLeader, Overloaded."""
+        """Add a watcher, to be served from now on. Raise NotLeader, Overloaded."""
         host.check_ready()
         watchers = self._watchers.get(host)
         if watchers is None:
             watchers = self._watchers[host] = {}
             self._nursery.start_soon(self._serve, host, watchers)
         elif len(watchers) >= WATCHERS_MOST:
-            raise Overloaded(f"{len(watchers)} wait for changes of the same partition; ask again in a moment")
+            raise Overloaded(f"{len(watchers)} watchers wait for changes of the same partition; ask again in a moment")
         else:
-            host.notify_changed()  # wakes who looks for them
+            host.notify_changed()  # wakes the task that serves them
         watchers[watcher] = None
 
     async def _serve(self, host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
@@ -147,10 +156,10 @@ class KvWatches:
             del self._watchers[host]
 
     async def _visit(self, host: RaftGroup, watchers: dict[_Watcher, None], asked: list[_Watcher], index: int) -> None:
-        found = await self._runner.ask(lambda: _look(host, asked), group=host.number, patient=False)
+        found = await self._runner.ask(lambda: _scan(host, asked), group=host.number, patient=False)
         now_s = trio.current_time()
         for watcher, one in zip(asked, found, strict=False):
-            watcher.looked(one, index, now_s)
+            watcher.on_scan(one, index, now_s)
             if watcher in watchers:
                 del watchers[watcher]
                 if watcher.found is None:
@@ -158,7 +167,7 @@ class KvWatches:
 
 
 async def _until_news(host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
-    """Wait until there may be something for one of them, or its time is over: then it needs no other look."""
+    """Wait until there may be changes for a watcher, or its time is over. In that case, settle it without a visit."""
     with trio.move_on_at(min(watcher.deadline_s for watcher in watchers)):
         await host.changed()
     index, now_s = host.status.applied_index, trio.current_time()
@@ -166,16 +175,16 @@ async def _until_news(host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
         del watchers[watcher]
 
 
-def _look(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
-    """What there is for the first of them, one at least (apply thread)."""
+def _scan(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
+    """Return the changes for the first watchers, at least one (apply thread)."""
     replica = host.replica
     assert isinstance(replica, PartitionReplica)
     found: list[outcome.Outcome[Changes]] = []
-    looked_bytes = 0
+    scanned_bytes = 0
     for watcher in replica.in_turns(asked):
         one = outcome.capture(replica.changes, watcher.watch, watcher.max_messages, watcher.max_bytes)
         found.append(one)
-        looked_bytes += one.value.bytes if isinstance(one, outcome.Value) else 0
-        if looked_bytes >= VISIT_BYTES:
+        scanned_bytes += one.value.bytes if isinstance(one, outcome.Value) else 0
+        if scanned_bytes >= VISIT_BYTES:
             break
     return found

@@ -1,12 +1,11 @@
-"""Ask the state of a group; questions that come together share one ReadIndex and one visit of the thread that owns
-the state.
+"""Query the state of a group. Queries that arrive together share one ReadIndex and one visit of the apply thread.
 
-A linearizable answer is at least as late as everything that was acknowledged before the question came, by whomever. A
-stale one is what this node knows, whether it leads the group or not, and says how long ago that was certainly all
-there was.
+A linearizable answer includes everything that was acknowledged before the query arrived, by any node. A stale answer is
+what this node knows, whether it leads the group or not. It comes with its age: it includes everything acknowledged that
+long ago.
 
-A visit ends with the answer that reaches `VISIT_BYTES` or `VISIT_WORK`, and what is asked for a client that takes
-nothing, or while there is too much for all clients, waits until there is room.
+A visit ends with the answer that reaches `VISIT_BYTES` or `VISIT_WORK`. Queries of a client that does not accept data
+wait until it does, and all queries wait while too much memory is in use.
 """
 
 from __future__ import annotations
@@ -26,42 +25,42 @@ from sandq.model.errors import Overloaded
 
 T = TypeVar("T")
 Question = Callable[[PartitionReplica], T]
-"""Asked on the apply thread."""
+"""A query, run on the apply thread."""
 Size = Callable[[T], int]
-"""The bytes of an answer."""
+"""Returns the bytes of an answer."""
 
 WAITING_MOST = 10_000
-"""Requests that questions of one group are for, and that are not answered yet."""
+"""Maximum number of requests per group with unanswered queries."""
 VISIT_BYTES = 8 << 20
-"""Of the answers of one visit, but for the last."""
+"""Bytes of answers after which a visit ends."""
 VISIT_WORK: Final = 256
-"""The questions of one visit, for which others wait: each about one message counts as one ..."""
+"""Units of work after which a visit ends, as other tasks wait for it. A query about one message is one unit."""
 PAGE_WORK: Final = 128
-"""... and each that looks at many as so many."""
+"""Units of work of a query about many messages."""
 
 
 class Output(Protocol):
-    """Where answers for one client go."""
+    """The output of one client, which takes answers."""
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be read for it. For any thread."""
+        """Whether more may be read for the client. For any thread."""
 
     async def until_room(self) -> None:
         """Wait until more may be read."""
 
     def hold(self, size: int) -> None:
-        """So many bytes were read. On the apply thread."""
+        """Charge bytes that were read. On the apply thread."""
 
     def take(self, size: int) -> None:
-        """So many bytes were read. On the loop."""
+        """Charge bytes that were read. On the loop."""
 
     def let_go(self, size: int) -> None:
-        """They are sent, or not needed."""
+        """Release bytes that were sent, or are not needed."""
 
 
 class _Boundless:
-    """Of who asks for this node itself."""
+    """The output of this node itself, without limits."""
 
     has_room = True
 
@@ -78,6 +77,8 @@ BOUNDLESS: Final[Output] = _Boundless()
 
 
 class _Asked(Generic[T]):
+    """One query of a round."""
+
     def __init__(self, question: Question[T], requests: int, output: Output, size_of: Size[T], work: int) -> None:
         self.work = work
         self.question = question
@@ -87,18 +88,19 @@ class _Asked(Generic[T]):
         self.answered = trio.Event()
         self.answer: outcome.Outcome[T]
         self.size = 0
-        """Bytes that are held for the answer."""
+        """Bytes that are charged for the answer."""
         self.stale_ms = 0
         self.is_given_up = False
 
     def settle(self, answer: outcome.Outcome[T], stale_ms: int, size: int = 0) -> None:
+        """Set the answer. Release its bytes if the caller is gone."""
         self.answer, self.stale_ms, self.size = answer, stale_ms, size
         if size and self.is_given_up:
             self.output.let_go(size)
         self.answered.set()
 
     async def wait(self) -> tuple[T, int]:
-        """The answer, which is held until then, and its age."""
+        """Return the answer, which is charged until then, and its age in ms."""
         try:
             await self.answered.wait()
         finally:
@@ -106,12 +108,12 @@ class _Asked(Generic[T]):
             if self.size:
                 self.output.let_go(self.size)
         answer = self.answer
-        del self.answer  # it may be large, and a thread may know who asked for longer
+        del self.answer  # it may be large, and a thread may keep a reference to this object longer
         return answer.unwrap(), self.stale_ms
 
 
 def no_bytes(answer: Any) -> int:
-    """The size of what is always small."""
+    """Return 0: the size of answers that are always small."""
     return 0
 
 
@@ -121,12 +123,14 @@ class _Key(NamedTuple):
 
 
 class LinearizableReads:
+    """Runs queries of groups in rounds."""
+
     def __init__(self, runner: Runner, nursery: trio.Nursery) -> None:
-        """`nursery` outlives every question."""
+        """Create it. `nursery` must outlive every query."""
         self._nursery = nursery
         self._runner = runner
         self._coming: dict[_Key, list[_Asked[Any]]] = {}
-        """By group: rounds that are to begin when this turn of the loop is over."""
+        """Queries of the rounds that begin at the end of this iteration of the loop, by group."""
         self._waiting: Counter[_Key] = Counter()
 
     async def ask(
@@ -138,8 +142,10 @@ class LinearizableReads:
         size: Size[T] = no_bytes,
         work: int = 1,
     ) -> T:
-        """The linearizable answer, for so many requests. `size(answer)`: its bytes, which `room` has for it; `work`: of
-        a visit. Raises NotLeader, Overloaded, StorageFailed, and what the question raises."""
+        """Return the linearizable answer to a query, which stands for `requests` requests.
+
+        `size(answer)`: bytes to charge to `output`. `work`: units of work of a visit. Raise NotLeader, Overloaded,
+        StorageFailed, and the errors of the query."""
         answer, _ = await self._ask(_Key(host, False), question, requests, output, size, work)
         return answer
 
@@ -152,7 +158,9 @@ class LinearizableReads:
         size: Size[T] = no_bytes,
         work: int = 1,
     ) -> tuple[T, int]:
-        """What this node knows, and the age of that (ms). Raises NotLeader while it knows nothing for certain."""
+        """Return the answer from the state on this node, and its age in ms.
+
+        Raise NotLeader while this node knows nothing for certain."""
         return await self._ask(_Key(host, True), question, requests, output, size, work)
 
     async def _ask(
@@ -173,7 +181,7 @@ class LinearizableReads:
         return await asked.wait()
 
     async def _round(self, key: _Key) -> None:
-        await trio.lowlevel.checkpoint()  # those who ask in this turn of the loop come along
+        await trio.lowlevel.checkpoint()  # queries of this iteration of the loop join the round
         asked = self._coming.pop(key)
         began_s, age_s = trio.current_time(), 0.0
         try:
@@ -187,10 +195,10 @@ class LinearizableReads:
             await self._answer(key, asked, began_s - age_s)
 
     async def _answer(self, key: _Key, asked: list[_Asked[Any]], certain_s: float) -> None:
-        """Answer all of them. `certain_s`: when what they see was certainly all there was."""
+        """Answer all queries. `certain_s`: time up to which their state includes everything acknowledged."""
         while asked:
             try:
-                # No name is given to the answers: they would be kept until the next ones come.
+                # Do not keep the answers in a variable: it would hold them until the next ones come.
                 self._settle(key, await _Visit(key.host, asked).made_by(self._runner), certain_s)
             except Exception as error:
                 self._refuse(key, asked, error)
@@ -201,7 +209,7 @@ class LinearizableReads:
             for one in asked:
                 by_output.setdefault(one.output, []).append(one)
             if len(by_output) > 1:
-                # None of them waits for the client of another.
+                # No query waits for the client of another query.
                 for part in by_output.values():
                     self._nursery.start_soon(self._answer_later, key, part, certain_s)
                 return
@@ -224,18 +232,18 @@ class LinearizableReads:
         self._count(key, asked)
 
     def _count(self, key: _Key, answered: list[_Asked[Any]]) -> None:
-        """These wait no more."""
+        """Stop counting queries that are answered or given up."""
         self._waiting[key] -= sum([one.requests for one in answered])
         if not self._waiting[key]:
             del self._waiting[key]
 
 
 _Answer = tuple[_Asked[Any], outcome.Outcome[Any], int]
-"""An answer, and its bytes."""
+"""A query, its answer, and the bytes of that."""
 
 
 class _Visit:
-    """A visit of the apply thread: the answers of the first for whose clients there is room."""
+    """A visit of the apply thread: it answers the first queries whose clients accept data."""
 
     def __init__(self, host: RaftGroup, asked: list[_Asked[Any]]) -> None:
         self._host = host
@@ -265,7 +273,7 @@ class _Visit:
 
 
 def _drop(answers: list[_Answer]) -> None:
-    """Let go of what was read when nobody waited for it any more."""
+    """Release answers that came when no one waited for them any more."""
     for one, _, size in answers:
         if size:
             one.output.let_go(size)

@@ -1,8 +1,8 @@
 """Advance the time of a partition for readers.
 
-The time of a partition is that of its last entry, the same on every replica, so it stands still where nothing happens.
-What came due since would be shown as delayed, a value that is over as there, and what stands in the log of now could
-not be read as closed. An empty entry brings it up to the clock; each reader says what it needs it for.
+The time of a partition is that of its last entry, the same on every replica. So it does not advance while nothing
+happens. Then due messages would look delayed, expired values present, and the newest part of the log open. An empty
+entry advances the time to the clock. Each method below serves one kind of reader.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sandq.model.errors import Overloaded, StorageFailed
 from sandq.partition import commands as c
 
 PAUSE_MS = 100
-"""For the states and the log of a partition its time is advanced at most this often on one connection."""
+"""Minimum time in ms between two advances for states or the log of a partition, on one connection."""
 
 
 class PartitionTime:
@@ -25,34 +25,33 @@ class PartitionTime:
     def __init__(self, clock: GuardedClock) -> None:
         self._clock = clock
         self._advanced_ms: dict[int, int] = {}
-        """When the time of a group was last advanced."""
+        """Time in ms at which a group was last advanced."""
 
     async def advance_for_states(self, host: RaftGroup) -> None:
-        """Let messages that came due show as ready. A group that takes no entries now is read as it is."""
+        """Let due messages show as ready. If a group accepts no entries now, it is read as it is."""
         now_ms = self._clock.now_ms()
         if now_ms - host.status.now_ms >= PAUSE_MS and (host.status.messages or host.status.dead):
             with suppress(Overloaded, StorageFailed, Stalled):
                 await self._advance_at_times(host, now_ms)
 
     async def advance_for_log(self, host: RaftGroup, end_ms: int | None) -> None:
-        """Close the log up to now, unless it is closed up to `end_ms`. Raises Overloaded, StorageFailed."""
+        """Close the log up to now, unless it is closed up to `end_ms`. Raise Overloaded, StorageFailed."""
         now_ms = self._clock.now_ms()
         if (now_ms if end_ms is None else min(now_ms, end_ms)) > host.status.now_ms:
             await self._advance_at_times(host, now_ms)
 
     async def advance_for_values(self, host: RaftGroup) -> None:
-        """Let the values of keys end that are over. A group that takes no entries now is read as it is.
+        """Let values of keys expire that are due. If a group accepts no entries now, it is read as it is.
 
-        A value is gone for readers when it is for who swaps it: by the time in the log. By the clock a reader would see
-        it gone before a swap of it that is under way, and stands before its end, succeeds.
-        """
+        Readers and compare-and-set must agree on expiry, so both use the time in the log. By the clock, a reader might
+        see a value as expired before a pending compare-and-set, whose entry has an earlier time, succeeds on it."""
         status, now_ms = host.status, self._clock.now_ms()
         if status.keys_expire_ms is not None and status.now_ms < now_ms >= status.keys_expire_ms:
             with suppress(Overloaded, StorageFailed, Stalled):
                 await _advance(host)
 
     async def _advance_at_times(self, host: RaftGroup, now_ms: int) -> None:
-        # Not between 0 and that: also after this node's clock was ahead, and is right again.
+        # The lower bound is for a clock that was ahead and is right again.
         if not 0 <= now_ms - self._advanced_ms.get(host.number, 0) < PAUSE_MS:
             self._advanced_ms[host.number] = now_ms
             await _advance(host)

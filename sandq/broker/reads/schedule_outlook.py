@@ -1,4 +1,4 @@
-"""What the schedules of a partition are going to send beside the messages that they have made already."""
+"""Count what the schedules of a partition will send, in addition to the messages that they have created already."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sandq.schedules.outlook import Ahead, Outlook, count_ahead
 from sandq.schedules.recurrence import Recurrence
 
 SCHEDULES_MOST: Final = 1000
-"""Of a partition, those that fire first."""
+"""Maximum number of schedules of a partition that are counted: those that fire first."""
 
 
 class ScheduleOutlooks:
-    """Of one node: one at a time, for it takes a thread and up to half a second of it."""
+    """Counts on one node, one request at a time, as each uses a thread for up to half a second."""
 
     def __init__(self, reads: LinearizableReads) -> None:
         self._reads = reads
-        self._turn = trio.CapacityLimiter(1)
+        self._thread = trio.CapacityLimiter(1)
 
     async def ask(self, host: RaftGroup, output: Output, first_ms: int, unit_ms: int, count: int) -> Outlook:
-        """Count what the schedules of a partition send in units of time from an instant on."""
+        """Count what the schedules of a partition send in `count` units of time from `first_ms` on."""
         if not host.status.schedules:
             return Outlook({}, True)
         stop_ms = first_ms + unit_ms * count
@@ -38,7 +38,7 @@ class ScheduleOutlooks:
             _size,
             PAGE_WORK,
         )
-        found = await trio.to_thread.run_sync(_count, stored, first_ms, unit_ms, count, limiter=self._turn)
+        found = await trio.to_thread.run_sync(_count, stored, first_ms, unit_ms, count, limiter=self._thread)
         is_all = len(stored) < SCHEDULES_MOST and _size(stored) < PAGE_BYTES
         return found if is_all else found._replace(is_complete=False)
 
@@ -48,7 +48,7 @@ def _count(stored: Sequence[Stored], first_ms: int, unit_ms: int, count: int) ->
 
 
 def _ahead(stored: Stored) -> Ahead:
-    """A schedule whose next occurrence is counted here unless its message is made."""
+    """Return what is counted of a schedule. Its next occurrence is included unless its message exists already."""
     schedule = Schedule.load(*stored)
     assert schedule.expected_ms is not None
     is_made, most = schedule.made is not None, schedule.settings.get("count")

@@ -1,1 +1,1 @@
-"""Snapshots of groups: made, sent, taken in."""
+"""Create, send and receive snapshots of groups."""

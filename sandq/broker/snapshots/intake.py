@@ -1,4 +1,4 @@
-"""The snapshots that a node receives: how many at a time, and what becomes of those whose connection ended."""
+"""Limit the snapshots that a node receives, and keep unfinished ones when their connection has ended."""
 
 from __future__ import annotations
 
@@ -12,39 +12,43 @@ from sandq.model.errors import Overloaded, Unavailable
 from sandq.storage.snapshot import Meta
 
 KEPT_S = 600.0
-"""What a connection left unfinished is kept for so long, for the sender to go on with."""
+"""Time in s for which an unfinished snapshot is kept, so that the sender can continue."""
 RECEIVING_AT_ONCE = 2
-"""Snapshots that a node receives at a time; more are refused, and offered again later."""
+"""Maximum number of snapshots that a node receives at the same time. More are refused, and offered again later."""
 
 
 class NewStore(Sink, Protocol):
-    """A sink that can be given up."""
+    """A sink that can be abandoned."""
 
     def drop(self) -> None:
-        """Nobody goes on with it: its rows are garbage. Not called once `finish` was."""
+        """Abandon it: its rows become garbage. Not called after `finish`."""
         ...
 
 
 class Intake:
-    """Keeps what a connection left unfinished, one of each group, for a while: the next offer of the same snapshot goes
-    on there, one of another snapshot begins anew."""
+    """Keeps the unfinished snapshot of each group for a while.
+
+    The next offer of the same snapshot continues there; an offer of a different snapshot starts over.
+    """
 
     def __init__(
         self, begin: Callable[[Meta], Awaitable[NewStore | None]], needs: Callable[[Meta], bool] = lambda meta: True
     ) -> None:
-        """`begin`: a new store for a snapshot. None: the state is here already. Raises SandqError: not now.
-        `needs(meta)`: whether this node has not come to the state of this snapshot in another way."""
+        """Create it.
+
+        `begin(meta)`: return a new store for a snapshot, or None if its state is here already; raise SandqError if it
+        cannot be received now. `needs(meta)`: return whether this node still needs the snapshot."""
         self._begin = begin
         self._needs = needs
         self._kept: dict[int, _Kept] = {}
         self._receiving: set[int] = set()
 
     async def receive(self, stream: ObjectStream) -> Answer:
-        """As `receive_snapshot`."""
+        """Receive a snapshot, as `receive_snapshot`."""
         groups: list[int] = []
 
         async def accept(meta: Meta) -> Sink | None:
-            self._check_room(meta.group)
+            self._check_capacity(meta.group)
             self._receiving.add(meta.group)
             groups.append(meta.group)
             return await self._sink(meta)
@@ -56,25 +60,25 @@ class Intake:
 
     @property
     def chunk_bytes(self) -> int:
-        """Of the chunks that are being stored."""
+        """Bytes of the chunks that are being stored."""
         return sum([kept.chunk_bytes for kept in list(self._kept.values())])
 
     def forget(self, group: int) -> None:
-        """This group is no matter of this node any more."""
+        """Drop the unfinished snapshot of a group that this node no longer has."""
         kept = self._kept.pop(group, None)
         if kept is not None:
             kept.store.drop()
 
     def drop_stale(self) -> None:
-        """Drop what nobody goes on with: its sender went, or the log had the rest of it after all."""
+        """Drop snapshots that will not continue: the sender is gone, or the log had the rest after all."""
         until_s = trio.current_time() - KEPT_S
         for group, kept in list(self._kept.items()):
             if group not in self._receiving and (kept.used_s < until_s or not self._needs(kept.meta)):
                 self.forget(group)
 
-    def _check_room(self, group: int) -> None:
+    def _check_capacity(self, group: int) -> None:
         if group in self._receiving:
-            raise Overloaded(f"a snapshot of group {group} is being received over another connection")
+            raise Overloaded(f"a snapshot of group {group} is being received over a different connection")
         if len(self._receiving) >= RECEIVING_AT_ONCE:
             raise Overloaded(f"{RECEIVING_AT_ONCE} snapshots are being received; offer it again later")
 
@@ -91,14 +95,14 @@ class Intake:
 
 
 class _Kept:
-    """A sink as long as it is kept."""
+    """A sink that is kept while its snapshot is unfinished."""
 
     def __init__(self, meta: Meta, store: NewStore, all_kept: dict[int, _Kept]) -> None:
         self.meta = meta
         self.used_s = trio.current_time()
-        """When something was added last."""
+        """Time at which data was last added."""
         self.chunk_bytes = 0
-        """Of what is being added."""
+        """Bytes of the chunk that is being added."""
         self.store = store
         self._all_kept = all_kept
 
@@ -117,10 +121,10 @@ class _Kept:
 
     async def finish(self, meta: Meta) -> None:
         self._check()
-        # Whether it ends well or not, what was begun here is not gone on with: it may be installed.
+        # Whether it ends well or not, this snapshot cannot be continued: it may be installed.
         del self._all_kept[self.meta.group]
         await self.store.finish(meta)
 
     def _check(self) -> None:
         if self._all_kept.get(self.meta.group) is not self:
-            raise Unavailable(f"group {self.meta.group} has gone from this node while its snapshot came")
+            raise Unavailable(f"group {self.meta.group} was removed from this node while its snapshot was received")

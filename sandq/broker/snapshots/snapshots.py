@@ -1,10 +1,11 @@
-"""Snapshots of this node's replicas: sent to members that the log does not reach any more, and installed from others.
+"""Send snapshots of this node's replicas to members that need them, and install those of other nodes.
 
-Sending: the rows as they stand once everything applied is written (apply thread), read in chunks on the maintenance
-thread, over a connection of their own. Meanwhile the log keeps what comes behind them, up to a budget; when writes
-outrun it the state is taken anew, and sent at twice the rate and with twice the budget. Installing: into a new store,
-that nothing points to until all of it is durable; then the old replica is stopped, the pointer is set, and the group
-goes on from there.
+Sending: the rows are fixed once everything applied is written (apply thread). They are read in chunks on the
+maintenance thread, and sent over a separate connection. Meanwhile the log keeps the entries after the snapshot, up to a
+budget. If writes outrun the transfer, a new snapshot is taken, and sent at twice the rate and with twice the budget.
+
+Installing: a snapshot is written to a new store that no pointer names until all of it is durable. Then the old replica
+is stopped, the pointer is set, and the group continues from the new store.
 """
 
 from __future__ import annotations
@@ -36,37 +37,40 @@ from sandq.storage.stores import StoresSnapshot
 
 log = structlog.get_logger("sandq.snapshots")
 
-LOOK_S = 0.2
-"""How often it is looked who needs one."""
+CHECK_S = 0.2
+"""Interval in s at which members that need a snapshot are looked for."""
 ATTEMPTS = 5
-"""Connections for one snapshot; then a later state is sent."""
+"""Maximum number of connections for one snapshot. After that, a later state is sent."""
 RETRY_S = 1.0
+"""First pause in s before a snapshot is sent again."""
 RETRY_MOST_S = 60.0
-"""Before a snapshot that was outrun is sent again: the pause grows to this."""
+"""Longest pause in s before a snapshot that was outrun is sent again."""
 RATE_DOUBLINGS = 6
-"""So often the rate is doubled for a snapshot that was outrun."""
+"""Maximum number of times that the rate is doubled for a snapshot that was outrun."""
 STALLED_S = 10.0
-"""A member that has its snapshot and gets nothing from the log for so long is waited for no more."""
+"""Time in s without progress after which a member that has its snapshot is no longer waited for."""
 
 
 def needing(host: RaftGroup) -> list[str]:
-    """Members that this node is to send a snapshot. It leads, and may not be ready yet: when all that are up need one,
-    it has no majority before."""
+    """Return the members that this node must send a snapshot to.
+
+    This node leads, but may not be ready yet: if all reachable members need a snapshot, it has no majority before they
+    have one."""
     return [] if host.failed is not None else sorted(host.group.lagging)
 
 
 def _is_behind(host: RaftGroup, member: str) -> bool:
-    """Whether this node leads, and a member has not all of the log yet."""
+    """Return whether this node leads, and a member does not have all of the log yet."""
     voters, learners = host.members
     leads = host.group.is_leader and host.failed is None
     return leads and member in (*voters, *learners) and not host.group.has_caught_up(member)
 
 
 async def _caught_up(host: RaftGroup, member: str, pin: LogPin) -> None:
-    """Wait until a member has got from the log what came after its snapshot, for as long as it comes nearer."""
+    """Wait until a member has got the entries after its snapshot from the log, while it makes progress."""
     got, since_s = host.group.match_index(member), trio.current_time()
     while not pin.is_lost and _is_behind(host, member) and trio.current_time() - since_s < STALLED_S:
-        await trio.sleep(LOOK_S)
+        await trio.sleep(CHECK_S)
         if host.group.match_index(member) > got:
             got, since_s = host.group.match_index(member), trio.current_time()
 
@@ -81,6 +85,8 @@ class _View:
 
 
 class Snapshots:
+    """Sends and receives the snapshots of one node."""
+
     def __init__(
         self,
         node_log: NodeLog,
@@ -90,8 +96,10 @@ class Snapshots:
         sweeper: StoreSweeper,
         shut_members: Callable[[RaftGroup], Sequence[str]] = lambda host: (),
     ) -> None:
-        """`shut_members(host)`: members whose replicas are shut and that a snapshot of this node's replica opens
-        again."""
+        """Create it.
+
+        `shut_members(host)`: return members whose replicas are shut and that a snapshot of this node's replica opens.
+        """
         self.sent = self.installed = self.outrun = 0
         self._node_log = node_log
         self._runner = runner
@@ -103,10 +111,10 @@ class Snapshots:
         self._shut_members = shut_members
         self._sending: set[tuple[int, str]] = set()
         self._outrun: dict[tuple[int, str], int] = {}
-        """Group and member -> how many snapshots for it were outrun in a row."""
+        """Number of consecutive snapshots that were outrun, by group and member."""
 
     def _chunk_bytes(self) -> int:
-        """Of what is being sent and received; at most two snapshots either way."""
+        """Return the bytes of chunks being sent and received: at most two snapshots in each direction."""
         hosts = list(self._node_log.hosts.values())
         return self._intake.chunk_bytes + sum(
             [one.chunk_bytes for host in hosts for one in list(host.sending.values())]
@@ -115,11 +123,11 @@ class Snapshots:
     # -- sending --------------------------------------------------------------------------------------------------
 
     def _needing(self, host: RaftGroup) -> list[str]:
-        """As `needing`, and members whose replicas are shut."""
+        """Return the members that need a snapshot, as `needing`, and those whose replicas are shut."""
         return sorted({*needing(host), *self._shut_members(host)})
 
     async def run(self) -> None:
-        """Send to whoever needs one, until cancelled."""
+        """Send snapshots to members that need one, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 for number, host in list(self._node_log.hosts.items()):
@@ -129,13 +137,13 @@ class Snapshots:
                             nursery.start_soon(self._send, host, member)
                 self._forget_outrun()
                 self._intake.drop_stale()
-                await trio.sleep(LOOK_S)
+                await trio.sleep(CHECK_S)
 
     def _forget_outrun(self) -> None:
-        """Of who needs nothing from here any more."""
+        """Forget the counts of members that need nothing from this node any more."""
         for number, member in list(self._outrun):
             host = self._node_log.hosts.get(number)
-            # Who needs a snapshot may still have all that was committed a round ago, and count as not behind.
+            # A member that needs a snapshot may still have everything committed a round ago, and not count as behind.
             if host is None or not (member in self._needing(host) or _is_behind(host, member)):
                 del self._outrun[number, member]
 
@@ -154,9 +162,9 @@ class Snapshots:
             if not pin.is_lost:
                 await _caught_up(host, member, pin)
             if pin.is_lost:
-                await self._was_outrun(key)
+                await self._wait_as_outrun(key)
             elif member in self._shut_members(host):
-                await self._was_in_vain(key)
+                await self._wait_as_still_shut(key)
         except (SandqError, OSError) as error:
             log.warning("a snapshot was not sent", group=host.number, to=member, error=str(error))
             await trio.sleep(RETRY_S)
@@ -164,30 +172,30 @@ class Snapshots:
             host.pins.pop(member, None)
             self._sending.discard(key)
 
-    async def _was_in_vain(self, key: tuple[int, str]) -> None:
-        """Wait before the next attempt: the member is shut again, or still, although it has the snapshot."""
+    async def _wait_as_still_shut(self, key: tuple[int, str]) -> None:
+        """Wait before the next attempt: the member is shut although it has the snapshot."""
         times = self._outrun[key] = min(self._outrun.get(key, 0) + 1, RATE_DOUBLINGS)
         pause_s = min(RETRY_S * 2**times, RETRY_MOST_S)
         log.warning("a replica is shut although it has a snapshot", group=key[0], to=key[1], again_in_s=pause_s)
         await trio.sleep(pause_s)
 
-    async def _was_outrun(self, key: tuple[int, str]) -> None:
-        """Wait before the next attempt."""
+    async def _wait_as_outrun(self, key: tuple[int, str]) -> None:
+        """Wait before the next attempt, because writes have outrun the snapshot."""
         self.outrun += 1
         times = self._outrun.get(key, 0) + 1
         self._outrun[key] = min(times, RATE_DOUBLINGS)
         pause_s = min(RETRY_S * 2 ** self._outrun[key], RETRY_MOST_S)
         log.warning(
-            "writes outran a snapshot: it is sent anew, faster",
+            "writes outran a snapshot: a new one is sent, faster",
             group=key[0],
             to=key[1],
             in_s=pause_s,
-            remedy="if it stays: write less to this partition until the other node has it",
+            remedy="if it persists: write less to this partition until the other node has it",
         )
         await trio.sleep(pause_s)
 
     async def _send_to(self, host: RaftGroup, member: str, pin: LogPin, scope: trio.CancelScope, times: int) -> None:
-        """One attempt, at so many times the rate; ended by `scope`, which the pin cancels."""
+        """Make one attempt, at `times` times the rate. The pin cancels `scope` to end it."""
         view = await self._view(host)
         log.info("sending a snapshot", group=host.number, to=member, index=view.meta.index, size=view.meta.total_bytes)
         answer: Answer | None = None
@@ -198,7 +206,7 @@ class Snapshots:
                 answer = await self._offer(view, node_of(member), sending, times)
         finally:
             host.sending.pop(member, None)
-            self._let_go(view.rows)
+            self._release(view.rows)
         if answer is None or answer.verdict is Verdict.HELD:
             return
         if answer.verdict is not Verdict.INSTALLED:
@@ -206,7 +214,9 @@ class Snapshots:
         self.sent += 1
 
     async def _offer(self, view: _View, node: str, sending: Sending, times: int) -> Answer:
-        """Over one connection after the other: what was sent already need not be sent again."""
+        """Send a snapshot over several connections if necessary.
+
+        A new connection continues where the last one ended."""
 
         async def read(after: bytes | None) -> Chunk:
             chunk = await self._runner.on_maintenance(partial(view.exporter.chunk, after))
@@ -225,48 +235,47 @@ class Snapshots:
         raise AssertionError
 
     async def _view(self, host: RaftGroup) -> _View:
-        """The state as of the last entry applied."""
+        """Return the state as of the last applied entry."""
         rows, index = await self._runner.ask(partial(self._node_log.view, host))
         journal, pointer = host.group.journal, self._node_log.pointers.get(host.number)
         term = journal.term_at(index)
         if term is None or pointer is None:
-            self._let_go(rows)
+            self._release(rows)
             raise Unavailable(f"group {host.number} was truncated or closed while its snapshot was taken")
         exporter, members = Exporter(rows, pointer.store), journal.members_at(index)
         try:
             in_tables = await self._runner.on_maintenance(lambda: exporter.total_bytes)
         except BaseException:
-            self._let_go(rows)
+            self._release(rows)
             raise
         snapshot_id = secrets.token_bytes(SNAPSHOT_ID_BYTES)
-        # Rows that are not in tables yet are not in the one, what the tables have compressed is not in the other.
+        # The tables lack rows that are not flushed yet; the status does not know of compression.
         size = max(in_tables, getattr(host.status, "bytes", 0))
         meta = Meta(host.number, snapshot_id, index, term, members.voters, members.learners, size)
         return _View(rows, exporter, meta)
 
-    def _let_go(self, rows: StoresSnapshot) -> None:
-        """Nobody waits for it: who reads of a disk that hangs holds it, and its node has to end all the same."""
+    def _release(self, rows: StoresSnapshot) -> None:
+        """Close the rows without waiting: a thread that reads from a hanging disk may hold them, and the node must end
+        anyway."""
         self._runner.hand_to_maintenance(rows.close)
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def forget(self, group: int) -> None:
-        """Drop what has come for a group that runs here no more."""
+        """Drop the unfinished snapshot of a group that no longer runs here."""
         self._intake.forget(group)
 
     async def receive(self, node: str, stream: PeerStream) -> None:
-        """What a node offers over a connection."""
+        """Receive the snapshot that a node offers over a connection."""
         try:
             answer = await self._intake.receive(stream)
         except (SandqError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            log.warning(
-                "a snapshot has not come whole; it goes on when it is offered again", peer=node, error=str(error)
-            )
+            log.warning("a snapshot is incomplete; it continues when it is offered again", peer=node, error=str(error))
             return
         if answer.verdict is Verdict.INSTALLED:
             self.installed += 1
         else:
-            log.info("a snapshot was not taken", peer=node, verdict=answer.verdict.value, reason=answer.reason)
+            log.info("a snapshot was not installed", peer=node, verdict=answer.verdict.value, reason=answer.reason)
 
     def _needs(self, meta: Meta) -> bool:
         host = self._node_log.hosts.get(meta.group)
@@ -295,14 +304,14 @@ class _Store:
         self._number = number
         self._importer = Importer(node_log.stores, number)
         self._is_unsure = False
-        """After a crash it may be the one that is pointed to, or not: it is no garbage."""
+        """True if it is unknown whether the pointer names this store after a crash. Then it is not garbage."""
 
     @property
     def position(self) -> bytes | None:
         return self._importer.position
 
     async def add(self, data: bytes) -> bool:
-        # The apply thread alone hands rows over.
+        # Only the apply thread hands rows over.
         is_last = await self._runner.ask(partial(self._importer.add, data))
         await self._runner.until_written()
         return is_last
@@ -322,11 +331,12 @@ class _Store:
         log.info("a snapshot is installed", group=self._host.number, index=meta.index)
 
     async def _replace(self, meta: Meta) -> None:
-        """Let the stopped group go on with the new store. (A node that stops meanwhile leaves it stopped: the next
-        start looks where its pointer leads.)"""
+        """Continue the stopped group with the new store.
+
+        If the node stops meanwhile, the group stays stopped: the next start uses the store that its pointer names."""
         node_log, runner, host = self._node_log, self._runner, self._host
         try:
-            # What was under way for the old state is done before the new one takes its place.
+            # Tasks of the old state are done before the new one replaces it.
             loaded = await runner.ask(partial(node_log.load, host.number, self._number))
             node_log.check_runs(host)
             pointer = StorePointer(
@@ -342,11 +352,11 @@ class _Store:
         except SandqError as error:
             if isinstance(error, StorageFailed) and may_have_happened(error):
                 self._is_unsure = True
-                log.error("nobody knows which state the next start finds: this node stops", error=error.message)
+                log.error("it is unknown which state the next start finds: this node stops", error=error.message)
                 node_log.fail(error)
                 raise
             await runner.between_batches(partial(node_log.reopen, host, host.replica, host.status))
             raise
         await runner.between_batches(partial(node_log.reopen, host, *loaded))
-        # Its records are on the disk when the pass is over in which they were written.
+        # After the commit batch in which they are written, the records of the new log are on disk.
         await runner.between_batches(lambda: None)

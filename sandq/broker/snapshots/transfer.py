@@ -1,4 +1,4 @@
-"""A snapshot's way from one node to another, over a connection of its own. Frames: docs/protocol.md, "Between nodes".
+"""The transfer of a snapshot between nodes, over a separate connection. Frames: docs/protocol.md, "Between nodes".
 
     sender                        receiver
     OFFER (Meta)            ->
@@ -6,9 +6,9 @@
     CHUNK, at most WINDOW   ->
     that are not answered   <-    ACK each; the last one: DONE, once it is installed, or FAILED (reason)
 
-The receiver keeps what it has when the connection ends. The next offer of the same snapshot goes on behind it, another
-one begins anew. Rows are read, checked and written by whoever is behind `read_chunk` and `Sink`, in threads of theirs:
-here only bytes are handed on, a chunk at a time.
+The receiver keeps what it has when the connection ends. The next offer of the same snapshot continues there; an offer
+of a different snapshot starts over. Threads behind `read_chunk` and `Sink` read, check and write the rows. This module
+only passes on bytes, one chunk at a time.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from sandq.storage.snapshot import CHUNK_BYTES_AT_MOST, META_BYTES, Chunk, Meta
 T = TypeVar("T")
 
 WINDOW = 8
-"""Chunks on their way that are not answered yet."""
+"""Maximum number of chunks in transit that are not answered yet."""
 SENDING_AT_ONCE = 2
-"""Snapshots that a node sends at a time."""
+"""Maximum number of snapshots that a node sends at the same time."""
 SILENCE_S = 60.0
-"""So long the other side may take for its next frame, or to take one: opening, a throttled chunk, installing."""
+"""Time in s that the other side may take for its next frame, or to accept one: to open a store, for a throttled chunk,
+to install."""
 BURST_S = 0.05
-"""So much of a throttle's rate may go at once after a pause."""
+"""Time in s for which a throttle's rate may be used at once after a pause."""
 KEY_BYTES = 64 << 10
-"""A key to go on behind, at most."""
+"""Maximum size of a key to continue after, in bytes."""
 REASON_CHARS = 1024
-"""A reason, at most: longer ones are cut."""
+"""Maximum length of a reason; a longer one is cut."""
 
 
 class _Field(NamedTuple):
     kinds: tuple[type, ...]
     longest: int = 0
-    """Of bytes and text."""
+    """Maximum length of bytes and text."""
 
 
 OFFER, RESUME, REFUSE, CHUNK, ACK, DONE, FAILED = range(1, 8)
@@ -57,66 +58,71 @@ _FIELDS: dict[int, tuple[_Field, ...]] = {
     FAILED: (_Field((str,), REASON_CHARS),),
 }
 SMALL_FRAME_BYTES = 65 << 10
-"""Of a frame that carries no rows, at most: an offer is the first one, and 64 connections may send half of one."""
+"""Maximum size of a frame without rows, in bytes.
+
+An offer is the first frame, and 64 connections may each send part of one."""
 CHUNK_FRAME_BYTES = CHUNK_BYTES_AT_MOST + SMALL_FRAME_BYTES
 _NAMES = dict(zip(_FIELDS, ("OFFER", "RESUME", "REFUSE", "CHUNK", "ACK", "DONE", "FAILED"), strict=True))
 
 
 class ObjectStream(Protocol):
-    """A connection that carries msgpack's values. Both raise when it has ended."""
+    """A connection that carries MessagePack values. Both methods raise an error once it has ended."""
 
     async def send(self, obj: Any) -> None: ...
 
     async def receive(self, limit: int) -> Any:
-        """The next value; FrameTooLarge when it takes more than `limit` bytes, before they are read."""
+        """Return the next value. Raise FrameTooLarge if it has more than `limit` bytes, before reading it."""
         ...
 
 
 class Sink(Protocol):
-    """Where a snapshot is put: a store that nothing points to yet. It outlives connections."""
+    """Destination of a snapshot: a store that no pointer names yet. It outlives connections."""
 
     @property
     def position(self) -> bytes | None:
-        """Key of the last row it has; None: it has none."""
+        """Key of the last row that it has; None if it has none."""
         ...
 
     async def add(self, data: bytes) -> bool:
-        """Put a chunk there (`Importer.add`). Whether it was the last. Raises SandqError, and has written nothing."""
+        """Add a chunk (`Importer.add`). Return whether it was the last. Raise SandqError if nothing was written."""
         ...
 
     async def finish(self, meta: Meta) -> None:
-        """Install: when it returns, the store is pointed to, durably. Raises SandqError. Called once."""
+        """Install the snapshot: on return, the pointer names the store, durably. Raise SandqError. Called once."""
         ...
 
 
 class Verdict(Enum):
+    """The outcome of an offer."""
+
     INSTALLED = "installed"
     HELD = "held"
-    """The receiver has this state, or a later one."""
+    """The receiver has this state or a later one."""
     REFUSED = "refused"
-    """Not now; nothing was sent."""
+    """Not possible now; nothing was sent."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How an offer ended, on both sides. `reason`: in words, of what is not INSTALLED."""
+    """How an offer ended, on both sides. `reason`: explanation of an outcome other than INSTALLED."""
 
     verdict: Verdict
     reason: str = ""
 
 
 class Throttle:
-    """Bytes per second that all users share, first come, first served. On trio's clock."""
+    """A rate in bytes per second that all users share, first come, first served. Uses trio's clock."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
         self._paid_until = -math.inf
-        """What was taken so far is paid for at this time."""
+        """Time at which everything taken so far is paid for."""
 
     async def take(self, size: int, times: int = 1) -> None:
-        """Wait until `size` more bytes may go, at so many times the rate. They may be more than a burst: then the next
-        ones wait for them."""
+        """Wait until `size` more bytes may be sent, at `times` times the rate.
+
+        They may exceed a burst: then the next ones wait for them."""
         now = trio.current_time()
         begin = max(self._paid_until, now - BURST_S)
         self._paid_until = begin + size / (self._bytes_per_s * times)
@@ -124,8 +130,10 @@ class Throttle:
 
 
 class Outlet:
-    """What all outgoing snapshots of a node share. A slot is to be held from before a snapshot's read view is taken
-    until it is closed."""
+    """Resources that all outgoing snapshots of a node share.
+
+    Hold a slot from before a snapshot's rows are fixed until they are released.
+    """
 
     def __init__(self, bytes_per_s: int) -> None:
         self.throttle = Throttle(bytes_per_s)
@@ -139,11 +147,10 @@ async def send_snapshot(
     throttle: Throttle,
     times: int = 1,
 ) -> Answer:
-    """Offer a snapshot and send what the other side lacks of it, at so many times the throttle's rate.
-    `read_chunk(after)`: `Exporter.chunk`, in a thread.
+    """Offer a snapshot and send the part that the other side lacks, at `times` times the throttle's rate.
 
-    Raises ProtocolError, TimedOut, what the stream raises when it ends, and what `read_chunk` raises; then the same
-    snapshot may be offered again, and goes on where it was."""
+    `read_chunk(after)`: `Exporter.chunk`, in a thread. Raise ProtocolError, TimedOut, the stream's error when it ends,
+    and the errors of `read_chunk`. Then the same snapshot may be offered again, and continues where it ended."""
     talk = _Talk(stream)
     await talk.send(OFFER, meta.encode())
     kind, fields = await talk.receive(RESUME, REFUSE)
@@ -169,11 +176,11 @@ async def send_snapshot(
 
 
 async def receive_snapshot(stream: ObjectStream, accept: Callable[[Meta], Awaitable[Sink | None]]) -> Answer:
-    """Take what is offered on a stream. `accept`: where it is put; None: the state is here already. It raises
-    SandqError: not now.
+    """Receive the snapshot that is offered on a stream.
 
-    Raises ProtocolError, TimedOut, and what the stream raises when it ends. Whatever else keeps a snapshot from being
-    taken is answered, to both sides."""
+    `accept(meta)`: return its destination, or None if its state is here already; raise SandqError if it cannot be
+    received now. Raise ProtocolError, TimedOut, and the stream's error when it ends. Any other reason for not
+    installing the snapshot is returned on both sides."""
     talk = _Talk(stream)
     _, (offer,) = await talk.receive(OFFER)
     try:
@@ -182,7 +189,7 @@ async def receive_snapshot(stream: ObjectStream, accept: Callable[[Meta], Awaita
     except SandqError as error:
         return await talk.refuse(Answer(Verdict.REFUSED, error.message))
     if sink is None:
-        return await talk.refuse(Answer(Verdict.HELD, "this state, or a later one, is there already"))
+        return await talk.refuse(Answer(Verdict.HELD, "this node has this state or a later one already"))
     await talk.send(RESUME, sink.position)
     last = False
     while not last:
@@ -199,27 +206,27 @@ async def receive_snapshot(stream: ObjectStream, accept: Callable[[Meta], Awaita
 
 
 class _Talk:
-    """Frames over a stream: checked, and not waited for for ever."""
+    """Checked frames over a stream, with time limits."""
 
     def __init__(self, stream: ObjectStream) -> None:
         self._stream = stream
 
     async def send(self, kind: int, *fields: Any) -> None:
-        await _in_time(self._stream.send((kind, *fields)), f"to take {_NAMES[kind]}")
+        await _in_time(self._stream.send((kind, *fields)), f"to accept {_NAMES[kind]}")
 
     async def refuse(self, answer: Answer) -> Answer:
         await self.send(REFUSE, answer.verdict is Verdict.HELD, answer.reason[:REASON_CHARS])
         return answer
 
     async def receive(self, *kinds: int) -> tuple[int, Sequence[Any]]:
-        """The next frame, which must be one of these: its kind and fields."""
+        """Receive the next frame, which must be of one of these kinds. Return its kind and fields."""
         wanted = " or ".join(_NAMES[kind] for kind in kinds)
         limit = CHUNK_FRAME_BYTES if CHUNK in kinds else SMALL_FRAME_BYTES
         frame = await _in_time(self._stream.receive(limit), f"to send {wanted}")
         kind = frame[0] if isinstance(frame, (list, tuple)) and frame else None
         if type(kind) is not int or kind not in kinds:
-            got = _NAMES.get(kind, "an unknown frame") if type(kind) is int else "no frame"
-            raise ProtocolError(f"a snapshot's connection: {wanted} is expected, and {got} came")
+            got = _NAMES.get(kind, "an unknown frame") if type(kind) is int else "a malformed frame"
+            raise ProtocolError(f"a snapshot's connection: {wanted} is expected, {got} was received")
         fields, shape = frame[1:], _FIELDS[kind]
         if len(fields) != len(shape):
             raise ProtocolError(f"a snapshot's connection: {_NAMES[kind]} with {len(fields)} fields, not {len(shape)}")

@@ -1,1 +1,1 @@
-"""Numbers that a node counts of its own work, and how punctual it was."""
+"""Statistics that a node keeps of its own work, and of how punctual its deliveries are."""

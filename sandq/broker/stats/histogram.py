@@ -1,4 +1,4 @@
-"""Histograms of what a node counts. This module imports little: HTTP's process counts with it, too."""
+"""Histograms of a node's statistics. This module imports little, as the HTTP process uses it, too."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ LATENESS = (
     *(-1.0, -0.1, -0.01, -0.001, 0.0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-"""Seconds; below 0 is early."""
+"""Bounds of lateness in s; below 0 is early."""
 ATTEMPTS = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
 COUNTS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 
 
 class Histogram:
-    """Counts by upper bound (inclusive), as Prometheus has them, but not cumulative."""
+    """Counts by upper bound (inclusive), as in Prometheus, but not cumulative."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """The last one: above every bound."""
+        """Counts by bound; the last one is above every bound."""
         self.total = 0.0
 
     def observe(self, value: float, weight: int = 1) -> None:
-        """The same value `weight` times."""
+        """Count a value `weight` times."""
         self.counts[bisect_left(self.bounds, value)] += weight
         self.total += value * weight
 
     def add(self, other: Histogram) -> None:
-        """Everything that another one of the same bounds has seen."""
+        """Add the counts of a histogram with the same bounds."""
         self.counts = [one + more for one, more in zip(self.counts, other.counts, strict=True)]
         self.total += other.total

@@ -1,6 +1,6 @@
-"""What a node counts of its own work, in plain numbers: who shows them (`server/metrics/metrics.py`) reads them.
+"""Statistics that a node keeps of its own work, as plain numbers. `server/metrics/metrics.py` exports them.
 
-Each number is written by one thread alone. Work is counted per batch, lease or pass, never per message.
+Each number is written by one thread only. Work is counted per batch, lease or commit batch, never per message.
 """
 
 from __future__ import annotations
@@ -12,58 +12,59 @@ from sandq.broker.stats.histogram import ATTEMPTS, COUNTS, LATENESS, SECONDS, Hi
 from sandq.model import offsets
 
 _MS_BYTES = 6
-"""Of an offset: the delivery time."""
+"""Bytes of the delivery time in an offset."""
 
 
 class NodeStats:
-    """What is not of any topic."""
+    """Statistics that do not belong to a topic."""
 
     def __init__(self, slo_lateness_s: float = 0.1) -> None:
-        """`slo_lateness_s`: what is later than that misses the lateness objective."""
+        """Create them. `slo_lateness_s`: lateness above which a delivery misses the objective."""
         self.slo_lateness_s = slo_lateness_s
         self.slo = Histogram(LATENESS)
-        """Of the first deliveries that count for the objective: their lateness."""
+        """Lateness of the first deliveries that count for the objective."""
         self.fsync = Histogram(SECONDS)
         self.pass_records = Histogram(COUNTS)
-        """Of each pass that was written: WAL records."""
+        """WAL records of each commit batch."""
         self.apply = Histogram(SECONDS)
         self.apply_entries = Histogram(COUNTS)
-        """Of each batch of the apply thread: entries."""
+        """Entries of each run of the apply thread."""
         self.store_write = Histogram(SECONDS)
         self.stalls = Histogram(SECONDS)
-        """How late the event loop came to a task that was due."""
+        """Delay with which the event loop ran a due task."""
         self.attempts = Histogram(ATTEMPTS)
         self.round_trips = Histogram(SECONDS)
-        """Of probes of other members by gossip."""
+        """Round trips of gossip probes of other members."""
         self.early = 0
-        """Messages that were sent before their time."""
+        """Number of messages that were sent before their time."""
 
     def applied(self, entries: int, apply_s: float) -> None:
-        """A batch of the apply thread is done."""
+        """Count a run of the apply thread."""
         if entries:
             self.apply.observe(apply_s)
             self.apply_entries.observe(entries)
 
 
 class TopicStats:
-    """What was sent of a topic. What was stored and settled, its partitions count: `Status.counted`."""
+    """Deliveries of a topic. Its partitions count stored and settled messages (`Status.counted`)."""
 
     def __init__(self, node: NodeStats) -> None:
         self._node = node
         self.sent = 0
         self.sent_bytes = 0
         self.redelivered = 0
-        """Messages that had been leased before."""
+        """Number of messages that had been leased before."""
         self.lateness = Histogram(LATENESS)
         self.slo_deliveries = 0
-        """First deliveries of messages for which a consumer had room when they were due ..."""
+        """Number of first deliveries of messages that were due when a consumer had free credit."""
         self.slo_late = 0
-        """... and those of them that came later than the objective allows."""
+        """Number of these deliveries that were later than the objective allows."""
 
     def delivered(self, delivery: Delivery, now_s: float, free_since_ms: int | None = None) -> None:
-        """A lease is being sent at this moment of the guarded clock (epoch seconds). `free_since_ms`: since when a
-        consumer has room for it, without a stop; what was due before that waited for consumers, and None says that of
-        all."""
+        """Count a lease that is being sent at `now_s` of the guarded clock (epoch seconds).
+
+        `free_since_ms`: time since which a consumer has had free credit without interruption. Messages that became due
+        earlier waited for consumers, and do not count for the objective. None: none of them counts."""
         self.sent += delivery.count
         now_ms = now_s * 1000
         for piece in delivery.pieces:
@@ -86,7 +87,7 @@ class TopicStats:
                 self.redelivered += delivery.count
 
     def _observe(self, late_s: float, count: int, counts: bool) -> None:
-        """Messages of one instant. `counts`: for the objective, too."""
+        """Count messages of one instant. `counts`: they count for the objective, too."""
         lateness = self.lateness
         bucket = bisect_left(lateness.bounds, late_s)
         lateness.counts[bucket] += count
@@ -99,7 +100,7 @@ class TopicStats:
                 self.slo_late += count
 
     def _observe_for_slo(self, column: bytes, count: int, now_ms: float, free_since_ms: int) -> None:
-        """A column of messages, of which some were due at `free_since_ms` or later: those count for the objective."""
+        """Count a column of messages. Messages that were due at `free_since_ms` or later count for the objective."""
         node = self._node
         start = 0 if _ms_at(column, 0) >= free_since_ms else _first_from(column, free_since_ms, 0, count)
         if start:
@@ -114,15 +115,16 @@ class TopicStats:
 
 
 def _spread(column: bytes, start: int, count: int, now_ms: float, lateness: Histogram, *others: Histogram) -> None:
-    """Count how late the messages of a column are, from `start` on, each in its bucket; without a look at each of
-    them. The `others` have the same bounds."""
+    """Count the lateness of a column's messages, from `start` on, by bucket, without visiting each message.
+
+    The `others` have the same bounds."""
     first_s = (now_ms - _ms_at(column, start)) / 1000
     last_s = (now_ms - offsets.deliver_ms(column[-offsets.OFFSET_BYTES :])) / 1000
     if first_s == last_s:
         for histogram in (lateness, *others):
             histogram.observe(first_s, count - start)
         return
-    # In order, so the latest come first.
+    # The messages are in order, so the latest ones come first.
     at = start
     while at < count:
         bucket = bisect_left(lateness.bounds, (now_ms - _ms_at(column, at)) / 1000)
@@ -142,12 +144,12 @@ def _ms_at(column: bytes, at: int) -> int:
 
 
 def _first_from(column: bytes, at_ms: float, start: int, count: int) -> int:
-    """The first message, from `start` on, whose time is `at_ms` or later."""
+    """Return the first message, from `start` on, whose time is `at_ms` or later."""
     return bisect_left(range(count), at_ms, lo=start, key=lambda at: _ms_at(column, at))
 
 
 def _after(column: bytes, now_ms: float, count: int) -> int:
-    """How many messages of a piece are due after `now_ms`."""
+    """Return how many messages of a piece are due after `now_ms`."""
     if len(column) == offsets.OFFSET_BYTES:
         return count
     return sum(_ms_at(column, at) > now_ms for at in range(count))

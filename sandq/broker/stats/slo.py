@@ -1,4 +1,4 @@
-"""The lateness objective of a node: counts of deliveries that outlive it, and what stands behind them."""
+"""The lateness objective of a node: counts of deliveries that survive restarts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from sandq.storage.files import Files
 log = structlog.get_logger("sandq.slo")
 
 TAKE_S: Final = 10.0
+"""Interval in s at which deliveries are counted."""
 WRITE_S: Final = 300.0
-"""How often the file is written: what is lost at most when a node is killed."""
+"""Interval in s at which the file is written. A node that is killed loses at most this much."""
 LAST_WRITE_S: Final = 2.0
-"""How long the end waits for the last write."""
+"""Time in s to wait for the last write at the end."""
 
 
 class LatenessSlo:
-    """Takes what was delivered into a `SloBook`, and keeps that in a file."""
+    """Records deliveries in a `SloBook`, and keeps that in a file."""
 
     def __init__(self, config: SloSection, stats: NodeStats, clock: GuardedClock, files: Files) -> None:
         self._config = config
@@ -36,11 +37,11 @@ class LatenessSlo:
             kept = files.read(NAME) if files.exists(NAME) else None
             self._book = SloBook(stats, config.window_ms, now_ms, kept)
         except (Corruption, StorageFailed, OSError) as error:
-            log.warning("how late deliveries were is counted anew: its file cannot be read", error=str(error))
+            log.warning("lateness counts start over: their file cannot be read", error=str(error))
             self._book = SloBook(stats, config.window_ms, now_ms)
 
     async def run(self) -> None:
-        """Take in what is delivered, and write it now and then, until cancelled; then once more."""
+        """Record deliveries, and write the file from time to time, until cancelled; then once more."""
         wrote_s = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
@@ -49,11 +50,11 @@ class LatenessSlo:
                     self._take()
                     if self._book.changed and not self._is_writing and trio.current_time() - wrote_s >= WRITE_S:
                         wrote_s = trio.current_time()
-                        # Beside it: a disk that hangs is not to have deliveries counted in a later minute.
+                        # In a separate task, so that deliveries are counted in the right minute even if a disk hangs.
                         nursery.start_soon(self._write)
         finally:
             self._take()
-            # A thread that hangs in the disk may write yet, and not two at a time.
+            # A thread that hangs in a disk operation may still write. Only one may write at a time.
             if self._book.changed and not self._is_writing:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_WRITE_S):
                     await self._write()
@@ -66,10 +67,10 @@ class LatenessSlo:
             await trio.to_thread.run_sync(self._replace, self._book.encode(), abandon_on_cancel=True)
         except (StorageFailed, OSError) as error:
             self._book.changed = True
-            log.warning("how late deliveries were could not be kept", error=str(error))
+            log.warning("lateness counts could not be saved", error=str(error))
 
     def _replace(self, data: bytes) -> None:
-        """On a thread of its own."""
+        """Write the file. Runs on a thread."""
         self._is_writing = True
         try:
             self._files.replace(NAME, data)
@@ -77,7 +78,7 @@ class LatenessSlo:
             self._is_writing = False
 
     def told(self) -> dict[str, Any]:
-        """What SLO tells of this node, but for its topics."""
+        """Return the reply to the request SLO for this node, without its topics."""
         self._take()
         now_ms, status = self._clock.now_ms(), self._clock.status()
         windows = [(over_ms, self._book.over(now_ms, over_ms)) for over_ms in (*BURN_MS, self._book.window_ms)]

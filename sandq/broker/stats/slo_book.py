@@ -1,11 +1,11 @@
-"""Keeps how late deliveries were: by the minute for six hours, by the hour for `slo.window`, or three days. Pure.
+"""Keep how late deliveries were: by the minute for six hours, by the hour for `slo.window` or three days. No I/O.
 
 The file `slo` (envelope: small_file.py, magic "SANDQSLO", version 1) is msgpack. PERSISTED::
 
     [bounds in us, since_ms, minutes, hours]     each a list of [number since 1970, counts by bound, early, unproven]
 
-It is written now and then, and at the end: a node that was killed has lost the last minutes of it, and nothing else
-depends on it.
+It is written from time to time, and at the end. A node that is killed loses the last minutes. Nothing else depends on
+the file.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 MINUTES_MOST: Final = 360
 BURN_MS: Final = (5 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, 72 * HOUR_MS)
-"""Over which burn rates are told, however short the window is."""
+"""Spans in ms over which burn rates are reported, even if the window is shorter."""
 BOUNDS_US: Final = [round(bound * 1_000_000) for bound in LATENESS]
-"""Of the counts; the last count is above all of them."""
+"""Bounds of the counts in us. The last count is above all of them."""
 
 
 class Counted(NamedTuple):
-    """Deliveries of some time."""
+    """Deliveries within some time."""
 
     counts: Sequence[int]
-    """By `BOUNDS_US`."""
+    """Counts by `BOUNDS_US`."""
     early: int
     unproven: int
-    """Of `counts`, those while the node's clock was not trusted."""
+    """Number of those in `counts` while the node's clock was not trusted."""
 
 
 class _Slots:
-    """Sums for each of the last `most` spans of `span_ms`. Those in which nothing was delivered take nothing."""
+    """Sums for each of the last `most` spans of `span_ms`. Spans without deliveries take no memory."""
 
     def __init__(self, span_ms: int, most: int) -> None:
         self._span_ms = span_ms
         self._most = most
         self.slots: dict[int, list[int]] = {}
-        """By number: counts, early, unproven; in the order of the numbers."""
+        """Counts, early and unproven, by number of the span, in ascending order."""
 
     def add(self, now_ms: int, more: Sequence[int]) -> None:
         number = now_ms // self._span_ms
-        # A clock that was set back: what was counted ahead of it is of now.
+        # If the clock was set back, add the counts of future spans to the current one.
         ahead = [self.slots.pop(slot) for slot in [slot for slot in self.slots if slot > number]]
         for one in (*ahead, more):
             slot = self.slots.get(number)
@@ -65,7 +65,7 @@ class _Slots:
             del self.slots[slot]
 
     def sum(self, now_ms: int, over_ms: int) -> list[int]:
-        """Of the slots that lie within the last `over_ms`, the present one included."""
+        """Return the sum of the spans within the last `over_ms`, including the current one."""
         first = (now_ms - over_ms) // self._span_ms
         total = [0] * (len(BOUNDS_US) + 3)
         for number, slot in self.slots.items():
@@ -80,7 +80,7 @@ class _Slots:
         for number, counts, early, unproven in sorted(rows):
             slot = [int(count) for count in (*counts, early, unproven)]
             if len(slot) != len(BOUNDS_US) + 3 or min(slot) < 0:
-                raise ValueError(f"its row {number!r} has no count for each bound")
+                raise ValueError(f"its row {number!r} does not have a count for each bound")
             self.slots[int(number)] = slot
         self._forget(now_ms // self._span_ms)
 
@@ -90,24 +90,24 @@ def _sum(one: Sequence[int], other: Sequence[int]) -> list[int]:
 
 
 class SloBook:
-    """Of one node. `take` is to be called often, and before anything is read."""
+    """The counts of one node. Call `take` often, and before reading."""
 
     def __init__(self, stats: NodeStats, window_ms: int, now_ms: int, kept: bytes | None = None) -> None:
-        """`kept`: what `encode` gave. Raises Corruption: it is not."""
+        """Create it. `kept`: result of `encode`. Raise Corruption if it is not one."""
         self._stats = stats
         self.window_ms = window_ms
         self.since_ms = now_ms
-        """Since when it counts."""
+        """Time in ms at which counting began."""
         self._minutes = _Slots(MINUTE_MS, MINUTES_MOST)
         self._hours = _Slots(HOUR_MS, max(window_ms, *BURN_MS) // HOUR_MS + 1)
         self._taken = self._now()
         self.changed = False
-        """Something was counted since `encode`."""
+        """True if something was counted since `encode`."""
         if kept is not None:
             self._load(kept, now_ms)
 
     def take(self, now_ms: int, *, is_trusted: bool) -> None:
-        """Take in what was delivered since the last time; `is_trusted`: the clock of this node is."""
+        """Count the deliveries since the last call. `is_trusted`: whether this node's clock is trusted."""
         now = self._now()
         more = [new - had for new, had in zip(now, self._taken, strict=True)]
         if any(more):
@@ -118,13 +118,13 @@ class SloBook:
             self.changed = True
 
     def over(self, now_ms: int, over_ms: int) -> Counted:
-        """Of the last so many ms: by whole minutes up to six hours, else by whole hours."""
+        """Return the counts of the last `over_ms`: by whole minutes up to six hours, otherwise by whole hours."""
         slots = self._minutes if over_ms <= MINUTES_MOST * MINUTE_MS else self._hours
         *counts, early, unproven = slots.sum(now_ms, over_ms)
         return Counted(counts, early, unproven)
 
     def encode(self) -> bytes:
-        """The whole file."""
+        """Return the content of the file."""
         self.changed = False
         content = [BOUNDS_US, self.since_ms, self._minutes.rows(), self._hours.rows()]
         return small_file.encode(MAGIC, VERSION, content)
@@ -136,9 +136,9 @@ class SloBook:
         try:
             bounds, since_ms, minutes, hours = small_file.decode(kept, MAGIC, VERSION, NAME)
             if bounds != BOUNDS_US:
-                return  # of another version: it begins anew
+                return  # written by another version: start over
             self.since_ms = min(int(since_ms), now_ms)
             self._minutes.load(minutes, now_ms)
             self._hours.load(hours, now_ms)
         except (TypeError, ValueError, OverflowError) as error:
-            raise Corruption(f"{NAME} holds no counts of deliveries: {error}", file=NAME) from error
+            raise Corruption(f"{NAME} does not contain counts of deliveries: {error}", file=NAME) from error

@@ -195,7 +195,7 @@ async def test_who_knows_of_a_cluster_founds_none(tmp_path: Path) -> None:
         await until_answer(partial(info, nodes, "node3"), lambda found: found["others"])
         error = await refused()
         assert isinstance(error, Conflict) and "there is a cluster already" in error.message
-        assert "asks to be taken in" in (await info(nodes, "node3"))["waiting"]
+        assert "asks to join" in (await info(nodes, "node3"))["waiting"]
         # Who is given its address first, and those of others, is not held up by it.
         async with sandq.connect(*[f"127.0.0.1:{nodes.client_ports[f'node{n}']}" for n in (3, 1, 2)]) as client:
             assert (await client.admin.cluster())["node"] == "node1"

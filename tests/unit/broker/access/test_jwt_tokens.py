@@ -72,7 +72,7 @@ async def test_a_token_says_who_it_is_and_what_it_may_do(verifier: JwtVerifier) 
         (signed(exp=NOW_S - 31), "expired"),
         (signed(exp=None), "exp"),
         (signed(exp="soon"), "times"),
-        (signed(nbf=NOW_S + 60), "later"),
+        (signed(nbf=NOW_S + 60), "not valid yet"),
         (signed(sub=None), "sub"),
         (signed(sub=""), "subject"),
         (signed(sub="a\nb"), "subject"),

@@ -85,11 +85,11 @@ async def test_answers_are_bounded_and_a_large_entry_is_alone(monkeypatch: pytes
 
 async def test_what_is_not_to_be_had_is_said() -> None:
     bed = Bed()
-    assert "another history: it ends at entry 6, and there was an entry 20" in str((await bed.ask(20)).gone)
+    assert "different history: it ends at entry 6, and there was an entry 20" in str((await bed.ask(20)).gone)
     assert "entry 3 is of term 1, and was of 9" in str((await bed.ask(3, term=9)).gone)
     assert (await bed.ask(3, term=1)).gone is None
     bed.host.group.journal.truncate_below(5)
-    assert "begins behind entry 5" in str((await bed.ask(4)).gone)
+    assert "begins after entry 5" in str((await bed.ask(4)).gone)
     assert (await bed.ask(5, term=2)).entries == [2, b"6"]
     assert (await bed.ask(8)).gone is None and bed.host.status.applied_index == 8, "rows may tell of it first"
 

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from sandq.broker.bootstrap import founder_election
-from sandq.broker.bootstrap.bootstrap import Bootstrap, Way
+from sandq.broker.bootstrap.bootstrap import Bootstrap, BootstrapMode
 from sandq.broker.bootstrap.founder_election import AGREES, ASKS, REFUSES, FounderElection
 from sandq.broker.bootstrap.joining import Beginning
 from sandq.broker.peers.handshake import Peer, PeerIdentity
@@ -180,19 +180,21 @@ def test_other_frames_are_left_to_others() -> None:
 class Bed:
     """What a node sees of the others, by gossip and by links."""
 
-    def __init__(self, way: Way, name: str = "b", belongs: str | None = None) -> None:
+    def __init__(self, mode: BootstrapMode, name: str = "b", belongs: str | None = None) -> None:
         self.seen: dict[str, Mapping[str, str]] = {}
         links = FakeLinks(own=name, on_send=self._send)
         self.links: dict[str, Peer] = links.peers
         self.welcomed: Beginning | None = None
-        this_node = ThisNode(Identity(name, f"store of {name}", belongs), "z", 1, lambda: None, is_named=way == "named")
+        this_node = ThisNode(
+            Identity(name, f"store of {name}", belongs), "z", 1, lambda: None, is_named=mode == "named"
+        )
         progress: Any = SimpleNamespace(others={})
         directory: Any = SimpleNamespace(seen=lambda: list(self.seen.values()))
         joining: Any = self
         self.forming = Bootstrap(
-            way=way,
+            mode=mode,
             this_node=this_node,
-            named=["c"] if way == "named" else [],
+            named=["c"] if mode == "named" else [],
             joining=joining,
             links=links,
             progress=progress,

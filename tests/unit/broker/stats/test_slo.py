@@ -51,7 +51,7 @@ async def test_what_a_full_disk_did_not_take_is_written_later() -> None:
     kept.told()
     with structlog.testing.capture_logs() as lines:
         await kept._write()
-    assert kept._book.changed and [line["event"] for line in lines] == ["how late deliveries were could not be kept"]
+    assert kept._book.changed and [line["event"] for line in lines] == ["lateness counts could not be saved"]
     await kept._write()
     assert not kept._book.changed and written == [written[0]] * 2
 
@@ -89,5 +89,5 @@ async def test_what_stands_there_in_its_place_is_no_reason_not_to_start(tmp_path
         (tmp_path / NAME).write_bytes(content)
     with structlog.testing.capture_logs() as lines:
         kept, _ = kept_by(RealFiles(tmp_path))
-    assert [line["event"] for line in lines] == ["how late deliveries were is counted anew: its file cannot be read"]
+    assert [line["event"] for line in lines] == ["lateness counts start over: their file cannot be read"]
     assert kept.told()["windows"][0][2:] == [0, 0]
