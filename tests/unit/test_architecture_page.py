@@ -30,7 +30,7 @@ def test_common_modules_exist() -> None:
 @pytest.mark.parametrize("request_", ["PRODUCE", "LEASE", "CANCEL"])
 def test_path_names_its_modules_and_their_number(request_: str) -> None:
     (text,) = re.findall(rf"^- \*\*{request_}\*\*: (.*?)(?=^- |\Z)", PATHS, re.MULTILINE | re.DOTALL)
-    path, number = re.findall(r"(.*?)(\d+) modules\.", text, re.DOTALL)[0]
+    path, number = re.findall(r"(.*?)(\d+)\s+modules\.", text, re.DOTALL)[0]
     own = modules_of(path)
     for name in own:
         assert (ROOT / "sandq" / f"{name}.py").is_file(), name
@@ -41,7 +41,7 @@ def test_path_names_its_modules_and_their_number(request_: str) -> None:
 
 def test_path_of_a_post_names_its_modules_and_their_number() -> None:
     (text,) = re.findall(r"^- \*\*POST\*\*: (.*?)\Z", PATHS, re.MULTILINE | re.DOTALL)
-    path, number = re.findall(r"(.*?)(\d+) modules\.", text, re.DOTALL)[0]
+    path, number = re.findall(r"(.*?)(\d+)\s+modules\.", text, re.DOTALL)[0]
     own = modules_of(path)
     for name in own:
         assert (ROOT / "sandq" / f"{name}.py").is_file(), name
