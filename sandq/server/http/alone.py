@@ -93,9 +93,9 @@ class GatewayState:
 
     def _text(self, accept: str) -> tuple[bytes, str]:
         encode, content_type = choose_encoder(accept)
-        exposition = Exposition(HTTP, openmetrics=content_type.startswith("application/openmetrics-text"))
-        self._requests.tell(exposition)
-        return exposition.text(encode(self._registry)), content_type
+        out = Exposition(HTTP, openmetrics=content_type.startswith("application/openmetrics-text"))
+        self._requests.write(out)
+        return out.text(encode(self._registry)), content_type
 
 
 async def serve_alone(

@@ -62,8 +62,9 @@ class _Definition(Times):
     )
 
     def _given(self) -> dict[str, Any]:
-        """Return the given members. A null `text` or `value` is dropped if a further one is given; `{"json": null}` is a
-        value."""
+        """Return the given members. A null `text` or `value` is dropped if a further value is given.
+
+        `{"json": null}` is a value."""
         given = self.model_dump(by_alias=True, exclude_unset=True)
         for name in ("text", "value"):
             if given.get(name, ...) is None and len(given.keys() & {"text", "value", "json"}) > 1:

@@ -75,8 +75,7 @@ def access_of(request: Request) -> Access | None:
 
 
 def authorize(request: Request, right: Right, topic: str | None, group: str | None = None) -> None:
-    """Raise Forbidden unless the caller has a right on what the body names. The rights for the path are checked
-    before."""
+    """Raise Forbidden unless the caller has a right on the topic in the body. The path was checked before."""
     access, topic, group = access_of(request), truncated(topic), truncated(group)
     if access is not None and not access.allows(right, topic, group):
         raise _noted(request.scope, access.refusal(right, topic, group))

@@ -1,4 +1,4 @@
-"""What a node counts of HTTP: requests, their durations, and restarts of the process that serves them."""
+"""Count HTTP requests, their durations, and restarts of the process that serves them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _TIMER: Final = "sandq_http_request_duration_seconds"
 _RESTARTS: Final = "sandq_http_process_restarts_total"
 
 Why = Literal["not_started", "ended", "killed", "hung"]
-"""Why an HTTP process had to be started again.
+"""Why an HTTP process had to be restarted.
 
 `not_started`: it could not be launched. `ended`: it ended by itself. `killed`: a signal ended it. `hung`: the node
-killed it because it did not answer, or did not speak the protocol between both.
+killed it because it did not answer, or did not follow their protocol.
 """
 
 
 class HttpRequests:
-    """Those of one process, or of all that a node had for them."""
+    """Counts of one process, or sums over all processes of a node."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._durations: dict[tuple[str, str], Histogram] = {}
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered. `route`: its template, of which there are few."""
+        """Count an answered request. `route`: the template of its path, of which there are few."""
         method = method if method in METHODS else "other"
         self._counts[method, route, str(status)] += 1
         durations = self._durations.get((method, route))
@@ -39,7 +39,7 @@ class HttpRequests:
         durations.observe(seconds)
 
     def take(self) -> dict[str, Any]:
-        """What was counted since it was taken last, as an object of JSON; here it begins anew."""
+        """Return the counts since the last call as a JSON object, and reset them."""
         counts, durations = self._counts, self._durations
         self._counts, self._durations = Counter(), {}
         return {
@@ -48,7 +48,7 @@ class HttpRequests:
         }
 
     def add(self, taken: Mapping[str, Any]) -> None:
-        """Count also what another one has counted. Raises ValueError, KeyError, TypeError: it is no such thing."""
+        """Add counts that `take` of another process returned. Raise ValueError, KeyError or TypeError if malformed."""
         for method, route, status, count in taken["counts"]:
             self._counts[method, route, status] += count
         for method, route, counts, total in taken["durations"]:
@@ -56,29 +56,29 @@ class HttpRequests:
             more.counts, more.total = counts, total
             self._durations.setdefault((method, route), Histogram(SECONDS)).add(more)
 
-    def tell(self, told: Exposition) -> None:
-        """For any thread."""
+    def write(self, out: Exposition) -> None:
+        """Write the metrics. Any thread may call it."""
         for request, count in sorted(list(self._counts.items())):
-            told.value(_COUNTER, count, told.labels(_COUNTER, *request))
+            out.value(_COUNTER, count, out.labels(_COUNTER, *request))
         durations = list(self._durations.items())
         for route, histogram in sorted(durations, key=lambda pair: pair[0]):
-            told.histogram(_TIMER, histogram, told.labels(_TIMER, *route))
+            out.histogram(_TIMER, histogram, out.labels(_TIMER, *route))
 
 
 class HttpProcess:
-    """What a node knows of its HTTP process."""
+    """The state of a node's HTTP process."""
 
     def __init__(self) -> None:
         self.requests = HttpRequests()
-        """Requests that all its processes answered."""
+        """Requests answered by all HTTP processes of the node."""
         self.restarts: Counter[Why] = Counter()
         self.down: str | None = None
-        """Why HTTP is not served; None: it is served, or the first process is starting."""
+        """Why HTTP is not served; None if it is served, or the first process is starting."""
         self.held_bytes = 0
-        """Bytes that requests hold in the process, as it last reported."""
+        """Bytes that requests hold in the process, as last reported."""
 
-    def tell(self, told: Exposition) -> None:
-        """Write the metrics of HTTP. May be called in any thread."""
-        self.requests.tell(told)
+    def write(self, out: Exposition) -> None:
+        """Write the metrics of HTTP. Any thread may call it."""
+        self.requests.write(out)
         for why in get_args(Why):
-            told.value(_RESTARTS, self.restarts[why], told.labels(_RESTARTS, why))
+            out.value(_RESTARTS, self.restarts[why], out.labels(_RESTARTS, why))

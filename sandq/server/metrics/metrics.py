@@ -1,8 +1,8 @@
-"""What a node tells Prometheus.
+"""Collect the metrics of a node, and render them for Prometheus.
 
-`Metrics.render` copies what it needs on the event loop, which is a matter of references, and makes the text in a
-thread. Of partitions it reads what they published, and what `refresh` learnt now and then; it never asks the thread
-that owns them.
+`Metrics.render` copies what it needs on the event loop, mostly references, and makes the text in a thread. It uses
+of each partition the published status, and the later results of `refresh`. So a scrape never waits for the thread that
+owns the partitions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sandq.server.audit.audit_log import AuditLog
 from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
 from sandq.server.metrics.http_requests import HttpProcess
-from sandq.server.metrics.node import tell_members, tell_quotas, tell_tls
+from sandq.server.metrics.node import write_members, write_quotas, write_tls
 from sandq.server.metrics.own_process import OwnProcess
 from sandq.server.metrics.text import Exposition
 from sandq.server.metrics.topics import (
@@ -52,28 +52,30 @@ from sandq.server.metrics.topics import (
     TenantRows,
     TopicNumbers,
     TopicSeen,
-    tell_pushes,
-    tell_tenants,
+    write_pushes,
+    write_tenants,
 )
 from sandq.server.quota_meters import QuotaMeters
 from sandq.tls.budget import Handshakes
 from sandq.tls.certificates import Certificates
 
 STALL_CHECK_S = 0.1
+"""Interval between two measurements of the event loop's delay, in seconds."""
 REFRESH_S = 5.0
-"""How often partitions in which nothing happens are asked what came due."""
+"""Interval between two queries for messages that became due in idle partitions, in seconds."""
 REFRESH_PARTITIONS = 100
-"""Of one question: others come between."""
+"""Number of partitions in one query, so that other work comes in between."""
 FORECAST_S = 30.0
-"""How often it is looked what comes to be due soon: it costs a look at each second of that time in each partition."""
+"""Interval between two forecasts, in seconds. A forecast reads one row per second of its period and partition."""
 SOON_S = (60, 300)
+"""Periods of the forecast, in seconds from now."""
 SOON_LABELS = ("1m", "5m")
 GROUPS_OF_WORK = 32
-"""Looked at with one unit of work."""
+"""Groups that can be visited with one unit of work."""
 REFRESH_FORECASTS = 20
-"""The same, of questions about what comes soon."""
+"""Number of partitions in one query of the forecast."""
 REFRESH_FAIR_PARTITIONS = 10
-"""The same, of questions about tenants, of whom there may be many."""
+"""Number of partitions in one query for tenants, of which a partition may have many."""
 GROUP_LIMITS = ("max_in_flight", "rate")
 DEAD_REASONS = ("nacked", "lease_expired", "expired", "rejected")
 _OF_TOPIC = (
@@ -96,20 +98,20 @@ _OF_TOPIC = (
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Which node this is."""
+    """Constant properties of the node."""
 
     version: str
     node: str
     cluster: str
     data_dir: Path
     is_insecure: bool = False
-    """It listens beyond its machine without TLS or authentication."""
+    """Whether it listens beyond its machine without TLS or authentication."""
     slo_target: float = 0.999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What the event loop owns, as it was at one moment."""
+    """State that the event loop owns, copied at one moment."""
 
     topics: list[OpenTopic]
     clock: ClockStatus
@@ -118,14 +120,14 @@ class _Seen:
     requests_in_flight: int
     raft_entries: int
     memory: dict[str, tuple[float, int]]
-    """Of each account: its share, and what it holds."""
+    """Share and held bytes of each account."""
     members: Seen
     pushes: tuple[dict[tuple[str, str], PushCounts], dict[tuple[str, str], str]]
-    """Of groups that are pushed: what was counted, and what their pumps do."""
+    """Counts of pushed groups, and the states of their pumps."""
 
 
 class Metrics:
-    """Of one node, with a registry of its own: several nodes may be in one process."""
+    """The metrics of one node. It has its own registry, because a process may contain several nodes."""
 
     def __init__(
         self,
@@ -144,7 +146,7 @@ class Metrics:
         usage: OwnerUsage | None = None,
         http: HttpProcess | None = None,
     ) -> None:
-        """`http`: the process that serves HTTP; None if none does."""
+        """`http`: state of the process that serves HTTP; None if there is none."""
         self._tls = tls
         self.registry = CollectorRegistry()
         self._broker = broker
@@ -162,31 +164,31 @@ class Metrics:
         self._board = Board(broker.limits.metric_topics, broker.limits.metric_groups)
         self._stalls = Histogram(SECONDS)
         self._came_due: dict[int, tuple[Any, int, int]] = {}
-        """By group number: the status it is an addition to, the second up to which it is known, messages."""
+        """By group number: a status, the second up to which the count holds, and the messages that became due since."""
         self._soon: dict[int, tuple[int, ...]] = {}
-        """By group number: messages that come to be due within `SOON_S`."""
+        """By group number: messages that become due within each of `SOON_S`."""
         self._tenants: dict[int, tuple[Any, list[tuple[str, dict[str, Any]]]]] = {}
-        """By group number: the status that they were asked for at, and the tenants of its groups."""
+        """By group number: the status at the time of the query, and the tenants of the groups."""
         self._rendering = trio.Lock()
         OwnProcess(registry=self.registry)
         self.http = http if http is not None else HttpProcess()
 
-    # -- what others call -----------------------------------------------------------------------------------------
+    # -- interface ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Watches the event loop, and what comes due while nothing happens, until it is cancelled."""
+        """Measure the event loop's delay, and refresh counts of due messages, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             nursery.start_soon(self._refresh_often)
             nursery.start_soon(self._forecast_often)
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The text for Prometheus, and its content type: OpenMetrics where the Accept header asks for it."""
+        """Return the text for Prometheus, and its content type: OpenMetrics if the Accept header asks for it."""
         async with self._rendering:
             return await trio.to_thread.run_sync(self._text, self._see(), accept)
 
     async def refresh(self) -> None:
-        """Learn what came due in partitions in which nothing happened since."""
+        """Query which messages became due in partitions whose status has not changed since."""
         now_s = self._broker.clock.now_ms() // 1000
         asked: list[tuple[int, PartitionReplica, Any, int, int]] = []
         turn = Turn()
@@ -208,7 +210,7 @@ class Metrics:
         await self._refresh_tenants()
 
     async def forecast(self) -> None:
-        """Learn what comes to be due soon in partitions that groups take from."""
+        """Query which messages become due soon, in partitions that have groups."""
         now_s = self._broker.clock.now_ms() // 1000
         hosts = []
         turn = Turn()
@@ -226,7 +228,7 @@ class Metrics:
         self._soon = soon
 
     async def _refresh_tenants(self) -> None:
-        """Learn what tenants wait for in partitions of fair topics in which something happened since."""
+        """Query the tenants of fair topics, in partitions whose status has changed since the last query."""
         fair = [topic for topic in self._broker.topics() if topic.record.kind == FAIR]
         hosts = [leader.raft_group for topic in fair for leader in topic.led().values()]
         known = self._tenants
@@ -260,7 +262,7 @@ class Metrics:
                 await self.forecast()
             await trio.sleep(FORECAST_S)
 
-    # -- looking (event loop) -------------------------------------------------------------------------------------
+    # -- on the event loop ----------------------------------------------------------------------------------------
 
     def _see(self) -> _Seen:
         broker, connections = self._broker, self.clients.open
@@ -276,31 +278,32 @@ class Metrics:
             pushes=({}, {}) if self._pusher is None else (dict(self._pusher.counts), dict(self._pusher.doing())),
         )
 
-    # -- telling (a thread) ---------------------------------------------------------------------------------------
+    # -- in a thread ----------------------------------------------------------------------------------------------
 
     def _text(self, seen: _Seen, accept: str) -> tuple[bytes, str]:
         encode, content_type = choose_encoder(accept)
-        told = Exposition(catalog.EVERY, openmetrics=content_type.startswith("application/openmetrics-text"))
-        self._tell_node(seen, told)
-        self._tell_clients(seen, told)
-        self._tell_storage(seen, told)
-        tell_members(seen.members, self._stats.round_trips, told)
+        out = Exposition(catalog.EVERY, openmetrics=content_type.startswith("application/openmetrics-text"))
+        self._write_node(seen, out)
+        self._write_clients(seen, out)
+        self._write_storage(seen, out)
+        write_members(seen.members, self._stats.round_trips, out)
         topics, groups = self._board.sums([self.topic_seen(topic) for topic in seen.topics])
-        told.value("sandq_subscriptions", sum([group.consumers for group in groups.values()]))
-        _tell_topics(topics, told)
-        _tell_groups(groups, seen.clock.guarded_ms, told)
-        tell_pushes(*seen.pushes, groups, told)
+        out.value("sandq_subscriptions", sum([group.consumers for group in groups.values()]))
+        _write_topics(topics, out)
+        _write_groups(groups, seen.clock.guarded_ms, out)
+        write_pushes(*seen.pushes, groups, out)
         if self._pusher is not None:
-            told.histogram("sandq_push_request_duration_seconds", self._pusher.durations)
+            out.histogram("sandq_push_request_duration_seconds", self._pusher.durations)
         if self._quotas is not None:
-            tell_quotas(self._quotas, {} if self._usage is None else self._usage.held, told)
-        tell_tenants(self._tenants_seen(seen), groups, self._broker.limits.metric_groups, told)
+            write_quotas(self._quotas, {} if self._usage is None else self._usage.held, out)
+        write_tenants(self._tenants_seen(seen), groups, self._broker.limits.metric_groups, out)
         if self._tls is not None:
-            tell_tls(*self._tls, told)
-        return told.text(encode(self.registry)), content_type
+            write_tls(*self._tls, out)
+        return out.text(encode(self.registry)), content_type
 
     def topic_seen(self, topic: OpenTopic) -> TopicSeen:
-        """What partitions of a topic that are led here published, and what came due in them since."""
+        """Return the statuses of the partitions of a topic that are led here, with the messages that became due
+        since."""
         partitions = []
         for leader in topic.led().values():
             status = leader.raft_group.status
@@ -317,95 +320,95 @@ class Metrics:
             if rows:
                 yield topic.record.name, rows
 
-    def _tell_node(self, seen: _Seen, told: Exposition) -> None:
+    def _write_node(self, seen: _Seen, out: Exposition) -> None:
         about = self._about
         labels = (about.version, platform.python_version(), zones.data_version(), about.node, about.cluster)
-        told.value("sandq_build_info", 1, told.labels("sandq_build_info", *labels))
-        told.value("sandq_storage_failed", self._broker.node_log.failed is not None)
-        told.value("sandq_node_sick", self._health.reason is not None)
-        told.value("sandq_damage_found", self._scrubber.damage is not None)
-        told.value("sandq_scrubbed_bytes_total", self._scrubber.read_bytes)
-        told.value("sandq_replicas_different", len(self._digests.different))
+        out.value("sandq_build_info", 1, out.labels("sandq_build_info", *labels))
+        out.value("sandq_storage_failed", self._broker.node_log.failed is not None)
+        out.value("sandq_node_sick", self._health.reason is not None)
+        out.value("sandq_damage_found", self._scrubber.damage is not None)
+        out.value("sandq_scrubbed_bytes_total", self._scrubber.read_bytes)
+        out.value("sandq_replicas_different", len(self._digests.different))
         shut = sum([host.shut is not None for host in list(self._broker.node_log.hosts.values())])
-        told.value("sandq_replicas_shut", shut)
-        told.value("sandq_replicas_compared_total", self._digests.compared)
-        told.value("sandq_no_room", self._health.no_room is not None)
+        out.value("sandq_replicas_shut", shut)
+        out.value("sandq_replicas_compared_total", self._digests.compared)
+        out.value("sandq_no_room", self._health.no_room is not None)
         for work, age_s in self._health.ages_s.items():
-            told.value("sandq_no_progress_seconds", age_s, told.labels("sandq_no_progress_seconds", work))
-        told.value("sandq_insecure", about.is_insecure)
+            out.value("sandq_no_progress_seconds", age_s, out.labels("sandq_no_progress_seconds", work))
+        out.value("sandq_insecure", about.is_insecure)
         if self._broker.node_log.feature_level is not None:
-            told.value("sandq_feature_level", self._broker.node_log.feature_level)
-        told.value("sandq_clock_drift_seconds", seen.clock.drift_ms / 1000)
-        told.value("sandq_clock_alarm", seen.clock.alarm)
+            out.value("sandq_feature_level", self._broker.node_log.feature_level)
+        out.value("sandq_clock_drift_seconds", seen.clock.drift_ms / 1000)
+        out.value("sandq_clock_alarm", seen.clock.alarm)
         for peer, offset_ms in seen.clock.peers.items():
             name = "sandq_clock_peer_offset_seconds"
-            told.value(name, offset_ms / 1000, told.labels(name, peer))
+            out.value(name, offset_ms / 1000, out.labels(name, peer))
         if seen.clock.median_ms is not None:
-            told.value("sandq_clock_median_offset_seconds", seen.clock.median_ms / 1000)
-        told.value("sandq_slo_lateness_seconds", self._stats.slo_lateness_s)
-        told.value("sandq_slo_target_ratio", about.slo_target)
-        told.histogram("sandq_event_loop_stall_seconds", self._stalls)
-        told.value("sandq_log_lines_dropped_total", logs.lines_dropped())
+            out.value("sandq_clock_median_offset_seconds", seen.clock.median_ms / 1000)
+        out.value("sandq_slo_lateness_seconds", self._stats.slo_lateness_s)
+        out.value("sandq_slo_target_ratio", about.slo_target)
+        out.histogram("sandq_event_loop_stall_seconds", self._stalls)
+        out.value("sandq_log_lines_dropped_total", logs.lines_dropped())
         if self._audit is not None:
-            told.value("sandq_audit_lines_total", self._audit.written)
-            told.value("sandq_audit_lines_lost_total", self._audit.lost)
+            out.value("sandq_audit_lines_total", self._audit.written)
+            out.value("sandq_audit_lines_lost_total", self._audit.lost)
         memory = self._broker.node_log.memory
-        told.value("sandq_memory_limit_bytes", memory.limit_bytes)
+        out.value("sandq_memory_limit_bytes", memory.limit_bytes)
         for account, (share_bytes, held_bytes) in seen.memory.items():
-            told.value("sandq_memory_share_bytes", share_bytes, told.labels("sandq_memory_share_bytes", account))
-            told.value("sandq_memory_bytes", held_bytes, told.labels("sandq_memory_bytes", account))
-        told.value("sandq_look_aheads_evicted_total", memory.look_aheads.evicted)
+            out.value("sandq_memory_share_bytes", share_bytes, out.labels("sandq_memory_share_bytes", account))
+            out.value("sandq_memory_bytes", held_bytes, out.labels("sandq_memory_bytes", account))
+        out.value("sandq_look_aheads_evicted_total", memory.look_aheads.evicted)
         hosts = [leader.raft_group for topic in seen.topics for leader in topic.partitions.values()]
-        told.value("sandq_topics", len(seen.topics))
-        told.value("sandq_topics_auto_created_total", self._broker.administration.topics.auto_created)
-        told.value("sandq_partitions", len(hosts))
-        told.value("sandq_groups", sum([len(host.status.groups) for host in hosts]))
-        told.value("sandq_partitions_led", sum([host.ready for host in hosts]))
-        told.value("sandq_partitions_without_leader", sum([host.leader is None for host in hosts]))
+        out.value("sandq_topics", len(seen.topics))
+        out.value("sandq_topics_auto_created_total", self._broker.administration.topics.auto_created)
+        out.value("sandq_partitions", len(hosts))
+        out.value("sandq_groups", sum([len(host.status.groups) for host in hosts]))
+        out.value("sandq_partitions_led", sum([host.ready for host in hosts]))
+        out.value("sandq_partitions_without_leader", sum([host.leader is None for host in hosts]))
         floor_ms = max([host.status.floor_ms for host in hosts if host.ready], default=0)
-        told.value("sandq_floor_ahead_seconds", max(floor_ms - seen.clock.guarded_ms, 0) / 1000)
+        out.value("sandq_floor_ahead_seconds", max(floor_ms - seen.clock.guarded_ms, 0) / 1000)
 
-    def _tell_clients(self, seen: _Seen, told: Exposition) -> None:
+    def _write_clients(self, seen: _Seen, out: Exposition) -> None:
         clients = self.clients
-        told.value("sandq_connections", seen.connections)
-        told.value("sandq_connections_accepted_total", clients.accepted)
-        told.value("sandq_connections_refused_total", clients.refused)
+        out.value("sandq_connections", seen.connections)
+        out.value("sandq_connections_accepted_total", clients.accepted)
+        out.value("sandq_connections_refused_total", clients.refused)
         for code, count in sorted(list(clients.errors.items())):
-            told.value("sandq_connection_errors_total", count, told.labels("sandq_connection_errors_total", code))
-        told.value("sandq_in_flight_bytes", seen.in_flight_bytes)
-        told.value("sandq_received_bytes_total", clients.received_bytes)
-        told.value("sandq_sent_bytes_total", clients.sent_bytes)
-        told.value("sandq_requests_in_flight", seen.requests_in_flight)
+            out.value("sandq_connection_errors_total", count, out.labels("sandq_connection_errors_total", code))
+        out.value("sandq_in_flight_bytes", seen.in_flight_bytes)
+        out.value("sandq_received_bytes_total", clients.received_bytes)
+        out.value("sandq_sent_bytes_total", clients.sent_bytes)
+        out.value("sandq_requests_in_flight", seen.requests_in_flight)
         failures = sorted(list(clients.failures.items()))
         counter, timer = "sandq_requests_total", "sandq_request_duration_seconds"
         for kind, durations in sorted(list(clients.durations.items()), key=_first):
             failed = sum([count for (of, _), count in failures if of == kind])
-            told.value(counter, max(sum(durations.counts) - failed, 0), told.labels(counter, kind, "ok"))
-            told.histogram(timer, durations, told.labels(timer, kind))
+            out.value(counter, max(sum(durations.counts) - failed, 0), out.labels(counter, kind, "ok"))
+            out.histogram(timer, durations, out.labels(timer, kind))
         for labels, count in failures:
-            told.value(counter, count, told.labels(counter, *labels))
-        self.http.tell(told)
+            out.value(counter, count, out.labels(counter, *labels))
+        self.http.write(out)
 
-    def _tell_storage(self, seen: _Seen, told: Exposition) -> None:
+    def _write_storage(self, seen: _Seen, out: Exposition) -> None:
         stats, node_log = self._stats, self._broker.node_log
-        told.histogram("sandq_wal_fsync_duration_seconds", stats.fsync)
-        told.histogram("sandq_wal_pass_records", stats.pass_records)
-        told.value("sandq_wal_written_bytes_total", node_log.wal.mark)
-        told.value("sandq_wal_bytes", node_log.wal.bytes_on_disk)
-        told.value("sandq_wal_segments", node_log.wal.segments)
-        with suppress(OSError, RuntimeError):  # it is being changed, or closed, while it is looked at
-            told.value("sandq_store_bytes", node_log.stores.approximate_bytes())
+        out.histogram("sandq_wal_fsync_duration_seconds", stats.fsync)
+        out.histogram("sandq_wal_pass_records", stats.pass_records)
+        out.value("sandq_wal_written_bytes_total", node_log.wal.mark)
+        out.value("sandq_wal_bytes", node_log.wal.bytes_on_disk)
+        out.value("sandq_wal_segments", node_log.wal.segments)
+        with suppress(OSError, RuntimeError):  # the store may be changed or closed meanwhile
+            out.value("sandq_store_bytes", node_log.stores.approximate_bytes())
         with suppress(OSError):
             disk = shutil.disk_usage(self._about.data_dir)
-            told.value("sandq_data_free_bytes", disk.free)
-            told.value("sandq_data_size_bytes", disk.total)
-        told.histogram("sandq_apply_duration_seconds", stats.apply)
-        told.histogram("sandq_apply_batch_entries", stats.apply_entries)
-        told.histogram("sandq_store_write_duration_seconds", stats.store_write)
-        told.value("sandq_apply_backlog_bytes", node_log.backlog.bytes)
-        told.value("sandq_raft_log_entries", seen.raft_entries)
-        told.histogram("sandq_delivery_attempts", stats.attempts)
-        told.value("sandq_early_deliveries_total", stats.early)
+            out.value("sandq_data_free_bytes", disk.free)
+            out.value("sandq_data_size_bytes", disk.total)
+        out.histogram("sandq_apply_duration_seconds", stats.apply)
+        out.histogram("sandq_apply_batch_entries", stats.apply_entries)
+        out.histogram("sandq_store_write_duration_seconds", stats.store_write)
+        out.value("sandq_apply_backlog_bytes", node_log.backlog.bytes)
+        out.value("sandq_raft_log_entries", seen.raft_entries)
+        out.histogram("sandq_delivery_attempts", stats.attempts)
+        out.value("sandq_early_deliveries_total", stats.early)
 
 
 def _first(pair: tuple[Any, Any]) -> Any:
@@ -413,12 +416,12 @@ def _first(pair: tuple[Any, Any]) -> Any:
 
 
 def _due_in(asked: Iterable[tuple[int, PartitionReplica, Any, int, int]], stop_s: int) -> list[int]:
-    """On the thread that owns the partitions."""
+    """Count due messages. Called on the thread that owns the partitions."""
     return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in asked]
 
 
 def _soon_in(replicas: Iterable[Any], start_s: int) -> list[tuple[int, ...]]:
-    """On the thread that owns the partitions."""
+    """Count messages that become due soon. Called on the thread that owns the partitions."""
     found = []
     for replica in replicas:
         counts, last_s = [0], 0
@@ -430,51 +433,51 @@ def _soon_in(replicas: Iterable[Any], start_s: int) -> list[tuple[int, ...]]:
 
 
 def _tenants_in(replicas: Iterable[Any]) -> list[list[tuple[str, dict[str, Any]]]]:
-    """On the thread that owns the partitions."""
+    """Return the tenants of each replica. Called on the thread that owns the partitions."""
     return [replica.queries.tenants() for replica in replicas]
 
 
-def _tell_topics(topics: dict[str, TopicNumbers], told: Exposition) -> None:
+def _write_topics(topics: dict[str, TopicNumbers], out: Exposition) -> None:
     for topic, numbers in topics.items():
-        labels = told.labels("sandq_topic_messages", topic)
-        told.value("sandq_topic_messages", numbers.messages, labels)
-        told.value("sandq_topic_delayed", numbers.delayed, labels)
-        told.value("sandq_topic_schedules", numbers.schedules, labels)
-        told.value("sandq_topic_outbox", numbers.outbox, labels)
-        told.value("sandq_topic_keys", numbers.keys, labels)
-        told.value("sandq_topic_bytes", numbers.bytes, labels)
+        labels = out.labels("sandq_topic_messages", topic)
+        out.value("sandq_topic_messages", numbers.messages, labels)
+        out.value("sandq_topic_delayed", numbers.delayed, labels)
+        out.value("sandq_topic_schedules", numbers.schedules, labels)
+        out.value("sandq_topic_outbox", numbers.outbox, labels)
+        out.value("sandq_topic_keys", numbers.keys, labels)
+        out.value("sandq_topic_bytes", numbers.bytes, labels)
         for name, counted in _OF_TOPIC:
-            told.value(name, numbers.count(counted), labels)
-        told.value("sandq_messages_out_total", numbers.sent, labels)
-        told.value("sandq_message_bytes_out_total", numbers.sent_bytes, labels)
-        told.value("sandq_messages_redelivered_total", numbers.redelivered, labels)
+            out.value(name, numbers.count(counted), labels)
+        out.value("sandq_messages_out_total", numbers.sent, labels)
+        out.value("sandq_message_bytes_out_total", numbers.sent_bytes, labels)
+        out.value("sandq_messages_redelivered_total", numbers.redelivered, labels)
         for reason in DEAD_REASONS:
-            dead = told.labels("sandq_messages_dead_total", topic, reason)
-            told.value("sandq_messages_dead_total", numbers.count(f"dead_{reason}"), dead)
-        told.value("sandq_slo_deliveries_total", numbers.slo_deliveries, labels)
-        told.value("sandq_slo_late_deliveries_total", numbers.slo_late, labels)
+            dead = out.labels("sandq_messages_dead_total", topic, reason)
+            out.value("sandq_messages_dead_total", numbers.count(f"dead_{reason}"), dead)
+        out.value("sandq_slo_deliveries_total", numbers.slo_deliveries, labels)
+        out.value("sandq_slo_late_deliveries_total", numbers.slo_late, labels)
         if any(numbers.lateness.counts):
-            told.histogram("sandq_delivery_lateness_seconds", numbers.lateness, labels)
+            out.histogram("sandq_delivery_lateness_seconds", numbers.lateness, labels)
 
 
-def _tell_groups(groups: dict[tuple[str, str], GroupNumbers], now_ms: int, told: Exposition) -> None:
+def _write_groups(groups: dict[tuple[str, str], GroupNumbers], now_ms: int, out: Exposition) -> None:
     for (topic, name), group in groups.items():
-        labels = told.labels("sandq_group_lag", topic, name)
+        labels = out.labels("sandq_group_lag", topic, name)
         age_s = max(now_ms - group.oldest_ms, 0) / 1000 if group.oldest_ms is not None else 0
-        told.value("sandq_group_lag", group.ready + group.leased + group.waiting, labels)
-        told.value("sandq_group_ready", group.ready, labels)
-        told.value("sandq_group_delayed", group.delayed, labels)
+        out.value("sandq_group_lag", group.ready + group.leased + group.waiting, labels)
+        out.value("sandq_group_ready", group.ready, labels)
+        out.value("sandq_group_delayed", group.delayed, labels)
         for within, count in zip_longest(SOON_LABELS, group.soon, fillvalue=0):
-            of_soon = told.labels("sandq_group_due_soon", topic, name, str(within))
-            told.value("sandq_group_due_soon", min(count, group.delayed), of_soon)
-        told.value("sandq_group_leased", group.leased, labels)
-        told.value("sandq_group_waiting", group.waiting, labels)
-        told.value("sandq_group_dead", group.dead, labels)
-        told.value("sandq_group_oldest_unacked_age_seconds", age_s, labels)
-        told.value("sandq_group_consumers", group.consumers, labels)
-        told.value("sandq_group_paused", group.paused, labels)
-        told.value("sandq_group_stalled", group.stalled, labels)
+            of_soon = out.labels("sandq_group_due_soon", topic, name, str(within))
+            out.value("sandq_group_due_soon", min(count, group.delayed), of_soon)
+        out.value("sandq_group_leased", group.leased, labels)
+        out.value("sandq_group_waiting", group.waiting, labels)
+        out.value("sandq_group_dead", group.dead, labels)
+        out.value("sandq_group_oldest_unacked_age_seconds", age_s, labels)
+        out.value("sandq_group_consumers", group.consumers, labels)
+        out.value("sandq_group_paused", group.paused, labels)
+        out.value("sandq_group_stalled", group.stalled, labels)
         if (held_up := group.held_up(now_ms)) is not None:
             for limit, is_held_up in zip(GROUP_LIMITS, held_up, strict=True):
-                of_limit = told.labels("sandq_group_limited", topic, name, limit)
-                told.value("sandq_group_limited", is_held_up, of_limit)
+                of_limit = out.labels("sandq_group_limited", topic, name, limit)
+                out.value("sandq_group_limited", is_held_up, of_limit)

@@ -1,4 +1,4 @@
-"""Metrics of this process (`process_*`), also if it sees nothing of /proc but processes (systemd's ProcSubset=pid)."""
+"""Metrics of this process (`process_*`), even if /proc shows only processes (ProcSubset=pid of systemd)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client import ProcessCollector
 
 
 class OwnProcess(ProcessCollector):
-    """`ProcessCollector`, which tells nothing at all if it cannot read when the machine started."""
+    """A `ProcessCollector` that also works if the boot time is unreadable. The base class reports nothing then."""
 
     def _boot_time(self) -> float:
         try:

@@ -1,8 +1,8 @@
-"""The text that Prometheus reads, of many samples at little cost.
+"""Write the text format of Prometheus at low cost per sample.
 
-`prometheus_client` makes an object of every sample, and the garbage collector stops the whole process to look at a
-hundred thousand of them; here a sample is a line from the start. What a node has a hundred of goes this way, too: there
-is one way only.
+`prometheus_client` makes an object of every sample. With a hundred thousand of these, the garbage collector would stop
+the whole process. Here, a sample is a line of text from the start. All metrics use this way, also those with few
+samples.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class Exposition:
-    """Families of the given metrics, all of them, with samples or without.
+    """The text of the given metrics; each has its header, even without samples.
 
-    `openmetrics`: that format, else Prometheus' own of version 0.0.4. Labels are given as `labels` makes them.
+    `openmetrics`: use OpenMetrics instead of the Prometheus text format 0.0.4. Labels are strings made by `labels`.
     """
 
     def __init__(self, metrics: Iterable[Metric], *, openmetrics: bool) -> None:
@@ -30,7 +30,7 @@ class Exposition:
         self._labels = {metric.name: metric.labels for metric in self._metrics}
 
     def labels(self, name: str, *values: str) -> str:
-        """`label="value",...` for samples of a metric."""
+        """Return `label="value",...` for samples of a metric."""
         pairs = zip(self._labels[name], values, strict=True)
         return ",".join([f'{label}="{value.translate(_ESCAPES)}"' for label, value in pairs])
 
@@ -38,7 +38,7 @@ class Exposition:
         self._lines[name].append(f"{name}{{{labels}}} {_number(value)}\n" if labels else f"{name} {_number(value)}\n")
 
     def histogram(self, name: str, found: Histogram, labels: str = "") -> None:
-        """With buckets below 0 there is no sum: it might fall, and that is what a restart looks like."""
+        """Add a histogram. If it has buckets below 0, leave out the sum: if it fell, that would look like a restart."""
         lines, counts, count = self._lines[name], list(found.counts), 0
         before = f"{labels}," if labels else ""
         for bound, more in zip(found.bounds, counts, strict=False):
@@ -52,7 +52,7 @@ class Exposition:
             lines.append(f"{name}_sum{braced} {found.total}\n")
 
     def text(self, others: bytes) -> bytes:
-        """Everything; `others`: what `prometheus_client` wrote in the same format."""
+        """Return the whole text. `others`: text that `prometheus_client` wrote in the same format."""
         parts = [others.decode().removesuffix(_EOF)]
         for metric in self._metrics:
             name = metric.name

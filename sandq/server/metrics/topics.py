@@ -1,4 +1,4 @@
-"""Numbers by topic and by group, of a bounded number of each; what lies beyond is summed up."""
+"""Sum numbers by topic and by group. Only a limited number of both have their own labels; the others are combined."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from sandq.push.pump import Doing, PushCounts
 from sandq.server.metrics.text import Exposition
 
 OTHER = "_other"
-"""Of topics and groups beyond the limit. No name begins like this."""
+"""Label of all topics and groups beyond the limit. No valid name begins with an underscore."""
 
 
 class PartitionSeen(NamedTuple):
-    """What a partition published, and what came due since without an entry that told of it."""
+    """The published status of a partition, with changes that need no log entry: messages that became due since."""
 
     status: Status
     came_due: int
     consumers: Mapping[str, int]
     soon: tuple[int, ...] = ()
-    """Messages that come to be due within each of some times."""
+    """Messages that become due within each of several periods."""
 
 
 class TopicSeen(NamedTuple):
@@ -40,7 +40,7 @@ class TopicSeen(NamedTuple):
 
 
 class TopicNumbers:
-    """Sums over partitions, or over topics."""
+    """Sums over the partitions of a topic, or over topics."""
 
     def __init__(self) -> None:
         self.counted = [0] * len(Counted._fields)
@@ -62,12 +62,12 @@ class TopicNumbers:
         self.sent_bytes += topic.stats.sent_bytes
         self.redelivered += topic.stats.redelivered
         self.lateness.add(topic.stats.lateness)
-        # Late ones first: this is another thread, and never may they be more.
+        # Read late deliveries first: the event loop counts on meanwhile, and late ones must never exceed all.
         self.slo_late += topic.stats.slo_late
         self.slo_deliveries += topic.stats.slo_deliveries
 
     def add_counts(self, other: TopicNumbers) -> None:
-        """What only rises, of another one."""
+        """Add the counters of other topics."""
         self.counted = [one + more for one, more in zip(self.counted, other.counted, strict=True)]
         self.sent += other.sent
         self.sent_bytes += other.sent_bytes
@@ -77,12 +77,12 @@ class TopicNumbers:
         self.slo_late += other.slo_late
 
     def count(self, name: str) -> int:
-        """A field of `Counted`."""
+        """Return a field of `Counted`."""
         return self.counted[Counted._fields.index(name)]
 
 
 class GroupNumbers:
-    """Sums over partitions, or over groups."""
+    """Sums over the partitions of a group, or over groups."""
 
     __slots__ = (
         "consumers",
@@ -105,9 +105,9 @@ class GroupNumbers:
         self.oldest_ms: int | None = None
         self.soon: list[int] = []
         self.limits: list[Limited] = []
-        """How its limits stand in each partition, where it has some."""
+        """State of the group's limits in each partition, if it has any."""
         self.unfinished: int | None = None
-        """Messages that it keeps in the partitions in which it has expired; None: it has expired in none."""
+        """Messages that it keeps in the partitions where it has expired; None if it has expired in none."""
 
     def see(self, partition: PartitionSeen, group: GroupStatus) -> None:
         status, came_due, consumers, soon = partition
@@ -124,7 +124,7 @@ class GroupNumbers:
         self.stalled |= group.paused not in (None, PAUSED)
         if group.limit is not None:
             self.limits.append(group.limit)
-        # A subscription takes part in all partitions.
+        # A subscription covers all partitions, so do not add them up.
         self.consumers = max(self.consumers, consumers.get(group.name, 0))
         oldest_ms = group.oldest_ms
         if oldest_ms is None and came_due:
@@ -143,8 +143,7 @@ class GroupNumbers:
             self.oldest_ms = other.oldest_ms
 
     def held_up(self, now_ms: int) -> tuple[bool, bool] | None:
-        """Whether something that is due waits for messages in flight to be settled, and for the rate; None: it has no
-        limits."""
+        """Return whether due messages wait because of `max_in_flight`, and because of the rate; None without limits."""
         if not self.limits:
             return None
         found = [limit.holds_up(now_ms) for limit in self.limits]
@@ -152,20 +151,21 @@ class GroupNumbers:
 
 
 class Board:
-    """Which topics have a label of their own. Who has one keeps it as long as it is there, and who has none gets none:
-    a counter that went from one label to another would seem to fall, and to rise, by all that it ever counted."""
+    """Decides which topics have their own label. A topic keeps its label, or its lack of one, while it exists.
+
+    If a counter moved from one label to the other, both would seem to change by all that it ever counted."""
 
     def __init__(self, topics: int, groups: int) -> None:
         self._topics = topics
         self._groups = groups
         self._labelled: set[int] = set()
         self._others: dict[int, TopicNumbers] = {}
-        """As they were seen last."""
+        """Numbers of the topics without a label, as last seen."""
         self._gone = TopicNumbers()
-        """What deleted ones of the others had counted."""
+        """Sum of the counters of such topics that were deleted."""
 
     def sums(self, topics: Sequence[TopicSeen]) -> tuple[dict[str, TopicNumbers], dict[tuple[str, str], GroupNumbers]]:
-        """By label."""
+        """Return the sums by label."""
         labels = self._labels(topics)
         by_topic: dict[str, TopicNumbers] = {}
         others: dict[int, TopicNumbers] = {}
@@ -210,7 +210,7 @@ class Board:
 
 
 class _Groups:
-    """The first ones of the topics with labels have labels, too."""
+    """Assigns labels to groups. Only the first groups of the topics with labels have their own."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -236,13 +236,13 @@ class _Groups:
 Pushed = tuple[str, str]
 
 
-def tell_pushes(
+def write_pushes(
     counts: Mapping[Pushed, PushCounts],
     doing: Mapping[Pushed, str],
     labelled: Container[Pushed],
-    told: Exposition,
+    out: Exposition,
 ) -> None:
-    """Tell of groups that have a label (topic, group); the others are summed up."""
+    """Write the samples of pushed groups: those with a label by (topic, group), the others combined."""
     ends: dict[Pushed, Counter[End]] = {}
     in_flight, waiting = Counter[Pushed](), Counter[Pushed]()
     for pushed, counted in counts.items():
@@ -252,23 +252,23 @@ def tell_pushes(
         waiting[label] += doing.get(pushed) == Doing.WAITING
     for label, of_label in ends.items():
         for end in End:
-            labels = told.labels("sandq_push_messages_total", *label, str(end))
-            told.value("sandq_push_messages_total", of_label[end], labels)
-        labels = told.labels("sandq_push_in_flight", *label)
-        told.value("sandq_push_in_flight", in_flight[label], labels)
-        told.value("sandq_push_waiting", waiting[label], labels)
+            labels = out.labels("sandq_push_messages_total", *label, str(end))
+            out.value("sandq_push_messages_total", of_label[end], labels)
+        labels = out.labels("sandq_push_in_flight", *label)
+        out.value("sandq_push_in_flight", in_flight[label], labels)
+        out.value("sandq_push_waiting", waiting[label], labels)
 
 
 TENANTS: Final = 100
-"""Of a group that have samples: those with most ready."""
+"""Maximum number of tenants of a group that have samples: those with the most ready messages."""
 TenantRows = Iterable[tuple[str, Mapping[str, Any]]]
-"""A group's name, and one of its tenants as `PartitionQueries.tenants` tells of it. A tenant is in one partition."""
+"""Name of a group, and one of its tenants as returned by `PartitionQueries.tenants`. A tenant is in one partition."""
 
 
-def tell_tenants(
-    topics: Iterable[tuple[str, TenantRows]], labelled: Container[tuple[str, str]], limit: int, told: Exposition
+def write_tenants(
+    topics: Iterable[tuple[str, TenantRows]], labelled: Container[tuple[str, str]], limit: int, out: Exposition
 ) -> None:
-    """Tell of tenants of those groups that have a label (topic, group); of no more than `limit` in all."""
+    """Write the samples of tenants of groups that have a label, at most `limit` in all."""
     left = limit
     for topic, rows in topics:
         by_group: dict[str, list[Mapping[str, Any]]] = {}
@@ -278,9 +278,9 @@ def tell_tenants(
             if (topic, group) not in labelled:
                 continue
             for row in nsmallest(min(TENANTS, left), of_group, key=_order):
-                labels = told.labels("sandq_tenant_ready", topic, group, row["tenant"])
-                told.value("sandq_tenant_ready", row["ready"], labels)
-                told.value("sandq_tenant_in_flight", row["in_flight"], labels)
+                labels = out.labels("sandq_tenant_ready", topic, group, row["tenant"])
+                out.value("sandq_tenant_ready", row["ready"], labels)
+                out.value("sandq_tenant_in_flight", row["in_flight"], labels)
                 left -= 1
 
 

@@ -11,7 +11,7 @@ from sandq.broker.owner_usage import Held
 from sandq.model.quotas import NO_QUOTA
 from sandq.server.handlers.access import use_of
 from sandq.server.metrics.catalog import EVERY
-from sandq.server.metrics.node import IDENTITIES, tell_quotas
+from sandq.server.metrics.node import IDENTITIES, write_quotas
 from sandq.server.metrics.text import Exposition
 from sandq.server.quota_meters import QuotaMeters
 
@@ -33,9 +33,9 @@ def test_metrics_have_a_bounded_number_of_identities() -> None:
     meters = QuotaMeters(lambda: 0.0)
     for number in range(IDENTITIES + 50):
         meters.take(f"token:{number}", NO_QUOTA, number, 0)
-    told = Exposition(EVERY, openmetrics=False)
-    tell_quotas(meters, {f"token:{number}": Held(number, 0) for number in range(IDENTITIES + 50)}, told)
-    text = told.text(generate_latest(CollectorRegistry())).decode()
+    exposition = Exposition(EVERY, openmetrics=False)
+    write_quotas(meters, {f"token:{number}": Held(number, 0) for number in range(IDENTITIES + 50)}, exposition)
+    text = exposition.text(generate_latest(CollectorRegistry())).decode()
     rows = [line for line in text.splitlines() if line.startswith("sandq_identity_requests_total{")]
     assert len(rows) == IDENTITIES
     assert 'sandq_identity_requests_total{identity="token:149"} 149' in text

@@ -8,7 +8,7 @@ from typing import Any
 
 from sandq.server.metrics import catalog
 from sandq.server.metrics.text import Exposition
-from sandq.server.metrics.topics import TENANTS, tell_tenants
+from sandq.server.metrics.topics import TENANTS, write_tenants
 
 Row = tuple[str, dict[str, Any]]
 READY = re.compile(r'^sandq_tenant_ready{topic="(.*)",group="(.*)",tenant="(.*)"} (.*)$', re.M)
@@ -22,9 +22,9 @@ def rows_of(group: str, count: int, first: int = 0) -> list[Row]:
 
 
 def told_of(topics: list[tuple[str, list[Row]]], labelled: set[tuple[str, str]], limit: int) -> list[tuple[str, ...]]:
-    told = Exposition(catalog.EVERY, openmetrics=False)
-    tell_tenants(topics, labelled, limit, told)
-    text = told.text(b"").decode()
+    exposition = Exposition(catalog.EVERY, openmetrics=False)
+    write_tenants(topics, labelled, limit, exposition)
+    text = exposition.text(b"").decode()
     found = READY.findall(text)
     assert text.count("sandq_tenant_in_flight{") == len(found)
     return found
