@@ -1,1 +1,1 @@
-"""The edge of gossip (floor F4, trio): sockets for the protocol, and the backends that need no protocol of ours."""
+"""The edge of gossip (floor F4, trio): the sockets of the protocol, and the backends that do not use it."""

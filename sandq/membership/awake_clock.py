@@ -1,4 +1,4 @@
-"""A clock that stands still while this process does."""
+"""A clock that stops while this process is stalled."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 
 STALL_S = 0.25
-"""A turn that comes so late was held up by this process or its machine."""
+"""If a planned wake-up is later than this (in seconds), the process or its machine was stalled."""
 
 
 class AwakeClock:
-    """Seconds. A stall is taken out of it: what others sent meanwhile lies unread, and is no silence of theirs.
+    """A clock in seconds, without stalls: data that others sent during a stall is unread, but they were not silent.
 
-    Whoever asks first after a stall finds it: that need not be the one whose turn was planned.
+    Any call of `now` after a stall detects it, not only the one that was planned.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -30,6 +30,7 @@ class AwakeClock:
         return self._planned
 
     def plan(self, instant: float) -> float:
-        """The next turn begins then at the latest. When that is on the clock below, if nothing stalls until then."""
+        """Plan the next call of `now` for this instant at the latest; return it on the underlying clock (without
+        stalls)."""
         self._planned = instant
         return instant + self._lost_s

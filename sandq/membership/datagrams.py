@@ -1,4 +1,4 @@
-"""The UDP socket of gossip. What cannot be sent at once is lost, as datagrams are."""
+"""The UDP socket of gossip. A datagram that cannot be sent at once is lost, as any datagram may be."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError
 
 BUFFER_BYTES = 1 << 20
-"""Asked of the kernel for what arrives: a member that stood still for a while finds all of it."""
+"""Receive buffer requested from the kernel: it keeps the datagrams that arrive while the process is stalled."""
 
 
 class Datagrams:
-    """`address`: where it is bound."""
+    """The UDP socket. `address`: the address that it is bound to."""
 
     def __init__(self, bound: socket.socket) -> None:
         self._socket = bound
@@ -26,23 +26,22 @@ class Datagrams:
         self.address = Address(host, port)
 
     def receive(self) -> tuple[bytes, Address] | None:
-        """One that has arrived; None when there is none."""
+        """Return a received datagram and its source; None if there is none."""
         try:
             datagram, source = self._socket.recvfrom(RECEIVE_BYTES)
         except OSError:
-            # Nothing is there; or an earlier one met a closed port or no route: the kernel says so here, and it
-            # concerns nothing that arrived.
+            # There is no datagram, or the kernel reports that an earlier sent one met a closed port or no route.
             return None
         return datagram, Address(unmapped(source[0]), source[1])
 
     def send(self, datagram: bytes, to: Address) -> bool:
-        """Whether the kernel took it."""
+        """Send a datagram; return whether the kernel accepted it."""
         host = to.host
         if self._is_v6 and ":" not in host:
             host = f"::ffff:{host}"
         try:
             self._socket.sendto(datagram, (host, to.port))
-        except OSError:  # no room, no route, nobody there: to the protocol all of them are silence
+        except OSError:  # no buffer space, no route, no receiver: the protocol treats all of these as silence
             return False
         return True
 
@@ -54,7 +53,7 @@ class Datagrams:
 
 
 def unmapped(host: str) -> str:
-    """An IPv4 address in IPv6 as an IPv4 one: members know each other by one text."""
+    """Return an IPv4-mapped IPv6 address as IPv4: each member must have only one text form."""
     if not host.startswith("::ffff:"):
         return host
     address: IPv4Address | IPv6Address = ip_address(host)
@@ -63,7 +62,8 @@ def unmapped(host: str) -> str:
 
 
 async def open_both(address: Address) -> tuple[Datagrams, list[trio.SocketListener]]:
-    """UDP and TCP on one port (0: any that is free for both). StartupError that says which setting to change."""
+    """Open UDP and TCP on one port (0: any port that is free for both). Raises StartupError with the setting to
+    change."""
     for _ in range(FREE_PORT_ATTEMPTS if address.port == 0 else 1):
         listeners = await _listen(address)
         host, port = listeners[0].socket.getsockname()[:2]
@@ -86,7 +86,7 @@ async def _listen(address: Address) -> list[trio.SocketListener]:
         listeners = await trio.open_tcp_listeners(address.port, host=address.host)
     except OSError as error:
         raise _cannot(address, error, "tcp") from None
-    # A name may stand for several addresses; gossip has one.
+    # A name may stand for several addresses; gossip listens on the first one.
     for listener in listeners[1:]:
         listener.socket.close()
     return listeners[:1]
@@ -106,9 +106,9 @@ def _bind(family: int, host: str, port: int) -> socket.socket:
     return bound
 
 
-def _cannot(address: Address, error: OSError, what: str) -> StartupError:
+def _cannot(address: Address, error: OSError, protocol: str) -> StartupError:
     if error.errno == errno.EADDRINUSE:
         return StartupError(
-            f"{address} ({what}) is in use by another process: stop it, or set listen.gossip to another port"
+            f"{address} ({protocol}) is in use by another process: stop it, or set listen.gossip to another port"
         )
-    return StartupError(f"cannot listen on {address} ({what}, listen.gossip): {error.strerror or error}")
+    return StartupError(f"cannot listen on {address} ({protocol}, listen.gossip): {error.strerror or error}")

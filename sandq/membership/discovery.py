@@ -1,4 +1,4 @@
-"""How a node finds the others: the backend that its configuration asks for, and what runs beside it."""
+"""How a node finds the others: the configured backend, and the tasks that accompany it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ log = structlog.get_logger("sandq.gossip")
 
 
 Secrets = Callable[[], Sequence[bytes]]
-"""As they are now."""
+"""Returns the current secrets of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How many members are in which state; of the native backend what happened how often (`core.Gossip.counts`,
-    `GossipMembership.traffic`), and how much this member doubts itself, 0 not at all."""
+    """A snapshot for metrics: number of members by state.
+
+    For the native backend also event counters (`core.Gossip.counts`, `GossipMembership.traffic`) and `doubt`, the score
+    of this member's awareness (0 is healthy).
+    """
 
     states: Mapping[State, int]
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -44,8 +47,11 @@ class Seen:
 
 
 class Discovery:
-    """`secrets`: the cluster's, of which keys are made where no file has one. `tags`: this node's, as they are now.
-    `files`: of the data directory. Raises StartupError."""
+    """The membership of a node.
+
+    `secrets`: returns the cluster's secrets, from which keys are derived if no key file is configured. `tags`: returns
+    the current tags of this node. `files`: of the data directory. Raises StartupError.
+    """
 
     def __init__(
         self,
@@ -70,7 +76,8 @@ class Discovery:
         self.membership: Membership = self._backend
 
     def _check_tags(self) -> None:
-        """With the cluster's UUID, which may come later; a founder's tag goes then."""
+        """Check that the tags fit, including the cluster's UUID, which may be added later and replaces the founder's
+        tag."""
         later = {name: text for name, text in self._tags().items() if name != FOUNDER}
         try:
             encode_tags({**later, CLUSTER_UUID: str(UUID(int=0))})
@@ -116,17 +123,17 @@ class Discovery:
         return Keyring.from_secrets(self._secrets()) if self._secrets is not None else None
 
     def secrets_changed(self) -> None:
-        """The cluster's secrets are others now: keys are made of these, where no file has any."""
+        """Use keys derived from the new secrets of the cluster, unless there is a key file."""
         keyring = self._keyring() if self._config.gossip.keys_file is None else None
         if keyring is not None and isinstance(self._backend, GossipMembership):
             self._backend.use_keys(keyring)
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled; ready when it can be used."""
+        """Run until cancelled; ready once the membership can be used."""
         backend, keys_file = self._backend, self._config.gossip.keys_file
         async with trio.open_nursery() as nursery:
             if isinstance(backend, SerfMembership):
-                # The site's agent may be away: a node that was in the cluster before needs nobody to find it.
+                # The site's agent may be unavailable: a node that has been in the cluster does not need it to start.
                 nursery.start_soon(backend.run)
             else:
                 await nursery.start(backend.run)
@@ -136,19 +143,19 @@ class Discovery:
             task_status.started()
 
     async def refresh_tags(self) -> None:
-        """They are not what they were."""
+        """Send the changed tags of this node to the other members."""
         if self._running:
             await self.membership.set_tags(self._tags())
 
     async def leave(self) -> None:
-        """Tell the others that this node goes, as far as they can be told."""
+        """Announce that this node leaves, as far as possible."""
         try:
             await self.membership.leave()
         except SandqError as error:
             log.warning("the other members could not be told that this node leaves", error=error.message)
 
     def seen(self) -> Seen:
-        """For metrics, a copy."""
+        """Return a snapshot for metrics."""
         found = [member.state for member in self.membership.members().values()]
         states = {state: found.count(state) for state in State}
         backend = self._backend
@@ -156,7 +163,7 @@ class Discovery:
             return Seen(states)
         return Seen(states, {**backend.counts, **backend.traffic}, backend.awareness)
 
-    # -- what lasts -----------------------------------------------------------------------------------------------
+    # -- persistence ----------------------------------------------------------------------------------------------
 
     def _known(self) -> list[Address]:
         try:

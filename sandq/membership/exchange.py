@@ -1,4 +1,4 @@
-"""Streams between members: one question, one answer, then it is closed."""
+"""Streams between members: one request and one reply, then the stream is closed."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _RECEIVE_BYTES = 64 << 10
 
 
 async def ask(
-    streams: Streams, address: Address, question: PushPull | Ping, limit_s: float, intake: Intake, slot: Slot
+    streams: Streams, address: Address, request: PushPull | Ping, limit_s: float, intake: Intake, slot: Slot
 ) -> PushPull | Ack:
-    """The answer. ConnectionLost (with the reason), ProtocolError when it is no answer to that."""
+    """Send a request and return the reply. Raises ConnectionLost; ProtocolError if the reply does not fit."""
     with _within(limit_s, address):
         async with _connected(address) as stream:
-            await stream.send_all(await intake.do(slot, streams.sealing(question)))
+            await stream.send_all(await intake.do(slot, streams.sealing(request)))
             answer = await receive(streams, stream, intake, slot)
     if isinstance(answer, Err):
         raise ProtocolError(f"{address} answered: {answer.error:.200}")
-    if isinstance(question, PushPull) and isinstance(answer, PushPull):
+    if isinstance(request, PushPull) and isinstance(answer, PushPull):
         return answer
-    if isinstance(question, Ping) and isinstance(answer, Ack) and answer.seq == question.seq:
+    if isinstance(request, Ping) and isinstance(answer, Ack) and answer.seq == request.seq:
         return answer
-    raise ProtocolError(f"{address} answered {type(question).__name__} with {type(answer).__name__}")
+    raise ProtocolError(f"{address} answered {type(request).__name__} with {type(answer).__name__}")
 
 
 async def receive(streams: Streams, stream: trio.SocketStream, intake: Intake, slot: Slot) -> PushPull | Message:
-    """The one message of the other direction. ConnectionLost, ProtocolError."""
+    """Receive the one message of the other direction. Raises ConnectionLost, ProtocolError."""
     reader = streams.reader()
     while True:
         try:
@@ -54,14 +54,14 @@ async def receive(streams: Streams, stream: trio.SocketStream, intake: Intake, s
 async def _connected(address: Address) -> AsyncIterator[trio.SocketStream]:
     try:
         stream = await trio.open_tcp_stream(address.host, address.port)
-    except (OSError, UnicodeError) as error:  # UnicodeError: of a name that can be none
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid name
         raise ConnectionLost(f"{address} cannot be reached: {_reason(error)}") from None
     try:
         yield stream
     except trio.BrokenResourceError:
         raise ConnectionLost(f"{address} closed the gossip stream") from None
     finally:
-        # Nobody waits for a peer that does not read.
+        # Do not wait for a peer that does not read.
         await trio.aclose_forcefully(stream)
 
 

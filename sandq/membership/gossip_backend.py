@@ -1,4 +1,4 @@
-"""The native backend: a member of its own, that speaks memberlist's and Serf's protocol over UDP and TCP."""
+"""The native backend: a member that speaks the protocols of memberlist and Serf over UDP and TCP."""
 
 from __future__ import annotations
 
@@ -33,30 +33,36 @@ from sandq.model.membership import Member, State
 from sandq.model.sources import source_of
 
 RECEIVE_MOST = 1000
-"""Datagrams that are taken in before what is due is done ..."""
+"""Maximum number of datagrams that are processed before the due tasks run."""
 RECEIVE_WORK = 64 * SHARED_WORK
-"""... unless they are so much work; each `SHARED_WORK` of it is a round of the loop."""
+"""Maximum work of these datagrams; after each `SHARED_WORK` of it the loop runs other tasks."""
 LEAVE_S = 3.0
-"""How long each of the two steps of a leave waits until it is handed on."""
+"""Maximum time that each of the two steps of a leave waits until it was passed on, in seconds."""
 LEAVE_CHECK_S = 0.02
 SEEDS_MOST = 32
-"""Asked at once; the first of them when there are more."""
+"""Maximum number of seeds that are asked at once; further ones are ignored."""
 SEED_PAUSE_S = 1.0
 SEED_PAUSE_MOST_S = 15.0
-"""Between two attempts to reach the seeds: the pause grows from the one to the other, and attempts never end."""
+"""Pause between two attempts to reach the seeds, in seconds: from the first value to the second. There is no limit on
+attempts.
+"""
 SEED_AGAIN_S = 120.0
-"""A seed that has answered, and whose address is no member's (a name for several, a way through a router), is asked
-again after so long, while others are there."""
+"""How long an answered seed that is not listed as a member is not asked again, in seconds.
+
+Its address may be a name of several members, or lead through a router. This applies while there are other members.
+"""
 REMEMBER_PAUSE_S = 1.0
-"""Between two writes of who is there, for the next start."""
+"""Minimum time between two writes of the members' addresses for the next start, in seconds."""
 
 log = structlog.get_logger("sandq.gossip")
 
 
 class GossipMembership:
-    """See `membership.Membership`. `advertised`: where others reach it; port 0: the one it listens on.
+    """See `membership.Membership`. `advertised`: the address for other members; port 0 means the one that it listens
+    on.
 
-    `seeds`, and with them `known` (members of earlier runs), are asked for as long as none of them is alive here.
+    `seeds` are asked until they are live members here. While there are no live members at all, `known` (members of
+    earlier runs) are asked, too.
     """
 
     def __init__(
@@ -95,13 +101,13 @@ class GossipMembership:
         self._nursery: trio.Nursery | None = None
         self._leaving = False
         self._sources: dict[str, str] = {}
-        """Names of members -> where they are."""
+        """Names of members, with the source of their address."""
         self._intake = Intake(self._sources.values, self._flush)
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         self._met: dict[Address, float] = {}
-        """Seeds -> when they last answered."""
+        """Seeds, with the time of their last answer."""
         self.traffic: Counter[str] = Counter()
-        """Datagrams and streams, in and out, and what went wrong with them."""
+        """Counters of datagrams and streams in both directions, and of their failures."""
         self._modes = {"seals": seals, "takes_plain": takes_plain}
         self._packets = Packets(keyring, _nonce, **self._modes)
         self._streams = Streams(keyring, _nonce, **self._modes)
@@ -118,7 +124,7 @@ class GossipMembership:
         core = self._running
         failures = []
 
-        async def meet(seed: Address) -> None:
+        async def join_one(seed: Address) -> None:
             try:
                 await self._join(seed)
             except SandqError as error:
@@ -126,7 +132,7 @@ class GossipMembership:
 
         async with trio.open_nursery() as nursery:
             for seed in seeds[:SEEDS_MOST]:
-                nursery.start_soon(meet, seed)
+                nursery.start_soon(join_one, seed)
         answered = min(len(seeds), SEEDS_MOST) - len(failures)
         if not answered:
             raise Unavailable("no seed answered: " + "; ".join(sorted(failures)))
@@ -140,7 +146,7 @@ class GossipMembership:
         self._flush()
 
     def use_keys(self, keyring: Keyring) -> None:
-        """From now on these."""
+        """Use these keys from now on."""
         self._packets = Packets(keyring, _nonce, **self._modes)
         self._streams = Streams(keyring, _nonce, **self._modes)
         if self._core is not None:
@@ -153,13 +159,13 @@ class GossipMembership:
             step()
             self._flush()
             with trio.move_on_after(LEAVE_S):
-                while core.has_own_news and self._others:  # noqa: ASYNC110 - what leaves is sent in turns, not signalled
+                while core.has_own_news and self._others:  # noqa: ASYNC110 - no signal says when
                     await trio.sleep(LEAVE_CHECK_S)
 
     # -- running --------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED) -> None:
-        """Be a member until cancelled; ready, with the address that others see, once it listens. StartupError."""
+        """Be a member until cancelled; ready once it listens, with its address for others. Raises StartupError."""
         datagrams, listeners = await open_both(self._listen)
         try:
             host = self._advertised.host
@@ -202,16 +208,16 @@ class GossipMembership:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What happened how often: see `core.Gossip.counts`."""
+        """Event counters: see `core.Gossip.counts`."""
         return self._core.counts if self._core is not None else {}
 
     @property
     def awareness(self) -> int:
-        """How much this member doubts itself; 0: not at all."""
+        """The score of this member's awareness; 0 is healthy."""
         return self._core.awareness.score if self._core is not None else 0
 
     async def _breathe(self) -> None:
-        """Take in what came, do what is due, send: in turns."""
+        """Process received datagrams, run due tasks and send, in a loop."""
         core, datagrams = self._running, self._datagrams
         assert datagrams is not None
         while True:
@@ -222,10 +228,10 @@ class GossipMembership:
             self._flush()
 
     async def _take_in(self, core: Gossip, datagrams: Datagrams) -> float:
-        """Take in the datagrams that have come; return since when there is none, of the core's clock.
+        """Process the received datagrams; return the time, on the core's clock, since which there is none.
 
-        A round of the loop has a bounded share of the work. Others, who stand in line for theirs, are not waited for:
-        a probe must be answered in time.
+        Each iteration of the loop does a bounded part of the work. But this task does not queue for a time slice as
+        others do, because probes must be answered in time.
         """
         now = self._clock.now()
         self.traffic["stalls"] = self._clock.stalls
@@ -246,7 +252,7 @@ class GossipMembership:
         return now
 
     def _flush(self) -> None:
-        """Send what the core wants sent, and publish what it believes."""
+        """Send the core's datagrams and open its streams; publish changed members."""
         core, datagrams = self._core, self._datagrams
         if core is None or datagrams is None or self._nursery is None:
             return
@@ -259,8 +265,8 @@ class GossipMembership:
         for name in core.take_changed():
             self._publish(name, before.get(name))
         for name, reason in core.refusals.items():
-            if (name, reason) not in self._told:
-                self._told.add((name, reason))
+            if (name, reason) not in self._logged:
+                self._logged.add((name, reason))
                 log.warning("what is said of a member is not believed", member=name, reason=reason)
 
     def _publish(self, name: str, before: Member | None) -> None:
@@ -280,17 +286,17 @@ class GossipMembership:
     # -- streams --------------------------------------------------------------------------------------------------
 
     async def _ask(self, ask: Ask) -> None:
-        """What the core wants asked over a stream; without an answer it goes on as if nothing had been asked."""
+        """Open a stream that the core requested. Without an answer the core continues as if nothing was requested."""
         limit_s = self._timing.stream_timeout_s
         if ask.ping is not None:
             limit_s = self._timing.probe_interval_s - self._timing.probe_timeout_s
         core, intake = self._running, self._intake
         try:
             with intake.asked() as slot:
-                question: Ping | PushPull | None = ask.ping
-                if question is None:
-                    question = await intake.do(slot, core.building_push_pull(False))
-                answer = await ask_over_stream(self._streams, ask.address, question, limit_s, intake, slot)
+                request: Ping | PushPull | None = ask.ping
+                if request is None:
+                    request = await intake.do(slot, core.building_push_pull(False))
+                answer = await ask_over_stream(self._streams, ask.address, request, limit_s, intake, slot)
                 if isinstance(answer, PushPull):
                     await intake.do(slot, core.merging(self._clock.now(), answer))
                 else:
@@ -315,30 +321,31 @@ class GossipMembership:
 
     async def _answer(self, stream: trio.SocketStream, slot: Slot) -> None:
         intake = self._intake
-        question = await receive(self._streams, stream, intake, slot)
+        request = await receive(self._streams, stream, intake, slot)
         core = self._running
-        if isinstance(question, PushPull):
-            # First what this member knew before: it must not tell the other only what that one just said.
+        if isinstance(request, PushPull):
+            # Build the reply before merging, so that it does not just repeat what the other member has sent.
             known = await intake.do(slot, core.building_push_pull(False))
-            await intake.do(slot, core.merging(self._clock.now(), question))
+            await intake.do(slot, core.merging(self._clock.now(), request))
             self._flush()
             answer = await intake.do(slot, self._streams.sealing(known))
             intake.hold(slot, len(answer))
             await stream.send_all(answer)
-        elif isinstance(question, Ping) and (ack := core.on_stream_ping(question)) is not None:
+        elif isinstance(request, Ping) and (ack := core.on_stream_ping(request)) is not None:
             await stream.send_all(self._streams.seal(ack))
-        with contextlib.suppress(trio.BrokenResourceError):  # who has the answer may have gone
+        with contextlib.suppress(trio.BrokenResourceError):  # the other side may have closed after it got the answer
             await stream.send_eof()
 
     # -- seeds ----------------------------------------------------------------------------------------------------
 
     async def _join(self, seed: Address) -> None:
-        """Meet one. ConnectionLost, ProtocolError; Unavailable when it is refused, or refuses."""
+        """Exchange states with a seed. Raises ConnectionLost, ProtocolError; Unavailable if either side refuses the
+        other."""
         core = self._running
         with self._intake.asked() as slot:
-            question = await self._intake.do(slot, core.building_push_pull(True))
+            request = await self._intake.do(slot, core.building_push_pull(True))
             limit_s = self._timing.stream_timeout_s
-            answer = await ask_over_stream(self._streams, seed, question, limit_s, self._intake, slot)
+            answer = await ask_over_stream(self._streams, seed, request, limit_s, self._intake, slot)
             assert isinstance(answer, PushPull)
             await self._intake.do(slot, core.merging(self._clock.now(), answer))
         self._met[seed] = self._clock.now()
@@ -349,30 +356,31 @@ class GossipMembership:
             raise Unavailable(f"its members are not of this cluster: {reasons:.500}")
 
     async def _seek(self) -> None:
-        """Look for the others, for ever: a seed that is away now may come back, and know of others."""
+        """Ask missing seeds, without end: a seed that is unavailable now may come back and know other members."""
         pause_s = SEED_PAUSE_S
         while True:
             wanted = await self._missing_seeds()
             if wanted and not self._leaving:
                 try:
                     await self.join(wanted)
-                    self._told = {told for told in self._told if told[0] != "seeds"}
+                    self._logged = {logged for logged in self._logged if logged[0] != "seeds"}
                 except SandqError as error:
-                    if ("seeds", error.code) not in self._told:
-                        self._told.add(("seeds", error.code))
+                    if ("seeds", error.code) not in self._logged:
+                        self._logged.add(("seeds", error.code))
                         log.warning("no seed can be met; they are asked again and again", error=error.message)
             await trio.sleep(pause_s)
             pause_s = min(SEED_PAUSE_MOST_S, pause_s * 2)
 
     async def _missing_seeds(self) -> list[Address]:
-        """Seeds that are no live members here; with nobody there at all, also those known from before."""
+        """Return the seeds that are not live members here; without any live members, also the addresses of earlier
+        runs."""
         live = {m.address for m in self.members().values() if m.state in (State.ALIVE, State.SUSPECT)}
         wanted = []
         for seed in self._seeds if self._others else [*self._seeds, *self._known]:
             try:
                 address = Address(await _ip_of(seed.host), seed.port)
             except SandqError:
-                address = seed  # that it cannot be resolved is said where it is asked
+                address = seed  # the attempt to ask it will report that it cannot be resolved
             if address not in live and address not in wanted and not self._was_met(address):
                 wanted.append(address)
         return wanted
@@ -381,7 +389,7 @@ class GossipMembership:
         return self._others and self._clock.now() - self._met.get(seed, -math.inf) < SEED_AGAIN_S
 
     async def _note_others(self) -> None:
-        """For the next start: where others are, when that has changed, but never that nobody is there."""
+        """Save the addresses of live members for the next start whenever they change, but never an empty list."""
         if self._remember is None:
             return
         noted: set[Address] = set(self._known)
@@ -399,7 +407,7 @@ def _nonce() -> bytes:
 
 
 def _host(stream: trio.SocketStream) -> str:
-    """The other side's; empty when it has gone."""
+    """Return the host of the other side; "" if it has closed the stream."""
     try:
         return str(stream.socket.getpeername()[0])
     except OSError:
@@ -407,9 +415,9 @@ def _host(stream: trio.SocketStream) -> str:
 
 
 async def _ip_of(host: str) -> str:
-    """Of a name, the first address. Unavailable."""
+    """Return the first address of a name. Raises Unavailable."""
     try:
         found = await trio.socket.getaddrinfo(host, None, type=trio.socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # UnicodeError: of a name that can be none
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid name
         raise Unavailable(f"{host} cannot be resolved: {getattr(error, 'strerror', None) or error}") from None
     return str(found[0][4][0])

@@ -1,9 +1,9 @@
-"""What comes over gossip's streams: places, memory and turns of the loop, bounded before anybody has proved anything.
+"""Limit the slots, memory and CPU time of gossip streams, before a sender has proved anything.
 
-A stream proves that its sender has a key with its last byte, and without keys never. So places are shared as at the
-peer port (`door`), all streams have their memory from one room, in which the oldest of strangers gives way, and what
-takes longer than a first turn is done for one stream of strangers at a time, and one of members: so a large state takes
-more memory than its bytes one at a time.
+A stream proves only with its last byte that its sender has a key, and without keys it proves nothing. So slots are
+shared as at the peer port (`door`). All streams share a memory budget; if it is exhausted, the oldest stream of an
+unknown source is dropped. Work beyond a first time slice is done for one stream of unknown sources and one of members
+at a time, so that only one large state at a time takes more memory than its bytes.
 """
 
 from __future__ import annotations
@@ -20,34 +20,37 @@ from sandq.gossip.steps import Steps
 from sandq.model.errors import ConnectionLost
 
 FREE_BYTES: Final = 64 << 10
-"""Each stream has so many beside the room: the states of a thousand members, and every ping."""
-ROOM_BYTES: Final = 32 << 20
-"""All streams together have so many more."""
+"""Memory of each stream outside of the shared budget: enough for the states of a thousand members, and for pings."""
+SHARED_BYTES: Final = 32 << 20
+"""The shared memory budget of all streams."""
 
 T = TypeVar("T")
 
 
 class Intake:
-    """`known()`: the sources where members are. `on_turn` is called after each turn of what takes long: what is new is
-    to be told."""
+    """The limits of gossip streams.
 
-    def __init__(self, known: Callable[[], Collection[str]], on_turn: Callable[[], None]) -> None:
-        self._door = Door(known)
-        self._on_turn = on_turn
+    `known()` returns the sources of members. `on_slice` is called after each time slice of long work, to publish
+    changes.
+    """
+
+    def __init__(self, known: Callable[[], Collection[str]], on_slice: Callable[[], None]) -> None:
+        self._slots = Door(known)
+        self._on_slice = on_slice
         self._held: dict[Slot, int] = {}
-        """Stream -> bytes of the room, the oldest stream first."""
+        """Bytes of the shared budget by stream, the oldest stream first."""
         self._busy_with_members = trio.Lock()
         self._busy_with_strangers = trio.Lock()
 
     @contextmanager
     def asked_by(self, host: str) -> Iterator[Slot]:
-        """Have a place for a stream that somebody opened; what runs in it ends, quietly, when it is lost to others."""
-        with self._door.slot(host) as slot, self._noted(slot):
+        """Take a slot for an incoming stream. If the slot is lost to another stream, the block ends quietly."""
+        with self._slots.slot(host) as slot, self._noted(slot):
             yield slot
 
     @contextmanager
     def asked(self) -> Iterator[Slot]:
-        """Have a place for a stream that this member opens to another one. ConnectionLost when it gives way."""
+        """Take a slot for an outgoing stream. Raises ConnectionLost if the stream is dropped for lack of memory."""
         slot = Slot("", is_known=True)
         with slot.held(), self._noted(slot):
             yield slot
@@ -64,37 +67,39 @@ class Intake:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the room that are held."""
+        """Bytes of the shared budget that are in use."""
         return sum(self._held.values())
 
     def hold(self, slot: Slot, size: int) -> None:
-        """Note that a stream holds so many bytes now. When there is no room for them the oldest gives way that holds
-        any, strangers first: who takes long has not much to say, or sends it slowly."""
+        """Set the memory that a stream uses. If the budget is exhausted, drop the oldest stream that uses any of it.
+
+        Streams of unknown sources are dropped first. An old stream has little to send, or sends it slowly.
+        """
         self._held[slot] = 0 if slot.is_lost else max(0, size - FREE_BYTES)
-        while self.held_bytes > ROOM_BYTES:
+        while self.held_bytes > SHARED_BYTES:
             holding = [one for one, held in self._held.items() if held]
             oldest = next((one for one in holding if not one.is_known), holding[0])
             self._held[oldest] = 0
             oldest.lose()
 
     async def do(self, slot: Slot, steps: Steps[T]) -> T:
-        """Return what comes of the steps. What is more than a first turn stands in line for further ones."""
-        turn = Turn()
-        ended = _go_on(steps, turn)
+        """Run the steps and return their result. After a first time slice, long work queues for further ones."""
+        time_slice = Turn()
+        ended = _go_on(steps, time_slice)
         if ended is None:
             async with self._busy_with_members if slot.is_known else self._busy_with_strangers:
                 while ended is None:
-                    self._on_turn()
-                    await turn.end()
-                    ended = _go_on(steps, turn)
+                    self._on_slice()
+                    await time_slice.end()
+                    ended = _go_on(steps, time_slice)
         return ended[0]
 
 
-def _go_on(steps: Steps[T], turn: Turn) -> tuple[T] | None:
-    """Do the steps of a turn; what comes of all of them, if they have ended."""
-    while turn.left > 0:
+def _go_on(steps: Steps[T], time_slice: Turn) -> tuple[T] | None:
+    """Run the steps of a time slice; return the result if all steps have ended."""
+    while time_slice.left > 0:
         try:
-            turn.left -= next(steps)
+            time_slice.left -= next(steps)
         except StopIteration as end:
             return (end.value,)
     return None

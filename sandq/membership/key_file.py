@@ -1,4 +1,4 @@
-"""The file of gossip keys, read again when it has changed, so that keys are changed while nodes run."""
+"""The file of gossip keys, which is read again when it changes, so that keys can be changed while nodes run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = structlog.get_logger("sandq.gossip")
 
 
 def read_keys(path: Path) -> Keyring:
-    """StartupError as `read_private`; ConfigError when a key is wrong."""
+    """Read the gossip keys. Raises StartupError as `read_private`; ConfigError for a wrong key."""
     return Keyring.parse(_text(path, "gossip.keys_file"), str(path))
 
 
 def read_auth(path: Path) -> str:
-    """With what the site's agent is spoken to. StartupError as `read_private`."""
+    """Read the authentication key of the site's agent. Raises StartupError as `read_private`."""
     return _text(path, "serf.auth_file").strip()
 
 
@@ -32,7 +32,7 @@ def _text(path: Path, setting: str) -> str:
 
 
 async def follow_keys(path: Path, use: Callable[[Keyring], None]) -> None:
-    """Hand over the keys whenever the file is another one. One that cannot be used changes nothing, and is told."""
+    """Call `use` with the keys whenever the file changes. An unusable file changes nothing and is logged."""
     seen = await trio.to_thread.run_sync(version_of, path)
     while True:
         await trio.sleep(CHECK_S)

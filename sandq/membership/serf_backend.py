@@ -1,10 +1,10 @@
-"""The backend `serf`: the members that a Serf agent lists which the site already runs.
+"""The backend `serf`: the members that a Serf agent lists, which the site runs anyway.
 
-The agent stays the site's: this node hangs its tags on it and takes them off again when it leaves; tags of others are
-not touched, and the agent is never stopped. All machines of the site are listed, those without our tags too.
+The agent remains the site's. This node adds its tags to the agent and removes them when it leaves; other tags are not
+changed, and the agent is never stopped. All machines of the site are listed, including those without our tags.
 
-The agent's events only say that it is time to look: it loses some, and tells them late. While it is away the members
-stay as they were last known.
+Events of the agent only cause a new reading of the members, because some events are lost or late. While the agent is
+unavailable, the last known members stay.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from sandq.model.errors import (
 from sandq.model.membership import Changes, Member, State
 
 REFRESH_S: Final = 5.0
-"""The members are read so often even if nothing is said to have happened."""
+"""Maximum interval between two readings of the members, in seconds."""
 COALESCE_S: Final = 0.2
-"""Between two readings, at least."""
+"""Minimum interval between two readings, in seconds."""
 PAUSE_S: Final = 0.2
 PAUSE_MOST_S: Final = 5.0
-"""Between two attempts to connect: the pause grows from the one to the other."""
+"""Pause between two attempts to connect, in seconds: from the first value to the second."""
 
 _STATES: Final = {
     "alive": State.ALIVE,
@@ -49,7 +49,7 @@ _STATES: Final = {
 }
 
 _ENDS: Final = ConnectionLost, ProtocolError
-"""Ends the connection: `run` finds the same, says so, and connects again."""
+"""Errors that end the connection; `run` gets them, too, logs them and connects again."""
 _NO_CONNECTION: Final = "there is no connection to the Serf agent"
 _NO_TAGS: Final = "the Serf agent does not take the tags of this node"
 
@@ -57,8 +57,10 @@ log = structlog.get_logger("sandq.gossip")
 
 
 class SerfMembership:
-    """See `membership.Membership`. `agent`, `auth_key`: where its RPC listens, and its rpc_auth. `ours`: the names of
-    all tags that may ever be this node's. `now_ms`: the node's clock, epoch milliseconds."""
+    """See `membership.Membership`. `agent`: the address of the agent's RPC; `auth_key`: its rpc_auth.
+
+    `ours`: the names of all tags that this node may ever set. `now_ms`: the node's clock, in epoch milliseconds.
+    """
 
     def __init__(
         self,
@@ -78,14 +80,14 @@ class SerfMembership:
         self._roster = Roster()
         self._name = ""
         self._rpc: SerfRpc | None = None
-        self._looking = trio.Lock()
-        self._told: set[tuple[str, str]] = set()
+        self._reading = trio.Lock()
+        self._logged: set[tuple[str, str]] = set()
         self._check(tags)
         self._tags = dict(tags)
 
     @property
     def name(self) -> str:
-        """The agent's; empty until it was reached."""
+        """The agent's name; empty until it was reached."""
         return self._name
 
     def members(self) -> Mapping[str, Member]:
@@ -97,11 +99,11 @@ class SerfMembership:
         return self._roster.changes()
 
     async def join(self, seeds: Sequence[Address]) -> int:
-        """See `membership.Membership`. The agent meets them one after the other."""
+        """See `membership.Membership`. The agent contacts the seeds one after the other."""
         if not seeds:
             return 0
         failed = []
-        # A connection of its own: one seed that does not answer holds up every other answer for many seconds.
+        # Use a separate connection: a seed that does not answer delays all other answers by many seconds.
         async with await SerfRpc.open(self._agent, self._auth_key) as rpc:
             for seed in seeds:
                 try:
@@ -112,12 +114,14 @@ class SerfMembership:
             raise Unavailable(f"no seed answered: {'; '.join(failed)}")
         if self._rpc is not None:
             with suppress(*_ENDS):
-                await self._look(self._rpc)
+                await self._read_members(self._rpc)
         return len(seeds) - len(failed)
 
     async def set_tags(self, tags: Mapping[str, str]) -> None:
-        """See `membership.Membership`. InvalidRequest for a tag that is not of `ours`. While the agent is away they are
-        kept, and set when it is back."""
+        """See `membership.Membership`. While the agent is unavailable, tags are kept, and set when it is back.
+
+        Raises InvalidRequest for a tag that is not in `ours`.
+        """
         self._check(tags)
         before, wanted = self._tags, dict(tags)
         self._tags = wanted
@@ -132,8 +136,10 @@ class SerfMembership:
             raise
 
     async def leave(self) -> None:
-        """Takes this node's tags off the agent, which tells the others, and stays. Never raises a SandqError: what the
-        agent does not do now is logged."""
+        """Remove this node's tags from the agent, which informs the other members and keeps running.
+
+        Raises no SandqError: failures are logged.
+        """
         self._tags = {}
         try:
             rpc = self._rpc
@@ -149,8 +155,10 @@ class SerfMembership:
             )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep connected to the agent until cancelled. Has started when the members are known for the first time: it
-        waits for an agent that is away, but raises StartupError when the agent does not let this node in."""
+        """Stay connected to the agent until cancelled. Ready once the members are known for the first time.
+
+        It waits for an unavailable agent, but raises StartupError if the agent rejects this node.
+        """
         pause_s = PAUSE_S
         while True:
             came_at_s = None
@@ -160,14 +168,14 @@ class SerfMembership:
                     came_at_s = trio.current_time()
                     log.info("connected to the Serf agent", agent=str(self._agent), name=self._name)
                     self._rpc = rpc
-                    self._is_well(_NO_CONNECTION)
+                    self._allow_logging(_NO_CONNECTION)
                     task_status.started()
                     task_status = trio.TASK_STATUS_IGNORED
                     await self._follow(rpc)
             except SandqError as error:
                 if isinstance(error, StartupError) and not self._name:
                     raise
-                self._tell(_NO_CONNECTION, error)
+                self._log_once(_NO_CONNECTION, error)
             finally:
                 self._rpc = None
             if came_at_s is not None and trio.current_time() - came_at_s > PAUSE_MOST_S:
@@ -180,7 +188,7 @@ class SerfMembership:
     async def _meet(self, rpc: SerfRpc) -> None:
         await rpc.stream_members()
         self._name = rpc.agent_name
-        await self._look(rpc)
+        await self._read_members(rpc)
         await self._restore_tags(rpc)
 
     async def _follow(self, rpc: SerfRpc) -> None:
@@ -189,14 +197,14 @@ class SerfMembership:
             await trio.sleep(COALESCE_S)
             with trio.move_on_after(self._refresh_s - COALESCE_S):
                 await rpc.event()
-            await self._look(rpc)
-            # Not more often: two nodes on one agent would set their tags against each other without a pause.
+            await self._read_members(rpc)
+            # Not more often: otherwise two nodes on one agent would replace each other's tags without a pause.
             if trio.current_time() - restored_at_s >= self._refresh_s and await self._restore_tags(rpc):
                 restored_at_s = trio.current_time()
 
-    async def _look(self, rpc: SerfRpc) -> None:
-        """Read the members. One at a time: an older list must not come behind a newer one."""
-        async with self._looking:
+    async def _read_members(self, rpc: SerfRpc) -> None:
+        """Read the members. One reading at a time, so that an older list does not replace a newer one."""
+        async with self._reading:
             listed = await rpc.members()
             for found in listed:
                 self._put(found)
@@ -206,8 +214,8 @@ class SerfMembership:
     def _put(self, found: AgentMember) -> None:
         state = _STATES.get(found.status)
         if state is None:
-            if (found.name, found.status) not in self._told:
-                self._told.add((found.name, found.status))
+            if (found.name, found.status) not in self._logged:
+                self._logged.add((found.name, found.status))
                 log.info("a member of the Serf agent is left out", member=found.name, status=found.status)
             return
         known = self._roster.members().get(found.name)
@@ -223,40 +231,42 @@ class SerfMembership:
         encode_tags(tags)
 
     def _on_agent(self) -> Mapping[str, str]:
-        """All tags that the agent has."""
+        """Return all tags that the agent has."""
         own = self._roster.members().get(self._name)
         return {} if own is None else own.tags
 
     async def _restore_tags(self, rpc: SerfRpc) -> bool:
-        """Set this node's tags unless the agent has them: it may have started again, or read its configuration again,
-        which puts its tags back. Whether they were not there."""
+        """Set this node's tags unless the agent has them; return whether they were missing.
+
+        The agent loses them when it restarts or reloads its configuration.
+        """
         if {name: value for name, value in self._on_agent().items() if name in self._ours} == self._tags:
             return False
         try:
             await self._put_tags(rpc)
         except (Refused, TooLarge) as error:
-            self._tell(_NO_TAGS, error)
+            self._log_once(_NO_TAGS, error)
         else:
-            self._is_well(_NO_TAGS)
+            self._allow_logging(_NO_TAGS)
         return True
 
     async def _put_tags(self, rpc: SerfRpc) -> None:
-        """Set this node's tags, and see them listed. TooLarge, Refused."""
+        """Set this node's tags, and read the members. Raises TooLarge, Refused."""
         tags = dict(self._tags)
         try:
             await rpc.set_tags(tags, sorted(self._ours - tags.keys()))
         except Refused:
-            # The agent's own tags need room as well.
+            # The agent's own tags count against the limit, too.
             encode_tags({name: value for name, value in self._on_agent().items() if name not in self._ours} | tags)
             raise
-        await self._look(rpc)
+        await self._read_members(rpc)
 
-    def _tell(self, event: str, error: SandqError) -> None:
-        """Once until it is well again: it is tried again for ever."""
-        told = event, "away" if isinstance(error, Retriable) else error.code
-        if told not in self._told:
-            self._told.add(told)
+    def _log_once(self, event: str, error: SandqError) -> None:
+        """Log a failure once until its recovery, since it is retried endlessly."""
+        logged = event, "away" if isinstance(error, Retriable) else error.code
+        if logged not in self._logged:
+            self._logged.add(logged)
             log.warning(event, agent=str(self._agent), error=error.message)
 
-    def _is_well(self, event: str) -> None:
-        self._told = {told for told in self._told if told[0] != event}
+    def _allow_logging(self, event: str) -> None:
+        self._logged = {logged for logged in self._logged if logged[0] != event}

@@ -1,13 +1,13 @@
-"""A client of a Serf agent's RPC (IPC version 1): what sandq asks of an agent that the site runs.
+"""A client of a Serf agent's RPC (IPC version 1), with the requests that sandq needs.
 
-One TCP connection of msgpack maps, one behind the other without framing::
+One TCP connection with consecutive msgpack maps, without framing::
 
     request  {Command, Seq}, then a body if the command takes one
     answer   {Seq, Error}, then a body if the command gives one; Error is empty when it was done
     event    {Seq, Error} with the Seq of the `stream` request, then a record, at any time between two answers
 
-Nothing says where the next map begins, so whatever cannot be understood ends the connection, and so does an agent that
-takes too long. Nothing here ends the agent: it is the site's.
+There are no marks where the next map begins. So any invalid data ends the connection, and so does an agent that takes
+too long. Nothing here stops the agent: it is the site's.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from sandq.model.errors import ConnectionLost, FrameTooLarge, ProtocolError, San
 IPC_VERSION: Final = 1
 CONNECT_S: Final = 2.0
 ANSWER_S: Final = 10.0
-"""For an answer. An agent that changes its tags tells others of it first, for up to 5 s."""
+"""Timeout of an answer, in seconds. An agent that changes its tags first informs other agents, for up to 5 s."""
 JOIN_S: Final = 30.0
-"""The agent connects (10 s, with its settings for a LAN) to every address that a seed's name has."""
+"""Timeout of `join`, in seconds: the agent connects to every address of a seed's name (10 s each in a LAN)."""
 MAP_BYTES: Final = 16 << 20
-"""Of one map, a header or a body, at most."""
+"""Maximum size of one map, a header or a body."""
 MEMBERS_MOST: Final = 8192
-"""Of an array, so of the members too: room for all is made when it begins."""
+"""Maximum length of an array, which includes the list of members: msgpack allocates it when it begins."""
 FIELDS_MOST: Final = 1024
-"""Of a map."""
+"""Maximum number of keys of a map."""
 ERROR_BYTES: Final = 64 << 10
 SHOWN_CHARS: Final = 500
-"""Of what an agent says, in our errors."""
+"""Maximum length of an agent's text in our errors."""
 RECEIVE_BYTES: Final = 64 << 10
 MEMBER_EVENTS: Final = "member-join,member-leave,member-failed,member-update,member-reap"
 
@@ -54,12 +54,12 @@ class AgentMember:
 
 
 class Refused(Unavailable):
-    """The agent answered with an error; the connection is as good as before."""
+    """The agent replied with an error; the connection stays usable."""
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What is waited for. `error`: None before the header has come."""
+    """An expected answer. `error`: None until the header has arrived."""
 
     gives_body: bool
     gives_body_with_error: bool = False
@@ -69,10 +69,11 @@ class _Answer:
 
 
 class SerfRpc:
-    """A connection that is ready: `async with await SerfRpc.open(...) as rpc`.
+    """An authenticated connection: `async with await SerfRpc.open(...) as rpc`.
 
-    Any number of tasks may call it at once; the agent answers one after the other. All methods raise ConnectionLost
-    when the connection has ended, ProtocolError when the agent speaks another protocol, Refused when it says no.
+    Any number of tasks may call it concurrently; the agent answers the requests one after the other. All methods raise
+    ConnectionLost if the connection has ended, ProtocolError if the agent speaks a different protocol, Refused if it
+    reports an error.
     """
 
     agent_name: str
@@ -96,14 +97,14 @@ class SerfRpc:
         self._seq = 0
         self._answers: dict[int, _Answer] = {}
         self._due: _Answer | None = None
-        """Whose body comes next."""
+        """The answer whose body comes next."""
         self._events_seq: int | None = None
         self._event = False
         self._ended: SandqError | None = None
 
     @classmethod
     async def open(cls, agent: Address, auth_key: str | None = None, *, answer_s: float = ANSWER_S) -> Self:
-        """Connect, and be let in. Unavailable when there is no agent; StartupError when it does not let us in."""
+        """Connect and authenticate. Raises Unavailable if there is no agent; StartupError if it rejects us."""
         try:
             with trio.fail_after(CONNECT_S):
                 stream = await trio.open_tcp_stream(*agent)
@@ -135,7 +136,7 @@ class SerfRpc:
             raise ProtocolError(f"{self._where} does not say its name") from None
 
     async def aclose(self) -> None:
-        """Close at once; whoever waits gets ConnectionLost."""
+        """Close at once; waiting tasks get ConnectionLost."""
         self._end(ConnectionLost(f"the connection to {self._where} was closed here"))
         await trio.lowlevel.checkpoint()
 
@@ -150,7 +151,7 @@ class SerfRpc:
     # -- commands -------------------------------------------------------------------------------------------------
 
     async def members(self) -> Sequence[AgentMember]:
-        """Everybody that the agent lists, itself included, in no order."""
+        """Return all members that the agent lists, including itself, in no particular order."""
         body = await self._ask("members", gives_body=True)
         listed = body.get(b"Members")
         try:
@@ -159,7 +160,7 @@ class SerfRpc:
             raise self._unlike_serf(error) from None
 
     async def stats(self) -> Mapping[str, Mapping[str, str]]:
-        """What the agent says of itself: section -> key -> value."""
+        """Return the agent's statistics about itself: section -> key -> value."""
         body = await self._ask("stats", gives_body=True)
         try:
             return {_text(section): _texts(as_fields(values)) for section, values in body.items()}
@@ -167,21 +168,23 @@ class SerfRpc:
             raise self._unlike_serf(error) from None
 
     async def set_tags(self, tags: Mapping[str, str], delete: Sequence[str] = ()) -> None:
-        """Change the agent's own tags: those that are not named stay. No tag may be in both."""
+        """Change the agent's own tags; tags that are not named stay. No tag may be in both arguments."""
         await self._ask("tags", {"Tags": dict(tags), "DeleteTags": list(delete)})
 
     async def join(self, seed: Address) -> None:
-        """Let the agent meet a member. Refused when that did not answer. Holds up all other answers meanwhile."""
+        """Let the agent contact a member. Raises Refused if that did not answer. All other answers wait meanwhile."""
         body = {"Existing": [str(seed)], "Replay": False}
         await self._ask("join", body, gives_body=True, gives_body_with_error=True, within_s=max(JOIN_S, self._answer_s))
 
     async def stream_members(self) -> None:
-        """Ask for the events of members, for `event`; once."""
+        """Request the events of members, for `event`. Call it once."""
         await self._ask("stream", {"Type": MEMBER_EVENTS}, streams=True)
 
     async def event(self) -> None:
-        """Until something about members has happened since the last call. A hint: the agent loses events of a slow
-        reader, and tells them a second or so late."""
+        """Wait until an event about members has come since the last call.
+
+        It is only a hint: the agent drops events of slow readers, and sends them about a second late.
+        """
         await self._receive_until(lambda: self._event)
         self._event = False
 
@@ -197,7 +200,7 @@ class SerfRpc:
         streams: bool = False,
         within_s: float | None = None,
     ) -> Fields:
-        """The answer's body; an empty one when it has none."""
+        """Send a request and return the answer's body; an empty one if it has none."""
         self._seq += 1
         answer = self._answers[self._seq] = _Answer(gives_body, gives_body_with_error)
         if streams:
@@ -223,12 +226,12 @@ class SerfRpc:
                 self._end(ConnectionLost(f"the connection to {self._where} broke: {error}"))
                 self._check()
             except trio.Cancelled:
-                # Half a request may have gone out, and nothing says where the next one begins.
+                # A part of the request may have been sent, and nothing marks the beginning of the next one.
                 self._end(ConnectionLost(f"the connection to {self._where} was given up amid a request"))
                 raise
 
     async def _receive_until(self, done: Callable[[], bool]) -> None:
-        """Whoever waits receives, for all: one piece, and then it is the next one's turn."""
+        """Receive until `done`. Waiting tasks take turns: each receives one piece, for all of them."""
         while not done():
             async with self._receiving:
                 if not done():
@@ -236,7 +239,8 @@ class SerfRpc:
                     await self._receive()
 
     async def _receive(self) -> None:
-        """One piece. A fault in it ends the connection, and is raised by `_check`: the answers before it are whole."""
+        """Receive one piece. A fault in it ends the connection; `_check` raises it after the complete answers before
+        it."""
         try:
             data = await self._stream.receive_some(RECEIVE_BYTES)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -253,7 +257,7 @@ class SerfRpc:
             self._end(self._unlike_serf(error))
 
     def _feed(self, data: bytes) -> None:
-        """Take what is whole now."""
+        """Process the complete maps in the received data."""
         try:
             self._unpacker.feed(data)
             for value in self._unpacker:
@@ -261,10 +265,10 @@ class SerfRpc:
                 self._take(as_fields(value))
         except ProtocolError:
             raise
-        except Exception as error:  # msgpack raises a dozen kinds
+        except Exception as error:  # msgpack raises a dozen different exceptions
             raise unreadable(error) from None
         self._received_bytes += len(data)
-        # Not the unpacker's buffer: what is decoded already of a map that is not whole has left it.
+        # The unpacker's buffer does not count: the decoded part of an incomplete map is no longer in it.
         if self._received_bytes - self._taken_bytes > MAP_BYTES:
             raise FrameTooLarge(
                 f"{self._where} sends an answer of more than {MAP_BYTES} bytes",
@@ -273,7 +277,7 @@ class SerfRpc:
             )
 
     def _take(self, fields: Fields) -> None:
-        """A header or a body."""
+        """Process a header or a body."""
         if self._due is not None:
             self._due.body, self._due.whole = fields, True
             self._due = None
@@ -299,7 +303,7 @@ class SerfRpc:
             raise type(self._ended)(self._ended.message, **self._ended.details)
 
     def _end(self, error: SandqError) -> None:
-        """Close; what ended it first is what everybody is told."""
+        """Close the connection; all later calls raise the first error."""
         if self._ended is None:
             self._ended = error
         self._stream.socket.close()
@@ -328,7 +332,7 @@ def _texts(fields: Fields) -> Mapping[str, str]:
 
 
 def _text(value: Any) -> str:
-    """Tags are other machines' too: what is no UTF-8 there must not hide everybody else."""
+    """Decode a text. Tags of other machines may be invalid UTF-8, which must not hide all members."""
     if type(value) is not bytes:
         raise ProtocolError(f"a text is expected, not {value!r:.40}")
     return value.decode(errors="backslashreplace")

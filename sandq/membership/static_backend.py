@@ -1,6 +1,6 @@
-"""The backend `static`: the members are those that the configuration names.
+"""The backend `static`: the members are those in the configuration.
 
-Nobody is asked whether they are there: all are believed to be alive, by configuration.
+They are not probed: all of them count as alive.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from sandq.model.membership import Changes, Member, State
 
 
 class StaticMembership:
-    """See `membership.Membership`. `own`: this node's address; `peers`: the others', by name, and `peer_tags` what the
-    configuration knows of them. `now_ms`: the node's clock, epoch milliseconds."""
+    """See `membership.Membership`. `own`: this node's address; `peers`: the addresses of the others, by name.
+
+    `peer_tags`: tags of the peers that the configuration knows. `now_ms`: the node's clock, in epoch milliseconds.
+    """
 
     def __init__(
         self,
@@ -33,9 +35,9 @@ class StaticMembership:
     ) -> None:
         if name in peers:
             raise InvalidSetting(f"{name} is this node, and no peer of its own")
-        nobodys = sorted(peer_tags.keys() - peers.keys())
-        if nobodys:
-            raise InvalidSetting(f"there are tags of {', '.join(nobodys)}, and no such peers")
+        unknown = sorted(peer_tags.keys() - peers.keys())
+        if unknown:
+            raise InvalidSetting(f"there are tags of {', '.join(unknown)}, and no such peers")
         self._name = name
         self._own = own
         self._now_ms = now_ms
@@ -49,19 +51,19 @@ class StaticMembership:
 
     @property
     def name(self) -> str:
-        """This node's."""
+        """The name of this node."""
         return self._name
 
     def members(self) -> Mapping[str, Member]:
-        """See `membership.Membership`; all that were named."""
+        """See `membership.Membership`; all configured members."""
         return self._roster.members()
 
     def changes(self) -> Changes:
-        """See `membership.Membership`; only what this node does to itself."""
+        """See `membership.Membership`; only changes that this node makes to itself."""
         return self._roster.changes()
 
     async def join(self, seeds: Sequence[Address]) -> int:
-        """InvalidRequest: nobody is met who was not named."""
+        """Raise InvalidRequest: only configured members can be used."""
         await trio.lowlevel.checkpoint()
         raise InvalidRequest(
             f"with static membership there is nothing to join: name {', '.join(map(str, seeds)) or 'them'} "
@@ -69,14 +71,14 @@ class StaticMembership:
         )
 
     async def set_tags(self, tags: Mapping[str, str]) -> None:
-        """See `membership.Membership`. No other node hears of it."""
+        """See `membership.Membership`. Other nodes do not receive the tags."""
         await trio.lowlevel.checkpoint()
         encode_tags(tags)
         own = self._roster.members()[self._name]
         self._roster.put(Member(self._name, self._own, dict(tags), own.state, own.since_ms))
 
     async def leave(self) -> None:
-        """This node says so to itself; there is nobody to tell."""
+        """Mark this node as left; other nodes are not informed."""
         await trio.lowlevel.checkpoint()
         own = self._roster.members()[self._name]
         if own.state is not State.LEFT:

@@ -341,7 +341,7 @@ async def test_strangers_that_send_much_give_way_to_members(
     jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that streams have sent has its memory from one room, the oldest stranger's is given back first."""
-    monkeypatch.setattr(intake, "ROOM_BYTES", 4 * intake.FREE_BYTES)
+    monkeypatch.setattr(intake, "SHARED_BYTES", 4 * intake.FREE_BYTES)
     a, b = await cluster.start_all("ab", keyring=ONE, timing=PATIENT)
     peaks = Peaks(lambda: a.member._intake.held_bytes)
     large = struct.pack(">BI", 10, 8 << 20) + bytes(5 * intake.FREE_BYTES // 2)
@@ -356,7 +356,7 @@ async def test_strangers_that_send_much_give_way_to_members(
         c = await cluster.start("c", joins=a, keyring=ONE)
         await until_holds(lambda: agree([a, b, c]))
     trio.lowlevel.remove_instrument(peaks)
-    assert 2 * intake.FREE_BYTES < peaks.most <= intake.ROOM_BYTES
+    assert 2 * intake.FREE_BYTES < peaks.most <= intake.SHARED_BYTES
 
 
 class Peaks(trio.abc.Instrument):

@@ -227,7 +227,7 @@ def test_limits_between_nodes_are_those_of_the_code() -> None:
             f"and {door.KNOWN_SLOTS} from addresses",
         ),
         "gossip: bytes of streams that are no complete message yet": (
-            f"{size(intake.FREE_BYTES)} each and {size(intake.ROOM_BYTES)} for all",
+            f"{size(intake.FREE_BYTES)} each and {size(intake.SHARED_BYTES)} for all",
             f"{size(streams.STREAM_BYTES)} of one",
         ),
         "gossip: work per iteration of the loop": (),

@@ -14,7 +14,7 @@ from typing import Any
 from sandq.gossip.core import Ask, Gossip
 from sandq.gossip.keyring import Keyring
 from sandq.gossip.members import Record
-from sandq.gossip.nodes import Node, Standing
+from sandq.gossip.nodes import Liveness, Node
 from sandq.gossip.packets import Packets
 from sandq.gossip.tags import judge_of
 from sandq.model.config_types import Address
@@ -52,7 +52,7 @@ class Member:
 def _known(own: Node) -> Node:
     """What others believe of a member that lives."""
     node = Node(own.name, own.address, own.meta, own.vsn)
-    node.incarnation, node.standing = own.incarnation, Standing.ALIVE
+    node.incarnation, node.liveness = own.incarnation, Liveness.ALIVE
     return node
 
 
