@@ -1,11 +1,11 @@
 """A FastAPI app (under asyncio) that takes reminders and sends them when they are due.
 
-One client lives as long as the app; `client.run` works beside the requests. With a broker on this machine:
+One client lives as long as the app; `client.run` runs at the same time as the requests. With a broker on this machine:
 
     cd docs/examples && uvicorn fastapi_app:app
     curl -X POST 'http://127.0.0.1:8000/reminders?to=ada@example.org&text=tea&delay=5s'
 
-BROKER=HOST:PORT names another broker.
+BROKER=HOST:PORT names a different broker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sent: deque[str] = deque(maxlen=100)
 
 
 async def send_mail(message: sandq.Message) -> None:
-    """Called for each reminder once it is due: ten at a time, acked on return. What raises is tried again."""
+    """Send one reminder that is due. Ten run at a time; on return the message is acked, after an exception retried."""
     sent.append(f"{message.headers['to']}: {message.value.decode()}")
 
 
@@ -39,7 +39,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client.run, "reminders", "mailer", send_mail)
             yield
-            tasks.cancel_scope.cancel()  # mails under way are finished first
+            tasks.cancel_scope.cancel()  # mails in progress are finished first
 
 
 app = FastAPI(lifespan=lifespan)
@@ -47,8 +47,10 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/reminders", status_code=201)
 async def schedule(to: str, text: str, delay: str) -> dict[str, str]:
-    """Stored once this answers. `delay` is "90s", "5m", "3d"; how else a time may be written: docs/client.md. The name
-    makes it safe to ask again after a 503: the same reminder is stored once."""
+    """Store a reminder. `delay` is "90s", "5m", "3d"; docs/client.md has all formats of times.
+
+    The name makes it safe to send the request again after a 503: the same reminder is stored once.
+    """
     client: sandq.Client = app.state.client
     name = hashlib.sha256("\n".join((to, text, delay)).encode()).hexdigest()
     try:
@@ -57,20 +59,20 @@ async def schedule(to: str, text: str, delay: str) -> dict[str, str]:
         )
     except InvalidRequest as error:
         raise HTTPException(422, str(error)) from None
-    except Retriable as error:  # TimedOut, among others: nobody who looks at a browser waits for longer
+    except Retriable as error:  # TimedOut, among others: users of a browser do not wait longer
         raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
     return {"id": reminder}
 
 
 @app.delete("/reminders/{reminder}")
 async def cancel(reminder: str) -> dict[str, str]:
-    """A definite answer: nobody will get it, or it is too late."""
+    """Cancel a reminder. The answer is definite: it will never be sent, or it is too late."""
     client: sandq.Client = app.state.client
     try:
         return {"cancelled": await client.messages("reminders").cancel(reminder, timeout="2s")}
     except TooLate as error:
         raise HTTPException(409, str(error)) from None
-    except Retriable as error:  # it may be cancelled all the same: to ask again does no harm
+    except Retriable as error:  # it may be cancelled all the same: a repetition does no harm
         raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
     except (NotFound, InvalidRequest) as error:
         raise HTTPException(404, str(error)) from None

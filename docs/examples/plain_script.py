@@ -19,14 +19,14 @@ def main(server: str) -> None:
         with suppress(TopicExists):
             client.admin.create_topic("kitchen")
 
-        # Many at once: a producer. What one receipt says, or all of them, can be waited for.
+        # To send many at once, use a producer. You can wait for one receipt, or for all of them.
         with client.producer("kitchen") as producer:
             tea = producer.send("tea is ready", delay="1s")
             producer.send("eggs are ready", delay="2s")
             producer.send("cake is ready", delay="30m", unique_key="cake")
             print("tea is message", tea.wait())
 
-        # Until somebody has leased it, a message can be looked at, moved and cancelled.
+        # Until a consumer leases it, a message can be inspected, moved and cancelled.
         client.messages("kitchen").move(unique_key="cake", delay="3s")
 
         with client.subscribe("kitchen", group="cook") as subscription:

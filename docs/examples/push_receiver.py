@@ -1,9 +1,9 @@
-"""A receiver of pushed messages: it verifies who sends, and prints what came, with Python's own HTTP server alone.
+"""A receiver of pushed messages: it verifies the sender and prints the messages, with Python's own HTTP server.
 
     python docs/examples/push_receiver.py --port 9000 --secret-file secret      # a file with whsec_..., one in a line
     sandctl group push set orders shop --url http://127.0.0.1:9000/hooks --secret-file secret
 
-A real one notes the `webhook-id` of what it has done, and does nothing the second time: a message may come again.
+A real receiver stores the `webhook-id` of each processed message, and ignores a message that is delivered again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_BYTES = 8 << 20
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Answers 204 when it has done what a message says, 401 to who has no secret, 500 when it fails."""
+    """Answer 204 after a message was processed, 401 without a valid signature, 413 if the body is too large."""
 
     protocol_version = "HTTP/1.1"
     timeout = 60
@@ -52,7 +52,7 @@ class Receiver(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing more is printed."""
+        """Suppress the log lines of the server."""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """A small task queue in the manner of Celery: functions become tasks that run later, elsewhere, and again if they fail.
 
     python docs/examples/worker.py --concurrency 4           # a worker; SIGTERM or Ctrl-C lets running tasks end
-    python docs/examples/worker.py --say hello --in 5s       # elsewhere: have a task run in five seconds
+    python docs/examples/worker.py --say hello --in 5s       # elsewhere: run a task in five seconds
 
 Any number of workers share the tasks. How often, and after what pauses, a task is tried again are settings of the
 topic; a task that failed at its last attempt is a dead letter: `sandctl dead list tasks --group workers`.
@@ -39,15 +39,15 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Have a worker do it as soon as one is free; the id of the message."""
+        """Run the task on the next free worker. Return the id of the message."""
         return self.tasks.send(self.name, args, kwargs)
 
     def apply_in(self, delay: timedelta | str, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Have a worker do it so long from now: a timedelta, or text as "90s"."""
+        """Run the task after a delay: a timedelta, or text such as "90s". Return the id of the message."""
         return self.tasks.send(self.name, args, kwargs, delay=delay)
 
     def apply_at(self, when: datetime | str, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Have a worker do it at an instant: a datetime with its time zone, or text as "2030-01-31T08:00:00Z"."""
+        """Run the task at a time: a datetime with a zone, or text such as "2030-01-31T08:00:00Z". Return the id."""
         return self.tasks.send(self.name, args, kwargs, deliver_at=when)
 
 
@@ -60,7 +60,7 @@ class Tasks:
         self.known: dict[str, Callable[..., object]] = {}
 
     def task(self, function: Callable[P, R]) -> Task[P, R]:
-        """A decorator."""
+        """Make a function a task (decorator)."""
         task = Task(self, function)
         self.known[task.name] = task
         return task
@@ -74,32 +74,32 @@ class Tasks:
         delay: timedelta | str | None = None,
         deliver_at: datetime | str | None = None,
     ) -> str:
-        """JSON, and no pickle: a worker runs only what it has itself."""
+        """Send a task as JSON, not as a pickle: a worker runs only tasks of its own code."""
         payload = json.dumps({"args": args, "kwargs": kwargs})
         headers = {"task": name}
         return self.client().produce(self.topic, payload, headers=headers, delay=delay, deliver_at=deliver_at)
 
     def work(self, concurrency: int) -> None:
-        """Run tasks until the process is told to stop."""
+        """Run tasks until the process is stopped."""
         with suppress(TopicExists):
             self.client().admin.create_topic(self.topic, max_attempts=5, backoff=RETRY)
         self.client().run(self.topic, "workers", self._handle, concurrency=concurrency, grace="30s")
 
     def _handle(self, message: sandq.sync.Message) -> None:
         task = self.known.get(message.headers.get("task", ""))
-        if task is None:  # perhaps a newer worker knows it
+        if task is None:  # a newer worker may know it
             raise sandq.Retry("1m", f"unknown task {message.headers.get('task')!r}")
         call = json.loads(message.value)
         task(*call["args"], **call["kwargs"])
 
 
-# What follows is the program: its tasks, and its command line.
+# The program: its tasks, and its command line.
 
 options = argparse.ArgumentParser(description="A worker of the example task queue.")
 options.add_argument("--server", default="127.0.0.1:7170", metavar="HOST:PORT")
 options.add_argument("--concurrency", type=int, default=4, help="tasks at a time")
 options.add_argument("--say", metavar="WORD", help="send a task instead of being a worker")
-options.add_argument("--in", dest="delay", default="0s", metavar="TIME", help="of --say: how long from now, as 5s")
+options.add_argument("--in", dest="delay", default="0s", metavar="TIME", help="with --say: delay, such as 5s")
 
 _clients: list[sandq.sync.Client] = []
 tasks = Tasks(lambda: _clients[0])

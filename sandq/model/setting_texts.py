@@ -56,28 +56,30 @@ SETTINGS: Final = {
         "How the wait of a nacked message grows.", choices=("exponential", "fixed", "linear", "none")
     ),
     "backoff.first": SettingText("The wait after the first attempt.", DURATION),
-    "backoff.factor": SettingText("Exponential: each wait is the one before, times this.", FACTOR),
+    "backoff.factor": SettingText("Exponential: each wait is the previous one times this factor.", FACTOR),
     "backoff.cap": SettingText("The longest wait, before the jitter.", DURATION),
     "backoff.jitter_percent": SettingText("How far waits are spread around their length, each way.", PERCENT),
     "ttl": SettingText(
-        "How long after its delivery time an unleased message is dead; compacted: how long a value stays.",
+        "How long after its delivery time an unleased message is dead; compacted: lifetime of a value.",
         DURATION,
         True,
     ),
     "delete_on_ack": SettingText(
-        "Whether messages go once every group acked them, or stay.", choices=("true", "false")
+        "Whether messages are deleted once every group has acked them.", choices=("true", "false")
     ),
-    "history": SettingText("Compacted: how long every write can be read, even after a later one of its key.", DURATION),
+    "history": SettingText(
+        "Compacted: how long every write can be read, also after a later write of its key.", DURATION
+    ),
     "tombstone_retention": SettingText("Compacted: how long the deletion of a key can be read.", DURATION),
-    "retention": SettingText("How long messages are kept after every group acked them.", DURATION),
-    "retain": SettingText("If acked messages stay: the greatest age of a message.", DURATION, True),
-    "retain_bytes": SettingText("If acked messages stay: the most bytes of a partition.", SIZE, True),
+    "retention": SettingText("How long messages are kept after every group has acked them.", DURATION),
+    "retain": SettingText("If acked messages stay: the maximum age of a message.", DURATION, True),
+    "retain_bytes": SettingText("If acked messages stay: the maximum size of a partition.", SIZE, True),
     "group_ttl": SettingText("How long a group without consumers stays.", DURATION, True),
     "dedup_window": SettingText("How long a unique key stays taken after its delivery.", DURATION),
-    "dead_letter_topic": SettingText("Another topic, to which dead letters go.", TOPIC, True),
-    "max_message_bytes": SettingText("The largest value of a message.", SIZE, True),
+    "dead_letter_topic": SettingText("A topic to which dead letters are sent.", TOPIC, True),
+    "max_message_bytes": SettingText("The maximum size of a message's value.", SIZE, True),
     "max_delay": SettingText("How far ahead a message may be, instead of the nodes' limit.", DURATION, True),
-    "max_lease": SettingText("The longest lease, including leases that consumers ask for.", DURATION, True),
+    "max_lease": SettingText("The longest lease, including leases that consumers request.", DURATION, True),
     "max_request_rate": SettingText("Requests about the topic that each client may send to each node.", RATE, True),
     "max_request_burst": SettingText(
         "Number of these requests at once after a pause; none: those of a second.", NUMBER, True
