@@ -225,7 +225,7 @@ class PartitionSender(BatchSender[NumberedBatch]):
         if last is None and batch.unknown:
             last = TimedOut("no answer")
         elif last is None:
-            last = Unavailable(f"the partition has no leader that can be reached{self.cluster.why()}")
+            last = Unavailable(f"the partition has no leader that can be reached{self.cluster.error_summary()}")
         return again(last, f"{what} was not confirmed in {limit_s:g} s; the last: {last.message}")
 
     @property
@@ -254,7 +254,7 @@ class PartitionSender(BatchSender[NumberedBatch]):
             self.cluster.check_open()
             with anyio.move_on_after(self.next_time(now) - now):
                 # What flies will be answered; what does not waits for a pause to end, or for a leader.
-                await (self._changed.wait() if self.flying else self.cluster.change())
+                await (self._changed.wait() if self.flying else self.cluster.wait_for_change())
 
     # What is answered.
 
