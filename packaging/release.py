@@ -34,10 +34,10 @@ ROOT = Path(__file__).resolve().parents[1]
 CLIENT = ROOT / "packaging" / "client"
 LOCK = "requirements.lock"
 RUNTIME_LOCK = ROOT / "packaging" / "release.lock"
-"""What the wheels need, for all supported Python versions and machines; packaging/lock writes it."""
+"""Dependencies of the wheels, for all supported Python versions and machines; packaging/lock writes it."""
 SBOM = "sbom.cdx.json"
 SUMS = "SHA256SUMS"
-# A virtual environment may be a link, which is no part of them.
+# A virtual environment may be a link, which is not part of the sources.
 SOURCES = (".", ":(exclude).venv")
 OURS = frozenset({"sandq", "sandq-client"})
 _BLOCK = re.compile(r"^([A-Za-z0-9._-]+)==([^ \\;]+)(.*?)(?=^\S|\Z)", re.M | re.S)
@@ -69,7 +69,7 @@ def build(into: Path) -> list[Path]:
 
 
 def check_committed(root: Path) -> None:
-    """Whatever lies among the sources gets into what is built, and nobody could build it again."""
+    """Raise SystemExit if the sources have uncommitted changes: the build would include them, and not be reproducible."""
     if not (root / ".git").exists():
         return  # the source of a release
     changed = _git("status", "--porcelain", "--", *SOURCES, root=root).splitlines()
@@ -79,7 +79,7 @@ def check_committed(root: Path) -> None:
 
 
 def wanted() -> list[str]:
-    """What both projects say that they need."""
+    """Return the dependencies of both projects."""
     found: list[str] = []
     for project in (ROOT, CLIENT):
         found += tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
@@ -159,7 +159,7 @@ def _component(name: str, package: Locked, ref: str) -> dict[str, Any]:
 
 
 def version_of(project: Path) -> str:
-    """What the sources say."""
+    """Return the version in the sources of a project."""
     text = (project / "sandq" / "__init__.py").read_text(encoding="utf-8")
     match = re.search(r'^__version__ = "([^"]+)"', text, re.M)
     assert match is not None

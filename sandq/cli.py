@@ -1,4 +1,4 @@
-"""The `sandq` command: run a node, check a configuration, look at what a node runs on and at its log."""
+"""The `sandq` command: run a node, check a configuration and a machine, serve HTTP and SQL, and inspect a log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sandq.node.running import Serving
 
 EXIT_AT_ONCE = 130
-"""Told a second time to stop."""
+"""Exit code after a second signal: the process ends without a clean stop."""
 
 
 @click.group("sandq", cls=Root, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,13 +35,13 @@ EXIT_AT_ONCE = 130
 @click.version_option(sandq.__version__, prog_name="sandq")
 @click.pass_context
 def main(context: click.Context, config_file: Path | None, log_format: str, log_level: str) -> None:
-    """Run a sandq node until it is told to stop (SIGINT or SIGTERM).
+    """Run a sandq node until it is stopped (SIGINT or SIGTERM).
 
     \b
       sandq --config configs/single.yaml
 
     Without --config: one node, node1, with its data in ./sandq-data and the default ports. Any key can also be set
-    by environment, for example SANDQ_LISTEN__CLIENT=127.0.0.1:7171.
+    in the environment, for example SANDQ_LISTEN__CLIENT=127.0.0.1:7171.
     """
     if context.invoked_subcommand is None:
         with _errors():
@@ -53,15 +53,15 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @main.command("check-config")
 @click.argument("config_file", metavar="[FILE]", type=_FILE, required=False)
-@click.option("--show", is_flag=True, help="Print the whole of it as YAML: every key, also from defaults and SANDQ_...")
+@click.option("--show", is_flag=True, help="Print the complete configuration as YAML, with defaults and SANDQ_...")
 def check_config(config_file: Path | None, show: bool) -> None:
-    """Say whether FILE is a valid configuration, and everything that is wrong with it if not.
+    """Check a configuration FILE, and report all mistakes.
 
     \b
       sandq check-config configs/single.yaml
       SANDQ_NODE__ID=node7 sandq check-config --show
 
-    Without FILE: the defaults. The environment (SANDQ_...) counts in either case.
+    Without FILE: the defaults. The environment (SANDQ_...) is included in both cases.
     """
     from sandq.model.config import load_config
 
@@ -81,12 +81,12 @@ def check_config(config_file: Path | None, show: bool) -> None:
 @click.option("--config", "config_file", type=_FILE, help="YAML file of the node.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def doctor(config_file: Path | None, as_json: bool) -> None:
-    """Check whether a node can run here, and well: packages, disk, ports, clock, data.
+    """Check whether, and how well, a node can run here: packages, disk, ports, clock, data.
 
     \b
       sandq doctor --config configs/single.yaml
 
-    It changes nothing, and may be used beside a running node. Exit code 1 when a check failed.
+    It changes nothing, and can be used while the node runs. Exit code 1 if a check failed.
     """
     from sandq.tools.doctor.doctor import examine, report
 
@@ -96,17 +96,19 @@ def doctor(config_file: Path | None, as_json: bool) -> None:
 
 @main.command()
 @click.option("--config", "config_file", type=_FILE, help="YAML file of the node.")
-@click.option("--lost", metavar="NODE", multiple=True, required=True, help="A node whose disk is lost; once for each.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option(
+    "--lost", metavar="NODE", multiple=True, required=True, help="A node whose disk is lost; repeat it for each."
+)
+@click.option("--dry-run", is_flag=True, help="Only print the changes.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def recover(config_file: Path | None, lost: tuple[str, ...], dry_run: bool, yes: bool) -> None:
-    """Go on alone with partitions whose other nodes are lost for good. The node must not run.
+    """Let this node continue alone with partitions whose other nodes are lost for good. It must not run.
 
     \b
       sandq recover --config node1.yaml --lost node2 --lost node3 --dry-run
       sandq recover --config node1.yaml --lost node2 --lost node3
 
-    What this node had not got yet is gone. The lost nodes must never be started with their data again.
+    Entries that this node has not received are lost. Never start the lost nodes with their data again.
     """
     from sandq.model.config import load_config
     from sandq.tools.recover import recover
@@ -119,7 +121,7 @@ def recover(config_file: Path | None, lost: tuple[str, ...], dry_run: bool, yes:
             return
         if not yes:
             nodes = ", ".join(lost)
-            click.confirm(f"{config.node.id} goes on alone with these; {nodes} must never come back", abort=True)
+            click.confirm(f"{config.node.id} continues alone with these; {nodes} must never come back", abort=True)
         forced = [found for found in recover(config, lost) if found.is_forced]
         names = ", ".join(lost)
         click.echo(f"{len(forced)} groups have {config.node.id} as their only member; start it, and remove {names}")
@@ -133,23 +135,27 @@ def recover(config_file: Path | None, lost: tuple[str, ...], dry_run: bool, yes:
     multiple=True,
     default=(DEFAULT_SERVER,),
     show_default=True,
-    help="Client ports of nodes; any finds the others.",
+    help="Client ports of nodes; any node finds the others.",
 )
-@click.option("--listen", metavar="HOST:PORT", help=f"Where HTTP is served; listen.http ({LOCAL_HOST}:{HTTP_PORT}).")
-@click.option("--config", "config_file", type=_FILE, help="YAML file with its limits, and who may ask.")
-@click.option("--ca", type=_FILE, metavar="FILE", help="Ask nodes by TLS, and trust this authority; tls.ca_file.")
+@click.option(
+    "--listen", metavar="HOST:PORT", help=f"Address of HTTP; default: listen.http ({LOCAL_HOST}:{HTTP_PORT})."
+)
+@click.option("--config", "config_file", type=_FILE, help="YAML file with limits and access.")
+@click.option(
+    "--ca", type=_FILE, metavar="FILE", help="Connect to nodes with TLS, and trust this authority (tls.ca_file)."
+)
 @click.pass_context
 def http(
     context: click.Context, servers: tuple[str, ...], listen: str | None, config_file: Path | None, ca: Path | None
 ) -> None:
-    """Serve HTTP for a cluster from a process of its own, until it is told to stop (SIGINT or SIGTERM).
+    """Serve HTTP for a cluster from a separate process, until it is stopped (SIGINT or SIGTERM).
 
     \b
       sandq http --server 10.0.0.1:7170,10.0.0.2:7170 --listen 127.0.0.1:2108
 
-    It stores nothing, and there may be as many as are wanted. /healthz and /metrics are its own; it is ready while a
-    node answers it. Of the file, and of the environment (SANDQ_...), it takes listen.http, http, tls, limits.http_...,
-    limits.memory_bytes and shutdown_grace, with the meaning they have for a node. A node needs none: it serves HTTP
+    It stores nothing, and you can run any number of them. /healthz and /metrics are its own; it is ready while a node
+    answers it. From the file, and from the environment (SANDQ_...), it uses listen.http, http, tls, limits.http_...,
+    limits.memory_bytes and shutdown_grace, with the same meaning as for a node. A node does not need it: it serves HTTP
     from a process that it starts itself.
     """
     from sandq.model.config import load_config
@@ -170,24 +176,26 @@ def http(
     multiple=True,
     default=(DEFAULT_SERVER,),
     show_default=True,
-    help="Client ports of nodes; any finds the others.",
+    help="Client ports of nodes; any node finds the others.",
 )
-@click.option("--listen", metavar="HOST:PORT", help=f"Where SQL is served; listen.sql ({LOCAL_HOST}:{SQL_PORT}).")
-@click.option("--config", "config_file", type=_FILE, help="YAML file with its limits and certificates.")
-@click.option("--ca", type=_FILE, metavar="FILE", help="Ask nodes by TLS, and trust this authority; tls.ca_file.")
+@click.option("--listen", metavar="HOST:PORT", help=f"Address of SQL; default: listen.sql ({LOCAL_HOST}:{SQL_PORT}).")
+@click.option("--config", "config_file", type=_FILE, help="YAML file with limits and certificates.")
+@click.option(
+    "--ca", type=_FILE, metavar="FILE", help="Connect to nodes with TLS, and trust this authority (tls.ca_file)."
+)
 @click.pass_context
 def sql(
     context: click.Context, servers: tuple[str, ...], listen: str | None, config_file: Path | None, ca: Path | None
 ) -> None:
-    """Serve SQL for a cluster to MySQL's clients, read-only, until it is told to stop (SIGINT or SIGTERM).
+    """Serve SQL for a cluster to MySQL's clients, read-only, until it is stopped (SIGINT or SIGTERM).
 
     \b
       sandq sql --server 10.0.0.1:7170,10.0.0.2:7170 --listen 127.0.0.1:3306
       mysql -h 127.0.0.1 -P 3306 sandq
 
-    It stores nothing, and there may be as many as are wanted; it needs `pip install 'sandq[sql]'`. A user's password is
-    their token, which is taken by TLS alone. Of the file, and of the environment (SANDQ_...), it takes listen.sql, sql
-    and tls, with the meaning they have for a node: one that has listen.sql starts such a process by itself.
+    It stores nothing, and you can run any number of them. It needs `pip install 'sandq[sql]'`. The password of a user
+    is a token, which is accepted only over TLS. From the file, and from the environment (SANDQ_...), it uses listen.sql,
+    sql and tls, with the same meaning as for a node. A node with listen.sql starts such a process by itself.
     """
     from sandq.model.config import load_config
     from sandq.tools.sql_gateway import serve_gateway
@@ -201,62 +209,73 @@ def sql(
 
 @main.group()
 def certs() -> None:
-    """Make certificates for TLS: an authority of your own, and those of nodes and clients.
+    """Create certificates for TLS: your own authority, and certificates of nodes and clients.
 
     \b
       sandq certs ca --out certs
       sandq certs node node1 --host 10.0.0.1 --ca certs --out certs
       sandq certs client billing --ca certs --out certs
 
-    Who has an authority already issues them there: a node's certificate has its id and its hosts for names, and may
-    serve and ask (serverAuth, clientAuth).
+    If you have an authority already, issue them there: a node's certificate has its id and its hosts as names, and the
+    usages serverAuth and clientAuth.
     """
 
 
 _OUT = click.option(
-    "--out", required=True, metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="Where files go."
+    "--out",
+    required=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for the files.",
 )
 _CA = click.option(
-    "--ca", required=True, metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="Where the CA is."
+    "--ca",
+    required=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the authority.",
 )
-_FORCE = click.option("--force", is_flag=True, help="Replace what is there.")
+_FORCE = click.option("--force", is_flag=True, help="Replace existing files.")
 
 
 @certs.command("ca")
-@click.option("--name", default="sandq", show_default=True, help="What it is called.")
-@click.option("--days", default=3650, show_default=True, help="How long it is valid.")
+@click.option("--name", default="sandq", show_default=True, help="Name of the authority.")
+@click.option("--days", default=3650, show_default=True, help="Days of validity.")
 @_OUT
 @_FORCE
 def certs_ca(name: str, days: int, out: Path, force: bool) -> None:
-    """Make an authority: ca.pem, for everybody, and ca-key.pem, for nobody else.
+    """Create an authority: ca.pem, which is public, and ca-key.pem, which is secret.
 
     \b
       sandq certs ca --out certs
 
-    Who has the key can be any node and any client. It is needed to issue certificates only: keep it off the nodes.
+    With the key one can create certificates of any node and any client. It is only needed to issue certificates: do not
+    store it on nodes.
     """
     from sandq.tools import certs as tool
 
     with _errors():
         pair = tool.make_ca(out, name=name, days=days, force=force)
         click.echo(f"{pair.certificate}: the authority; give it to nodes and clients")
-        click.echo(f"{pair.key}: its key; keep it where nobody else is")
+        click.echo(f"{pair.key}: its key; keep it secret")
 
 
 @certs.command("node")
 @click.argument("node_id", metavar="NODE_ID")
-@click.option("--host", "hosts", metavar="HOST", multiple=True, help="By which it is reached; once for each.")
-@click.option("--days", default=365, show_default=True, help="How long it is valid.")
+@click.option(
+    "--host", "hosts", metavar="HOST", multiple=True, help="A host by which it is reached; repeat it for each."
+)
+@click.option("--days", default=365, show_default=True, help="Days of validity.")
 @_CA
 @_OUT
 @_FORCE
 def certs_node(node_id: str, hosts: tuple[str, ...], days: int, ca: Path, out: Path, force: bool) -> None:
-    """Issue the certificate of the node that node.id names.
+    """Issue the certificate of the node with the id NODE_ID (node.id).
 
     \b
       sandq certs node node1 --host node1.example --host 10.0.0.1 --ca certs --out certs
 
-    It is for that id, these hosts, and loopback. A running node reads what replaces its files within seconds.
+    It is valid for that id, these hosts, and loopback. A running node loads replaced files within seconds.
     """
     from sandq.tools import certs as tool
 
@@ -272,15 +291,15 @@ def certs_node(node_id: str, hosts: tuple[str, ...], days: int, ca: Path, out: P
 @_CA
 @_OUT
 def certs_revoke(certificates: tuple[Path, ...], ca: Path, out: Path) -> None:
-    """Revoke certificates: add them to crl.pem, which nodes have as tls.crl_file.
+    """Revoke certificates: add them to crl.pem, which nodes use as tls.crl_file.
 
     \b
       sandq certs revoke --ca ca --out certs
       sandq certs revoke billing.pem --ca ca --out certs
 
-    Without a FILE the list stays as it is, or begins empty. A running node reads what replaces its file within seconds,
-    and takes none of these any more; connections that are open go on. A client's identity is ended by
-    `sandctl identity delete cert:NAME`, its connections with it.
+    Without a FILE the list stays as it is, or begins empty. A running node loads a replaced list within seconds, and
+    rejects these certificates from then on; open connections continue. To end those of a client, delete its identity:
+    `sandctl identity delete cert:NAME`.
     """
     from sandq.tools import certs as tool
 
@@ -291,12 +310,12 @@ def certs_revoke(certificates: tuple[Path, ...], ca: Path, out: Path) -> None:
 
 @certs.command("client")
 @click.argument("name", metavar="NAME")
-@click.option("--days", default=365, show_default=True, help="How long it is valid.")
+@click.option("--days", default=365, show_default=True, help="Days of validity.")
 @_CA
 @_OUT
 @_FORCE
 def certs_client(name: str, days: int, ca: Path, out: Path, force: bool) -> None:
-    """Issue the certificate of a client: NAME is who it is.
+    """Issue the certificate of a client with the name NAME.
 
     \b
       sandq certs client billing --ca certs --out certs
@@ -311,7 +330,7 @@ def certs_client(name: str, days: int, ca: Path, out: Path, force: bool) -> None
 
 @main.group()
 def wal() -> None:
-    """Look at a node's write-ahead log."""
+    """Inspect a node's write-ahead log."""
 
 
 @wal.command()
@@ -319,18 +338,18 @@ def wal() -> None:
 @click.option("--group", type=click.IntRange(0), metavar="N", help="Only records of this Raft group.")
 @click.option("--from", "first", type=click.IntRange(1), metavar="INDEX", help="Only entries from this index on.")
 @click.option("--to", "last", type=click.IntRange(1), metavar="INDEX", help="Only entries up to this index.")
-@click.option("--values", is_flag=True, help="Also the values and keys of messages.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object a line.")
+@click.option("--values", is_flag=True, help="Also print values and keys of messages.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def dump(
     paths: tuple[Path, ...], group: int | None, first: int | None, last: int | None, values: bool, as_json: bool
 ) -> None:
-    """Print every record of a log, and what is wrong with it.
+    """Print every record of a log, and its damage.
 
     \b
       sandq wal dump ./sandq-data
       sandq wal dump ./sandq-data --group 3 --from 100 --to 120 --json
 
-    It only reads, also beside a running node. Exit code 1 when something is damaged; a torn end is no damage.
+    It only reads, also while the node runs. Exit code 1 if a record is damaged; a torn end is not damage.
     """
     from sandq.tools.wal.dump import Wanted, dump
 
@@ -349,7 +368,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     import structlog
     import trio
 
-    # Only what `run_node` needs to launch HTTP: the modules of the node are loaded meanwhile.
+    # Import only what `run_node` needs to launch HTTP: the modules of the node are loaded in parallel.
     from sandq.model.config import load_config
     from sandq.node import SWITCH_INTERVAL_S, run_node
     from sandq.node.restarts import serve_until
@@ -369,7 +388,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
 
     def abandon() -> None:
         logs.finish()
-        os._exit(EXIT_AT_ONCE)  # what hangs in the disk would keep the process, too
+        os._exit(EXIT_AT_ONCE)  # a thread that hangs on the disk would keep the process
 
     def on_ready(serving: Serving) -> None:
         clients, http = f"{serving.client_host}:{serving.client_port}", None
@@ -382,9 +401,9 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
             say(f"HTTP: {http}")
         if serving.sql is not None:
             say(f"SQL: {serving.sql}")
-        for what in config.exposed:
-            say(f"INSECURE: {what}")
-            log.warning("this node is open to anybody", what=what, remedy="docs/security.md")
+        for port in config.exposed:
+            say(f"INSECURE: {port}")
+            log.warning("this node is open to anybody", what=port, remedy="docs/security.md")
         collect_rarely()
         log.info("ready", data_dir=str(serving.data_dir), clients=clients, http=http)
         ready.set()
@@ -393,24 +412,24 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
         stop, starting, watch = trio.Event(), trio.CancelScope(), LoopWatch()
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(until_told, signals, stop, starting)
+                nursery.start_soon(wait_for_signals, signals, stop, starting)
                 nursery.start_soon(watch_once_ready, watch)
                 with starting:
                     await serve_until(stop, partial(run_node, config, abandon=abandon, watch=watch), on_ready)
                 nursery.cancel_scope.cancel()
 
-    async def until_told(signals: AsyncIterator[int], stop: trio.Event, starting: trio.CancelScope) -> None:
+    async def wait_for_signals(signals: AsyncIterator[int], stop: trio.Event, starting: trio.CancelScope) -> None:
         async for number in signals:
             if stop.is_set():
-                os._exit(EXIT_AT_ONCE)  # told twice: the log is as after a crash, and the next start replays it
+                os._exit(EXIT_AT_ONCE)  # a second signal: the log is as after a crash, and the next start replays it
             say("stopping")
             log.info("stopping", signal=signal.Signals(number).name)
             stop.set()
             if not ready.is_set():
-                starting.cancel()  # it may wait for other nodes
+                starting.cancel()  # the start may be waiting for other nodes
 
     async def watch_once_ready(watch: LoopWatch) -> None:
-        await ready.wait()  # imports take the loop for seconds on a slow machine, and nobody is served before
+        await ready.wait()  # imports block the loop for seconds on a slow machine; requests are served only after that
         await watch.run()
 
     ready = trio.Event()
@@ -418,7 +437,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
         log.info("started", version=sandq.__version__)
         process_tuning.raise_file_limit()
         give_back_heap()
-        os.umask(OTHERS)  # LevelDB makes its files by it
+        os.umask(OTHERS)  # LevelDB creates its files with it
         trio.run(run)
         log.info("stopped")
     finally:

@@ -24,7 +24,7 @@ SOURCES = (
 
 
 class Sources(BuildHookInterface):
-    """Take the sources from the tree, where they stand beside those of sandq."""
+    """Include the sources from the tree, which also contains those of sandq."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Name the sources, but for an editable installation, which has a path to the tree instead."""
