@@ -69,7 +69,7 @@ def build(into: Path) -> list[Path]:
 
 
 def check_committed(root: Path) -> None:
-    """Raise SystemExit if the sources have uncommitted changes: the build would include them, and not be reproducible."""
+    """Raise SystemExit if the sources have uncommitted changes, which a build would include."""
     if not (root / ".git").exists():
         return  # the source of a release
     changed = _git("status", "--porcelain", "--", *SOURCES, root=root).splitlines()

@@ -194,8 +194,8 @@ def sql(
       mysql -h 127.0.0.1 -P 3306 sandq
 
     It stores nothing, and you can run any number of them. It needs `pip install 'sandq[sql]'`. The password of a user
-    is a token, which is accepted only over TLS. From the file, and from the environment (SANDQ_...), it uses listen.sql,
-    sql and tls, with the same meaning as for a node. A node with listen.sql starts such a process by itself.
+    is a token, which is accepted only over TLS. From the file, and from the environment (SANDQ_...), it uses
+    listen.sql, sql and tls, with the same meaning as for a node. A node with listen.sql starts such a process by itself.
     """
     from sandq.model.config import load_config
     from sandq.tools.sql_gateway import serve_gateway
