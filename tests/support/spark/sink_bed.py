@@ -125,10 +125,10 @@ class FakeCluster:
     def record(self, topic: str) -> None:
         return None
 
-    def gone(self, topic: str, error: SandqError) -> None:
+    def forget_if_unknown(self, topic: str, error: SandqError) -> None:
         pass
 
-    def why(self) -> str:
+    def error_summary(self) -> str:
         return ": it is a test"
 
     def leader(self, topic: str, partition: int) -> FakeCluster | None:
@@ -137,7 +137,7 @@ class FakeCluster:
             return None
         return self
 
-    async def change(self) -> None:
+    async def wait_for_change(self) -> None:
         await trio.sleep(CHANGE_S)
 
     def refresh(self, topic: str) -> None:
