@@ -1,1 +1,1 @@
-"""The audit log: who did what to the cluster, who was refused it, and who could not say who they are."""
+"""The audit log: changes with the principals that made them, refused requests, and failed logins."""

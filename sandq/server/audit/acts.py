@@ -1,4 +1,4 @@
-"""Which requests are noted in the audit log, and what of them: never a value, a key, a header or a secret."""
+"""Choose the requests that the audit log records, and their fields: never a value, a key, a header or a secret."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ ACTS: Final = frozenset(
         *(Type.RESTORE_OPEN, Type.BACKUP_LOG),
     }
 )
-"""Requests that change what is managed, the cluster, or who may use it; and those that read all there is."""
+"""Types of requests that change managed objects, the cluster or its users, or that read everything."""
 FREQUENT: Final = frozenset({Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE, Type.HOLD})
-"""Of these, what applications may ask for again and again."""
+"""Recorded types that applications may send frequently."""
 _SHOWN: Final = frozenset(
     {
         *("topic", "name", "group", "partition", "node", "action", "kind", "partitions", "replicas", "paused"),
         *("principal", "grants", "is_new", "level", "dry_run", "entry", "commands", "force", "mode"),
     }
 )
-"""Fields that say what a request is about."""
+"""Fields of a request that are recorded."""
 _CHANGES: Final = ("grants", "add", "remove", "expires_ms", "quota")
-"""What is said of the changes of an identity; not what it shows."""
+"""Changes of an identity that are recorded. Its credentials are not."""
 
 
 _ASKING: Final = {Type.CLUSTER_CLOCK: "show", Type.LOG_LEVEL: None}
-"""With this as their first field they change nothing."""
+"""Requests of these types with this first field change nothing, and are not recorded."""
 _DELETE_MODE: Final = 4
-"""Position of `mode` in GROUP_DELETE; a deletion that only checks deletes nothing."""
+"""Position of `mode` in GROUP_DELETE. A deletion that only checks is not recorded."""
 _LOG_PIN: Final = 5
-"""Place of `pin` in BACKUP_LOG: who begins to read a log has none, and who goes on would fill the audit log."""
+"""Position of `pin` in BACKUP_LOG. Only the first read of a log has none; later reads would fill the audit log."""
 
 
 def is_act(frame: Frame) -> bool:
-    """Whether a request is noted, besides when it is refused."""
+    """Return whether a request is recorded even if it is not refused."""
     if frame[0] == Type.BACKUP_LOG:
         return frame[_LOG_PIN : _LOG_PIN + 1] == [None]
     if frame[0] == Type.GROUP_DELETE and frame[_DELETE_MODE : _DELETE_MODE + 1] == [CHECK]:
@@ -54,7 +54,7 @@ def is_act(frame: Frame) -> bool:
 
 
 def name_of(kind: int) -> str:
-    """What a type of requests is called, in metrics and logs, too."""
+    """Return the name of a request type, as in metrics and logs."""
     try:
         return Type(kind).name.lower()
     except ValueError:
@@ -62,7 +62,7 @@ def name_of(kind: int) -> str:
 
 
 def about(frame: Frame) -> dict[str, Any]:
-    """What a request is about. It may be of any form yet."""
+    """Return the recorded fields of a request. The frame is not validated yet."""
     kind = frame[0]
     request = REQUESTS.get(kind)
     if request is None:

@@ -1,7 +1,7 @@
-"""Keeps the audit log of a node: a thread writes what the event loop notes.
+"""Keep the audit log of a node: the event loop queues lines, and a thread writes them.
 
-To note something never waits and never fails. What comes while too much waits for the disk, or could not be written, is
-lost: it is counted, and the log itself says how many lines are missing where they are.
+Queueing a line never waits and never fails. Lines are lost if too many wait for the disk, or cannot be written. Lost
+lines are counted, and the log itself states their number where they are missing.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from sandq.server.audit.files import AuditFiles
 log = structlog.get_logger("sandq.audit")
 
 QUEUED_BYTES: Final = 4 << 20
-"""Lines that wait for the disk; what comes beyond them is lost."""
+"""Maximum bytes of lines that wait for the disk. Further lines are lost."""
 WRITE_BYTES: Final = 256 << 10
-"""Written at once, about."""
+"""Approximate bytes that are written at once."""
 CLOSE_S: Final = 2.0
-"""How long a node that stops waits for what is not written yet."""
+"""Maximum time to wait for unwritten lines when the node stops, in seconds."""
 TEXT_CHARS: Final = 300
-"""Of one thing in a line."""
+"""Maximum length of one text in a line, in characters."""
 LIST_ITEMS: Final = 20
+"""Maximum number of items of a list or a map in a line."""
 ABOUT_CHARS: Final = 6500
-"""Of all that a line says of what was asked for, about ..."""
+"""Approximate maximum length of `about` in a line, in characters."""
 FREQUENT_ABOUT_CHARS: Final = 1000
-"""... and of those that may be frequent: they share files with the others."""
+"""The same for lines that may be frequent: they share the files with the others."""
 NESTED: Final = 4
-"""Lists and maps within each other."""
+"""Maximum nesting of lists and maps in a line."""
 FREQUENT_PER_S: Final = 100
-"""Lines a second about refusals, and about single messages: nobody can push out what others did by asking for what is
-refused."""
+"""Lines per second about refusals and about single messages. So refused requests cannot displace other lines."""
 FREQUENT_SHARE: Final = FREQUENT_PER_S // 2
 """Maximum number of these lines of one principal, so that its refusals do not hide those of others."""
 LINES_COLLAPSED: Final = "lines_collapsed"
-"""What a line is about that tells how many lines of one principal, request and result were not written."""
+"""`request` of a line that states how many lines of one principal, request and result were not written."""
 LINES_LOST: Final = "lines_lost"
-"""What a line is about that tells how many are missing before it."""
+"""`request` of a line that states how many lines are missing before it."""
 OK: Final = "ok"
 NO_ANSWER: Final = "NO_ANSWER"
-"""The result of what was asked on a connection that ended before the answer: it may have been done."""
+"""Result of a request whose connection ended before the reply. It may have taken effect."""
 
 
 class AuditLog:
-    """That of one node."""
+    """The audit log of one node."""
 
     def __init__(
         self,
@@ -65,31 +65,31 @@ class AuditLog:
         queued_bytes: int = QUEUED_BYTES,
         second: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`files`: None: nothing is kept. `now_ms`: stamps lines, in epoch milliseconds."""
+        """`files`: None if the log is off. `now_ms`: clock for the lines, in epoch milliseconds."""
         self.written = 0
         self.lost = 0
-        """Lines that could not be written, or for which there was no room."""
+        """Number of lines that could not be written, or exceeded a limit."""
         self._node_id = node_id
         self._files = files
         self._now_ms = now_ms
         self._second = second
         self._queued_limit = queued_bytes
         self._queued_bytes = 0
-        self._untold = 0
-        """Of those that are lost, how many the log does not say yet."""
+        self._unreported = 0
+        """Number of lost lines that the log does not state yet."""
         self._lines: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._frequent_second = 0
         self._frequent = Counter[str]()
-        """Number of lines in `_frequent_second` that may be frequent, by principal."""
+        """Number of lines in `_frequent_second` that may be frequent, by owner."""
         self._budgets = PrincipalBudgets(files.capacity_bytes if files is not None else 0, second)
         self._readers = trio.CapacityLimiter(1)
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is kept."""
+        """Whether lines are kept."""
         return self._files is not None
 
     def note(
@@ -104,58 +104,60 @@ class AuditLog:
         request_id: int | str,
         is_frequent: bool = False,
     ) -> None:
-        """Note that somebody asked for something. `about`: what it is about, by name; `result`: "ok" or the code of an
-        error. `is_frequent`: of these so many a second are kept as `FREQUENT_PER_S` says. Lines of a principal that
-        has written more than its share are collapsed (`budgets`)."""
+        """Add a line about a request. `about`: recorded fields by name. `result`: "ok" or an error code.
+
+        `is_frequent`: the limit `FREQUENT_PER_S` applies. If the principal has used up its share, its lines are
+        collapsed
+        (`budgets`)."""
         if self._files is None:
             return
-        self._tell_collapsed()
-        who = _who(principal, peer)
-        is_collapsed = not self._budgets.has_bytes(who)
+        self._note_collapsed()
+        owner = _owner_of(principal, peer)
+        is_collapsed = not self._budgets.has_bytes(owner)
         if is_collapsed:
-            is_first = self._budgets.collapse((who, request, result))
+            is_first = self._budgets.collapse((owner, request, result))
             if is_first is None:
                 with self._changed:
                     self._lose(1)
             if not is_first:
                 return
-        if is_frequent and not self._has_room_of_second(who):
+        if is_frequent and not self._is_within_rate(owner):
             with self._changed:
                 self._lose(1)
             return
-        told: dict[str, Any] = {"principal": _short(principal), "peer": _short(peer)}
+        fields: dict[str, Any] = {"principal": _short(principal), "peer": _short(peer)}
         if gateway:
-            told["gateway"] = _short(gateway)
-        told["request"] = _short(request)
+            fields["gateway"] = _short(gateway)
+        fields["request"] = _short(request)
         if about:
             is_short = is_frequent or is_collapsed
-            told["about"] = _About(FREQUENT_ABOUT_CHARS if is_short else ABOUT_CHARS).shown(about)
+            fields["about"] = _About(FREQUENT_ABOUT_CHARS if is_short else ABOUT_CHARS).shown(about)
         number = request_id if isinstance(request_id, int) else _short(request_id)
-        line = self._line({**told, "result": _short(result), "request_id": number})
+        line = self._line({**fields, "result": _short(result), "request_id": number})
         if not is_collapsed:
-            self._budgets.take(who, len(line))
+            self._budgets.take(owner, len(line))
         self._add(line)
 
-    def _tell_collapsed(self, *, all_of_them: bool = False) -> None:
-        for (who, request, result), count in self._budgets.ended(all_of_them=all_of_them):
-            about = {"principal": _short(who), "request": _short(request), "result": _short(result), "count": count}
+    def _note_collapsed(self, *, all_of_them: bool = False) -> None:
+        for (owner, request, result), count in self._budgets.ended(all_of_them=all_of_them):
+            about = {"principal": _short(owner), "request": _short(request), "result": _short(result), "count": count}
             self._add(self._line({"request": LINES_COLLAPSED, "about": about}))
 
-    def _has_room_of_second(self, who: str) -> bool:
+    def _is_within_rate(self, owner: str) -> bool:
         second = int(self._second())
         if second != self._frequent_second:
             self._frequent_second = second
             self._frequent.clear()
-        if self._frequent[who] >= FREQUENT_SHARE or self._frequent.total() >= FREQUENT_PER_S:
+        if self._frequent[owner] >= FREQUENT_SHARE or self._frequent.total() >= FREQUENT_PER_S:
             return False
-        self._frequent[who] += 1
+        self._frequent[owner] += 1
         return True
 
-    def _line(self, told: Mapping[str, Any]) -> bytes:
+    def _line(self, fields: Mapping[str, Any]) -> bytes:
         head = {"time": format_instant(self._now_ms()), "node": self._node_id}
-        text = json.dumps({**head, **told}, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps({**head, **fields}, ensure_ascii=False, separators=(",", ":"))
         if not text.isprintable():
-            # Some readers end lines at more than line feeds, and terminals take controls for orders.
+            # Some readers split lines at other characters than line feeds, and terminals execute control characters.
             text = "".join([one if one.isprintable() else json.dumps(one)[1:-1] for one in text])
         return text.encode() + b"\n"
 
@@ -167,16 +169,16 @@ class AuditLog:
             self._lines.append(line)
             self._queued_bytes += len(line)
             if self._thread is None:
-                # A daemon: a disk that hangs must not keep the process from ending.
+                # A daemon thread: a disk that hangs must not keep the process from ending.
                 self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
     def _lose(self, count: int) -> None:
         self.lost += count
-        self._untold += count
+        self._unreported += count
 
-    # -- the thread -----------------------------------------------------------------------------------------------
+    # -- in the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         files = self._files
@@ -187,9 +189,9 @@ class AuditLog:
                 self._changed.wait_for(lambda: self._lines or self._is_closed)
                 if not self._lines:
                     break
-                lines, untold = self._taken(), self._untold
-            if untold:
-                lines.insert(0, self._line({"request": LINES_LOST, "lost": untold}))
+                lines, unreported = self._taken(), self._unreported
+            if unreported:
+                lines.insert(0, self._line({"request": LINES_LOST, "lost": unreported}))
             data = b"".join(lines)
             try:
                 files.append(data)
@@ -198,15 +200,15 @@ class AuditLog:
                     log.error("lines of the audit log are lost: they cannot be written", error=error.strerror)
                 has_failed = True
                 with self._changed:
-                    self._wrote(lines, untold, is_lost=True)
+                    self._wrote(lines, unreported, is_lost=True)
                 continue
             has_failed = False
             with self._changed:
-                self._wrote(lines, untold, is_lost=False)
+                self._wrote(lines, unreported, is_lost=False)
         files.close()
 
     def _taken(self) -> list[bytes]:
-        """Lines to write next; they count as queued until they are written."""
+        """Return the lines to write next. They count as queued until they are written."""
         lines: list[bytes] = []
         size = 0
         while self._lines and size < WRITE_BYTES:
@@ -214,26 +216,27 @@ class AuditLog:
             size += len(lines[-1])
         return lines
 
-    def _wrote(self, lines: list[bytes], untold: int, *, is_lost: bool) -> None:
-        own = lines[1:] if untold else lines
+    def _wrote(self, lines: list[bytes], unreported: int, *, is_lost: bool) -> None:
+        own = lines[1:] if unreported else lines
         self._queued_bytes -= sum(map(len, own))
         if is_lost:
             self._lose(len(own))
         else:
             self.written += len(lines)
-            self._untold -= untold
+            self._unreported -= unreported
         self._changed.notify_all()
 
-    # -- the end, and reading -------------------------------------------------------------------------------------
+    # -- closing and reading --------------------------------------------------------------------------------------
 
     def until_written(self, seconds: float) -> bool:
-        """Wait until everything is written or lost, at most so long; whether it is. Not on the event loop."""
+        """Wait until all lines are written or lost, for at most `seconds`. Return whether they are. Blocks its
+        thread."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queued_bytes, seconds)
 
     async def close(self) -> None:
-        """Write what is queued, for a moment at most, and end the thread."""
-        self._tell_collapsed(all_of_them=True)
+        """Write the queued lines, for at most `CLOSE_S`, and end the thread."""
+        self._note_collapsed(all_of_them=True)
         thread = self._thread
         with self._changed:
             self._is_closed = True
@@ -243,21 +246,22 @@ class AuditLog:
                 await trio.to_thread.run_sync(thread.join, CLOSE_S)
 
     async def read(self, last: int, after: str | None) -> tuple[list[str], str]:
-        """The last lines, or those behind a position, and the position behind them. Raises Conflict, InvalidRequest,
-        StorageFailed."""
+        """Return the last lines, or those after a position, and the position after them.
+
+        Raise Conflict, InvalidRequest or StorageFailed."""
         files = self._files
         if files is None:
-            raise Conflict(f"node {self._node_id} keeps no audit log: audit.enabled of its configuration is false")
+            raise Conflict(f"node {self._node_id} keeps no audit log: audit.enabled is false in its configuration")
 
-        def look() -> tuple[list[bytes], str] | SandqError:
+        def read() -> tuple[list[bytes], str] | SandqError:
             try:
                 return files.last(last) if after is None else files.after(after, last)
             except SandqError as error:
                 return error
 
         try:
-            # One at a time, and nobody waits for a disk that hangs longer than for any request.
-            found = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._readers)
+            # One read at a time. If the disk hangs, the request times out like any other, and its thread is abandoned.
+            found = await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._readers)
         except OSError as error:
             raise StorageFailed(f"the audit log of {self._node_id} cannot be read: {error.strerror}") from None
         if isinstance(found, SandqError):
@@ -266,8 +270,8 @@ class AuditLog:
         return [line.decode("utf-8", "replace") for line in lines], position
 
 
-def _who(principal: str, peer: str) -> str:
-    """Return whose share a line is of: a principal's, or an address' where nobody in particular asks."""
+def _owner_of(principal: str, peer: str) -> str:
+    """Return the owner of a line's share of the log: the principal, or the address of an anonymous client."""
     if principal != ANONYMOUS:
         return principal
     host = peer if peer.endswith("]") else peer.rpartition(":")[0] or peer
@@ -279,7 +283,7 @@ def _short(text: str) -> str:
 
 
 class _About:
-    """Makes of what somebody asked for what may stand in a line: nothing long or deep, whatever was sent."""
+    """Copies the fields of a request in a form for one line. Long and deeply nested values are cut."""
 
     def __init__(self, chars: int) -> None:
         self._left = chars

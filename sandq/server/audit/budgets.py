@@ -1,7 +1,7 @@
-"""What one principal may write into the audit log, so that it cannot push out what others did.
+"""Limit how much of the audit log one principal may fill, so that it cannot displace the lines of others.
 
-A principal that has written its share is still noted, collapsed: one line a minute for each kind of request and result,
-which says how many there were. So flooding the log hides neither the acts of others nor the kinds of its own.
+If a principal has used up its share, its lines are collapsed: each minute, one line per request type and result states
+how many there were. So a flood hides neither the requests of others nor the types of its own.
 """
 
 from __future__ import annotations
@@ -12,58 +12,60 @@ from dataclasses import dataclass
 from typing import Final
 
 SHARE: Final = 16
-"""A principal may write one part in so many of all files at once, and as much again within `REFILL_S`."""
+"""A principal may write 1/16 of all files at once, and the same amount again within `REFILL_S`."""
 LEAST_BYTES: Final = 64 << 10
-"""Bytes that it may write at once at least."""
+"""Minimum number of bytes that a principal may write at once."""
 REFILL_S: Final = 3600.0
+"""Time in which an empty budget fills up, in seconds."""
 COLLAPSED_S: Final = 60.0
-"""Time for which lines of one kind are collapsed."""
+"""Time for which lines of one kind are collapsed, in seconds."""
 PRINCIPALS: Final = 4096
-"""Principals that are kept; of more, the one that wrote longest ago is forgotten."""
+"""Number of principals that are remembered. The one whose last line is the oldest is forgotten."""
 KINDS: Final = 4096
-"""Kinds of collapsed lines that are kept at a time; lines of more are lost."""
+"""Maximum number of kinds of collapsed lines at a time. Lines of further kinds are lost."""
 
 Kind = tuple[str, str, str]
-"""Who, request, result."""
+"""Owner, request and result of a line."""
 
 
 @dataclass(slots=True)
 class Collapsed:
-    """Lines of one kind that were not written."""
+    """The collapsed lines of one kind."""
 
     since_s: float
     count: int = 0
 
 
 class PrincipalBudgets:
-    """What each principal has left."""
+    """The remaining budget of each principal."""
 
     def __init__(self, total_bytes: int, second: Callable[[], float]) -> None:
-        """`total_bytes`: of all files; `second`: a monotonic clock."""
+        """`total_bytes`: of all files. `second`: a monotonic clock."""
         self._most = float(max(total_bytes // SHARE, LEAST_BYTES))
         self._second = second
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By who: bytes left, and when that was."""
+        """By owner: bytes left, and the time of that number."""
         self._collapsed: dict[Kind, Collapsed] = {}
 
-    def has_bytes(self, who: str) -> bool:
-        """Return whether a principal may write another line."""
-        return self._now_left(who) > 0
+    def has_bytes(self, owner: str) -> bool:
+        """Return whether an owner may write a further line."""
+        return self._bytes_left(owner) > 0
 
-    def take(self, who: str, size: int) -> None:
-        """Count a line that is written."""
-        left = self._now_left(who) - size
-        self._left.pop(who, None)
-        self._left[who] = (left, self._second())
+    def take(self, owner: str, size: int) -> None:
+        """Charge a line that is written."""
+        left = self._bytes_left(owner) - size
+        self._left.pop(owner, None)
+        self._left[owner] = (left, self._second())
         if len(self._left) > PRINCIPALS:
             self._left.popitem(last=False)
 
-    def _now_left(self, who: str) -> float:
-        left, at_s = self._left.get(who, (self._most, 0.0))
+    def _bytes_left(self, owner: str) -> float:
+        left, at_s = self._left.get(owner, (self._most, 0.0))
         return min(self._most, left + (self._second() - at_s) * self._most / REFILL_S)
 
     def collapse(self, kind: Kind) -> bool | None:
-        """Return whether a line of one kind is the first within its time, and is to be written; None: it is lost."""
+        """Count a line of one kind. Return whether it is the first in its period, and must be written; None: it is
+        lost."""
         known = self._collapsed.get(kind)
         if known is None:
             if len(self._collapsed) >= KINDS:
@@ -74,7 +76,7 @@ class PrincipalBudgets:
         return False
 
     def ended(self, *, all_of_them: bool = False) -> Iterator[tuple[Kind, int]]:
-        """Return the kinds whose time is over, and how many lines of each were collapsed."""
+        """Yield the kinds whose period is over, and the number of collapsed lines of each."""
         now_s = self._second()
         for kind, one in list(self._collapsed.items()):  # in the order in which they began
             if not all_of_them and now_s - one.since_s < COLLAPSED_S:

@@ -1,6 +1,7 @@
-"""Files of the audit log: `audit-0000000001.jsonl` and on, lines of JSON. The last one is written to, the oldest goes.
+"""The files of the audit log: `audit-0000000001.jsonl` and so on, with JSON lines. Lines are appended to the last file,
+and the oldest files are deleted.
 
-A *position* is text, `number of a file:bytes of it`: what stands there and behind it was written later.
+A *position* is text, `file number:bytes`. Lines at that position and after it were written later.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ _NAME: Final = re.compile(r"audit-([0-9]{10})\.jsonl")
 _POSITION: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,12})")
 _CHUNK_BYTES: Final = 64 << 10
 READ_BYTES: Final = 2 << 20
-"""Of lines that are read at once, about."""
+"""Approximate bytes that are read at once."""
 _MODE, _DIRECTORY_MODE = 0o600, 0o700
 
 
 class AuditFiles:
-    """Those of one node. One thread appends; any may read."""
+    """The files of one node. One thread appends; any thread may read."""
 
     def __init__(self, directory: Path, file_bytes: int, files: int) -> None:
-        """`file_bytes`: from so many on another file is begun; `files`: so many are kept."""
+        """`file_bytes`: size at which a new file is begun. `files`: number of files that are kept."""
         self._directory = directory
         self._file_bytes = file_bytes
         self._files = files
@@ -33,17 +34,17 @@ class AuditFiles:
         self._number = 0
         self._size = 0
         self._is_torn = False
-        """The file ends within a line: the disk was full, or the node was killed."""
+        """Whether the file ends in the middle of a line, because the disk was full or the node was killed."""
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of all files that are kept, about."""
+        """Approximate size of all files that are kept, in bytes."""
         return self._file_bytes * self._files
 
     # -- writing --------------------------------------------------------------------------------------------------
 
     def append(self, data: bytes) -> None:
-        """Write whole lines. Raises OSError: some of them may not be there."""
+        """Write whole lines. Raise OSError if some of them may not be written."""
         try:
             if self._fd is None:
                 self._open()
@@ -62,7 +63,7 @@ class AuditFiles:
             raise
 
     def close(self) -> None:
-        """Close the file that is written to; `append` opens it again."""
+        """Close the current file. `append` opens it again."""
         fd, self._fd = self._fd, None
         if fd is not None:
             with suppress(OSError):
@@ -97,7 +98,7 @@ class AuditFiles:
     # -- reading --------------------------------------------------------------------------------------------------
 
     def last(self, most: int) -> tuple[list[bytes], str]:
-        """The last lines, the oldest first, and the position behind them. Raises OSError."""
+        """Return the last lines, oldest first, and the position after them. Raise OSError."""
         lines: list[bytes] = []
         position = "0:0"
         for number in reversed(self._numbers()):
@@ -110,10 +111,10 @@ class AuditFiles:
         return lines, position
 
     def _tail(self, number: int, most: int) -> tuple[list[bytes], int, bool]:
-        """The last whole lines of a file, where they end, and whether there are no others before them."""
+        """Return the last whole lines of a file, their end, and whether the file has no lines before them."""
         try:
             fd = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:  # it went meanwhile
+        except FileNotFoundError:  # deleted meanwhile
             return [], 0, True
         try:
             start = size = os.fstat(fd).st_size
@@ -126,16 +127,17 @@ class AuditFiles:
         end = data.rfind(b"\n") + 1
         lines = data[:end].splitlines()
         if start and lines:
-            del lines[0]  # only its end may be there
+            del lines[0]  # it may be incomplete
         return lines[-most:], start + end, not start
 
     def after(self, position: str, most: int) -> tuple[list[bytes], str]:
-        """Lines from a position on, and the position behind them; from the oldest on where what stood there is gone.
-        Raises InvalidRequest, OSError."""
+        """Return the lines from a position on, and the position after them.
+
+        If the lines at the position are deleted, begin with the oldest ones. Raise InvalidRequest or OSError."""
         number, offset = parse_position(position)
         numbers = self._numbers()
         if numbers and number > numbers[-1]:
-            number, offset = 0, 0  # of files that are gone
+            number, offset = 0, 0  # the position is of earlier files, which are gone
         lines: list[bytes] = []
         for other in [other for other in numbers if other >= number]:
             begin = offset if other == number else 0
@@ -147,7 +149,7 @@ class AuditFiles:
         return lines, position
 
     def _read(self, number: int, start: int, most: int) -> tuple[list[bytes], int, bool]:
-        """Whole lines, where they end, and whether that is as far as the file goes."""
+        """Return whole lines, their end, and whether they reach the end of the file."""
         try:
             fd = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -164,10 +166,10 @@ class AuditFiles:
 
 
 def parse_position(text: str) -> tuple[int, int]:
-    """The file, and the bytes of it. Raises InvalidRequest."""
+    """Return the file number and the position in the file. Raise InvalidRequest."""
     found = _POSITION.fullmatch(text)
     if found is None:
         raise InvalidRequest(
-            f"after: {text[:40]!r} is no position in an audit log; leave it out, or give one that was told"
+            f"after: {text[:40]!r} is not a position in an audit log: leave it out, or use one from a reply"
         )
     return int(found[1]), int(found[2])

@@ -1,4 +1,4 @@
-"""What the audit log is told of the requests of one connection."""
+"""Record the requests of one connection in the audit log."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sandq.server.audit.acts import FREQUENT, about, name_of
 from sandq.server.audit.audit_log import NO_ANSWER, OK, AuditLog
 
 REFUSALS: Final = frozenset({Forbidden.code, Unauthenticated.code})
-"""Errors that are noted of all requests."""
-_TOLD: Final = ("right", "topic", "group")
-"""Details of these that are noted."""
+"""Errors that are recorded for all requests."""
+_DETAILS: Final = ("right", "topic", "group")
+"""Details of these errors that are recorded."""
 
 
 class _Act(NamedTuple):
@@ -23,24 +23,24 @@ class _Act(NamedTuple):
 
 
 class RequestAudit:
-    """Acts that are under way, and what becomes of them; refusals."""
+    """Requests in progress that will be recorded with their results; and refusals."""
 
     def __init__(self, audit: AuditLog | None) -> None:
         self._audit = audit if audit is not None and audit.is_on else None
         self.acts: dict[int, _Act] = {}
-        """By request id. Looked at for each answer: most connections have none."""
+        """Recorded requests in progress, by request id. Checked for each reply: most connections have none."""
 
     def begin(self, frame: Frame, caller: Caller) -> None:
-        """Somebody asks for something that is noted once it is answered."""
+        """Remember a request that is recorded once it is answered."""
         if self._audit is not None:
             self.acts[frame[1]] = _Act(frame[0], caller, about(frame))
 
     def answered(self, request_id: int) -> None:
-        """It was done."""
+        """Record that a request succeeded."""
         self._end(request_id, OK)
 
     def failed(self, request_id: int, request: str, caller: Caller, error: SandqError) -> None:
-        """A request was answered with an error, or (id 0) the connection ends by one."""
+        """Record a request that failed with an error. Request id 0: the error ends the connection."""
         if request_id in self.acts:
             self._end(request_id, error.code)
         elif error.code in REFUSALS and self._audit is not None:
@@ -49,14 +49,14 @@ class RequestAudit:
                 peer=caller.address,
                 gateway=caller.gateway,
                 request=request,
-                about={name: error.details[name] for name in _TOLD if name in error.details},
+                about={name: error.details[name] for name in _DETAILS if name in error.details},
                 result=error.code,
                 request_id=request_id,
                 is_frequent=True,
             )
 
     def end(self) -> None:
-        """The connection is gone."""
+        """Record the requests in progress: the connection has ended."""
         for request_id in list(self.acts):
             self._end(request_id, NO_ANSWER)
 
@@ -72,6 +72,6 @@ class RequestAudit:
             about=act.about,
             result=result,
             request_id=request_id,
-            # What was not done may be asked for again and again, also by who may do nothing.
+            # Failed requests may be repeated quickly, even by clients without any rights.
             is_frequent=act.kind in FREQUENT or result not in (OK, NO_ANSWER),
         )

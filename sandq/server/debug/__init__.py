@@ -1,1 +1,1 @@
-"""What a node tells of itself when something is wrong with it: stacks, stalls, queues."""
+"""Diagnostics of a node: stacks of threads and tasks, stalls of the event loop, queues, and log levels."""

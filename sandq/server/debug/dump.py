@@ -1,6 +1,6 @@
-"""What a node is doing, as a map: for who has to find out what is wrong with it.
+"""Dump the internal state of a node as a map, to diagnose problems.
 
-Names of topics, groups and identities are in it, and addresses; no values, keys, headers or secrets of anything.
+The dump contains addresses, and names of topics, groups and identities, but no values, keys, headers or secrets.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sandq.server.debug.loop_watch import LoopWatch
 from sandq.server.debug.stacks import tasks, threads
 
 GROUPS: Final = 200
-"""Raft groups that are told of: those with most to do."""
+"""Maximum number of Raft groups in a dump: those with the most unapplied entries."""
 CONNECTIONS: Final = 200
-"""Those for which most bytes wait."""
+"""Maximum number of connections in a dump: those with the most unsent bytes."""
 EACH_S: Final = 1.0
-"""Who asks again sooner is told the same."""
+"""Minimum interval between two dumps, in seconds. Requests in between get the last dump."""
 
 _BEGAN_S = time.monotonic()
 
@@ -46,7 +46,7 @@ class NodeDump:
         version: str,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`watch`: None: nobody looks at the loop. `settings`: the lines of this node's configuration, without
+        """`watch`: None if stalls of the loop are not recorded. `settings`: lines of the node's configuration, without
         secrets."""
         self._broker = broker
         self._health = health
@@ -59,17 +59,17 @@ class NodeDump:
         self._made_s = -math.inf
 
     def make(self) -> dict[str, Any]:
-        """From the event loop; it takes some ten milliseconds on a busy node, and so is made once a second at most."""
+        """Return a dump. Call it on the event loop. It takes some ten milliseconds on a busy node, so it is cached."""
         if self._now_s() - self._made_s >= EACH_S:
             self._last, self._made_s = self._make(), self._now_s()
         return self._last
 
     def _make(self) -> dict[str, Any]:
-        told, count = tasks()
+        rows, count = tasks()
         return {
             "process": self._process(),
             "threads": threads(),
-            "tasks": told,
+            "tasks": rows,
             "task_count": count,
             "loop_stalls": [] if self._watch is None else self._watch.stalls(),
             "loop_stall_count": None if self._watch is None else self._watch.count,
@@ -113,14 +113,14 @@ class NodeDump:
 
     def _groups(self) -> dict[str, Any]:
         hosts = list(self._broker.node_log.hosts.values())
-        # A node that waits for its cluster has none of them.
-        places = self._broker.metadata.partition_of_group if METADATA_GROUP in self._broker.node_log.hosts else {}
-        rows = [self._group(host, places) for host in hosts]
+        # A node that waits for its cluster has no metadata yet.
+        partitions = self._broker.metadata.partition_of_group if METADATA_GROUP in self._broker.node_log.hosts else {}
+        rows = [self._group(host, partitions) for host in hosts]
         rows.sort(key=lambda row: (row["failed"] is None, -row["unapplied"], row["group"]))
         return {"count": len(rows), "led": sum(row["leads"] for row in rows), "most_behind": rows[:GROUPS]}
 
-    def _group(self, host: RaftGroup, places: Mapping[int, tuple[str, int]]) -> dict[str, Any]:
-        topic, partition = places.get(host.number, (None, None))
+    def _group(self, host: RaftGroup, partitions: Mapping[int, tuple[str, int]]) -> dict[str, Any]:
+        topic, partition = partitions.get(host.number, (None, None))
         applied, last = host.status.applied_index, host.group.journal.last_index
         return {
             "group": host.number,

@@ -1,4 +1,4 @@
-"""At which level a node logs: the configured one, or another for a while."""
+"""Change the log level of a node, temporarily or until it stops."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ log = structlog.get_logger("sandq.node")
 
 
 class LogLevel:
-    """Of this process. `run` it."""
+    """The log level of this process. `run` restores the configured level in time."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._until_s: float | None = None
-        """On trio's clock."""
+        """Time at which the configured level is restored, by trio's clock."""
         self._changed = trio.Event()
 
     def change(self, level: str | None, for_ms: int | None, caller: Caller) -> dict[str, Any]:
-        """Log at another level from now on, for so long, or until the process ends; None: only say.
+        """Change the level for `for_ms`, or until the process ends. `level` None: only return the state.
 
-        `level`, the one that holds; `configured`; `until_ms` when that holds again, or None.
+        Return `level`, the current one; `configured`; and `until_ms`, when the configured level is restored, or None.
         """
         if level is not None:
             before = logs.level()
@@ -37,27 +37,27 @@ class LogLevel:
             self._changed.set()
             if level != before:
                 log.warning("logging at another level", before=before, now=level, for_ms=for_ms, by=caller.principal)
-        return self._told()
+        return self._status()
 
-    def _told(self) -> dict[str, Any]:
+    def _status(self) -> dict[str, Any]:
         until_ms = None
         if self._until_s is not None:
             until_ms = self._now_ms() + max(round((self._until_s - trio.current_time()) * 1000), 0)
         return {"level": logs.level(), "configured": logs.configured_level(), "until_ms": until_ms}
 
     async def run(self) -> None:
-        """Come back to the configured level in time, until cancelled; then at once."""
+        """Restore the configured level in time, and when cancelled."""
         try:
             while True:
                 self._changed = trio.Event()
                 with trio.move_on_at(float("inf") if self._until_s is None else self._until_s):
                     await self._changed.wait()
                     continue
-                self._back()
+                self._restore()
         finally:
-            self._back()
+            self._restore()
 
-    def _back(self) -> None:
+    def _restore(self) -> None:
         if logs.level() != logs.configured_level():
             logs.reset_level()
             log.warning("logging at the configured level again", now=logs.level())

@@ -1,4 +1,4 @@
-"""When the event loop of a node stood still, for how long, and what held it."""
+"""Record stalls of the event loop, with their durations and the code that caused them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from sandq.server.debug.stacks import stack_of
 log = structlog.get_logger("sandq.node")
 
 BEAT_S: Final = 0.2
-"""How often the loop says that it runs, and how often that is looked at."""
+"""Interval between two signs of life of the loop, and between two checks, in seconds."""
 STALL_S: Final = 0.5
-"""Without a word for so long it stands still."""
+"""Time without a sign of life after which the loop counts as stalled, in seconds."""
 KEPT: Final = 32
-"""Stalls that are remembered, the latest ones."""
+"""Number of recent stalls that are kept."""
 
 
 class LoopWatch:
-    """A thread that looks at the loop's thread when nothing is heard of it. `run` it on the loop."""
+    """A thread that reads the stack of the loop's thread when the loop is stalled. Call `run` on the loop."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic, wall_s: Callable[[], float] = time.time) -> None:
         self._now_s = now_s
@@ -33,14 +33,15 @@ class LoopWatch:
         self._beat_s = now_s()
         self._thread = 0
         self._seen: tuple[float, list[str]] | None = None
-        """The beat since which the loop was found standing still, and what its thread did then."""
+        """The last sign of life before a stall, and the stack of the loop's thread during that stall."""
         self._stalls: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.count = 0
-        """Stalls since the start."""
+        """Number of stalls since the start."""
 
     def stalls(self) -> list[dict[str, Any]]:
-        """The latest ones: `at_ms` when it was over, `seconds` that it lasted, `stack` of the loop's thread in it, the
-        innermost frame first (empty: the whole process stood still)."""
+        """Return the recent stalls: `at_ms` is the end, `seconds` the duration, and `stack` that of the loop's thread.
+
+        The innermost frame comes first. The stack is empty if the whole process was stopped."""
         return list(self._stalls)
 
     async def run(self) -> None:
@@ -55,27 +56,27 @@ class LoopWatch:
                 self.beat()
         finally:
             over.set()
-            thread.join()  # it does nothing that takes long
+            thread.join()  # it ends quickly
 
     def beat(self) -> None:
-        """The loop runs."""
+        """Note a sign of life of the loop, and record the stall that it ends, if any."""
         now_s = self._now_s()
         seconds, before_s, self._beat_s = now_s - self._beat_s, self._beat_s, now_s
         seen, self._seen = self._seen, None
         if seconds < STALL_S:
             return
         self.count += 1
-        # One that was looked at while it went on says nothing of a later time.
+        # A stack that was read after the loop went on does not belong to this stall.
         held = seen[1] if seen is not None and seen[0] == before_s else []
         self._stalls.append({"at_ms": round(self._wall_s() * 1000), "seconds": round(seconds, 3), "stack": held})
         log.warning("the event loop stood still", seconds=round(seconds, 3), at=held[0] if held else None)
 
-    def look(self) -> None:
-        """From another thread: see what the loop's thread does, if nothing is heard of it."""
+    def check(self) -> None:
+        """Read the stack of the loop's thread if the loop is stalled. Called in the watching thread."""
         seen, beat_s = self._seen, self._beat_s
         if (seen is None or seen[0] != beat_s) and self._now_s() - beat_s >= STALL_S:
             self._seen = beat_s, stack_of(sys._current_frames().get(self._thread))
 
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(BEAT_S):
-            self.look()
+            self.check()

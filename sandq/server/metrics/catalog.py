@@ -168,9 +168,7 @@ TOPICS: Final = (
         TOPIC,
         "First deliveries for which a consumer had credit when the message became due.",
     ),
-    Metric(
-        "sandq_slo_late_deliveries_total", COUNTER, TOPIC, "Deliveries counted there that were later than slo.lateness."
-    ),
+    Metric("sandq_slo_late_deliveries_total", COUNTER, TOPIC, "First deliveries that were later than slo.lateness."),
     Metric("sandq_early_deliveries_total", COUNTER, (), "Messages sent before their time. Always 0."),
     Metric("sandq_delivery_attempts", HISTOGRAM, (), "Attempt number of each message sent."),
 )

@@ -1,7 +1,7 @@
 """Collect the metrics of a node, and render them for Prometheus.
 
-`Metrics.render` copies what it needs on the event loop, mostly references, and makes the text in a thread. It uses
-of each partition the published status, and the later results of `refresh`. So a scrape never waits for the thread that
+`Metrics.render` copies what it needs on the event loop, mostly references, and makes the text in a thread. For each
+partition, it uses the published status and the later results of `refresh`. So a scrape never waits for the thread that
 owns the partitions.
 """
 

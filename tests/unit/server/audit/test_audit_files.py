@@ -99,7 +99,7 @@ def test_only_the_owner_may_read_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "1", "1:2:3", "-1:0", "1:99999999999999"])
 def test_what_is_no_position_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(InvalidRequest, match="no position"):
+    with pytest.raises(InvalidRequest, match="not a position"):
         AuditFiles(tmp_path, 1000, 10).after(text, 1)
 
 

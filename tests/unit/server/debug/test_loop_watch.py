@@ -28,19 +28,19 @@ def test_a_stall_is_told_with_what_held_the_loop() -> None:
     watch = LoopWatch(clock, lambda: 1_700_000_000.0 + clock.now_s)
     watch._thread = threading.get_ident()
     clock.now_s += STALL_S - 0.01
-    watch.look()
+    watch.check()
     clock.now_s += 0.01
     assert watch.stalls() == []
 
     def held() -> None:
         clock.now_s += 1.0
-        look = threading.Thread(target=watch.look)
+        look = threading.Thread(target=watch.check)
         look.start()
         look.join()
 
     with capture_logs() as logged:
         held()
-        watch.look()  # what it was found at first counts
+        watch.check()  # what it was found at first counts
         clock.now_s += 0.5
         watch.beat()
     (stall,) = watch.stalls()
@@ -72,10 +72,10 @@ def test_what_is_seen_while_it_goes_on_is_not_told_of_the_next_stall(monkeypatch
 
     clock.now_s += STALL_S
     monkeypatch.setattr(loop_watch, "stack_of", goes_on)
-    watch.look()
+    watch.check()
     monkeypatch.setattr(loop_watch, "stack_of", lambda frame: ["of the second"])
     clock.now_s += STALL_S
-    watch.look()
+    watch.check()
     watch.beat()
     assert [stall["stack"] for stall in watch.stalls()] == [[], ["of the second"]]
 
