@@ -1,1 +1,1 @@
-"""The broker on trio: hosts of Raft groups, publishing, delivering, timers (floor F4)."""
+"""The broker on trio: Raft groups, producing, delivery and timers (floor F4)."""

@@ -1,4 +1,4 @@
-"""The broker: topics and their partitions on this node, and what may be asked of them."""
+"""The broker: the topics and partitions on this node, and the operations that clients request on them."""
 
 from __future__ import annotations
 
@@ -76,24 +76,27 @@ T = TypeVar("T")
 
 LEASE_MS_RANGE = (1_000, 43_200_000)
 COUNT_PRODUCERS_S = 1.0
+"""Minimum time in s between two checks whether too many producers are known."""
 ITEM_BYTES = 256
-"""What one item, or range, of an ack takes until it is applied, about ..."""
+"""Approximate bytes of one item or range of an ack until it is applied."""
 SETTLED_WORK: Final = 4
-"""... and to apply it costs so many times what bytes of a batch cost: an entry has 1,024 of them."""
+"""Cost of applying an item of an ack, relative to bytes of a batch. An entry has up to 1,024 items."""
 REQUEST_BYTES = 64
-"""Roughly what a request takes until it is answered, beside what it brings."""
+"""Approximate bytes of a request until it is answered, in addition to its data."""
 ROW_WORK: Final = 64
-"""Cost to apply a message that has a row of its own, beside its bytes, in bytes of a batch that cost the same."""
+"""Cost of applying a single-message row, in addition to its bytes, as the bytes of a batch that cost the same."""
 
 LISTS_AT_ONCE: Final = 4
-"""Lists of groups that are made at once, for all clients: each may be 12 MB."""
+"""Maximum number of lists of groups that are created at the same time for all clients. Each may have 12 MB."""
 
 
 _WaitersKey = tuple[str, str, tuple[int, ...]]
-"""Topic, group, and the partitions that are wanted; (): all."""
+"""Topic, group, and the requested partitions; (): all partitions."""
 
 
 class Broker:
+    """The requests of clients about the topics on this node."""
+
     def __init__(
         self,
         *,
@@ -112,7 +115,7 @@ class Broker:
         log_reads: LogReads,
         nursery: trio.Nursery,
     ) -> None:
-        """`nursery` outlives every connection."""
+        """Create it. `nursery` must outlive every connection."""
         self.node_log = node_log
         self.clock = clock
         self.limits = limits
@@ -132,28 +135,29 @@ class Broker:
         self._timers = timers
         self._checking = trio.CapacityLimiter(1)
         self.planning = trio.CapacityLimiter(1)
-        """Of threads that find out for clients when schedules recur: each would have its turns beside the loop."""
+        """Limits the threads that plan schedules for clients: each would compete with the event loop for the
+        interpreter."""
         self.listing = trio.Semaphore(LISTS_AT_ONCE)
-        """Of those who list groups, whose answers may be large and are counted once they are made."""
+        """Limits the lists of groups in progress: an answer may be large, and is charged only once it is complete."""
         self._openings = GroupOpenings(limits.groups, node_log)
         self._waiters: dict[_WaitersKey, GroupWaiters] = {}
-        """Of LEASE requests."""
+        """State shared by the LEASE requests for the same group and partitions."""
         self._producers_counted_s = -math.inf
-        """When it was looked last whether there are too many ..."""
+        """Time of the last check whether too many producers are known."""
         self._producers_full = False
-        """... and whether there were."""
+        """Result of that check."""
 
     # -- starting -------------------------------------------------------------------------------------------------
 
     async def start(self, metadata: RaftGroup) -> None:
-        """Open what metadata places here."""
+        """Open the replicas that metadata assigns to this node."""
         if metadata.group.is_only_voter:
             await self.catalog.until_ready([metadata])
         await self.reconciler.start(metadata)
 
     @property
     def metadata_host(self) -> RaftGroup:
-        """The local replica of the metadata group; KeyError before this node takes part in a cluster."""
+        """The local replica of the metadata group. Raises KeyError before this node takes part in a cluster."""
         return self.node_log.metadata
 
     @property
@@ -165,7 +169,7 @@ class Broker:
         return list(self.catalog.topics.values())
 
     def led(self, topic: str) -> Sequence[PartitionLeader]:
-        """The partitions of a topic that this node leads. Raises UnknownTopic, NotLeader when there are none."""
+        """Return the partitions of a topic that this node leads. Raise UnknownTopic, or NotLeader if there are none."""
         led = self.catalog.led(topic)
         if not led:
             opened = self.catalog.topic(topic)
@@ -179,7 +183,7 @@ class Broker:
         return led
 
     def _led_of(self, request: Subscribe | Lease) -> Sequence[PartitionLeader]:
-        """The partitions led here that a consumer wants. Raises as `led`, and UnknownPartition."""
+        """Return the partitions led here that a consumer requested. Raise the errors of `led`, and UnknownPartition."""
         if request.partitions is None:
             return self.led(request.topic)
         there = len(self.catalog.topic(request.topic).record.partitions)
@@ -201,13 +205,14 @@ class Broker:
     def produce(
         self, request: Produce, caller: Caller, done: Done, *, requests: int = 1, checked: Checked | None = None
     ) -> None:
-        """`done` gets (base, count), or `Stored`, once the batch is stored. `requests`: that wait for its answer.
-        `checked`: what `check_large` found."""
+        """Store a batch. `done` gets (base, count), or `Stored`, once it is stored.
+
+        `requests`: number of requests that wait for the answer. `checked`: result of `check_large`."""
         batch = request.batch
         if is_reserved(request.producer_id):
             raise InvalidRequest(
-                f"producer id {request.producer_id} is that of a partition: those of clients are below "
-                f"{RESERVED_PRODUCERS}"
+                f"producer id {request.producer_id} is reserved for a partition: producer ids of clients are "
+                f"below {RESERVED_PRODUCERS}"
             )
         leader = self.catalog.partition(request.topic, request.partition)
         messages, split = checked if checked is not None else self._checks(request, leader)()
@@ -215,23 +220,23 @@ class Broker:
             self._check_producers()
         command = c.Append(batch, request.producer_id, request.epoch, request.sequence, request.on_conflict, split)
         size = stored_bytes_of(batch) + REQUEST_BYTES * requests
-        # A message that has a row of its own costs as much as so many bytes, even if it is empty.
+        # A message with a row of its own has a minimum cost, even if it is empty.
         work = size + (ROW_WORK * messages if split else 0)
         leader.raft_group.submit(command, done, size=size, work=work, messages=messages, line=caller.line)
 
     async def check_large(self, request: Produce) -> Checked:
-        """Check a batch that takes long to check, one at a time, in a thread. Raises InvalidRequest, TooLarge."""
+        """Validate a large batch in a thread, one at a time. Raise InvalidRequest, TooLarge."""
         leader = self.catalog.partition(request.topic, request.partition)
         return await trio.to_thread.run_sync(self._checks(request, leader), limiter=self._checking)
 
     def _checks(self, request: Produce, leader: PartitionLeader) -> Callable[[], Checked]:
-        """What checks a batch, on any thread."""
+        """Return a function that validates a batch. It may run on any thread."""
         topic = self.catalog.topics[request.topic]
         where, own = topic.targets[request.partition], limits_of(request.topic, topic.record.settings)
         return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own)
 
     def _check_producers(self) -> None:
-        """Raises Overloaded for the first batch of a producer while too many are known here."""
+        """Raise Overloaded for the first batch of a producer while too many producers are known here."""
         now_s = trio.current_time()
         if now_s >= self._producers_counted_s + COUNT_PRODUCERS_S:
             self._producers_counted_s = now_s
@@ -239,11 +244,11 @@ class Broker:
             self._producers_full = producers.bytes >= producers.share_bytes
         if self._producers_full:
             raise Overloaded(
-                "more producers wrote here within a week than limits.memory_bytes has room for; try again later"
+                "more producers wrote here within a week than fit into limits.memory_bytes; try again later"
             )
 
     def settle(self, request: Ack | Nack | Extend, caller: Caller, done: Done) -> None:
-        """Ack, nack or extend leases. A lease of a topic that is no more is lost."""
+        """Ack, nack or extend leases. A lease of a deleted topic counts as lost."""
         host = self.catalog.of_group(request.group_number, request.partition).raft_group
         topic = self.catalog.view.partition_of_group.get(request.group_number, ("", 0))[0]
         items: Any = request.items
@@ -261,8 +266,10 @@ class Broker:
             host.submit(command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
 
     def ack_then(self, request: AckThen, caller: Caller, done: Done) -> None:
-        """Ack messages and send others. `done` gets what was lost, as of an ack of one item. Raises what refuses one of
-        the others: then nothing is acked."""
+        """Ack messages and send others in one entry.
+
+        `done` gets the lost messages, as for an ack of one item. Raise an error if one of the messages to send is
+        refused: then nothing is acked."""
         leader = self.catalog.of_group(request.group_number, request.partition)
         leader.raft_group.check_ready()
         command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)
@@ -272,8 +279,9 @@ class Broker:
         )
 
     async def groups_of_leases(self, group: int, partition: int, tokens: Sequence[int]) -> dict[int, str]:
-        """The consumer groups that leases of a partition are of, by token; of those that are not there nothing. Raises
-        NotLeader, Unavailable."""
+        """Return the consumer groups of leases of a partition, by token. Omit leases that do not exist.
+
+        Raise NotLeader, Unavailable."""
         host = self.catalog.of_group(group, partition).raft_group
         host.check_ready()
         replica = host.replica
@@ -281,12 +289,12 @@ class Broker:
         return await self._runner.ask(partial(replica.groups_of_leases, tokens), group=group, patient=False)
 
     def limits_of(self, topic: str) -> TopicLimits | None:
-        """The limits of a topic's own; None: it has none, or is not there."""
+        """Return the limits of a topic; None if it has none, or does not exist."""
         opened = self.catalog.topics.get(topic)
         return None if opened is None else limits_of(topic, opened.record.settings)
 
     def check_ranked(self, topic: str) -> None:
-        """Raise InvalidRequest, unless messages of a topic have priorities."""
+        """Raise InvalidRequest unless messages of a topic have priorities."""
         kind = self.catalog.topic(topic).record.kind
         if kind not in RANKED:
             raise InvalidRequest(
@@ -302,12 +310,12 @@ class Broker:
         caller: Caller,
         receiver: DeliveryReceiver,
     ) -> tuple[Subscription, list[int]]:
-        """Opens the group where it is new, ends what an earlier process of this consumer has, and takes over its
-        leases, pushes leases of this consumer that it does not know of, then takes part.
+        """Subscribe a consumer. Return the subscription and the partitions led here.
 
-        Returns the subscription and the partitions led here. Raises UnknownTopic, InvalidRequest, NotLeader,
-        ConsumerFenced, Conflict.
-        """
+        The steps: create the group if it does not exist; end the subscription of an earlier process of this consumer,
+        and take over its leases; push leases that the consumer does not know of; attach the subscription.
+
+        Raise UnknownTopic, InvalidRequest, NotLeader, ConsumerFenced, Conflict."""
         topic = self.catalog.topic(request.topic)
         check_name("group", request.group)
         if request.epoch is not None:
@@ -331,17 +339,17 @@ class Broker:
         await read_all([leader.raft_group for leader in leaders])
         self._fence(leaders, request)
         if epoch:
-            look = partial(reclaimable, leaders, request, epoch)
-            stale = await self._runner.ask(look, group=leaders[0].raft_group.number, patient=False)
+            query = partial(reclaimable, leaders, request, epoch)
+            stale = await self._runner.ask(query, group=leaders[0].raft_group.number, patient=False)
             await reclaim(stale, c.Reclaim(request.group, request.consumer_id, epoch, lease_ms))
         lost_pushes = await self._lost_pushes(leaders, request, known)
         if any(leader.closed for leader in leaders):
             raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
         if leaders != self._led_of(request):
-            # Who subscribes to what is led here now gets what was leased to it there, too.
+            # A subscription to the partitions led here now also gets leases granted to the consumer there.
             raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; subscribe again")
         if self._fence(leaders, request):
-            raise Unavailable(f"consumer {request.consumer_id!r} subscribed twice at a time; subscribe again")
+            raise Unavailable(f"consumer {request.consumer_id!r} subscribed twice at the same time; subscribe again")
         for leader, lost_push in lost_pushes:
             subscription.credit -= lost_push.count
             leader.push(subscription, lost_push)
@@ -350,8 +358,9 @@ class Broker:
         return subscription, sorted(leader.partition for leader in leaders)
 
     def _fence(self, leaders: Sequence[PartitionLeader], request: Subscribe) -> bool:
-        """End the subscription of an earlier process of this consumer, wherever it takes part here. Whether there was
-        one. Raises ConsumerFenced when there is one of a later process."""
+        """End the subscriptions of earlier processes of this consumer here. Return whether there was one.
+
+        Raise ConsumerFenced if a later process has subscribed."""
         epoch, found = request.epoch or 0, False
         for leader in leaders:
             other = leader.subscription_of(request.group, request.consumer_id)
@@ -367,22 +376,23 @@ class Broker:
     async def _lost_pushes(
         self, leaders: Sequence[PartitionLeader], request: Subscribe, known: Known
     ) -> list[tuple[PartitionLeader, Delivery]]:
-        """What a consumer was leased and does not know of, in these partitions, whose state is known by now."""
+        """Return the leases of a consumer in these partitions that it does not know of.
+
+        The state of the partitions must be up to date."""
         found: list[tuple[PartitionLeader, Delivery]] = []
         left = self.limits.in_flight_bytes_per_connection
         while leaders and left > 0:
-            # In the lane of the first: that one at least is not half way through an entry.
-            look = partial(held_by, leaders, request, known, left)
-            more, leaders = await self._runner.ask(look, group=leaders[0].raft_group.number, patient=False)
+            # In the order of the first partition's tasks: so at least that one is not in the middle of an entry.
+            query = partial(held_by, leaders, request, known, left)
+            more, leaders = await self._runner.ask(query, group=leaders[0].raft_group.number, patient=False)
             found += more
             left -= sum(size_of(held) for _, held in more)
         return found
 
     async def take(self, request: Lease, caller: Caller, congested: Callable[[], bool]) -> list[Delivery]:
-        """Lease what is due, once, without a subscription, to be sent at once. Raises UnknownTopic, InvalidRequest,
-        NotLeader.
+        """Lease due messages once, without a subscription.
 
-        Whoever is cancelled meanwhile has leased nothing: it is given back.
+        Raise UnknownTopic, InvalidRequest, NotLeader. If the caller is cancelled, the leased messages are given back.
         """
         topic = self.catalog.topic(request.topic)
         check_name("group", request.group)
@@ -397,7 +407,7 @@ class Broker:
                 if leaders != self._led_of(request):
                     raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; ask again")
                 taken = await lease_once.run()
-            # Cancelled when the answer had just come: nobody takes it.
+            # Cancelled when the answer had just come: no one takes it.
             await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             release(lease_once.asked, request)
@@ -419,13 +429,13 @@ class Broker:
         return waiters
 
     def _forget(self, request: Lease, waiters: GroupWaiters) -> None:
-        """Unless others are there, or new ones have begun anew."""
+        """Delete the shared state, unless other requests use it or it was replaced."""
         key = _waiters_key(request)
         if not waiters.in_use and self._waiters.get(key) is waiters:
             del self._waiters[key]
 
     def give_back(self, request: Lease, partitions: Iterable[int]) -> None:
-        """Nobody is there any more to get what was leased in these partitions."""
+        """Give back what was leased in these partitions for a request that has ended."""
         opened = self.catalog.topics.get(request.topic)
         if opened is not None:
             release([opened.partitions[number] for number in partitions if number in opened.partitions], request)
@@ -436,29 +446,30 @@ class Broker:
         return lease_ms
 
     def add_credit(self, subscription: Subscription, more: int) -> None:
+        """Add credit, up to the maximum, and let partitions lease messages for it."""
         subscription.credit = min(subscription.credit + more, self.limits.credit_max)
         subscription.notify_room()
 
     def detach(self, topic: str, subscription: Subscription) -> list[PartitionLeader]:
-        """The connection is gone: the leases run on. Returns where the subscription took part."""
+        """End a subscription whose connection is gone. Its leases stay until they expire. Return its partitions."""
         subscription.closed = True
         opened = self.catalog.topics.get(topic)
         return [d for d in opened.partitions.values() if d.detach(subscription)] if opened else []
 
     async def unsubscribe(self, topic: str, subscription: Subscription) -> None:
-        """The consumer leaves cleanly: its leases are given back at once."""
+        """End a subscription at the consumer's request, and give back its leases at once."""
         release = c.Release(subscription.group, subscription.consumer, subscription.epoch)
         await call_all([(leader.raft_group, release) for leader in self.detach(topic, subscription)])
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """Run on the thread that owns the state of all partitions. Raises Unavailable while that stands still."""
+        """Run a query on the thread that owns the state of all partitions. Raise Unavailable while that is stalled."""
         return await self._runner.ask(question, patient=False)
 
 
 def _check_lease(lease_ms: int, own: TopicLimits | None) -> None:
-    """Raises InvalidRequest for a lease that is too short or too long."""
+    """Raise InvalidRequest if a lease is too short or too long."""
     low, high = LEASE_MS_RANGE
     if not low <= lease_ms <= high:
         raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
@@ -473,7 +484,7 @@ def _check_lease(lease_ms: int, own: TopicLimits | None) -> None:
 
 
 def _waiters_key(request: Lease) -> _WaitersKey:
-    """Requests for other partitions wait apart: nobody is woken by what is not for it."""
+    """Return the key of shared state. Requests for other partitions have their own, so that none is woken in vain."""
     return request.topic, request.group, tuple(sorted(request.partitions or ()))
 
 
@@ -481,7 +492,7 @@ _SETTLING: Mapping[type, Callable[[Any], c.Ack | c.Nack | c.Extend]] = {Ack: c.A
 
 
 def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:
-    """Roughly what a command takes until it is applied, in bytes."""
+    """Return the approximate bytes of a command until it is applied."""
     size = 64 + ITEM_BYTES * len(command.items)
     if isinstance(command, c.Nack):
         changes = [NackItem(*item).changes or {} for item in command.items]

@@ -1,4 +1,4 @@
-"""The topics that metadata knows, and those of their partitions that run on this node."""
+"""The topics that metadata has, and their partitions on this node."""
 
 from __future__ import annotations
 
@@ -34,24 +34,27 @@ from sandq.partition import commands as c
 from sandq.partition.produce_validation import BatchTarget
 
 READY_POLL_S = 0.002
+"""Interval in s at which `until_ready` checks the groups."""
 
 
 class OpenTopic(NamedTuple):
-    """A topic with the partitions of which a replica runs here."""
+    """A topic, with its partitions that have a replica here."""
 
     record: Topic
     partitions: dict[int, PartitionLeader]
     targets: dict[int, BatchTarget]
     stats: TopicStats
     attended: set[PartitionLeader]
-    """Those of them that somebody takes part in or watches."""
+    """Partitions with a subscription or a watcher."""
 
     def led(self) -> dict[int, PartitionLeader]:
-        """The partitions that this node leads, and may answer for."""
+        """Return the partitions that this node leads and may answer for."""
         return {partition: leader for partition, leader in self.partitions.items() if leader.raft_group.ready}
 
 
 class Catalog:
+    """Find topics and partitions. Errors distinguish missing objects from those that this node may not know yet."""
+
     def __init__(
         self,
         node_log: NodeLog,
@@ -65,7 +68,7 @@ class Catalog:
         self.topics: dict[str, OpenTopic] = {}
         self.by_group: dict[int, PartitionLeader] = {}
         self._led: dict[str, list[PartitionLeader]] = {}
-        """By topic, as far as it was asked for since that changed last."""
+        """Partitions led here by topic, cached since the last change."""
         self._auto_create = auto_create
         self._barrier = barrier
         self._progress = progress
@@ -75,7 +78,7 @@ class Catalog:
         self._routes = routes
 
     async def until_ready(self, hosts: Sequence[RaftGroup]) -> None:
-        """Wait until this node may answer for all of these groups, but for those whose replicas are shut."""
+        """Wait until this node may answer for all of these groups, except those whose replicas are shut."""
         while not all(host.ready or host.shut is not None for host in hosts):
             if self._node_log.failed is not None:
                 raise self._node_log.failed
@@ -88,25 +91,27 @@ class Catalog:
 
     @property
     def known_view(self) -> MetadataView | None:
-        """View of the metadata; None while this node belongs to no cluster."""
+        """The metadata; None while this node belongs to no cluster."""
         return self.view if METADATA_GROUP in self._node_log.hosts else None
 
     @property
     def is_alone(self) -> bool:
-        """Whether this node is the only voter of the metadata and is ready, so that its copy is the newest."""
+        """Whether this node is the only voter of the metadata and ready, so that its copy is the newest."""
         metadata = self._node_log.metadata
         return metadata.group.is_only_voter and metadata.ready
 
     async def catch_up(self) -> None:
-        """Wait until this node has done everything that metadata acknowledged before this call. Raises Unavailable."""
+        """Wait until this node has acted on everything that metadata acknowledged before this call.
+
+        Raise Unavailable."""
         if (shut := self._node_log.metadata.shut) is not None:
-            raise Unavailable(f"what there is at present is not known here: the metadata is shut: {shut.reason}")
+            raise Unavailable(f"the current metadata is not known here, as its replica is shut: {shut.reason}")
         await self._progress.until(await self._barrier.index())
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> OpenTopic:
-        """Raises UnknownTopic; Unsure, while this node does not know whether there is none; Unavailable."""
+        """Return a topic. Raise UnknownTopic; Unsure, while this node does not know whether it exists; Unavailable."""
         topic = self.topics.get(name)
         if topic is None:
             if name in self.view.topics:
@@ -115,19 +120,18 @@ class Catalog:
         return topic
 
     def _no_topic(self, name: str) -> UnknownTopic:
-        """The error of a topic that is not there; it says whether to use it would make it."""
+        """Return the error of a missing topic. It says whether using the topic would create it."""
         no_topic, auto_create = f"there is no topic {name!r}", self._auto_create
         if not auto_create.is_on:
             return UnknownTopic(no_topic, topic=name)
         if not auto_create.matches(name):
-            why = f"and none of auto_create_topics is like that ({auto_create}): create it"
+            why = f"and it matches no pattern in auto_create_topics ({auto_create}): create it"
             return UnknownTopic(f"{no_topic}, {why}", topic=name)
-        text = f"{no_topic} yet: it is made when somebody produces to it or subscribes to it"
+        text = f"{no_topic} yet: it is created when a client produces to it or subscribes to it"
         return UnknownTopic(text, topic=name, **{CREATABLE: True})
 
     def led(self, name: str) -> Sequence[PartitionLeader]:
-        """The partitions of a topic that this node leads, and may answer for, as it was told last. Raises as `topic`
-        does."""
+        """Return the partitions of a topic that this node leads and may answer for. Raise the errors of `topic`."""
         topic = self.topic(name)
         found = self._led.get(name)
         if found is None:
@@ -137,7 +141,7 @@ class Catalog:
         return found
 
     def partition(self, name: str, partition: int) -> PartitionLeader:
-        """The replica here. Raises as `topic` does, UnknownPartition; NotLeader where there is none."""
+        """Return the replica here. Raise the errors of `topic`, UnknownPartition, and NotLeader if there is none."""
         topic = self.topic(name)
         found = topic.partitions.get(partition)
         if found is not None:
@@ -150,7 +154,9 @@ class Catalog:
         raise NotLeader(f"partition {partition} of topic {name!r} is not on this node", **hint)
 
     def of_group(self, group: int, partition: int) -> PartitionLeader:
-        """The replica here of the partition that a lease names. Raises LeaseLost, NotLeader; Unsure, Unavailable."""
+        """Return the replica here of the partition that a lease names.
+
+        Raise LeaseLost, NotLeader, Unsure, Unavailable."""
         found = self.by_group.get(group)
         if found is not None and found.partition == partition:
             return found
@@ -162,11 +168,13 @@ class Catalog:
             raise Unavailable(f"partition {group}.{partition} is being opened; ask again in a moment")
         lost = LeaseLost(f"leases of {group}.{partition} are lost: there is no such partition (any more)")
         if group < view.next_group:
-            raise lost  # it was deleted: the number is given to no other
+            raise lost  # it was deleted, and its number is never reused
         raise self._unknown(lost, partial(self.of_group, group, partition))
 
     def topic_of_group(self, group: int) -> str | None:
-        """The topic of which a Raft group is a partition, as far as is known here."""
+        """Return the topic of a partition's Raft group, as far as this node knows.
+
+        Return "" if only the replica is known, None if nothing is."""
         placed = self.view.partition_of_group.get(group)
         if placed is not None:
             return placed[0]
@@ -177,25 +185,25 @@ class Catalog:
 
     @property
     def led_here(self) -> list[int]:
-        """The groups that this node leads, and may answer for."""
+        """The groups that this node leads and may answer for."""
         return self._routes.led_here
 
     def leader(self, topic: OpenTopic, partition: int) -> str | None:
-        """The node that leads a partition, as far as is known here."""
+        """Return the node that leads a partition, as far as this node knows."""
         return self._routes.leader(topic.record.partitions[partition].group)
 
-    def _unknown(self, claim: SandqError, look: Callable[[], object]) -> SandqError:
-        """What to raise where `look` finds nothing: this node may not have heard of it yet."""
+    def _unknown(self, claim: SandqError, find: Callable[[], object]) -> SandqError:
+        """Return the error if `find` finds nothing: `claim` if that is certain, else Unsure."""
         if self.is_alone:
-            return claim  # there is nobody to hear it from
-        return Unsure(claim, partial(self._settled, claim, look))
+            return claim  # no other node could know it
+        return Unsure(claim, partial(self._settled, claim, find))
 
-    async def _settled(self, claim: SandqError, look: Callable[[], object]) -> SandqError:
-        """What to answer, once this node has heard of everything that was acknowledged before this call."""
+    async def _settled(self, claim: SandqError, find: Callable[[], object]) -> SandqError:
+        """Return the error to report after this node has learned of everything acknowledged before this call."""
         with trio.move_on_after(ANSWER_S):
             try:
                 await self.catch_up()
-                look()
+                find()
             except Unsure:
                 return claim
             except SandqError as error:
@@ -205,7 +213,7 @@ class Catalog:
     # -- replicas that come and go -------------------------------------------------------------------------------
 
     def opened(self, name: str, leader: PartitionLeader) -> None:
-        """A replica runs here from now on."""
+        """Register a replica that runs here now."""
         self.by_group[leader.raft_group.number] = leader
         self._led.pop(name, None)
         host = leader.raft_group
@@ -216,7 +224,7 @@ class Catalog:
         leader.raft_group.notify_changed()
 
     def closed(self, leader: PartitionLeader) -> None:
-        """A replica runs here no more."""
+        """Remove a replica that no longer runs here."""
         number = leader.raft_group.number
         self.by_group.pop(number, None)
         self._led.clear()  # its topic may be gone already
@@ -226,7 +234,7 @@ class Catalog:
         self._routes.led(number, 0, False)
 
     def changed(self, before: Topic, opened: OpenTopic) -> None:
-        """Metadata says something else of a topic now."""
+        """Apply a change of a topic's metadata."""
         name = opened.record.name
         for leader in opened.partitions.values():
             self._configure(name, leader)
@@ -238,14 +246,14 @@ class Catalog:
     # -- leading --------------------------------------------------------------------------------------------------
 
     def _on_ready(self, name: str, leader: PartitionLeader, ready: bool) -> None:
-        """This node begins, or ceases, to lead a partition."""
+        """Handle that this node starts or stops leading a partition."""
         self._led.pop(name, None)
         opened = self.topics.get(name)
         if opened is None or opened.partitions.get(leader.partition) is not leader:
             return
-        # Consumers ask again, and say what they hold: so they get what was leased to them and never reached them.
-        moved = NotLeader(f"partition {leader.partition} of topic {name!r} is led by another node now")
-        # Of thousands that begin to be led one after the other most are nobody's: they are not gone through each time.
+        # Consumers subscribe again with the leases they know, so that they get leases that never reached them.
+        moved = NotLeader(f"partition {leader.partition} of topic {name!r} is led by a different node now")
+        # If thousands of partitions become led one after the other, most have no consumers: do not visit all each time.
         for other in list(opened.attended):
             other.end_subscriptions(moved)
         if ready:
@@ -253,7 +261,7 @@ class Catalog:
             leader.lead()
 
     def _configure(self, name: str, leader: PartitionLeader) -> None:
-        """Give a partition that is led here the topic's settings where it has others."""
+        """Apply the topic's settings to a partition that is led here, if it has different ones."""
         host, settings = leader.raft_group, self.topics[name].record.settings
         leader.limits_wanted = next_epoch(settings)
         if host.ready and host.status.settings != settings:

@@ -10,55 +10,59 @@ import trio
 from anyio.lowlevel import RunVar
 
 FIRST_WORK: Final = 128
-"""Units of work in the first turn of who has just come, beside all others who have. A unit is what a small frame
-costs, a few microseconds."""
+"""Units of work in the first time slice of a task. One unit is the cost of a small frame, a few microseconds.
+
+The first slices of all tasks may run in the same iteration of the loop."""
 TURN_WORK: Final = 1024
-"""In each after that; one of those who have more to do has it in a round of the loop."""
+"""Units of work in a later time slice. Only one task has such a slice per iteration of the loop."""
 SHARED_WORK: Final = 256
-"""The same while others stand in line: what waits for a few rounds, as every produce does, is not to wait for long."""
+"""The same while other tasks are queued: short requests, such as a produce, must not wait long for a few slices."""
 
 
 class Turn:
-    """What a task does in one turn. Who has more to do than a little stands in line: one of them has a turn in each
-    round of the loop, however many they are, and those who have little to do go past them. It is counted, not timed,
-    and so the same on every machine.
+    """The time slice of a task: cooperative scheduling on one event loop.
 
-    turn.left -= 8
-    if turn.left <= 0:
-        await turn.end()
+    A task with much work queues for its next slice: one queued task runs per iteration of the loop, however many there
+    are. Tasks with little work go past them. Work is counted, not timed, so it is the same on every machine.
+
+        turn.left -= 8
+        if turn.left <= 0:
+            await turn.end()
     """
 
     __slots__ = ("left",)
 
     def __init__(self) -> None:
         self.left = FIRST_WORK
-        """Units of work; below one others are to go first."""
+        """Units of work left in this slice. At 0 or below, other tasks must go first."""
 
     def begin(self) -> None:
-        """There was nothing to do for a while."""
+        """Start a new first slice, because the task had nothing to do for a while."""
         self.left = FIRST_WORK
 
     async def end(self) -> None:
-        """Go on when all others who stand in line have had a turn, and everybody else."""
-        line = _line_of_this_loop()
-        await line.wait()
-        self.left = SHARED_WORK if line.is_waited_for else TURN_WORK
+        """Queue for the next slice: all queued tasks, and all others, go first."""
+        queue = _queue_of_this_loop()
+        await queue.wait()
+        self.left = SHARED_WORK if queue.is_waited_for else TURN_WORK
 
     async def spend(self, work: int) -> None:
-        """Do so much, and let the others go first if that was the rest of this turn."""
+        """Count `work` units. If the slice is used up, queue for the next one."""
         self.left -= work
         if self.left <= 0:
             await self.end()
 
 
-class _Line:
-    """Lets one of those who wait go on in each round of the loop: who goes on wakes the next, whose turn is then the
-    next round's."""
+class _SliceQueue:
+    """Resumes one queued task per iteration of the loop.
+
+    A task that resumes wakes the next one, which then runs in the next iteration.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[anyio.Event] = deque()
         self._moves = False
-        """Somebody was woken who has yet to wake the next."""
+        """True while a task was woken that has yet to wake the next one."""
 
     @property
     def is_waited_for(self) -> bool:
@@ -71,7 +75,7 @@ class _Line:
             self._wake_next()
         try:
             await mine.wait()
-        except BaseException:  # it was cancelled
+        except BaseException:  # the task was cancelled
             if not mine.is_set():
                 self._waiting.remove(mine)
             else:
@@ -85,22 +89,22 @@ class _Line:
             self._waiting.popleft().set()
 
 
-_line: RunVar[_Line] = RunVar("sandq_line")
+_queue: RunVar[_SliceQueue] = RunVar("sandq_slice_queue")
 
 
-def _line_of_this_loop() -> _Line:
+def _queue_of_this_loop() -> _SliceQueue:
     try:
-        return _line.get()
+        return _queue.get()
     except LookupError:
-        line = _Line()
-        _line.set(line)
-        return line
+        queue = _SliceQueue()
+        _queue.set(queue)
+        return queue
 
 
 class Signal:
-    """Wakes every task that waits at that moment; a `set` that finds nobody waiting is forgotten.
+    """Wakes all tasks that wait for it now. A `set` while no task waits is lost.
 
-    So the waiting task looks at what it waits for, finds nothing and waits, without an await in between.
+    So a task must check its condition and then wait, without an await in between.
     """
 
     __slots__ = ("_event", "is_muted")
@@ -108,10 +112,10 @@ class Signal:
     def __init__(self) -> None:
         self._event: trio.Event | None = None
         self.is_muted = False
-        """A `set` is forgotten even so: what it tells of is looked at otherwise."""
+        """True if a `set` has no effect, because its reason is checked in another way."""
 
     def set(self) -> None:
-        """Wake whoever waits."""
+        """Wake the waiting tasks."""
         if self.is_muted:
             return
         event, self._event = self._event, None

@@ -1,7 +1,7 @@
-"""The memory budget of a node: whatever may grow has an account, with a share of `limits.memory_bytes`.
+"""The memory budget of a node. Everything that may grow has an account with a share of `limits.memory_bytes`.
 
-A budget gates before something is read, proposed or taken in, or it evicts a cache. It never changes what `apply`
-answers: replicas with other budgets stay the same.
+A budget delays or refuses something before it is read, proposed or accepted, or it evicts a cache. It never changes the
+results of `apply`, so replicas with different budgets stay equal.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ WATCHERS_SHARE: Final = 1 / 32
 PRODUCERS_SHARE: Final = 1 / 16
 HTTP_SHARE: Final = 5 / 32
 SOURCE_SHARE: Final = 3 / 4
-"""Of an account that clients fill, what those of one source may have."""
+"""Share of an account that the clients of one source may use."""
 GO_ON_AT: Final = 7 / 8
-"""Of its share a full account must have come down to, before those who wait for it go on."""
+"""Part of its share to which a full account must shrink before waiting tasks continue."""
 
 
 class Held(Protocol):
-    """What one use of memory holds, and how much it may."""
+    """The bytes that one use of memory holds, and its share."""
 
     @property
     def bytes(self) -> int: ...
@@ -40,20 +40,22 @@ class Held(Protocol):
 
 
 class _Counted:
-    """Memory that is counted as it is taken and given back; on the event loop, unless it says otherwise."""
+    """Memory that is counted when it is taken and given back. On the event loop, except where noted."""
 
     def __init__(self, share_bytes: float) -> None:
         self.share_bytes = share_bytes
         self.taken = 0
-        """What the loop has taken and not given back; ..."""
+        """Bytes taken by the loop and not given back."""
         self.read = 0
-        """... what the apply thread has taken, ever: a number that two threads change would lose changes."""
-        self._room = anyio.Event()
+        """Bytes ever taken by the apply thread.
+
+        A separate number, as changes by two threads to one number could be lost."""
+        self._freed = anyio.Event()
         self._has_waiters = False
 
     @property
     def bytes(self) -> int:
-        """What is held."""
+        """The bytes held."""
         return self.taken + self.read
 
     @property
@@ -62,33 +64,33 @@ class _Counted:
         return self.taken + self.read >= self.share_bytes
 
     def take(self, size: int) -> None:
-        """Count what there is, whether there is room or not."""
+        """Count `size` bytes, whether they fit or not."""
         self.taken += size
 
     def hold(self, size: int) -> None:
-        """The same on the apply thread."""
+        """Count `size` bytes on the apply thread."""
         self.read += size
 
     def give_back(self, size: int) -> None:
-        """It is there no more; whoever waits for room may have it."""
+        """Stop counting `size` bytes, and wake tasks that wait for free bytes."""
         self.taken -= size
         if self._has_waiters:
-            self._tell_waiters()
+            self._wake_waiters()
 
-    def _tell_waiters(self) -> None:
+    def _wake_waiters(self) -> None:
         if self.bytes <= GO_ON_AT * self.share_bytes:
             self._has_waiters = False
-            self._room.set()
-            self._room = anyio.Event()
+            self._freed.set()
+            self._freed = anyio.Event()
 
     async def until_room(self) -> None:
-        """Wait until it is not full."""
+        """Wait until the account is not full."""
         while self.is_full:
             self._has_waiters = True
-            await self._room.wait()
+            await self._freed.wait()
 
     def fits(self, size: int) -> bool:
-        """Whether there is room for so much. What is larger than the share has room when there is nothing else."""
+        """Return whether `size` bytes fit. More than the share fit if nothing else is held."""
         return not self.bytes or self.bytes + size <= self.share_bytes
 
 
@@ -101,7 +103,7 @@ class Account(_Counted):
         self._shares: WeakValueDictionary[str, SourceShare] = WeakValueDictionary()
 
     def of(self, source: str) -> SourceShare:
-        """What the clients of a source (`sandq/model/sources.py`) have of it; as long as somebody keeps it."""
+        """Return the share of a source (`sandq/model/sources.py`). It exists as long as a caller keeps it."""
         share = self._shares.get(source)
         if share is None:
             share = self._shares[source] = SourceShare(self)
@@ -109,7 +111,7 @@ class Account(_Counted):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits for room."""
+        """Whether tasks wait for free bytes."""
         return self._has_waiters or bool(self._queue)
 
     def give_back(self, size: int) -> None:
@@ -118,15 +120,16 @@ class Account(_Counted):
             self.give_on()
 
     def give_on(self) -> None:
-        """Some of it was given back: whoever waits for room may have it."""
+        """Wake tasks that wait for free bytes, because some were given back."""
         if self._has_waiters:
-            self._tell_waiters()
+            self._wake_waiters()
         if self._queue:
             self._grant()
 
     async def reserve(self, size: int, share: SourceShare | None = None) -> None:
-        """Take so much once there is room for all of it, in the order of those who ask; of a source that has its
-        share after others."""
+        """Take `size` bytes once all of them fit.
+
+        Reservations are granted in order, but those of a source that has used up its share wait for that source."""
         if not self._queue and self.fits(size) and (share is None or share.fits(size)):
             (self if share is None else share).take(size)
             return
@@ -140,7 +143,7 @@ class Account(_Counted):
                 (self if share is None else share).give_back(size)
             else:
                 self._queue.remove(reservation)
-                self._grant()  # it may have kept smaller ones behind it
+                self._grant()  # it may have blocked smaller ones behind it
             raise
 
     def _grant(self) -> None:
@@ -157,9 +160,9 @@ class Account(_Counted):
 
 
 class SourceShare(_Counted):
-    """What the clients of one source have of an account: three quarters of it at most.
+    """The share of an account that the clients of one source use: at most three quarters.
 
-    So those of one source alone never take what others need. Who is behind a proxy has the proxy's address.
+    So the clients of one source never use up the account. Clients behind a proxy share the proxy's address.
     """
 
     def __init__(self, account: Account) -> None:
@@ -168,12 +171,12 @@ class SourceShare(_Counted):
 
     @property
     def is_full(self) -> bool:
-        account = self._account  # by no calls: it is asked for every answer
+        account = self._account  # computed without calls, as it runs for every answer
         return self.taken + self.read >= self.share_bytes or account.taken + account.read >= account.share_bytes
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits for room that clients of this source have."""
+        """Whether tasks wait for free bytes of this source or of the account."""
         return self._has_waiters or self._account.is_waited_for
 
     def take(self, size: int) -> None:
@@ -189,7 +192,7 @@ class SourceShare(_Counted):
         self.taken -= size
         account.taken -= size
         if self._has_waiters:
-            self._tell_waiters()
+            self._wake_waiters()
         if account.is_waited_for:
             account.give_on()
 
@@ -199,19 +202,19 @@ class SourceShare(_Counted):
                 await self._account.until_room()
             else:
                 self._has_waiters = True
-                await self._room.wait()
+                await self._freed.wait()
 
     async def reserve(self, size: int) -> None:
-        """Take so much once there is room for all of it, here and in the account."""
+        """Take `size` bytes once all of them fit, both here and in the account."""
         await self._account.reserve(size, self)
 
     def has_room(self, size: int) -> bool:
-        """Whether there is room for so much, here and in the account."""
+        """Return whether `size` bytes fit, both here and in the account."""
         return self.fits(size) and self._account.fits(size)
 
 
 class _Reservation:
-    """Somebody who waits for so many bytes."""
+    """A task that waits for `size` bytes."""
 
     def __init__(self, size: int, share: SourceShare | None) -> None:
         self.size = size
@@ -220,7 +223,7 @@ class _Reservation:
 
 
 class Measured:
-    """One use of memory that is counted when it is asked for; its owner sees to its share."""
+    """One use of memory that is measured on demand. Its owner limits it to its share."""
 
     def __init__(self, share_bytes: float, measure: Callable[[], int]) -> None:
         self.share_bytes = share_bytes
@@ -237,13 +240,13 @@ class MemoryBudget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.look_aheads = LookAheads(limit_bytes * LOOK_AHEADS_SHARE)
-        """What groups have read ahead in the log."""
+        """Messages that groups have read ahead in the log."""
         self.requests = Account(limit_bytes * REQUESTS_SHARE)
-        """Frames of which a part has come, and requests that are not answered."""
+        """Partially received frames, and requests that are not answered."""
         self.answers = Account(limit_bytes * ANSWERS_SHARE)
-        """What was read for clients, or is queued for them, and has not left this node."""
+        """Data that was read for clients, or is queued for them, and has not left this node."""
         self.watchers = Account(limit_bytes * WATCHERS_SHARE)
-        """Requests that wait for messages, or for changes of keys."""
+        """Requests that wait for messages or for changes of keys."""
         self._accounts: dict[str, Held] = {
             "look_aheads": self.look_aheads,
             "requests": self.requests,
@@ -253,10 +256,10 @@ class MemoryBudget:
 
     @property
     def accounts(self) -> dict[str, Held]:
-        """By their names in metrics."""
+        """The accounts by their names in metrics."""
         return dict(self._accounts)
 
     def measure(self, name: str, share: float, measure: Callable[[], int]) -> Measured:
-        """Add an account that its owner counts."""
+        """Add an account that its owner measures."""
         account = self._accounts[name] = Measured(self.limit_bytes * share, measure)
         return account

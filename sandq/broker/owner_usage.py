@@ -1,8 +1,8 @@
-"""What the topics of identities hold, over all nodes: for those whose quota bounds it.
+"""Sum up what the topics of each identity hold, over all nodes, if its quota limits that.
 
-Each node adds up, once a second, what the partitions that it leads hold for each such owner, and tells the others
-(USAGE). So a quota is kept but for what comes within two seconds. Partitions that nobody leads count for nothing, and
-take nothing either.
+Once a second, each node sums up the partitions that it leads for each such owner, and reports the sums to the other
+nodes (USAGE). So a quota may be exceeded by the messages that arrive within two seconds. Partitions without a leader do
+not count, and accept nothing either.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ from sandq.model.errors import QuotaExceeded, StorageFailed, Unavailable
 from sandq.model.quotas import Quota
 from sandq.protocol.peer import PeerFrame
 
-LOOK_S: Final = 1.0
+SUM_S: Final = 1.0
+"""Interval in s between two sums."""
 STALE_S: Final = 5.0
-"""What a node said so long ago is not counted any more: another one leads by now what it led."""
+"""Age in s above which a report does not count: by then other nodes lead the partitions of its node."""
 BOUNDED: Final = ("stored_bytes", "pending_messages")
+"""Quotas that limit what topics hold."""
 _ROW: Final = [str, int, int]
 _NAMES: Final = {"stored_bytes": "bytes stored", "pending_messages": "messages pending"}
 
 
 class Held(NamedTuple):
-    """What topics hold."""
+    """Bytes and pending messages that topics hold."""
 
     stored_bytes: int
     pending_messages: int
 
     def plus(self, other: Held) -> Held:
-        """Both together."""
+        """Return the sum of both."""
         return Held(self.stored_bytes + other.stored_bytes, self.pending_messages + other.pending_messages)
 
 
 NOTHING: Final = Held(0, 0)
 _Asked = tuple[int, PartitionReplica, Any, int, int]
-"""A partition, its replica and status, from which second on it is asked, and what is known of before."""
+"""A partition to query: group number, replica, status, first second to count from, and the count before that."""
 
 
 class OwnerUsage:
-    """Of one node."""
+    """The usage of owners, on one node."""
 
     def __init__(
         self,
@@ -62,24 +64,26 @@ class OwnerUsage:
         self._now_ms = now_ms
         self._view: MetadataView | None = None
         self._quotas: dict[str, Quota] = {}
-        """Of owners that are bounded."""
+        """Quotas of the owners that are limited."""
         self._own: dict[str, Held] = {}
-        self._told: dict[str, tuple[float, dict[str, Held]]] = {}
-        """When a node said last what it has, on trio's clock, and that."""
+        self._reports: dict[str, tuple[float, dict[str, Held]]] = {}
+        """Time of each node's last report, on trio's clock, and its content."""
         self._came_due: dict[int, tuple[Any, int, int]] = {}
-        """By Raft group: the status that it is of, up to which second, and how many came due since without an entry."""
+        """Messages that came due without an entry, by Raft group: the status they refer to, the second counted up to,
+        the count."""
         self.held: Mapping[str, Held] = {}
-        """Of all nodes, by owner, as far as it is bounded."""
+        """Sums over all nodes, by owner with a limit."""
 
     @property
     def bounds_any(self) -> bool:
-        """Whether the quota of some owner bounds what its topics hold."""
+        """Whether the quota of some owner limits what its topics hold."""
         return bool(self._quotas)
 
     def check(self, owner: str, size: int | None, pending: Callable[[], int | None]) -> None:
-        """Raise QuotaExceeded if an owner would have more than it may. `size`: bytes that are to be stored; None if
-        nothing is. `pending`: how many messages that are not due yet would be new; 0 for those that exist and get a
-        later time, None if there are none."""
+        """Raise QuotaExceeded if an owner would exceed its quota.
+
+        `size`: bytes to store; None if nothing is stored. `pending`: returns the number of new messages that are not
+        due yet; 0 for existing messages that get a later time; None if there are none."""
         quota = self._quotas.get(owner)
         if quota is None:
             return
@@ -95,13 +99,13 @@ class OwnerUsage:
     # -- adding up ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look once a second. This node must take part in its cluster."""
+        """Sum up once a second. This node must take part in its cluster."""
         while True:
-            await self.look()
-            await trio.sleep(LOOK_S)
+            await self.update()
+            await trio.sleep(SUM_S)
 
-    async def look(self) -> None:
-        """Add up what is led here, and tell the others."""
+    async def update(self) -> None:
+        """Sum up the partitions led here, and report the sums to the other nodes."""
         view = self._catalog.view
         if view is not self._view:
             self._view = view
@@ -115,7 +119,7 @@ class OwnerUsage:
             return
         turn = Turn()
         topics = [topic for topic in list(self._catalog.topics.values()) if topic.record.owner in self._quotas]
-        await self._see_due(topics, turn)
+        await self._count_due(topics, turn)
         own: dict[str, Held] = {}
         for topic in topics:
             owner = str(topic.record.owner)
@@ -132,8 +136,8 @@ class OwnerUsage:
         known, _, count = self._came_due.get(host.number, (None, 0, 0))
         return Held(status.bytes, max(status.later - (count if known is status else 0), 0))
 
-    async def _see_due(self, topics: Iterable[OpenTopic], turn: Turn) -> None:
-        """Learn what came due in partitions in which nothing happened since."""
+    async def _count_due(self, topics: Iterable[OpenTopic], turn: Turn) -> None:
+        """Count the messages that came due in partitions that applied no entry since."""
         now_s = self._now_ms() // 1000
         asked: list[_Asked] = []
         seen: dict[int, tuple[Any, int, int]] = {}
@@ -160,9 +164,9 @@ class OwnerUsage:
 
     def _add_up(self) -> None:
         now_s = trio.current_time()
-        self._told = {node: told for node, told in self._told.items() if now_s - told[0] < STALE_S}
+        self._reports = {node: report for node, report in self._reports.items() if now_s - report[0] < STALE_S}
         held = dict(self._own)
-        for _, rows in self._told.values():
+        for _, rows in self._reports.values():
             for owner, more in rows.items():
                 held[owner] = held.get(owner, NOTHING).plus(more)
         self.held = held
@@ -170,29 +174,29 @@ class OwnerUsage:
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def on_frame(self, node: str, body: Any) -> bool:
-        """A node tells what it leads. Whether it was that, and whole."""
+        """Handle a report of another node. Return whether it is well-formed."""
         if not isinstance(body, tuple) or not all(
             isinstance(row, tuple) and [type(part) for part in row] == _ROW for row in body
         ):
             return False
-        self._told[node] = trio.current_time(), {owner: Held(*held) for owner, *held in body}
+        self._reports[node] = trio.current_time(), {owner: Held(*held) for owner, *held in body}
         self._add_up()
         return True
 
 
 def _full(owner: str, name: str, held: int, most: int, more: int | None) -> QuotaExceeded:
-    """Return the error of a full quota. `more`: what the request would add; None or 0 if that does not matter."""
+    """Return the error of a full quota. `more`: amount that the request would add; None or 0 if irrelevant."""
     too_many = f", this request adds {more:,}" if more else ""
     return QuotaExceeded(
-        f"topics of {owner} have {held:,} {_NAMES[name]}{too_many}, and its quota is {most:,} ({name}): have messages "
-        "consumed, cancelled or purged, or have the quota raised",
+        f"topics of {owner} have {held:,} {_NAMES[name]}{too_many}, and its quota is {most:,} ({name}): consume, "
+        "cancel or purge messages, or ask for a higher quota",
         quota=name,
         maximum=most,
         principal=owner,
-        retry_after_ms=int(LOOK_S * 1000),
+        retry_after_ms=int(SUM_S * 1000),
     )
 
 
 def _due_in(asked: Iterable[_Asked], stop_s: int) -> list[int]:
-    """On the thread that owns the partitions."""
+    """Return the number of due messages of each partition. For the apply thread."""
     return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in asked]

@@ -1,4 +1,4 @@
-"""Whether this process logs at level debug: for lines that cost more to make than to drop."""
+"""Whether this process logs at level debug. Used for log lines that are expensive to create."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ _is_on = [False]
 
 
 def is_on() -> bool:
-    """Whether lines of single requests and entries are to be logged."""
+    """Return whether lines about single requests and entries are logged."""
     return _is_on[0]
 
 
 def switch(on: bool) -> None:
-    """Log them from now on, or not any more."""
+    """Switch these lines on or off."""
     _is_on[:] = [on]

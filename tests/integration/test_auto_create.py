@@ -65,7 +65,7 @@ async def test_consuming_makes_a_topic(maker: sandq.Client) -> None:
 
 async def test_reading_makes_none(maker: sandq.Client) -> None:
     messages, read = maker.messages("made.a"), maker.fetch("made.a", 0)
-    with pytest.raises(UnknownTopic, match="is made when somebody produces to it or subscribes to it"):
+    with pytest.raises(UnknownTopic, match="is created when a client produces to it or subscribes to it"):
         await maker.admin.topic("made.a")
     for look in (
         lambda: messages.get(unique_key="key"),
@@ -85,7 +85,9 @@ async def test_reading_makes_none(maker: sandq.Client) -> None:
 
 
 async def test_a_name_that_is_like_none_of_them(maker: sandq.Client) -> None:
-    with pytest.raises(UnknownTopic, match=r"none of auto_create_topics is like that \(made\.\*, \[k\]\*\): create it"):
+    with pytest.raises(
+        UnknownTopic, match=r"matches no pattern in auto_create_topics \(made\.\*, \[k\]\*\): create it"
+    ):
         await maker.produce("other", b"x")
     with pytest.raises(UnknownTopic):
         async with maker.subscribe("other", group="g"):
@@ -162,7 +164,7 @@ async def test_a_flood_of_names_waits_for_no_turn(making: Serving, maker: sandq.
         for number, name in enumerate(("made.x", "made.x", "made.y"), 71):  # who asks for the same waits for that
             await raw.send(Type.TOPIC_ENSURE, number, name)
         answer = await raw.receive()
-        assert answer[1] == 73 and answer[2] == "OVERLOADED" and "1 others are being made just now" in answer[3]
+        assert answer[1] == 73 and answer[2] == "OVERLOADED" and "1 others are being created" in answer[3]
     first, second = [await raw.receive() for _ in range(2)]
     assert first[2]["name"] == second[2]["name"] == "made.x"
     assert making.broker.administration.topics.auto_created == 4
@@ -199,5 +201,5 @@ async def test_over_http(tmp_path: Path) -> None:
             assert (await web.post("/topics/made.b/groups/g/lease", {}))["messages"] == []
             await web.get("/topics/made.c/groups", 404)
             refused = await web.post("/topics/other", {"value": "MQ=="}, 404)
-            assert refused["code"] == "UNKNOWN_TOPIC" and "none of auto_create_topics" in refused["detail"]
+            assert refused["code"] == "UNKNOWN_TOPIC" and "no pattern in auto_create_topics" in refused["detail"]
             assert [topic["name"] for topic in (await web.get("/topics"))["topics"]] == ["made.a", "made.b"]

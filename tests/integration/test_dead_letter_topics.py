@@ -169,4 +169,4 @@ async def test_clients_do_not_send_as_partitions(api: sandq.Client, client: RawC
     await api.admin.create_topic("t")
     batch = encode({Column.VALUE: [b"m"]})
     answer = await client.call(Type.PRODUCE, "t", 0, reserved_producer(7), 1, 1, 0, batch)
-    assert (answer[0], answer[2]) == (Type.ERROR, "INVALID") and "is that of a partition" in answer[3]
+    assert (answer[0], answer[2]) == (Type.ERROR, "INVALID") and "is reserved for a partition" in answer[3]

@@ -166,8 +166,8 @@ class GuardedClock:
         now = self._monotonic()
         drift = wall_s - (now + self._offset)
         if abs(drift) > self._max_drift_s and not self._stepped:
-            # This is not yet a step: the machine may have paused between the two readings. Of several pairs of
-            # readings, the least late one counts.
+            # This is not yet a step: the machine may have paused between the two readings. The least late
+            # of several pairs of readings counts.
             drift = max(drift, *(self._wall() - (self._monotonic() + self._offset) for _ in range(PAIRS)))
         if abs(drift) <= self._max_drift_s:
             self._stepped = False

@@ -43,7 +43,7 @@ class AppliedSkipped(Exception):
 
 
 class EndlessEntry(BaseException):
-    """An entry used so much CPU time without progress that it most likely never ends.
+    """An entry used too much CPU time without progress: it most likely never ends.
 
     Not an `Exception`: no handler in `apply` may turn it into a result, as other replicas may not reach it.
     """

@@ -51,7 +51,7 @@ async def test_partitions_that_are_led_here_are_added_up_and_told() -> None:
     bed.topic("b", "ada", (10, 0))
     bed.topic("c", "bob", (1000, 9))
     bed.topic("d", None, (1000, 9))
-    await bed.usage.look()
+    await bed.usage.update()
     assert bed.usage.held == {"ada": Held(60, 3)}
     assert bed.links.sent == [(node, PeerFrame.USAGE, (("ada", 60, 3),)) for node in ("n2", "n3")]
 
@@ -59,7 +59,7 @@ async def test_partitions_that_are_led_here_are_added_up_and_told() -> None:
 async def test_nothing_is_told_while_nobody_is_bounded() -> None:
     bed = Bed(bob={"topics": 1})
     bed.topic("c", "bob", (1000, 9))
-    await bed.usage.look()
+    await bed.usage.update()
     assert bed.links.sent == [] and bed.usage.held == {}
     bed.usage.check("bob", 0, no())
 
@@ -67,7 +67,7 @@ async def test_nothing_is_told_while_nobody_is_bounded() -> None:
 async def test_what_others_lead_counts_until_they_are_silent(autojump_clock: MockClock) -> None:
     bed = Bed(ada={"stored_bytes": 100, "pending_messages": 5})
     bed.topic("a", "ada", (30, 1))
-    await bed.usage.look()
+    await bed.usage.update()
     bed.usage.check("ada", 0, lambda: 1)
     assert bed.usage.on_frame("n2", (("ada", 40, 4), ("eve", 1, 1)))
     bed.usage.check("ada", 0, no())
@@ -81,7 +81,7 @@ async def test_what_others_lead_counts_until_they_are_silent(autojump_clock: Moc
     bed.usage.on_frame("n3", ())
     bed.usage.check("ada", 0, no())
     await trio.sleep(STALE_S)
-    await bed.usage.look()
+    await bed.usage.update()
     assert bed.usage.held == {"ada": Held(30, 1)}
 
 
@@ -95,10 +95,10 @@ def test_a_frame_of_another_form_is_none(body: Any) -> None:
 async def test_a_quota_that_is_taken_away_bounds_nothing() -> None:
     bed = Bed(ada={"stored_bytes": 10})
     bed.topic("a", "ada", (30, 1))
-    await bed.usage.look()
+    await bed.usage.update()
     with pytest.raises(QuotaExceeded):
         bed.usage.check("ada", 0, no())
     bed.catalog.view = SimpleNamespace(identities={})
-    await bed.usage.look()
+    await bed.usage.update()
     bed.usage.check("ada", 0, no())
     assert bed.usage.held == {}
