@@ -195,7 +195,7 @@ def sql(
 
     It stores nothing, and you can run any number of them. It needs `pip install 'sandq[sql]'`. The password of a user
     is a token, which is accepted only over TLS. From the file, and from the environment (SANDQ_...), it uses
-    listen.sql, sql and tls, with the same meaning as for a node. A node with listen.sql starts such a process by itself.
+    listen.sql, sql and tls, with the same meaning as for a node. A node with listen.sql starts one by itself.
     """
     from sandq.model.config import load_config
     from sandq.tools.sql_gateway import serve_gateway
