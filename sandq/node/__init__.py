@@ -1,4 +1,4 @@
-"""One node: what it is made of, and in which order it starts and stops (floor F6)."""
+"""Start and stop of one node: its subsystems, and the order in which they open and close (floor F6)."""
 
 from sandq.node.start import run_node
 from sandq.node.started import LOCK_NAME, STORES_NAME, SWITCH_INTERVAL_S

@@ -1,4 +1,4 @@
-"""What all subsystems of a node share: its configuration, its clock, its certificates and secrets."""
+"""Shared state of the subsystems of a node: configuration, clock, feature levels, certificates and secrets."""
 
 from __future__ import annotations
 
@@ -25,42 +25,43 @@ from sandq.storage.stores import LevelStores, Stores
 
 
 class NodeOptions(TypedDict, total=False):
-    """What tests and `sandq.testing` replace in a node, and what its process adds."""
+    """Options that tests and `sandq.testing` use to replace parts of a node, and that the `sandq` command adds."""
 
     stores: Callable[..., Stores]
-    """Opens the stores; a test has stores in memory, or faulty ones."""
+    """Opens the stores. Tests use it for stores in memory, and for faulty ones."""
     clock: GuardedClock
     timers: Callable[[GuardedClock], Timers]
     gate: Gate
-    """Awaited before a request of a client is looked at."""
+    """Awaited after each receive from a client, before the bytes are parsed."""
     levels: Levels
-    """Feature levels that the node knows; a test has nodes of another version by that."""
+    """Feature levels that the node supports. Tests use it to run nodes of another version."""
     abandon: Callable[[], None]
-    """Called at the end when a thread hangs in the disk, and does not return. Without it StorageFailed is raised then,
-    and the data directory must not be opened again by this process."""
+    """Called last when a thread hangs in the disk. It ends the process and does not return.
+
+    Without it, StorageFailed is raised, and this process must not open the data directory again."""
     watch: LoopWatch
-    """Remembers when the loop of this process stood still; whoever makes it runs it."""
+    """Records stalls of the event loop of this process. The code that creates it also runs it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What all subsystems of a node share."""
+    """Shared state of the subsystems of a node."""
 
     started: Started
     config: NodeConfig
-    """The configuration of `started`, with the limits of this process."""
+    """The configuration of `started`, with limits that this process can hold."""
     open_stores: Callable[..., Stores]
     clock: GuardedClock
     timers: Timers
     levels: Levels
     stats: NodeStats
     secrets: Secrets | None
-    """Secrets that nodes share; None: they share none."""
+    """Secrets that nodes share with each other; None: no secret file is configured."""
     gateway_secrets: Secrets | None
-    """Secrets that nodes share with gateways; None: they share none."""
+    """Secrets that nodes share with gateways; None: no secret file is configured."""
     gateway_keys: GatewayKeys
     tls: NodeTls | None
-    """None: the node speaks no TLS."""
+    """None: the node does not use TLS."""
     push_tls: ssl.SSLContext | None
     gate: Gate | None
     abandon: Callable[[], None] | None
@@ -78,7 +79,9 @@ def context_of(
     abandon: Callable[[], None] | None = None,
     watch: LoopWatch | None = None,
 ) -> Context:
-    """Return the context of a node. Parameters: see `NodeOptions`. Raises StartupError: a file cannot be used."""
+    """Create the context of a node. Parameters: see `NodeOptions`.
+
+    Raises StartupError if a file cannot be used."""
     config = started.config
     clock = clock or GuardedClock(max_drift_ms=config.clock.max_drift_ms, slew_ppm=config.clock.slew_ppm)
     secret_file, gateway_file = config.cluster.secret_file, config.http.gateway_secret_file

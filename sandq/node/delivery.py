@@ -1,4 +1,4 @@
-"""Delivery of a node: topics, partitions that it leads, and everything that clients ask of them."""
+"""Delivery of a node: its topics, the partitions that it leads, and the components that serve requests about them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sandq.node.storage import Storage
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Topics and partitions, and everything that clients ask of them."""
+    """Topics and partitions of a node, and the components that serve requests about them."""
 
     broker: Broker
     digests: ReplicaDigests
@@ -40,12 +40,14 @@ class Delivery:
     authenticator: Authenticator
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Compare replicas until the nursery is cancelled."""
+        """Compare the digests of replicas until the nursery is cancelled."""
         nursery.start_soon(self.digests.run)
 
 
 def open_delivery(context: Context, storage: Storage, replication: Replication) -> Delivery:
-    """Return the delivery of a node. It opens no topic before the node belongs to its cluster. Raises StartupError."""
+    """Create the delivery of a node. It opens no topic before the node belongs to its cluster.
+
+    Raises StartupError."""
     config, clock, timers, own = context.config, context.clock, context.timers, storage.own.node
     links, node_log, runner, nursery = (
         replication.links,
@@ -128,7 +130,7 @@ def _digests(config: NodeConfig, replication: Replication, catalog: Catalog) -> 
 
 
 def _authenticator(config: NodeConfig, catalog: Catalog, clock: GuardedClock) -> Authenticator:
-    """Return what authenticates callers. Raises StartupError."""
+    """Create the component that authenticates callers. Raises StartupError."""
     return Authenticator(
         config.security.authentication,
         catalog,

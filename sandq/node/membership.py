@@ -1,4 +1,4 @@
-"""Membership of a node in its cluster: who the other nodes are, what nodes tell each other, where replicas belong."""
+"""Membership of a node in its cluster: discovery of other nodes, messages between nodes, placement of replicas."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Membership:
     usage: OwnerUsage
 
     async def take_part(self, broker: Broker, nursery: trio.Nursery) -> None:
-        """Form the cluster, or go on in it; then open what the metadata places here."""
+        """Form or join the cluster, or resume membership.
+
+        Then open the replicas that the metadata assigns to this node."""
         beginning = await self.cluster.formed()
         metadata = broker.node_log.open_metadata(beginning.members, beginning.metadata_index)
         await broker.start(metadata)
@@ -54,7 +56,7 @@ class Membership:
 def open_membership(
     context: Context, storage: Storage, replication: Replication, delivery: Delivery, addresses: dict[str, str]
 ) -> Membership:
-    """Return the membership of a node that serves at `addresses`. Raises StartupError."""
+    """Create the membership of a node that listens at `addresses`. Raises StartupError."""
     config, broker, links, this_node = context.config, delivery.broker, replication.links, replication.this_node
     node_log, runner, catalog = replication.node_log, replication.runner, broker.catalog
     discovery, changed = _discovery(context, storage, replication, addresses), Signal()
@@ -141,7 +143,7 @@ def _discovery(context: Context, storage: Storage, replication: Replication, add
             version=sandq.__version__,
             zone_data=data_version(),
             addresses=addresses,
-            # It is to found the cluster, unless it finds one, and has not yet.
+            # A node founds the cluster if discovery finds none. Once it belongs to a cluster, it is no founder.
             founder=is_meeting and this_node.cluster_uuid is None,
         )
 

@@ -1,16 +1,22 @@
-"""One node: which subsystems it has, and in which order they open and close (floor F6).
+"""One node: its subsystems, and the order in which they open and close (floor F6).
 
     start        locks the data directory, binds ports, launches HTTP (`start`, before this module is loaded)
     storage      identity, stores
     replication  links to other nodes, the write-ahead log, its threads, the health of both
-    delivery     topics, partitions, everything that clients ask
-    membership   discovery of other nodes, forming and joining a cluster, placing replicas
+    delivery     topics, partitions, and the components that serve requests about them
+    membership   discovery of other nodes, forming and joining a cluster, placement of replicas
     serving      listeners, sessions, metrics, HTTP, SQL, pushes
 
-Serving opens membership, once it listens for other nodes. A subsystem knows those above it. A node that must wait for
-its cluster serves before it takes part: it answers who it is, and what it waits for. They close from the last to the
-first: leaderships are handed over, gossip is left, requests of HTTP that are under way are answered, listeners close,
-threads finish what is queued, a checkpoint is written, and the log is sealed.
+A subsystem uses only those above it, with one exception: serving opens membership once it listens for other nodes.
+
+A node that must wait for its cluster serves clients before it takes part in the cluster. Until then it replies only to
+requests about its identity and the reason for waiting.
+
+The subsystems close in reverse order:
+
+- The node hands its leaderships over and leaves gossip.
+- HTTP requests in progress are completed, and the listeners close.
+- The threads complete their queued work, a checkpoint is written, and the log is sealed.
 """
 
 from __future__ import annotations
@@ -34,8 +40,10 @@ from sandq.node.web import http_of
 
 @contextlib.asynccontextmanager
 async def running(started: Started, **options: Unpack[NodeOptions]) -> AsyncIterator[Serving]:
-    """Run a node that has been started inside the block, and stop it cleanly at its end. Errors: `start.run_node`."""
-    # Of what runs in here; several nodes may be in one process.
+    """Run a started node inside the block, and stop it cleanly at the end of the block.
+
+    Errors: see `start.run_node`."""
+    # Adds the node's name to all log lines of this task and its children. A process may run several nodes.
     structlog.contextvars.bind_contextvars(node=started.config.node.id)
     context = context_of(started, **options)
     http = http_of(context)
@@ -47,5 +55,5 @@ async def running(started: Started, **options: Unpack[NodeOptions]) -> AsyncIter
                 delivery = open_delivery(context, storage, replication)
                 await replication.start(context.timers)
                 delivery.start(replication.nursery)
-                async with serving(context, storage, replication, delivery, http) as where:
-                    yield where
+                async with serving(context, storage, replication, delivery, http) as node:
+                    yield node

@@ -42,7 +42,7 @@ log = structlog.get_logger("sandq.node")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """Links to the other nodes, the write-ahead log, and what looks after replicas."""
+    """Links to the other nodes, the write-ahead log, and the components that check and repair replicas."""
 
     this_node: ThisNode
     links: PeerLinks
@@ -50,9 +50,9 @@ class Replication:
     node_log: NodeLog
     runner: Runner
     hooks: Hooks
-    """What the log calls; `Delivery` sets `on_digest`."""
+    """Callbacks of the log. `Delivery` sets `on_digest`."""
     sender: Sender
-    """Sends what was published to clients, once for each turn of the loop."""
+    """Sends published frames to clients, once per round of the event loop."""
     sick_peers: SickPeers
     health: NodeHealth
     scrubber: Scrubber
@@ -66,7 +66,9 @@ class Replication:
     """Outlives every connection."""
 
     async def start(self, timers: Timers) -> None:
-        """Start the threads of the log, and what watches it. Called once everything that they call is there."""
+        """Start the threads of the log and the tasks that watch it.
+
+        Call it only when all components that they call exist."""
         await self.nursery.start(self.runner.run)
         for task in (timers.run, self.health.run, self.scrubber.run, self.shut_replicas.run):
             self.nursery.start_soon(task)
@@ -74,10 +76,9 @@ class Replication:
 
 @contextlib.asynccontextmanager
 async def replicating(context: Context, storage: Storage) -> AsyncIterator[Replication]:
-    """Open the log for the block; at its end write a checkpoint, seal the log and close it.
+    """Open the log for the block. At the end of the block, write a checkpoint, then seal and close the log.
 
-    Raises StartupError (Corruption), StorageFailed.
-    """
+    Raises StartupError (Corruption), StorageFailed."""
     config, hooks, sender, wakeup, inbox = context.config, Hooks(), Sender(), Signal(), Inbox()
     this_node = ThisNode(
         storage.own,
@@ -130,7 +131,7 @@ async def replicating(context: Context, storage: Storage) -> AsyncIterator[Repli
         with trio.CancelScope(shield=True):
             storage.is_hanging = not await runner.close(grace_s + CLOSE_S)
         if storage.is_hanging:
-            _leave_behind(context.abandon)
+            _end_abruptly(context.abandon)
         _close_log(node_log, clean and node_log.failed is None)
 
 
@@ -220,7 +221,7 @@ def _replication(
 
 
 async def _checkpoint(runner: Runner, node_log: NodeLog, grace_s: float) -> None:
-    """Write a checkpoint, so that the next start has nothing to replay; without it, it replays."""
+    """Write a checkpoint, so that the next start need not replay the log."""
     if node_log.failed is None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + grace_s) as scope:
             await runner.checkpoint()
@@ -228,19 +229,24 @@ async def _checkpoint(runner: Runner, node_log: NodeLog, grace_s: float) -> None
             log.warning("no checkpoint within the shutdown grace: the next start replays the log", grace_s=grace_s)
 
 
-def _leave_behind(abandon: Callable[[], None] | None) -> None:
-    """End without closing anything: a thread hangs in the disk, and goes on with what it has when that comes back."""
-    log.error("the disk hangs: this node ends without what it waits for, and the next start replays the log")
+def _end_abruptly(abandon: Callable[[], None] | None) -> None:
+    """End without closing files, because a thread hangs in the disk.
+
+    The thread continues when the disk responds again, so nothing that it uses may be closed."""
+    log.error("the disk hangs: this node ends without closing its files, and the next start replays the log")
     if abandon is not None:
         abandon()
-    raise StorageFailed("the disk hangs: a thread of this node cannot be ended")
+    raise StorageFailed("the disk hangs: a thread of this node does not end")
 
 
 def _close_log(node_log: NodeLog, clean: bool) -> None:
-    """Close the log. `clean`: everything in it is where it belongs, and the log may say so."""
+    """Close the log. `clean`: a checkpoint covers all entries, so the log is sealed first."""
     if clean:
         try:
             node_log.wal.seal()
         except StorageFailed as error:
-            log.warning("the log could not be sealed: the next start looks for a torn end", error=error.message)
+            log.warning(
+                "the log could not be sealed: the next start searches for an incomplete entry at the end",
+                error=error.message,
+            )
     node_log.wal.close()

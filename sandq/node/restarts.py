@@ -1,4 +1,4 @@
-"""Serve until a stop is requested; a node whose stores met a full disk is started again once there is room."""
+"""Serve until a stop is requested. Restart a node whose stores met a full disk when the disk has space again."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("sandq.node")
 
-AGAIN_S: Final = 5.0
-"""Before the next try where there was not room enough to start."""
+RETRY_S: Final = 5.0
+"""Interval between attempts to restart while the disk is too full, in seconds."""
 
 
 async def serve_until(
     stop: trio.Event, run: Callable[[], AbstractAsyncContextManager[Serving]], on_ready: Callable[[Serving], None]
 ) -> None:
-    """Run nodes, one after the other over the same data, until `stop`. Call `on_ready` with each that serves.
+    """Run nodes one after the other on the same data, until `stop` is set. Call `on_ready` for each node that serves.
 
-    Raises what `run` raises; but a node that has served, and finds no room to start again, waits for it.
-    """
+    Raises the errors of `run`, with one exception. If the disk is too full to restart a node that has served before,
+    the start is attempted again later."""
     served = False
     while not stop.is_set():
         try:
@@ -41,8 +41,8 @@ async def serve_until(
             full = [leaf for leaf in _leaves(error) if isinstance(leaf, StorageFailed) and is_full(leaf)]
             if not served or len(full) < len(list(_leaves(error))):
                 raise
-            log.error("no room to start again", error=full[0].message)
-            with trio.move_on_after(AGAIN_S):
+            log.error("the disk is too full to restart the node", error=full[0].message)
+            with trio.move_on_after(RETRY_S):
                 await stop.wait()
 
 
@@ -57,9 +57,9 @@ async def _first_of(*events: trio.Event) -> None:
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:
-    """Yield the errors that ended a node: its nurseries wrap them in groups."""
+    """Yield the errors that ended a node. Nurseries wrap them in groups."""
     if not isinstance(error, ExceptionGroup):
         yield error
         return
-    for one in error.exceptions:
-        yield from _leaves(one)
+    for inner in error.exceptions:
+        yield from _leaves(inner)

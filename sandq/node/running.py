@@ -1,4 +1,4 @@
-"""A node that runs, as tests, `sandq.testing` and the command see it."""
+"""A running node, as tests, `sandq.testing` and the `sandq` command see it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sandq.server.quota_meters import QuotaMeters
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """Where a started node can be reached."""
+    """Addresses and components of a node that serves."""
 
     client_host: str
     client_port: int
     http: Address | None
     sql: Address | None
-    """None: not served."""
+    """Address of the HTTP or SQL listener; None: not served."""
     data_dir: Path
     broker: Broker
     metrics: Metrics
@@ -33,4 +33,4 @@ class Serving:
     quotas: QuotaMeters
     usage: OwnerUsage
     restart: trio.Event
-    """Set when the node takes nothing more for want of room, and would again if it were started anew."""
+    """Set when a full disk has stopped the stores and has space again: only a restart makes them accept writes."""

@@ -53,7 +53,7 @@ Listeners = list[trio.SocketListener]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Server:
-    """What a node serves with, and whom it asks to answer."""
+    """Components that the listeners of a node use."""
 
     context: Context
     replication: Replication
@@ -65,26 +65,28 @@ class _Server:
     clients: ClientStats
     pusher: Pusher
     advertised: Address
-    """Where clients reach this node."""
+    """Address at which clients connect to this node."""
 
 
 @contextlib.asynccontextmanager
 async def serving(
     context: Context, storage: Storage, replication: Replication, delivery: Delivery, http: NodeHttp
 ) -> AsyncIterator[Serving]:
-    """Serve inside the block. A node that waits for its cluster serves before it takes part. Raises StartupError."""
+    """Serve clients inside the block.
+
+    A node that waits for its cluster serves before it takes part. Raises StartupError."""
     config, broker, links = context.config, delivery.broker, replication.links
     async with (
         _audit(context, broker.clock.now_ms) as audit,
-        _listening(config) as (between, queries),
+        _listening(config) as (peer_listeners, sql_listeners),
         trio.open_nursery() as nursery,
     ):
-        addresses = _addresses(context, between)
+        addresses = _addresses(context, peer_listeners)
         replication.this_node.advertise(addresses)
         membership = open_membership(context, storage, replication, delivery, addresses)
         discovery, cluster = membership.discovery, membership.cluster
-        if between:
-            await nursery.start(links.run, between, membership.dispatch)
+        if peer_listeners:
+            await nursery.start(links.run, peer_listeners, membership.dispatch)
             nursery.start_soon(replication.snapshots.run)
         nursery.start_soon(replication.clocks.run, replication.node_log.hosts.values)
         await nursery.start(discovery.run)
@@ -113,27 +115,27 @@ async def serving(
             nursery.start_soon(replication.sweeper.sweep)
             _serve_identities(server, storage, info, nursery)
             client = str(own_server(context.started))
-            async with serving_sql(config, queries, client), pushing(server.pusher):
-                yield _running(server, metrics, info, queries)
+            async with serving_sql(config, sql_listeners, client), pushing(server.pusher):
+                yield _running(server, metrics, info, sql_listeners)
                 await cluster.hand_over(replication.clocks, replication.health)
             await discovery.leave()
         nursery.cancel_scope.cancel()
 
 
-def _addresses(context: Context, between: Listeners) -> dict[str, str]:
-    """Return where others reach this node, by kind of address."""
+def _addresses(context: Context, peer_listeners: Listeners) -> dict[str, str]:
+    """Return the addresses at which other nodes and clients reach this node, by kind."""
     started, host = context.started, context.config.node.advertise_host
     bound = {"client": started.client.address}
     if started.http is not None:
         bound["http"] = started.http.address
-    if between:
-        bound["peer"] = Address(*between[0].socket.getsockname()[:2])
+    if peer_listeners:
+        bound["peer"] = Address(*peer_listeners[0].socket.getsockname()[:2])
     return {kind: str(Address(host or at.host, at.port)) for kind, at in bound.items()}
 
 
-def _inside(context: Context) -> ClientTls | None:
-    """Return how this node speaks to client ports; None: without TLS."""
-    return None if context.tls is None else context.tls.inside()
+def _nodes_tls(context: Context) -> ClientTls | None:
+    """Return the TLS that this node uses as a client of client ports; None: no TLS."""
+    return None if context.tls is None else context.tls.for_nodes()
 
 
 def _pusher(context: Context, delivery: Delivery) -> Pusher:
@@ -146,13 +148,13 @@ def _pusher(context: Context, delivery: Delivery) -> Pusher:
         version=sandq.__version__,
         tls=context.push_tls,
         grace_s=config.shutdown_grace_ms / 1000,
-        nodes_tls=_inside(context),
+        nodes_tls=_nodes_tls(context),
         gateway_secret=lambda: keys.first,
     )
 
 
 def _serve_clients(server: _Server, nursery: trio.Nursery) -> tuple[Metrics, ServerInfo]:
-    """Serve the client port, and collect metrics, until the nursery is cancelled."""
+    """Serve the client port and collect metrics until the nursery is cancelled."""
     context, broker, config = server.context, server.delivery.broker, server.context.config
     started, tls = context.started, context.tls
     if tls is not None:
@@ -213,7 +215,7 @@ def _metrics(server: _Server) -> Metrics:
 
 
 def _info(server: _Server, log_level: LogLevel, overview: Overview) -> ServerInfo:
-    """Return what requests about the node and its cluster are answered from."""
+    """Create the source of replies to requests about the node and its cluster."""
     context, replication, delivery = server.context, server.replication, server.delivery
     config, broker, this_node = context.config, delivery.broker, replication.this_node
     discovery, cluster = server.membership.discovery, server.membership.cluster
@@ -265,7 +267,9 @@ def _info(server: _Server, log_level: LogLevel, overview: Overview) -> ServerInf
 
 
 def _serving_http(server: _Server, metrics: Metrics) -> contextlib.AbstractAsyncContextManager[None]:
-    """Tell the HTTP process how the node is; at the end of the block let it finish its requests and end."""
+    """Return a context manager that reports the node's state to the HTTP process inside the block.
+
+    At the end of the block, the process completes its requests and ends."""
     supervisor, status, replication = server.http.supervisor, server.http.status, server.replication
     replication.node_log.memory.measure("http", HTTP_SHARE, lambda: status.held_bytes)
     if supervisor is None:
@@ -275,20 +279,20 @@ def _serving_http(server: _Server, metrics: Metrics) -> contextlib.AbstractAsync
 
 
 def _serve_identities(server: _Server, storage: Storage, info: ServerInfo, nursery: trio.Nursery) -> None:
-    """Follow the identities of the cluster, and give out its first token."""
+    """Keep the identities of the cluster up to date, and create its first token."""
     metadata, mode = server.delivery.broker.metadata_host, server.delivery.authenticator.mode
     runner, data_dir = server.replication.runner, server.context.started.data_dir
     nursery.start_soon(server.logins.run, metadata)
     nursery.start_soon(give_first_token, mode, metadata, info.identities, runner, storage.files, data_dir)
 
 
-def _running(server: _Server, metrics: Metrics, info: ServerInfo, queries: Listeners) -> Serving:
+def _running(server: _Server, metrics: Metrics, info: ServerInfo, sql_listeners: Listeners) -> Serving:
     started = server.context.started
     return Serving(
         client_host=started.client.address.host,
         client_port=started.client.address.port,
         http=None if started.http is None else started.http.address,
-        sql=Address(*queries[0].socket.getsockname()[:2]) if queries else None,
+        sql=Address(*sql_listeners[0].socket.getsockname()[:2]) if sql_listeners else None,
         data_dir=started.data_dir,
         broker=server.delivery.broker,
         metrics=metrics,
@@ -303,7 +307,7 @@ def _running(server: _Server, metrics: Metrics, info: ServerInfo, queries: Liste
 def _follow_secrets(
     context: Context, replication: Replication, membership: Membership, logins: Logins, nursery: trio.Nursery
 ) -> None:
-    """Go on with other secrets when their files change. Those of gateways are read at each use."""
+    """Apply changed secret files. The gateway secret itself needs no update: it is read at each use."""
 
     def on_change() -> None:
         membership.discovery.secrets_changed()
@@ -318,10 +322,10 @@ def _follow_secrets(
 
 @contextlib.asynccontextmanager
 async def _audit(context: Context, now_ms: Callable[[], int]) -> AsyncIterator[AuditLog]:
-    """Open the audit log; what was noted is written when the block ends."""
-    kept = context.config.audit
+    """Open the audit log for the block. At the end of the block, write the records that are still in memory."""
+    settings = context.config.audit
     directory = context.started.data_dir / AUDIT_NAME
-    files = AuditFiles(directory, kept.file_bytes, kept.files) if kept.enabled else None
+    files = AuditFiles(directory, settings.file_bytes, settings.files) if settings.enabled else None
     audit = AuditLog(context.config.node.id, files, now_ms)
     try:
         yield audit
@@ -331,15 +335,15 @@ async def _audit(context: Context, now_ms: Callable[[], int]) -> AsyncIterator[A
 
 @contextlib.asynccontextmanager
 async def _listening(config: NodeConfig) -> AsyncIterator[tuple[Listeners, Listeners]]:
-    """Listen for peers, if the node may have any, and for SQL: both or none."""
+    """Listen for peers, if the node can have peers, and for SQL. If one listener fails, none stays open."""
     has_peers = config.cluster.peers or config.cluster.membership != "static"
     async with contextlib.AsyncExitStack() as stack:
 
-        async def opened(address: Address | None, what: str) -> Listeners:
-            listeners = await listen(address.host, address.port, what) if address else []
+        async def opened(address: Address | None, name: str) -> Listeners:
+            listeners = await listen(address.host, address.port, name) if address else []
             for listener in listeners:
                 stack.push_async_callback(listener.aclose)
             return listeners
 
-        between = await opened(config.listen.peer if has_peers else None, "peer")
-        yield between, await opened(config.listen.sql, "sql")
+        peer_listeners = await opened(config.listen.peer if has_peers else None, "peer")
+        yield peer_listeners, await opened(config.listen.sql, "sql")

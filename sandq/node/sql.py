@@ -1,5 +1,7 @@
-"""SQL of a node: a process that it starts, and starts again when it ends; a query takes neither the node's memory nor
-its time."""
+"""SQL of a node: a separate process that the node starts, and restarts when it ends.
+
+Queries therefore use neither the memory nor the processor time of the node's process.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,25 @@ from sandq.tools.sql_gateway import check_installed
 log = structlog.get_logger("sandq.sql")
 
 STOP_S: Final = 5.0
-"""A process that is to end has so long; statements that run are ended."""
+"""Time for the process to end after a stop, in seconds. Then it is killed, with the statements that still run."""
 BACK_OFF_FIRST_S: Final = 0.1
 BACK_OFF_MOST_S: Final = 5.0
-"""Before it is started again: the first time, then doubled."""
+"""Delay before a restart of the process, in seconds: the first delay, which then doubles, and its maximum."""
 STEADY_S: Final = 60.0
-"""One that lived for so long begins anew with the first."""
+"""Lifetime of a process after which the delay is the first again, in seconds."""
 
 
 @contextlib.asynccontextmanager
 async def serving_sql(config: NodeConfig, listeners: Sequence[trio.SocketListener], server: str) -> AsyncIterator[None]:
-    """A process serves SQL inside the block, on these sockets; there are none: nobody does. Raises StartupError."""
+    """Run a process that serves SQL on these sockets inside the block.
+
+    If there are no sockets, run none. Raises StartupError."""
     if not listeners:
         yield
         return
     check_installed()
     descriptors = [listener.socket.fileno() for listener in listeners]
-    line = json.dumps(_said(config, descriptors, server)).encode() + b"\n"
+    line = json.dumps(_settings_of(config, descriptors, server)).encode() + b"\n"
     stopping, ended = trio.Event(), trio.Event()
 
     async def run() -> None:
@@ -58,25 +62,26 @@ async def serving_sql(config: NodeConfig, listeners: Sequence[trio.SocketListene
 
 
 async def keep_running(run_one: Callable[[], Any], stopping: trio.Event) -> None:
-    """Run something again whenever it ends, a little later each time, until `stopping`. `run_one` tells why it has
-    ended."""
+    """Restart the process each time that it ends, with growing delays, until `stopping` is set.
+
+    `run_one` runs the process once and returns the reason of its end."""
     back_off_s = BACK_OFF_FIRST_S
     while not stopping.is_set():
-        began_s = trio.current_time()
-        why = await run_one()
+        started_s = trio.current_time()
+        reason = await run_one()
         if stopping.is_set():
             return
-        if trio.current_time() - began_s >= STEADY_S:
+        if trio.current_time() - started_s >= STEADY_S:
             back_off_s = BACK_OFF_FIRST_S
-        log.error("the SQL process has ended: it is started again", why=why, in_s=back_off_s)
+        log.error("the SQL process has ended and is restarted", why=reason, in_s=back_off_s)
         with trio.move_on_after(back_off_s):
             await stopping.wait()
         back_off_s = min(2 * back_off_s, BACK_OFF_MOST_S)
 
 
 async def _run_one(line: bytes, descriptors: Sequence[int], stopping: trio.Event) -> str:
-    """Why it has ended."""
-    # Modules are found where this process finds them, whatever lies where it was started.
+    """Run the process until it ends, and return the reason of its end."""
+    # The process finds modules by the same path as this process, regardless of its working directory.
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([path or os.getcwd() for path in sys.path])}
     try:
         process = await trio.lowlevel.open_process(
@@ -86,7 +91,7 @@ async def _run_one(line: bytes, descriptors: Sequence[int], stopping: trio.Event
             env=environ,
         )
     except OSError as error:
-        return f"it cannot be started: {error.strerror or error}"
+        return f"the process cannot be started: {error.strerror or error}"
     assert process.stdin is not None
     try:
         with contextlib.suppress(trio.BrokenResourceError):
@@ -98,7 +103,7 @@ async def _run_one(line: bytes, descriptors: Sequence[int], stopping: trio.Event
                 assert process.stdin is not None
                 await process.stdin.aclose()
                 await trio.sleep(STOP_S)
-                log.warning("the SQL process has not ended in time: it is killed", after_s=STOP_S)
+                log.warning("the SQL process has not ended in time and is killed", after_s=STOP_S)
                 process.kill()
 
             nursery.start_soon(end)
@@ -113,7 +118,8 @@ async def _run_one(line: bytes, descriptors: Sequence[int], stopping: trio.Event
             await trio.aclose_forcefully(process.stdin)
 
 
-def _said(config: NodeConfig, descriptors: Sequence[int], server: str) -> Mapping[str, Any]:
+def _settings_of(config: NodeConfig, descriptors: Sequence[int], server: str) -> Mapping[str, Any]:
+    """Return the settings of the process, which it reads as one line of JSON."""
     log_format, log_level = logs.as_set_up()
     has_certificate = config.tls.cert_file is not None
     return {

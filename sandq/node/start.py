@@ -1,8 +1,8 @@
-"""Starts a node: what happens before the node's modules are loaded (floor F6).
+"""Start of a node: the steps before the node's modules are loaded (floor F6).
 
-The data directory is locked, the ports of clients and of HTTP are bound, and the HTTP process is launched. Only then
-are the modules of the node imported: they take about as long to load as those of HTTP. This module therefore imports
-little.
+First the data directory is locked, the ports of clients and of HTTP are bound, and the HTTP process is launched. Only
+then are the modules of the node imported. They take about as long to load as those of HTTP, so that both load at the
+same time. This module therefore imports little.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ async def run_node(
     launch: Launch = launch_process,
     **options: Unpack[NodeOptions],
 ) -> AsyncIterator[Serving]:
-    """Run a node inside the block, and stop it cleanly at its end.
+    """Run a node inside the block, and stop it cleanly at the end of the block.
 
-    `files`: the data directory, of `config` unless given. `launch`: starts what serves HTTP. Raises StartupError
-    (ConfigError, DataDirInUse, Corruption), StorageFailed.
-    """
+    `files`: the data directory, that of `config` by default. `launch`: starts the process that serves HTTP.
+
+    Raises StartupError (ConfigError, DataDirInUse, Corruption), StorageFailed."""
     data_dir = _make_data_dir(config)
     files = files or RealFiles(data_dir)
-    identity.load(files)  # refuses data of another version before anything is written or opened
+    identity.load(files)  # refuses data of another version before any file is written or opened
     with contextlib.closing(files.lock(LOCK_NAME)):
         async with _bound(config) as client, _launched(config, launch) as http:
             from sandq.node.node import running
@@ -54,7 +54,7 @@ async def run_node(
 
 @contextlib.asynccontextmanager
 async def _bound(config: NodeConfig) -> AsyncIterator[BoundPort]:
-    """Take the client port. Until the node serves, clients are refused at once and try other nodes."""
+    """Bind the client port. Until the node serves, connections are refused at once, so clients try other nodes."""
     address = config.listen.client
     port = await bind(address.host, address.port, "client")
     try:
@@ -65,14 +65,14 @@ async def _bound(config: NodeConfig) -> AsyncIterator[BoundPort]:
 
 @contextlib.asynccontextmanager
 async def _launched(config: NodeConfig, launch: Launch) -> AsyncIterator[HttpPort | None]:
-    """Listen for HTTP and launch what serves it."""
+    """Listen for HTTP, and launch the process that serves it."""
     address = config.listen.http
     if address is None:
         yield None
         return
     port = HttpPort(address.host, await listen(address.host, address.port, "http"), launch)
     try:
-        with contextlib.suppress(OSError):  # the supervisor tries again, and says why
+        with contextlib.suppress(OSError):  # the supervisor launches it again, and logs the reason
             await port.launch_early()
         yield port
     finally:

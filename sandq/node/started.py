@@ -1,4 +1,4 @@
-"""What a node has before it opens its data."""
+"""State of a node before it opens its data."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ LOCK_NAME = "lock"
 STORES_NAME = "stores.level"
 """Name of the LevelDB stores in the data directory."""
 SWITCH_INTERVAL_S = 0.0005
-"""Python's default of 5 ms would let one busy thread hold up the others for as long."""
+"""Interval at which Python switches threads, in seconds.
+
+With the default of 5 ms, one busy thread delays the others by that long."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What a node has before it opens its data."""
+    """State of a node before it opens its data."""
 
     config: NodeConfig
     data_dir: Path
     files: Files
     client: BoundPort
-    """The client port: taken, and not listening before clients are served."""
+    """The client port: bound, but not listening until the node serves clients."""
     http: HttpPort | None
-    """None: the node serves no HTTP."""
+    """None: the node does not serve HTTP."""

@@ -1,4 +1,4 @@
-"""Storage of a node: its identity and what it has on its disk. It opens first and closes last."""
+"""Storage of a node: its identity and the files in its data directory. It opens first and closes last."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ class Storage:
     files: Files
     own: Identity
     is_new: bool
-    """The node starts for the first time: missing files are created. Later a missing file is a lost one."""
+    """Whether the node starts for the first time.
+
+    Then missing files are created; later, a missing file means data loss."""
     stores: Stores
     known: KnownPeers
     is_hanging: bool = False
-    """A thread hangs in the disk: nothing may be closed."""
+    """Whether a thread hangs in the disk. Then nothing may be closed."""
 
     def save_identity(self) -> None:
-        """Note that the data directory is complete. Until then no other node has heard of this one."""
+        """Record that the data directory is complete. No other node has heard of this node before."""
         if self.is_new:
             identity.save(self.files, self.own)
 

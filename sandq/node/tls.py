@@ -1,4 +1,4 @@
-"""TLS of a node: its ports, its peers, and itself as a client of its cluster (floor F6)."""
+"""TLS of a node: of its ports, of its links to peers, and of its own client connections (floor F6)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandq.tls.port import TlsPort
 
 
 class NodeTls:
-    """Of a node that speaks TLS anywhere. Raises StartupError."""
+    """TLS of a node that uses it for any port. Raises StartupError."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -22,31 +22,31 @@ class NodeTls:
 
     @classmethod
     def of(cls, config: NodeConfig) -> NodeTls | None:
-        """None: it speaks none."""
+        """Return the TLS of a node; None: it does not use TLS."""
         return cls(config) if config.tls.is_on else None
 
     @property
     def client_port(self) -> TlsPort | None:
-        """TLS of the client port; None: it speaks none."""
+        """TLS of the client port; None: the port does not use TLS."""
         mode = self._config.tls.client
         return None if mode == OFF else TlsPort(mode, lambda: self.certificates.loaded.client, self.handshakes)
 
     @property
     def peers(self) -> PeerTls | None:
-        """Between nodes."""
+        """TLS of the links between nodes; None: the links do not use TLS."""
         mode = self._config.tls.peer
         return None if mode == OFF else PeerTls(mode, self.certificates, self.handshakes)
 
-    def inside(self) -> ClientTls | None:
-        """How this node speaks to client ports, its own among them: see `nodes_tls`."""
+    def for_nodes(self) -> ClientTls | None:
+        """Return the TLS for connections to client ports, including this node's own; None: no TLS. See `nodes_tls`."""
         return nodes_tls(self.certificates, own_hosts(self._config), own_names(self._config))
 
 
 def own_hosts(config: NodeConfig) -> tuple[str, ...]:
-    """Where a node itself finds its client port."""
+    """Return the hosts at which this node connects to its own client port."""
     return (config.listen.client.host, config.advertise_host, "127.0.0.1", "::1")
 
 
 def own_names(config: NodeConfig) -> tuple[str, ...]:
-    """What its certificate may be issued for."""
+    """Return the names for which this node's certificate may be issued."""
     return (config.advertise_host, config.node.id)

@@ -1,4 +1,4 @@
-"""The HTTP of a node: what its process is ordered to do."""
+"""HTTP of a node: the settings of its HTTP process."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHttp:
-    """The HTTP process of a node, as the node sees it."""
+    """State of the HTTP process, and the means to control it from the node."""
 
     status: HttpProcess
     quotas: QuotaMeters
-    """Counts what identities take of this node; the process adds what they take of HTTP."""
+    """Counts the use of this node by each identity. The HTTP process adds the use of HTTP."""
     supervisor: Supervisor | None
-    """None: the node serves no HTTP."""
+    """None: the node does not serve HTTP."""
 
 
 def own_server(started: Started) -> Address:
-    """Return where this node itself finds its client port."""
+    """Return the address at which this node connects to its own client port."""
     host, port = started.client.address
     return Address(_REACHED.get(host, host), port)
 
 
 def http_of(context: Context) -> NodeHttp:
-    """Return the HTTP of a node; its supervisor does not run yet."""
+    """Create the HTTP state of a node. Its supervisor does not run yet."""
     started, config, keys = context.started, context.config, context.gateway_keys
     status, quotas = HttpProcess(), QuotaMeters()
     if started.http is None:

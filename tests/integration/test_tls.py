@@ -154,7 +154,7 @@ async def test_both_are_let_in_while_clients_are_changed(tmp_path: Path, authori
 
 async def test_a_node_speaks_to_others_as_they_do_while_that_is_changed(tmp_path: Path, authority: Authority) -> None:
     certified = settings(authority.node("node1"), authority, CLIENT="accept")
-    inside = NodeTls(small_config(tmp_path, **certified)).inside()
+    inside = NodeTls(small_config(tmp_path, **certified)).for_nodes()
     assert inside is not None
     options = Options(tls=inside)
     for directory, mode in (("accept", "accept"), ("require", "require")):

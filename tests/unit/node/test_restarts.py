@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from sandq.model.errors import StorageFailed
-from sandq.node.restarts import AGAIN_S, serve_until
+from sandq.node.restarts import RETRY_S, serve_until
 
 FULL = StorageFailed("no room", errno="ENOSPC")
 BROKEN = StorageFailed("a failed sync", errno="EIO")
@@ -66,14 +66,14 @@ async def test_it_waits_where_there_is_no_room_to_start(autojump_clock: trio.tes
     bed = Bed(None, FULL, FULL, None)
     await bed.serve()
     assert [node.number for node in bed.ready] == [0, 3]
-    assert [later - bed.tried_s[1] for later in bed.tried_s[2:]] == [AGAIN_S, 2 * AGAIN_S]
+    assert [later - bed.tried_s[1] for later in bed.tried_s[2:]] == [RETRY_S, 2 * RETRY_S]
 
 
 async def test_told_to_stop_while_it_waits_for_room_it_stops(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed(None, FULL, None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bed.serve)
-        await trio.sleep(AGAIN_S / 2)
+        await trio.sleep(RETRY_S / 2)
         bed.stop.set()
     assert len(bed.tried_s) == 2
 
