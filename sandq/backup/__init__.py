@@ -1,15 +1,15 @@
-"""Backups of a cluster: made while it runs, verified without it, restored into it or into another one.
+"""Backups of a cluster: created while it runs, verified without it, restored into it or into another cluster.
 
     place = place_of("/backups/orders")
     manifest = await create_backup(client, place)
     await verify_backup(place, manifest.backup_id)
     await restore_backup(client, place, manifest.backup_id, topics=["orders"], names={"orders": "orders-again"})
 
-    manifest = await create_backup(client, place, follow=True)  # and what is committed behind it, again and again
+    manifest = await create_backup(client, place, follow=True)  # then increments with the later commits
     increment = await BackupFollower(client, place, manifest).step()
     await restore_backup(client, place, manifest.backup_id, at_ms=increment.reach_ms, prefix="then-")
 
-`sandctl backup` does the same. docs/backup.md says what is in a backup, and what is not.
+`sandctl backup` does the same. docs/backup.md describes the content of a backup.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A backup and the increments behind it (pure): what stands in them, and which times can be had.
+"""The chain of a backup and its increments (pure): their content, and the times that can be restored.
 
-    window      rows of a partition (of the backup, or of an increment), and all entries of its log behind them
-    increment   entries of all partitions that had news, then a summary: of all windows so far, and of the topics
+    window      rows of a partition (in the backup or in an increment), and all entries of its log after them
+    increment   entries of all partitions with news, then a summary of all windows so far and of the topics
 
 Blocks of an increment, PERSISTED, see docs/backup.md: `E` and MessagePack `[topic, partition, first index, term of the
-entry before, [term, command, ...]]`; `S`, the last one, and MessagePack, the summary. Topics go by their numbers, which
-no other topic of a cluster ever has. An empty command is an entry of Raft's own.
+entry before, [term, command, ...]]`; the last block is `S` and MessagePack, the summary. Topics are identified by their
+numbers, which a cluster never reuses. An empty command is an internal entry of Raft.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ from sandq.model.names import check_name
 
 FOLDER: Final = "increments"
 OF_MANIFEST: Final = -1
-"""As the base of a window: its rows are those of the backup itself."""
+"""Value of a window's `base` if the backup itself has its rows."""
 ENDED_MOST: Final = 10_000
-"""Windows that are over, of all partitions: the oldest ones of more are forgotten."""
+"""Maximum number of ended windows, over all partitions; the oldest ones are forgotten."""
 NUMBER_MOST: Final = 99_999_999
 _ENTRIES, _SUMMARY = b"E", b"S"
 _INDEX_MOST: Final = 1 << 63
 
 
 def name_of(number: int) -> str:
-    """Name the file of an increment, in its backup's folder."""
+    """Return the file name of an increment, relative to its backup's folder."""
     return f"{FOLDER}/{number:08}.sandq"
 
 
 def number_of(file: str) -> int | None:
-    """Return the number of the increment whose file this is, by its name in `FOLDER`; None: it is none."""
+    """Return the number of the increment with this file name in `FOLDER`; None if it is not a file of an increment."""
     stem, _, suffix = file.partition(".")
     return int(stem) if suffix == "sandq" and len(stem) == 8 and stem.isascii() and stem.isdecimal() else None
 
 
 def folder_of(number: int, topic: int, partition: int) -> str:
-    """Name the folder of the rows of a partition that an increment has, in its backup's folder."""
+    """Return the folder of the rows of a partition in an increment, relative to its backup's folder."""
     return f"{FOLDER}/{number:08}/{topic}/{partition}"
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Entries of a partition's log, one behind the other."""
+    """Consecutive entries of a partition's log."""
 
     topic: int
     partition: int
     first: int
-    """Index of the first one."""
+    """Index of the first entry."""
     term_before: int
-    """Of the entry before the first."""
+    """Term of the entry before the first one."""
     entries: Sequence[Any]
-    """Term and command, in turns."""
+    """Term and command, alternating."""
 
     @property
     def last(self) -> int:
-        """The index of the last one."""
+        """The index of the last entry."""
         return self.first + len(self.entries) // 2 - 1
 
     def encode(self) -> bytes:
@@ -73,37 +73,37 @@ class Entries:
         return _ENTRIES + bytes(msgpack.packb(body))
 
     def pairs(self) -> Iterable[tuple[int, int, bytes]]:
-        """Yield index, term and command of each."""
+        """Yield index, term and command of each entry."""
         for at in range(0, len(self.entries), 2):
             yield self.first + at // 2, self.entries[at], self.entries[at + 1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A stretch of time over which a partition can be had. Times in epoch milliseconds."""
+    """A time span for which a partition can be restored, from one set of rows. Times in epoch milliseconds."""
 
     topic: int
     partition: int
     base: int
-    """Number of the increment that has its rows; `OF_MANIFEST`: the backup has them."""
+    """Number of the increment that has its rows; `OF_MANIFEST` if the backup has them."""
     base_index: int
-    """Of the last entry whose doing the rows have."""
+    """Index of the last entry that is included in the rows."""
     base_ms: int
-    """The partition's time then."""
+    """The partition's time at that entry."""
     index: int
-    """Of the last entry that there is."""
+    """Index of the last entry of the window."""
     term: int | None
-    """Of that entry; None: not known yet."""
+    """Term of that entry; None if it is not known yet."""
     to_ms: int
-    """Everything that was acknowledged up to then is in it."""
+    """Everything that was acknowledged up to this time is included."""
     last: int | None = None
-    """Number of the increment in which it ended; None: it goes on."""
+    """Number of the increment in which the window ended; None if it goes on."""
     why: str | None = None
-    """Why it ended."""
+    """The reason why it ended."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Window:
-        """Read what a summary has of a window: its fields in order."""
+        """Build it from its row in a summary: its fields in order."""
         return cls(**dict(zip([each.name for each in fields(cls)], row, strict=True)))
 
     @property
@@ -113,22 +113,24 @@ class Window:
 
     @property
     def first(self) -> int:
-        """Number of the increment that may have the first entries behind the rows. Entries in the one that has the rows
-        stood there before, and may be of another history."""
+        """Number of the first increment that may have entries after the rows.
+
+        Entries in the increment that has the rows were written before them, and may belong to a different history.
+        """
         return self.base + 1
 
     def stands_in(self, number: int) -> bool:
-        """Whether entries of this partition in an increment are of this window."""
+        """Return whether this partition's entries in an increment belong to this window."""
         return self.first <= number and (self.last is None or number <= self.last)
 
     def has(self, at_ms: int) -> bool:
-        """Whether the partition can be had as of then."""
+        """Return whether the partition can be restored as of this time."""
         return self.base_ms <= at_ms <= self.to_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """A topic as it was when an increment was begun."""
+    """A topic at the time when an increment was begun."""
 
     name: str
     number: int
@@ -143,25 +145,25 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What an increment says at its end, of itself and of the chain up to there."""
+    """The summary at the end of an increment, about itself and the chain up to it."""
 
     number: int
     previous: bytes
-    """SHA-256 of the summary before it; empty: there is none."""
+    """SHA-256 of the previous summary; empty for the first one."""
     time_ms: int
-    """The cluster's time when the topics were looked at."""
+    """The cluster's time when the topics were listed."""
     begun_ms: int
     ended_ms: int
-    """By the clock of who made it."""
+    """By the clock of the process that made the increment."""
     version: str
     level: int
     """The cluster's feature level."""
     topics: tuple[Topic, ...] | None
-    """None: those of the increment `topics_at`."""
+    """None if the topics are those of the increment `topics_at`."""
     topics_at: int
     windows: tuple[Window, ...]
     bases: Mapping[tuple[int, int], PartitionPart]
-    """Of the partitions whose rows this increment has."""
+    """The partitions whose rows this increment has."""
     warnings: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
@@ -177,7 +179,7 @@ class Summary:
 
     @property
     def reach_ms(self) -> int | None:
-        """Up to when every partition that is followed can be had; None: none is."""
+        """Time up to which every followed partition can be restored; None if no partition is followed."""
         return min([window.to_ms for window in self.windows if window.last is None], default=None)
 
 
@@ -185,12 +187,12 @@ _PLAIN: Final = ("number", "previous", "time_ms", "begun_ms", "ended_ms", "versi
 
 
 def digest_of(block: bytes) -> bytes:
-    """Return what the next summary says of this one, which is given as its block."""
+    """Return the digest of a summary's block, for the next summary."""
     return hashlib.sha256(block).digest()
 
 
 def decode(block: bytes) -> Entries | Summary:
-    """Read a block of an increment. Raises ValueError, with what is wrong."""
+    """Decode a block of an increment. Raises ValueError with the mistake."""
     kind, body = block[:1], memoryview(block)[1:]
     try:
         if kind == _ENTRIES:
@@ -198,12 +200,12 @@ def decode(block: bytes) -> Entries | Summary:
         if kind == _SUMMARY:
             return _summary(msgpack.unpackb(body, strict_map_key=False))
     except (KeyError, TypeError, AttributeError, msgpack.UnpackException, InvalidName) as error:
-        raise ValueError(f"it does not say what an increment says: {error!r:.200}") from None
+        raise ValueError(f"it has no valid content of an increment: {error!r:.200}") from None
     raise ValueError("it is neither entries nor a summary")
 
 
 def is_summary(block: bytes) -> bool:
-    """Whether a block is the summary of its increment."""
+    """Return whether a block is the summary of its increment."""
     return block[:1] == _SUMMARY
 
 
@@ -211,7 +213,7 @@ def _entries(found: Any) -> Entries:
     topic, partition, first, term_before, entries = found
     _check_numbers(topic, partition, first, term_before)
     if type(entries) is not list or not entries or len(entries) % 2 or first < 1:
-        raise ValueError("entries that are none")
+        raise ValueError("invalid entries")
     if any(type(term) is not int or term < 0 for term in entries[::2]) or set(map(type, entries[1::2])) != {bytes}:
         raise ValueError("an entry is a term and a command")
     return Entries(topic, partition, first, term_before, entries)
@@ -219,19 +221,19 @@ def _entries(found: Any) -> Entries:
 
 def _check_numbers(*numbers: Any) -> None:
     if any(type(number) is not int or not 0 <= number < _INDEX_MOST for number in numbers):
-        raise ValueError(f"a number among {numbers!r:.200}")
+        raise ValueError(f"an invalid number among {numbers!r:.200}")
 
 
 def _summary(found: Any) -> Summary:
     plain = {name: found[name] for name in _PLAIN}
     _check_numbers(*[plain[name] for name in ("number", "time_ms", "begun_ms", "ended_ms", "level")])
     if type(plain["previous"]) is not bytes or type(plain["version"]) is not str:
-        raise ValueError("its version, or what it says of the one before")
+        raise ValueError("invalid version, or digest of the previous summary")
     if type(plain["topics_at"]) is not int or not OF_MANIFEST <= plain["topics_at"] <= plain["number"]:
-        raise ValueError("where its topics stand")
+        raise ValueError("invalid number of the increment with its topics")
     topics = None if found["topics"] is None else tuple(map(_topic, found["topics"]))
     if topics is not None and len({topic.name for topic in topics}) < len(topics):
-        raise ValueError("two topics of one name")
+        raise ValueError("two topics with the same name")
     windows = tuple(_window(Window.of(row), plain["number"]) for row in found["windows"])
     bases = {}
     for topic, document in found["bases"]:
@@ -245,10 +247,10 @@ def _topic(found: Mapping[str, Any]) -> Topic:
     topic = Topic(**found)
     check_name("topic", topic.name)
     _check_numbers(topic.number, topic.partitions, topic.initial_partitions, topic.replicas, topic.created_ms)
-    # More partitions than a topic may have would be looked at one by one.
+    # An unlimited number of partitions would be checked one by one.
     is_possible = 1 <= topic.partitions <= DEFAULT.partitions_per_topic
     if not is_possible or type(topic.kind) is not str or type(topic.settings) is not dict:
-        raise ValueError(f"topic {topic.name}")
+        raise ValueError(f"topic {topic.name} is invalid")
     return topic
 
 
@@ -256,17 +258,17 @@ def _window(window: Window, number: int) -> Window:
     _check_numbers(window.topic, window.partition, window.base_index, window.base_ms, window.index, window.to_ms)
     last = number if window.last is None else window.last
     if type(window.base) is not int or type(last) is not int or not OF_MANIFEST <= window.base <= last <= number:
-        raise ValueError(f"a window of partition {window.partition}")
+        raise ValueError(f"a window of partition {window.partition} is invalid")
     if window.index < window.base_index or not (window.term is None or type(window.term) is int):
-        raise ValueError(f"a window of partition {window.partition}")
+        raise ValueError(f"a window of partition {window.partition} is invalid")
     return window
 
 
-# -- a chain that begins, and goes on -----------------------------------------------------------------------------
+# -- the beginning and the continuation of a chain ----------------------------------------------------------------
 
 
 def topic_of(row: Mapping[str, Any]) -> Topic:
-    """Return a topic as a node tells of it."""
+    """Return a topic from a node's row."""
     return Topic(**{name: row[name] for name in Topic.__slots__})
 
 
@@ -312,48 +314,48 @@ def ended(window: Window, number: int, why: str) -> Window:
 
 
 def bounded(windows: Sequence[Window]) -> tuple[Window, ...]:
-    """Forget the oldest of the windows that are over, if there are too many."""
+    """Drop the oldest ended windows, if there are too many."""
     over = sorted([window for window in windows if window.last is not None], key=lambda window: window.to_ms)
     forgotten = set(over[: max(0, len(over) - ENDED_MOST)])
     return tuple(window for window in windows if window not in forgotten)
 
 
 class Continuity:
-    """Checks that increments go on where those before them have ended."""
+    """Checks that each increment continues where the previous one ended."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._at = {window.place: (window.index, window.term) for window in windows_of(manifest)}
-        """Index and term (None: not known) of the last entry of each partition."""
+        """Index and term (None if not known) of the last entry of each partition."""
         self._number = 0
         self._previous = b""
 
     def take(self, found: Entries) -> str | None:
-        """Take entries; what is wrong with them."""
+        """Process entries; return what is wrong with them, or None."""
         place = found.topic, found.partition
-        what = f"partition {found.partition} of topic {found.topic}"
+        shown = f"partition {found.partition} of topic {found.topic}"
         if place not in self._at:
-            return f"there are entries of {what}, and no rows"
+            return f"there are entries of {shown}, and no rows"
         index, term = self._at[place]
         if found.first != index + 1:
-            return f"entries {index + 1} to {found.first - 1} of {what} are missing: {found.first} is the next one"
+            return f"entries {index + 1} to {found.first - 1} of {shown} are missing: {found.first} is the next one"
         if term not in (None, found.term_before):
-            return f"entry {index} of {what} was of term {term}, and is said to be of {found.term_before}"
+            return f"entry {index} of {shown} was of term {term}, and is said to be of {found.term_before}"
         self._at[place] = found.last, found.entries[-2]
         return None
 
     def end(self, summary: Summary, digest: bytes) -> str | None:
-        """An increment is over; what is wrong with it."""
+        """Process the end of an increment; return what is wrong with it, or None."""
         if summary.number != self._number:
             return f"it is increment {summary.number}, and {self._number} is expected"
         if summary.previous != self._previous:
-            return "it stands behind another increment, or backup, than the one there"
+            return "it follows a different increment, or backup, than the one before it"
         going = {window.place: window for window in summary.windows if window.last is None}
         for place, window in going.items():
             if window.base != summary.number:
                 index, term = self._at.get(place, (None, None))
                 if window.index != index or (window.term != term and term is not None):
-                    what = f"partition {place[1]} of topic {place[0]}"
-                    return f"it says that {what} is at entry {window.index}, and it is at {index}"
+                    shown = f"partition {place[1]} of topic {place[0]}"
+                    return f"it says that {shown} is at entry {window.index}, and it is at {index}"
             elif place not in summary.bases or summary.bases[place].index != window.base_index:
                 return f"it says that it has rows of partition {place[1]} of topic {place[0]}, and it has none"
         self._at = {place: (window.index, window.term) for place, window in going.items()}
@@ -365,19 +367,21 @@ class Continuity:
 
 
 def spans(topics: Sequence[Topic], windows: Iterable[Window]) -> list[tuple[int, int]]:
-    """Return the stretches of time, rising, at each moment of which all partitions of these topics can be had; before a
-    topic was made, or a partition added to it, nothing of it is missing."""
-    by_place: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    """Return the time spans, in ascending order, for which all partitions of these topics can be restored.
+
+    Before a topic was created or a partition added, nothing of it is missing.
+    """
+    by_partition: dict[tuple[int, int], list[tuple[int, int]]] = {}
     begun: dict[tuple[int, int], tuple[int, int]] = {}
-    """Of each partition the increment that had it first, and its time."""
+    """For each partition, the first increment that had it, and the time of that."""
     for window in windows:
-        by_place.setdefault(window.place, []).append((window.base_ms, window.to_ms))
+        by_partition.setdefault(window.place, []).append((window.base_ms, window.to_ms))
         begun[window.place] = min((window.base, window.base_ms), begun.get(window.place, (window.base, window.base_ms)))
-    first = min([base for found in by_place.values() for base, _ in found], default=0)
+    first = min([base for found in by_partition.values() for base, _ in found], default=0)
     places = [(topic, partition) for topic in topics for partition in range(topic.partitions)]
     changes: list[tuple[int, int]] = []
     for topic, partition in places:
-        found = list(by_place.get((topic.number, partition), ()))
+        found = list(by_partition.get((topic.number, partition), ()))
         if topic.created_ms > first:
             found.append((first, topic.created_ms))
         own, of_first = begun.get((topic.number, partition)), begun.get((topic.number, 0))
@@ -408,15 +412,17 @@ def _united(found: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def choose(topics: Sequence[Topic], windows: Sequence[Window], at_ms: int | None) -> dict[tuple[int, int], Window]:
-    """Choose the window from which each partition is had as of a time; None: as late as there is anything of it. Raises
-    InvalidRequest, with the partition and the nearest times that can be had."""
-    by_place: dict[tuple[int, int], list[Window]] = {}
+    """Choose the window to restore each partition from, as of a time; None for the latest possible time of each.
+
+    Raises InvalidRequest with the partition and the nearest times that can be restored.
+    """
+    by_partition: dict[tuple[int, int], list[Window]] = {}
     for window in windows:
-        by_place.setdefault(window.place, []).append(window)
+        by_partition.setdefault(window.place, []).append(window)
     chosen = {}
     for topic in topics:
         for partition in range(topic.partitions):
-            there = by_place.get((topic.number, partition), [])
+            there = by_partition.get((topic.number, partition), [])
             fitting = [window for window in there if at_ms is None or window.has(at_ms)]
             if not fitting:
                 raise _not_there(topic, partition, there, at_ms, spans(topics, windows))
@@ -427,20 +433,24 @@ def choose(topics: Sequence[Topic], windows: Sequence[Window], at_ms: int | None
 def _not_there(
     topic: Topic, partition: int, there: Sequence[Window], at_ms: int | None, common: Sequence[tuple[int, int]]
 ) -> InvalidRequest:
-    what = f"partition {partition} of topic {topic.name!r}"
+    shown = f"partition {partition} of topic {topic.name!r}"
     if at_ms is None or not there:
-        return InvalidRequest(f"nothing of {what} is in this backup", topic=topic.name)
+        return InvalidRequest(f"nothing of {shown} is in this backup", topic=topic.name)
     before = max([stop for _, stop in common if stop < at_ms], default=None)
     after = min([start for start, _ in common if start > at_ms], default=None)
     nearest = " and ".join([shown_time(at) for at in (before, after) if at is not None])
     whys = [window.why for window in there if window.to_ms < at_ms and window.why is not None]
     why = f" ({whys[-1]})" if whys else ""
-    can = f"the nearest times that can be had are {nearest}" if nearest else "no time can be had of all partitions"
-    return InvalidRequest(f"{what} cannot be had as of {shown_time(at_ms)}{why}: {can}", topic=topic.name)
+    can = (
+        f"the nearest times that can be restored are {nearest}"
+        if nearest
+        else "there is no time for which all partitions are there"
+    )
+    return InvalidRequest(f"{shown} cannot be restored as of {shown_time(at_ms)}{why}: {can}", topic=topic.name)
 
 
 def shown_time(at_ms: int) -> str:
-    """Return a time as people write it, in UTC, with its milliseconds."""
+    """Return a time in UTC as text, with milliseconds."""
     try:
         moment = datetime.fromtimestamp(at_ms / 1000, UTC)
     except (OverflowError, ValueError, OSError):

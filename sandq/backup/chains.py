@@ -1,4 +1,4 @@
-"""Keep a backup up to date: increments at short intervals, until it is followed no more."""
+"""Keep a backup up to date with increments at short intervals."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from sandq.client.backups import BackupTransfer
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError
 
 RETRY_S: Final = 5.0
-"""After an increment that failed, at least; and no more than the interval, if that is longer."""
-ROOM: Final = 0.25
-"""Of what nodes keep of a log for who reads it: with more used the next increment is not waited for that long."""
+"""Pause after a failed increment, in seconds; at most the interval of increments."""
+USED_SHARE: Final = 0.25
+"""If more than this share of the nodes' log space for a reader is used, the next increment is made earlier."""
 
 
 async def last_of_cluster(
     client: Client, place: Place, key: BackupKey | None, topics: Collection[str] | None = None
 ) -> Manifest | None:
-    """Return the last good backup of the client's cluster at a place that is of all topics, or of just these; None:
-    there is none."""
+    """Return the last good backup of the client's cluster in a place, of all topics or exactly of these; None if
+    none."""
     cluster_uuid = (await BackupTransfer(client).catalog())["cluster_uuid"]
     there = [one.manifest for one in await list_backups(place, key=key) if one.manifest is not None]
     only = None if topics is None else tuple(sorted(topics))
@@ -49,8 +49,10 @@ async def create_increment(
     identities: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> tuple[Manifest, Increment]:
-    """Add an increment to the last backup of this cluster at a place, of all topics or these; if there is none, make
-    one, and its first increment. Raises as `create_backup` and `BackupFollower.step`."""
+    """Add an increment to the last backup of this cluster in a place, of all topics or of these.
+
+    If there is no backup, it is created, too. Raises the errors of `create_backup` and `BackupFollower.step`.
+    """
     manifest = await last_of_cluster(client, place, key, topics)
     if manifest is None:
         manifest = await create_backup(
@@ -68,7 +70,7 @@ async def create_increment(
 
 
 class ChainKeeper:
-    """Makes an increment every `every_s`, and says in `standing` how that goes."""
+    """Makes an increment every `every_s` seconds, and records the results in `standing`."""
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class ChainKeeper:
         tell: Tell = lambda event, fields: None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """Raises InvalidRequest."""
+        """Check the interval. Raises InvalidRequest."""
         if every_s < 1:
             raise InvalidRequest("increments are made every second at most")
         self.follower = follower
@@ -92,18 +94,20 @@ class ChainKeeper:
         self._is_over = anyio.Event()
 
     def stop(self) -> None:
-        """Let `run` end, with the increment that is being made."""
+        """Let `run` end after the current increment."""
         self._is_over.set()
 
     async def pause(self, seconds: float) -> None:
-        """Wait for so long, or until it is stopped."""
+        """Wait for this time, or until `stop`."""
         with anyio.move_on_after(seconds):
             await self._is_over.wait()
 
     async def run(self, times: int | None = None) -> None:
-        """Go on until it is stopped, or so many were made (one that found nothing new counts). One that fails is told
-        of, and tried again. Raises NotFound, Conflict: the backup is gone, of another cluster, or followed by another
-        one."""
+        """Run until `stop`, or until `times` increments were made, counting those that found nothing new.
+
+        A failed increment is reported and retried. Raises NotFound or Conflict if the backup is gone, belongs to
+        another cluster, or is followed by another process.
+        """
         made = 0
         while not self._is_over.is_set() and (times is None or made < times):
             began_ms = self._now_ms()
@@ -114,23 +118,24 @@ class ChainKeeper:
             await self._wait(max(0.0, self._wait_s(increment) - (self._now_ms() - began_ms) / 1000))
 
     async def _wait(self, seconds: float) -> None:
-        """Until the next one is due. Nodes keep their logs meanwhile, and when they do not for much longer it is."""
+        """Wait until the next increment is due, keeping the nodes' logs pinned; return early if their space gets
+        scarce."""
         until_s = anyio.current_time() + seconds
         while (left_s := until_s - anyio.current_time()) > 0 and not self._is_over.is_set():
             await self.pause(min(left_s, AGAIN_S))
-            if left_s > AGAIN_S and not self._is_over.is_set() and await self.follower.keep() > ROOM:
+            if left_s > AGAIN_S and not self._is_over.is_set() and await self.follower.keep() > USED_SHARE:
                 return
 
     def _wait_s(self, increment: Increment | None) -> float:
         if increment is None:
             return min(self._every_s, RETRY_S)
-        # What is written so fast that it would outrun what nodes keep is read sooner.
-        return self._every_s if increment.fullest <= ROOM else self._every_s * ROOM / increment.fullest
+        # If entries are written so fast that the nodes' log space would not suffice, read them earlier.
+        return self._every_s if increment.fullest <= USED_SHARE else self._every_s * USED_SHARE / increment.fullest
 
     async def once(self) -> Increment | None:
-        """Make one; None: it failed. Raises as `run`."""
+        """Make one increment; return None if it failed. Raises the errors of `run`."""
         standing = self._standing
-        # Before the first one, too: one that never comes is to be seen.
+        # Set before the first increment, too, so that the status shows a chain whose first increment fails.
         standing.chain = self.follower.manifest.backup_id
         try:
             increment = await self.follower.step()
@@ -151,14 +156,16 @@ class ChainKeeper:
         standing.gone += len(increment.gone)
         standing.partitions_behind = len(increment.errors)
         if increment.number is not None:
-            told = {"backup": increment.backup_id, "increment": increment.number, "entries": increment.entries}
-            more = {
+            fields: dict[str, object] = {
+                "backup": increment.backup_id,
+                "increment": increment.number,
+                "entries": increment.entries,
                 "bytes": increment.bytes,
                 "gone": list(increment.gone),
                 "errors": list(increment.errors),
                 "left": list(increment.left),
             }
-            self._tell("increment made", {**told, **more})
+            self._tell("increment made", fields)
         await self._write()
         return increment
 

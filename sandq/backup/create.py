@@ -1,4 +1,4 @@
-"""Make a backup: the rows of each partition as they are at one moment, and then the manifest."""
+"""Create a backup: the rows of each partition at one moment, and then the manifest."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from sandq.model.errors import NotFound, Unavailable, UnknownTopic
 from sandq.model.names import RESTORING
 
 ATTEMPTS: Final = 8
-"""So often a partition is begun anew because another node leads it by then."""
+"""Maximum number of attempts for a partition whose leader changes."""
 PAUSE_S: Final = 1.0
 DONE: Final = "done.sandq"
-"""Of a partition whose files are all there, until the manifest is."""
+"""Marker file of a partition whose files are complete; used until the manifest exists."""
 
 
 async def create_backup(
@@ -44,13 +44,13 @@ async def create_backup(
     follow: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> Manifest:
-    """Back up all topics, or these, to a place; what it says of itself, once it is there as a whole.
+    """Back up all topics, or these, to a place; return the manifest once the backup is complete.
 
-    `identities`: with who may do what, and the hashes of tokens. `resume`: go on with a backup that was stopped:
-    partitions that are there as a whole are not read again. `rate`: bytes of rows a second at most. `follow`: have the
-    nodes keep the logs behind it, for increments (`BackupFollower`).
+    `identities`: include identities, roles and the hashes of tokens. `resume`: continue a stopped backup; its complete
+    partitions are not read again. `rate`: maximum bytes of rows per second. `follow`: pin the logs on the nodes, for
+    increments (`BackupFollower`).
 
-    Raises UnknownTopic, NoBackup; Conflict: somebody else makes the same one; and what a node says.
+    Raises UnknownTopic, NoBackup; Conflict if another process makes the same backup; and errors of nodes.
     """
     transfer = BackupTransfer(client)
     begun_ms = time.time_ns() // 1_000_000
@@ -59,12 +59,12 @@ async def create_backup(
     if resume is not None:
         manifests.check_id(resume)
         if not await in_thread(lambda: resume in place.folders(), place.shown):
-            raise NoBackup(f"there is no backup {resume!r} in {place.shown} that could be gone on with")
+            raise NoBackup(f"there is no backup {resume!r} in {place.shown} that could be resumed")
         if await in_thread(lambda: place.exists(f"{resume}/{manifests.MANIFEST}"), place.shown):
             return await in_thread(lambda: manifests.read(place, resume, key), place.shown)
     run = _Run(transfer, place, resume or manifests.new_id(begun_ms), key, Pace(rate), on_progress, follow=follow)
     if topics is None and catalog["hidden"]:
-        run.warnings.append(f"{catalog['hidden']} topics are left out: whoever makes this backup has no right on them")
+        run.warnings.append(f"{catalog['hidden']} topics are left out: the user of this backup has no right on them")
     run.made_of = {row["name"]: [catalog["cluster_uuid"], row["number"]] for row in wanted}
     held = place.hold(run.backup_id)
     await in_thread(held.__enter__, place.shown)
@@ -132,7 +132,7 @@ def _topic(row: dict[str, Any], parts: tuple[PartitionPart, ...]) -> TopicPart:
 
 
 class _Run:
-    """One backup while it is made."""
+    """The creation of one backup."""
 
     def __init__(
         self,
@@ -153,13 +153,13 @@ class _Run:
         self.place = place
         self.key = key
         self.made_of: dict[str, list[Any]] = {}
-        """By topic: the cluster, and its number there. One that was made anew is another one, whatever its name."""
+        """For each topic, the cluster and the topic's number. A recreated topic has a new number."""
         self._on_progress = on_progress
         self._progress = Progress()
         self._gone: set[str] = set()
 
     async def partitions(self, topics: list[dict[str, Any]], at_once: int) -> dict[str, tuple[PartitionPart, ...]]:
-        """The partitions of each topic; topics that were deleted meanwhile are left out, and those being restored."""
+        """Copy the partitions of each topic; leave out topics that are deleted meanwhile or being restored."""
         shut = [row["name"] for row in topics if RESTORING in row["settings"]]
         self.warnings += [f"topic {name} is left out: it is being restored itself" for name in shut]
         wanted = [
@@ -198,13 +198,14 @@ class _Run:
         }
 
     async def leave_out_made_anew(self, parts: dict[str, tuple[PartitionPart, ...]]) -> None:
-        """Nodes are asked by the names of topics: what was read of one that is another one by now may be of either."""
+        """Leave out topics that were recreated meanwhile: nodes get their names only, so the data may be of either
+        topic."""
         now = {row["name"]: row["number"] for row in (await self.transfer.catalog())["topics"]}
         for name in list(parts):
             number = self.made_of[name][1]
             if now.get(name, number) != number:
                 del parts[name]
-                self.warnings.append(f"topic {name} is left out: it was deleted and made anew meanwhile")
+                self.warnings.append(f"topic {name} is left out: it was deleted and recreated meanwhile")
 
     async def _partition(self, topic: str, number: int) -> PartitionPart:
         folder = f"data/{topic}/{number}"
@@ -229,17 +230,18 @@ class _Run:
             except (NotFound, Unavailable) as error:
                 if isinstance(error, NoBackup) or attempt == ATTEMPTS:
                     raise
-                # Another node leads it, or it stood still for long: what was read is of a moment that is gone.
+                # The leader changed, or it was stalled for long. The rows read so far belong to a snapshot that is
+                # gone.
                 self._progress.bytes_done = before
                 await anyio.sleep(PAUSE_S)
-        said = {**asdict(part), "of": self.made_of[topic]}
-        document = partial(manifests.write_document, self.place, self.backup_id, f"{folder}/{DONE}", said, self.key)
+        content = {**asdict(part), "of": self.made_of[topic]}
+        document = partial(manifests.write_document, self.place, self.backup_id, f"{folder}/{DONE}", content, self.key)
         await in_thread(document, self.place.shown)
         return part
 
     async def _attempt(self, topic: str, number: int, folder: str) -> PartitionPart:
         if self._follow:
-            # Before the rows: nothing of what comes behind them is to be lost.
+            # Pin before reading the rows, so that no entry after them is lost.
             await self.transfer.pin_log(topic, number, self.backup_id, None)
         rows = RowFiles(self.place, self.backup_id, folder, self.key)
         return await copy_rows(self.transfer, topic, number, rows, self._pace, self._progress, self._on_progress)

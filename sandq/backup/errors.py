@@ -1,4 +1,4 @@
-"""What may be wrong with a backup."""
+"""Errors of backups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sandq.model.errors import InvalidRequest, NotFound
 
 
 class DamagedBackup(InvalidRequest):
-    """A file of a backup is not what was written: it says which file, and at which byte."""
+    """A file of a backup is damaged; the error has the file and the byte."""
 
     def __init__(self, file: str, at: int, why: str) -> None:
         super().__init__(f"{file}, byte {at}: {why}", file=file, byte=at)
@@ -15,12 +15,12 @@ class DamagedBackup(InvalidRequest):
 
 
 class TruncatedBackup(DamagedBackup):
-    """A file ends before what was written of it: whoever wrote it was stopped, where a store shows such files."""
+    """A file ends too early: its writer was stopped, and the store shows incomplete files."""
 
 
 class WrongKey(InvalidRequest):
-    """A backup is encrypted with another key, or not at all, or none was given for it."""
+    """The key does not fit: the backup has a different key or none, or no key was given."""
 
 
 class NoBackup(NotFound):
-    """There is no such backup, or it was never finished."""
+    """The backup does not exist, or it was never finished."""

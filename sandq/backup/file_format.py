@@ -1,13 +1,13 @@
-"""Files of a backup: a header, blocks, and an end that says how many there were. PERSISTED, see docs/backup.md.
+"""The format of backup files: a header, blocks, and an end with their number. PERSISTED, see docs/backup.md.
 
     file   = "SANDQBAK" | version u8 (2) | 3 zero bytes | length u32 | crc32c u32 | header
     header = MessagePack [backup text, name text, salt (16 bytes), key id text | nil (not encrypted)]
     block  = length u32 | plain length u32 | crc32c u32 | number u32 | kind u8 | 3 zero bytes | content
     kind   = 1 rows or a document, 2 the end: MessagePack [blocks, their plain bytes]
 
-All numbers are big-endian. Content is compressed with zstd and, with a key, encrypted with AES-256-GCM: beside it the
-header and the block's number, kind and plain length are authenticated. The checksum is over the block's number, kind,
-plain length and content, so that damage is found without the key, and is said with its place.
+All numbers are big-endian. Content is compressed with zstd and, with a key, encrypted with AES-256-GCM. The header and
+the block's number, kind and plain length are authenticated, too. The checksum covers the block's number, kind, plain
+length and content, so that damage and its position are detected without the key.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ MAGIC: Final = b"SANDQBAK"
 VERSION: Final = 2
 """Version of this format, and of the documents in such files."""
 DEVELOPMENT_VERSION: Final = 1
-"""Version that development versions of sandq wrote, before v0.3.0."""
+"""Version written by development versions of sandq, before v0.3.0."""
 ROWS, END = 1, 2
 """Kinds of blocks."""
 BLOCK_BYTES: Final = 24 << 20
-"""Of a block's content, plain or not, at most: a row may be a batch of 16 MiB."""
+"""Maximum size of a block's content, plain or not: a row may be a batch of 16 MiB."""
 SEALED_BYTES: Final = 1 << 17
-"""What compressing adds to what cannot be compressed, and sealing, at most."""
+"""Maximum overhead of compressing incompressible content, and of sealing."""
 HEADER_BYTES: Final = 64 << 10
 ZSTD_LEVEL: Final = 1
-"""Messages that are compressed already gain nothing by more, and others little."""
+"""Compressed messages gain nothing by a higher level, others little."""
 
 _PREFIX: Final = struct.Struct(">8sB3xII")
 _BLOCK: Final = struct.Struct(">IIIIB3x")
@@ -47,22 +47,22 @@ _BESIDE: Final = struct.Struct(">IBI")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself."""
+    """The header of a file."""
 
     backup: str
     name: str
-    """In its backup: a file is not taken for another one."""
+    """Name within its backup, so that files cannot be exchanged."""
     salt: bytes
     key_id: str | None
 
     def encode(self) -> bytes:
-        """Return the bytes that a file begins with."""
+        """Return the first bytes of a file."""
         body: bytes = msgpack.packb([self.backup, self.name, self.salt, self.key_id])
         return _PREFIX.pack(MAGIC, VERSION, len(body), google_crc32c.value(body)) + body
 
 
 class Writer:
-    """Writes one file, block by block. Blocks; for one thread at a time."""
+    """Writes one file, block by block. Blocking; for one thread at a time."""
 
     def __init__(self, stream: BinaryIO, backup: str, name: str, key: BackupKey | None) -> None:
         self._stream = stream
@@ -71,12 +71,12 @@ class Writer:
         self._cipher = None if key is None else key.cipher(header.salt)
         self._zstd = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
         self.salt = header.salt
-        """No other file has it."""
+        """Unique for each file."""
         self.blocks = 0
         self.plain_bytes = 0
-        """Of all blocks."""
+        """Size of all blocks."""
         self.bytes = len(self._head)
-        """Written so far."""
+        """Number of bytes written so far."""
         stream.write(self._head)
 
     def write(self, content: bytes) -> None:
@@ -104,16 +104,18 @@ class Writer:
 
 
 class Reader:
-    """Reads one file, block by block. Blocks; for one thread at a time."""
+    """Reads one file, block by block. Blocking; for one thread at a time."""
 
     def __init__(self, stream: BinaryIO, backup: str, name: str, key: BackupKey | None, shown: str) -> None:
-        """Read the header. `shown`: what the file is called in errors.
+        """Read the header. `shown`: name of the file in errors.
 
-        Raises DamagedBackup if it is no file of this backup, NoBackup if a development version wrote it, WrongKey."""
+        Raises DamagedBackup if it is not the expected file of this backup, NoBackup if a development version wrote it,
+        WrongKey.
+        """
         self._stream = stream
         self._shown = shown
         self.at = 0
-        """Byte that is read next."""
+        """Position of the next byte to read."""
         self._head = self._read(_PREFIX.size, "the file ends within its first bytes")
         magic, version, length, crc = _PREFIX.unpack(self._head)
         if magic != MAGIC:
@@ -125,12 +127,12 @@ class Reader:
         if version != VERSION:
             raise self._wrong(8, f"the file has version {version}, this program knows {VERSION}")
         if self._head != _PREFIX.pack(magic, version, length, crc):
-            raise self._wrong(9, "there are zero bytes here in what is written")
+            raise self._wrong(9, "the zero bytes of the header are damaged")
         if length > HEADER_BYTES:
             raise self._wrong(12, f"the header has {length} bytes, more than {HEADER_BYTES}")
         body = self._read(length, "the file ends within its header")
         if google_crc32c.value(body) != crc:
-            raise self._wrong(_PREFIX.size, "the header is damaged: its checksum is another one")
+            raise self._wrong(_PREFIX.size, "the header is damaged: its checksum does not match")
         self._head += body
         header = _header(body)
         if header is None:
@@ -146,13 +148,15 @@ class Reader:
         self._number = self._bytes = 0
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the content of each block, once it is known to be whole. Raises DamagedBackup, also when the file ends
-        too early, or goes on behind its end."""
+        """Yield the content of each block once it is verified.
+
+        Raises DamagedBackup, also if the file ends too early, or has data after its end.
+        """
         while (content := self.next()) is not None:
             yield content
 
     def next(self) -> bytes | None:
-        """Return the next block; None: that was the last one. Raises DamagedBackup."""
+        """Return the next block; None after the last one. Raises DamagedBackup."""
         at = self.at
         head = self._read(_BLOCK.size, "the file ends here, and more was written: it is truncated")
         length, plain_length, crc, number, kind = _BLOCK.unpack(head)
@@ -162,23 +166,23 @@ class Reader:
         content = self._read(length, "the file ends within a block: it is truncated")
         beside = _BESIDE.pack(number, kind, plain_length)
         if _crc(beside, content) != crc:
-            raise self._wrong(at, f"block {number} is damaged: its checksum is another one")
+            raise self._wrong(at, f"block {number} is damaged: its checksum does not match")
         if number != self._number:
-            raise self._wrong(at, f"block {number} stands where block {self._number} is expected")
+            raise self._wrong(at, f"there is block {number} where block {self._number} is expected")
         if self._cipher is not None:
             opened = self._cipher.open(number, content, self._head + beside)
             if opened is None:
-                raise self._wrong(at, f"block {number} was not written so with this key: somebody has changed it")
+                raise self._wrong(at, f"block {number} was not written with this key: it was changed")
             content = opened
         try:
-            # What a frame says of itself would be believed, whatever the limit: some bytes may be many GiB.
+            # zstd would trust the size in a frame, whatever the limit: a few bytes may stand for many GiB.
             if zstandard.frame_content_size(content) != plain_length:
-                raise self._wrong(at, f"block {number} says that it has {plain_length} bytes, and it is not so")
+                raise self._wrong(at, f"block {number} should have {plain_length} bytes, and does not")
             plain = self._zstd.decompress(content, max_output_size=plain_length)
         except zstandard.ZstdError as error:
             raise self._wrong(at, f"block {number} cannot be decompressed: {error}") from None
         if len(plain) != plain_length:
-            raise self._wrong(at, f"block {number} has {len(plain)} bytes, and says {plain_length}")
+            raise self._wrong(at, f"block {number} has {len(plain)} bytes instead of {plain_length}")
         if kind == END:
             self._check_end(at, plain)
             return None
@@ -188,9 +192,9 @@ class Reader:
 
     def _check_end(self, at: int, plain: bytes) -> None:
         if plain != msgpack.packb([self._number, self._bytes]):
-            raise self._wrong(at, "the end tells of other blocks than there are")
+            raise self._wrong(at, "the end does not match the blocks")
         if self._stream.read(1):
-            raise self._wrong(self.at, "something stands behind the end of the file")
+            raise self._wrong(self.at, "there is data after the end of the file")
 
     def _read(self, size: int, why: str) -> bytes:
         parts, left = [], size

@@ -1,7 +1,7 @@
-"""Follow a cluster behind a backup: what was committed since, as increments, one after the other.
+"""Follow a cluster after a backup: store the later commits as increments, one after the other.
 
-What nodes keep of their logs for it is bounded in bytes, and in time. A partition of which too little was kept gets new
-rows, as a backup has them: times between can not be had of it, and nothing is passed over in silence.
+The log space that nodes reserve for it is limited in bytes and time. If too little of a partition's log was kept, the
+partition gets new rows, as in a backup. The times in between cannot be restored for it, which is always reported.
 """
 
 from __future__ import annotations
@@ -42,39 +42,39 @@ from sandq.model.errors import (
 from sandq.model.names import RESTORING
 
 AT_ONCE: Final = 4
-"""Partitions that are asked at a time."""
+"""Number of partitions that are read at the same time."""
 IDLE_MS: Final = 60_000
-"""So often, at most, an increment is made though nothing has changed."""
+"""Minimum interval between increments without changes, in ms."""
 SET_BACK_MS: Final = 60_000
-"""A time that is further back than that is of a clock that was set back."""
+"""If a time is further back than this (in ms), the clock was set back."""
 WARNINGS_MOST: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Increment:
-    """What came of one."""
+    """The result of one step."""
 
     backup_id: str
     number: int | None
-    """None: nothing has changed, and none was made."""
+    """None if nothing has changed and no increment was made."""
     reach_ms: int | None
-    """Up to when every partition can be had; None: none is followed."""
+    """Time up to which every partition can be restored; None if no partition is followed."""
     bytes: int = 0
-    """Of its file, and of files of rows."""
+    """Size of its file, and of its files of rows."""
     entries: int = 0
     gone: Sequence[str] = ()
-    """Partitions that got new rows as what nodes had kept of their logs was not enough, and why."""
+    """Partitions that got new rows because the nodes had not kept enough of their logs, with the reason."""
     rebased_bytes: int = 0
-    """Of rows, of these and of new partitions."""
+    """Size of the rows of these and of new partitions."""
     fullest: float = 0.0
-    """Of what nodes keep for a reader of a partition's log, how much was used, at most, before this increment."""
+    """Maximum used share of the nodes' log space for a reader, before this increment."""
     errors: Sequence[str] = ()
-    """Of partitions that could not be asked: the next increment has what they have."""
+    """Failures of partitions that could not be read; the next increment reads them again."""
     left: Sequence[str] = ()
-    """Topics that are followed no more: they were deleted, or who follows has no right on them any more."""
+    """Topics that are not followed any more: they were deleted, or the right on them was lost."""
 
     def shown(self) -> dict[str, Any]:
-        """Return what is told of it."""
+        """Return it as JSON."""
         return {
             "backup_id": self.backup_id,
             "increment": self.number,
@@ -90,21 +90,21 @@ class Increment:
 
 @dataclass(slots=True)
 class _Chain:
-    """How far it is."""
+    """The state of the chain."""
 
     number: int
-    """Of the next increment."""
+    """Number of the next increment."""
     previous: bytes
     topics: tuple[Topic, ...]
     topics_at: int
     windows: tuple[Window, ...]
     ended_ms: int
     salts: tuple[tuple[int, bytes], ...] = ()
-    """Of the last increments, with their numbers: by these their files are known again."""
+    """The salts of the last increments with their numbers, which identify their files."""
 
 
 class BackupFollower:
-    """Adds increments to one backup. `step` is called again and again, by one task."""
+    """Adds increments to one backup. Call `step` repeatedly, from one task."""
 
     def __init__(
         self,
@@ -126,20 +126,20 @@ class BackupFollower:
 
     @property
     def reach_ms(self) -> int | None:
-        """Up to when every partition can be had, as of the last increment; None: there is nothing yet."""
+        """Time up to which every partition can be restored, as of the last increment; None before the first."""
         if self._chain is None:
             return None
         return min([window.to_ms for window in self._chain.windows if window.last is None], default=None)
 
     async def step(self, *, always: bool = False) -> Increment:
-        """Make an increment of all that was committed since the last one, unless there is nothing (`always`: also
-        then). One that is stopped leaves none behind, and the next one has what it would have had.
+        """Make an increment of everything committed since the last one; skip it if there is nothing, unless `always`.
 
-        Raises Conflict: somebody else follows this backup; NoBackup: it is of another cluster, or gone; and what a
-        node or the place says.
+        A stopped step leaves no increment behind, and the next one includes its content. Raises Conflict if another
+        process follows this backup; NoBackup if it belongs to another cluster or is gone; and errors of nodes and of
+        the place.
         """
         place, backup_id = self._place, self.manifest.backup_id
-        await self._check_there()  # to hold what is gone would make its folder anew
+        await self._check_there()  # locking a deleted backup would create its folder again
         held = place.hold(backup_id)
         await in_thread(held.__enter__, place.shown)
         try:
@@ -149,14 +149,16 @@ class BackupFollower:
                 self._chain = await in_thread(partial(self._load, there), place.shown)
             elif not await in_thread(partial(self._is_own, self._chain, there), place.shown):
                 self._chain = None
-                raise Conflict(f"somebody else follows backup {backup_id} in {place.shown} as well")
+                raise Conflict(f"another process follows backup {backup_id} in {place.shown}, too")
             return await self._step(self._chain, always)
         finally:
             held.__exit__(None, None, None)
 
     async def keep(self) -> float:
-        """Have nodes go on keeping what comes behind the last increment: they forget who is not heard of for five
-        minutes. Of what they keep for a reader of a log, how much is used, at most."""
+        """Pin the logs after the last increment again, because nodes release them after five minutes without a request.
+
+        Returns the maximum used share of the nodes' log space for a reader.
+        """
         known, fullest = self._chain, 0.0
         if known is None:
             return fullest
@@ -174,8 +176,10 @@ class BackupFollower:
             raise NoBackup(f"backup {self.manifest.backup_id} is not there (any more)")
 
     def _is_own(self, known: _Chain, there: int) -> bool:
-        """Whether the increments are those that this one has made: where a place has no locks, somebody else may have
-        written over them."""
+        """Return whether the increments are those that this follower made.
+
+        In a place without locks, another process may have overwritten them.
+        """
         if there < known.number:
             raise StorageFailed(
                 f"{self._place.shown}: of {known.number} increments of backup {self.manifest.backup_id} "
@@ -191,7 +195,7 @@ class BackupFollower:
     def _load(self, there: int) -> _Chain:
         manifest, key = self.manifest, self._key
         if there and increments.is_stopped(self._place, manifest.backup_id, there - 1, key):
-            there -= 1  # it is made anew
+            there -= 1  # it is made again
         if not there:
             topics, windows = chain.topics_of(manifest), chain.windows_of(manifest)
             return _Chain(0, b"", topics, chain.OF_MANIFEST, windows, manifest.ended_ms)
@@ -245,12 +249,14 @@ class BackupFollower:
         return self._made(before, run, writer, topics, summary, digest)
 
     async def _check_same(self, topics: Sequence[Topic]) -> None:
-        """Nodes are asked by the names of topics. Raises Unavailable: one was made anew meanwhile, and what was read of
-        it may be of either."""
+        """Raise Unavailable if a topic was recreated meanwhile.
+
+        Nodes get the names of topics only, so the entries read may belong to either topic.
+        """
         now = {row["name"]: row["number"] for row in (await self._transfer.catalog())["topics"]}
         for topic in topics:
             if now.get(topic.name, topic.number) != topic.number:
-                raise Unavailable(f"topic {topic.name} was deleted and made anew meanwhile: the increment is given up")
+                raise Unavailable(f"topic {topic.name} was deleted and recreated meanwhile: the increment is given up")
 
     def _made(
         self,
@@ -281,7 +287,7 @@ class BackupFollower:
 
 
 class _Run:
-    """One increment while it is made."""
+    """The creation of one increment."""
 
     def __init__(
         self,
@@ -303,7 +309,8 @@ class _Run:
         self._over = [window for window in before.windows if window.last is not None]
         self._alive = {window.place: window for window in before.windows if window.last is None}
         self._durable = {place: window.index for place, window in self._alive.items()}
-        """The last entry that is there for good, by partition; of others it is that of their rows."""
+        """Index of the last stored entry by partition, without this increment; for other partitions that of their
+        rows."""
         self._ended = False
         self._transfer = transfer
         self._place = place
@@ -317,21 +324,21 @@ class _Run:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is more than that time has passed."""
+        """True if anything has changed other than the time."""
         return bool(self.entries or self.bases or self._ended)
 
     @property
     def windows(self) -> list[Window]:
-        """All there are now."""
+        """All current windows."""
         return [*self._over, *[self._alive[place] for place in sorted(self._alive)]]
 
     @property
     def reach_ms(self) -> int | None:
-        """Up to when every partition can be had."""
+        """Time up to which every partition can be restored."""
         return min([window.to_ms for window in self._alive.values()], default=None)
 
     async def follow(self, topics: Sequence[Topic], on_progress: OnProgress) -> None:
-        """Take what all partitions of these topics have that is new."""
+        """Read the new entries of all partitions of these topics."""
         wanted = [(topic, partition) for topic in topics for partition in range(topic.partitions)]
         there = {(topic.number, partition) for topic, partition in wanted}
         left = {
@@ -340,9 +347,9 @@ class _Run:
             if any([(topic.number, partition) not in there for partition in range(topic.partitions)])
         }
         for place in [place for place in self._alive if place not in there]:
-            self._end(place, "the topic was deleted, or is not to be seen any more")
+            self._end(place, "the topic was deleted, or the right on it was lost")
         for number in sorted(left):
-            self.left.append(f"topic {left[number]} is followed no more: it was deleted, or is not to be seen any more")
+            self.left.append(f"topic {left[number]} is not followed any more: it was deleted, or the right was lost")
         self._progress.partitions = len(wanted)
 
         async def one(item: tuple[Topic, int]) -> None:
@@ -350,7 +357,7 @@ class _Run:
             try:
                 await self._partition(topic, partition, on_progress)
             except (UnknownTopic, UnknownPartition):
-                return  # it was deleted meanwhile: the next increment finds it gone
+                return  # it was deleted meanwhile: the next increment will notice
             except (NotFound, Retriable, Forbidden) as error:
                 if isinstance(error, NoBackup):
                     raise
@@ -362,7 +369,7 @@ class _Run:
         names = {topic.number: topic.name for topic in topics}
 
         def pins() -> list[tuple[str, int, int]]:
-            """What stands behind what is there for good: the increment is not yet."""
+            """Return the pins after the stored entries; this increment is not stored yet."""
             return [
                 (names[window.topic], window.partition, self._durable.get(window.place, window.base_index))
                 for window in self._alive.values()
@@ -391,8 +398,10 @@ class _Run:
             self._over.append(chain.ended(window, self._number, why))
 
     async def _take(self, topic: Topic, window: Window) -> str | None:
-        """Take the entries behind those that there are. Why there are none to be had (any more); None: all there were
-        when it was asked are there."""
+        """Read the entries after the known ones. Return why they are not available (any more), or None on success.
+
+        On success all entries are read that existed at the first request.
+        """
         pin, target, reach_ms = window.index, None, window.to_ms
         while True:
             piece = await self._transfer.read_log(
@@ -424,7 +433,7 @@ class _Run:
         self._progress.bytes_done += len(block)
 
     async def _rebase(self, topic: Topic, partition: int, on_progress: OnProgress) -> None:
-        """Take the rows of a partition: entries go on behind them."""
+        """Copy the rows of a partition; later entries continue after them."""
         pinned = await self._transfer.pin_log(topic.name, partition, self._backup_id, None)
         folder = chain.folder_of(self._number, topic.number, partition)
         files = RowFiles(self._place, self._backup_id, folder, self._key)
@@ -446,13 +455,15 @@ class _Run:
 
 
 def _reach_ms(before_ms: int, now_ms: int) -> int:
-    """Up to when a partition can be had. Leaders' clocks differ a little; one that was far ahead says nothing any more
-    once it is right again."""
+    """Return the time up to which a partition can be restored.
+
+    Clocks of leaders differ a little. A time from a clock that was far ahead is dropped once the clock is right again.
+    """
     return now_ms if now_ms < before_ms - SET_BACK_MS else max(before_ms, now_ms)
 
 
 def topics_at(place: Place, manifest: Manifest, summary: Summary, key: BackupKey | None) -> tuple[Topic, ...]:
-    """Return the topics that an increment is about. Blocks. Raises DamagedBackup."""
+    """Return the topics that an increment covers. Blocking. Raises DamagedBackup."""
     if summary.topics is not None:
         return summary.topics
     if summary.topics_at == chain.OF_MANIFEST:
@@ -460,5 +471,5 @@ def topics_at(place: Place, manifest: Manifest, summary: Summary, key: BackupKey
     reader = increments.IncrementReader(place, manifest.backup_id, summary.topics_at, key)
     found = reader.read_summary()
     if found.topics is None:
-        raise reader.wrong("it has no topics, and a later one says so")
+        raise reader.wrong("it has no topics, but a later increment refers to them")
     return found.topics

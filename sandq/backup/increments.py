@@ -1,4 +1,4 @@
-"""The files of a backup's increments: each is there as a whole or not at all. All of it blocks."""
+"""The files of a backup's increments: each is either complete or absent. All functions are blocking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandq.backup.places import Place, failing
 
 
 def count(place: Place, backup_id: str) -> int:
-    """How many increments a backup has. Raises DamagedBackup: one is missing among them."""
+    """Return the number of increments of a backup. Raises DamagedBackup if one of them is missing."""
     found = [chain.number_of(name) for name in place.files(f"{backup_id}/{chain.FOLDER}")]
     numbers = sorted([number for number in found if number is not None])
     for expected, number in enumerate(numbers):
@@ -29,7 +29,7 @@ class IncrementReader:
     """Reads an increment, block by block. For one thread at a time."""
 
     def __init__(self, place: Place, backup_id: str, number: int, key: BackupKey | None) -> None:
-        """Raises DamagedBackup, WrongKey."""
+        """Open the file. Raises DamagedBackup, WrongKey."""
         self.number = number
         name = chain.name_of(number)
         self.shown = f"{place.shown}/{backup_id}/{name}"
@@ -43,16 +43,16 @@ class IncrementReader:
             self._stream.close()
             raise
         self.salt = self._reader.salt
-        """No other file has it."""
+        """Unique for each file."""
         self.at = self._reader.at
-        """Where the block stands that was read last."""
+        """Position of the block that was read last."""
         self.summary: Summary | None = None
-        """Once all was read."""
+        """Set once everything was read."""
         self.digest = b""
-        """Of its summary."""
+        """Digest of the summary."""
 
     def entries(self) -> Iterator[Entries]:
-        """Yield all entries; then there is the summary. Raises DamagedBackup."""
+        """Yield all entries; then `summary` is set. Raises DamagedBackup."""
         with self._stream:
             for block in self._blocks():
                 found = self._decoded(block)
@@ -62,7 +62,7 @@ class IncrementReader:
                     self._take_summary(found, block)
 
     def read_summary(self) -> Summary:
-        """Read all of it, and return its summary. Raises DamagedBackup."""
+        """Read the whole increment, and return its summary. Raises DamagedBackup."""
         with self._stream:
             for block in self._blocks():
                 if chain.is_summary(block):
@@ -73,7 +73,7 @@ class IncrementReader:
         return self.summary
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._stream.close()
 
     def _blocks(self) -> Iterator[bytes]:
@@ -84,7 +84,7 @@ class IncrementReader:
                 break
             self.at = at
             if self.summary is not None:
-                raise self.wrong("there is something behind its summary")
+                raise self.wrong("there is data after its summary")
             yield block
         if self.summary is None:
             raise self.wrong("it has no summary")
@@ -97,23 +97,25 @@ class IncrementReader:
 
     def _take_summary(self, found: Summary, block: bytes) -> None:
         if found.number != self.number:
-            raise self.wrong(f"it says that it is increment {found.number}, and stands where {self.number} is expected")
+            raise self.wrong(f"it says that it is increment {found.number}, where {self.number} is expected")
         self.summary, self.digest = found, chain.digest_of(block)
 
     def wrong(self, why: str) -> DamagedBackup:
-        """Return what is to be raised of the block that was read last."""
+        """Return the error for the block that was read last."""
         return DamagedBackup(self.shown, self.at, why)
 
 
 def read_summary(place: Place, backup_id: str, number: int, key: BackupKey | None) -> tuple[Summary, bytes]:
-    """Read an increment; its summary, and the digest of that. Raises DamagedBackup, WrongKey."""
+    """Read an increment; return its summary, and the digest of it. Raises DamagedBackup, WrongKey."""
     reader = IncrementReader(place, backup_id, number, key)
     return reader.read_summary(), reader.digest
 
 
 def is_stopped(place: Place, backup_id: str, number: int, key: BackupKey | None) -> bool:
-    """Whether an increment has no end: who wrote it was stopped, at a store that shows such files. Raises
-    DamagedBackup, WrongKey."""
+    """Return whether an increment has no end: its writer was stopped, and the store shows incomplete files.
+
+    Raises DamagedBackup, WrongKey.
+    """
     try:
         read_summary(place, backup_id, number, key)
     except TruncatedBackup:
@@ -122,14 +124,14 @@ def is_stopped(place: Place, backup_id: str, number: int, key: BackupKey | None)
 
 
 def salt_of(place: Place, backup_id: str, number: int, key: BackupKey | None) -> bytes:
-    """Read what tells the file of an increment from all others. Raises DamagedBackup, WrongKey."""
+    """Return the salt of an increment's file, which identifies it. Raises DamagedBackup, WrongKey."""
     reader = IncrementReader(place, backup_id, number, key)
     reader.close()
     return reader.salt
 
 
 class IncrementWriter:
-    """Writes an increment; it is there once its summary is. For one thread at a time."""
+    """Writes an increment, which exists once its summary is written. For one thread at a time."""
 
     def __init__(self, place: Place, backup_id: str, number: int, key: BackupKey | None) -> None:
         self._context: AbstractContextManager[BinaryIO] | None = None
@@ -141,12 +143,12 @@ class IncrementWriter:
 
     @property
     def salt(self) -> bytes:
-        """No other file has it."""
+        """Unique for each file."""
         return self._writer.salt
 
     @property
     def size(self) -> int:
-        """Bytes that were written so far."""
+        """Number of bytes written so far."""
         return self._writer.bytes
 
     def write(self, block: bytes) -> None:
@@ -155,7 +157,7 @@ class IncrementWriter:
             self._writer.write(block)
 
     def end(self, summary: Summary) -> bytes:
-        """Write the summary, and let the increment be there. The digest of the summary."""
+        """Write the summary and complete the increment; return the digest of the summary."""
         block = summary.encode()
         with failing(self._shown):
             self._writer.write(block)
@@ -166,7 +168,7 @@ class IncrementWriter:
         return chain.digest_of(block)
 
     def give_up(self) -> None:
-        """What was begun goes."""
+        """Drop the incomplete file."""
         context, self._context = self._context, None
         if context is not None:
             with suppress(NoBackup):

@@ -1,8 +1,8 @@
-"""The key of encrypted backups, and the ciphers of single files.
+"""The key of encrypted backups, and the ciphers of their files.
 
-A key is 32 bytes, in a file as base64 or hex (`openssl rand -base64 32`). Each file has a key of its own: HKDF-SHA256
-over the key, with the file's salt; a block's nonce is its number there. So no nonce comes twice under one key, and a
-block stands in no other file and at no other place than where it was written.
+A key is 32 bytes, in a file as base64 or hex (`openssl rand -base64 32`). Each file has its own key: HKDF-SHA256 of the
+key and the file's salt. A block's nonce is its number in the file. So no nonce is used twice with one key, and a block
+cannot be moved to another file or position.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _INFO: Final = b"sandq backup file 1"
 
 
 class BackupKey:
-    """What encrypts backups, and opens them again. Whoever loses it has lost them."""
+    """The key that encrypts and decrypts backups. Without it, they cannot be read."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
             raise InvalidRequest(f"a key of backups has {KEY_BYTES} bytes, not {len(key)}")
         self._key = key
         self.key_id = hmac.digest(key, b"sandq backup key id", hashlib.sha256)[:KEY_ID_BYTES].hex()
-        """By which it is known that a backup needs this one; it tells nothing of it."""
+        """Identifies the key that a backup needs, without revealing it."""
 
     @classmethod
     def read(cls, path: str | Path) -> BackupKey:
-        """Of a file that its owner alone may read. Raises ConfigError."""
+        """Read the key from a file that only its owner may read. Raises ConfigError."""
         path = Path(path)
         try:
             with path.open("rb") as file:
@@ -60,11 +60,11 @@ class BackupKey:
         return cls(found)
 
     def __repr__(self) -> str:
-        """Nothing of the key."""
+        """Return a text that does not contain the key."""
         return f"BackupKey({self.key_id})"
 
     def cipher(self, salt: bytes) -> FileCipher:
-        """What encrypts and opens the blocks of one file."""
+        """Return the cipher for the blocks of one file."""
         try:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
             from cryptography.hazmat.primitives.hashes import SHA256
@@ -77,7 +77,7 @@ class BackupKey:
 
 
 class FileCipher:
-    """Of one file."""
+    """The cipher of one file."""
 
     def __init__(self, aead: AESGCM) -> None:
         self._aead = aead
@@ -87,7 +87,7 @@ class FileCipher:
         return self._aead.encrypt(number.to_bytes(12, "big"), plain, beside)
 
     def open(self, number: int, sealed: bytes, beside: bytes) -> bytes | None:
-        """Return the block; None: it, or what stands beside it, is not what was written with this key."""
+        """Decrypt a block; return None if it or `beside` differs from the data sealed with this key."""
         from cryptography.exceptions import InvalidTag
 
         try:
@@ -97,8 +97,10 @@ class FileCipher:
 
 
 def check_key(key: BackupKey | None, key_id: str | None, file: str) -> None:
-    """Raise WrongKey unless this is the key of a file; None: of one that is not encrypted. With a key nothing is taken
-    that is not encrypted: whoever can write there could have put it there."""
+    """Raise WrongKey unless this is the key of a file; None for an unencrypted file.
+
+    With a key, unencrypted files are rejected: an attacker with write access could have put them there.
+    """
     if key_id is None and key is not None:
         raise WrongKey(f"{file} is not encrypted, and a key was given: leave that out, if this is meant", file=file)
     if key_id is not None and key is None:

@@ -1,4 +1,4 @@
-"""Which backups there are at a place, and which of them may go."""
+"""List the backups in a place, and select those that may be deleted."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from sandq.backup.work import in_thread
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A backup, or what is in its place."""
+    """A backup in a list, whether usable or not."""
 
     backup_id: str
     manifest: Manifest | None
-    """None: it cannot be used."""
+    """None if it cannot be used."""
     problem: str | None = None
-    """Why not."""
+    """The reason why it cannot be used."""
     is_unfinished: bool = False
-    """It was never finished; it may be in the making."""
+    """True if it was never finished, or is being made."""
     increments: int = 0
     spans: Sequence[tuple[int, int]] = ()
-    """Stretches of time, in epoch milliseconds, at each moment of which all of it can be had, by its increments."""
+    """Time spans, in epoch milliseconds, for which all of it can be restored with its increments."""
 
     @property
     def reach_ms(self) -> int | None:
-        """Up to when all of it can be had; None: there are no increments."""
+        """Time up to which all of it can be restored; None without increments."""
         return self.spans[-1][1] if self.spans else None
 
     def shown(self) -> dict[str, Any]:
-        """Return what is told of it."""
+        """Return it as JSON."""
         if self.manifest is not None:
-            behind = {
+            chain_fields = {
                 "increments": self.increments,
                 "reach_ms": self.reach_ms,
                 "spans": [list(one) for one in self.spans],
             }
-            return {**self.manifest.shown(), **behind, "problem": self.problem}
+            return {**self.manifest.shown(), **chain_fields, "problem": self.problem}
         return {"backup_id": self.backup_id, "problem": self.problem}
 
 
 async def list_backups(place: Place, *, key: BackupKey | None = None) -> list[Listed]:
-    """All backups at a place, the oldest first; also those that cannot be used, and why."""
+    """Return all backups in a place, oldest first, including unusable ones with the reason."""
     found = []
     for folder in await in_thread(place.folders, place.shown):
         try:
             manifests.check_id(folder)
         except NoBackup:
             continue
-        found.append(await in_thread(partial(_look, place, folder, key), place.shown))
+        found.append(await in_thread(partial(_read, place, folder, key), place.shown))
     return found
 
 
-def _look(place: Place, folder: str, key: BackupKey | None) -> Listed:
+def _read(place: Place, folder: str, key: BackupKey | None) -> Listed:
     if not place.exists(f"{folder}/{manifests.MANIFEST}"):
         return Listed(folder, None, "it was not finished, or is being made", is_unfinished=True)
     try:
@@ -81,8 +81,10 @@ def _look(place: Place, folder: str, key: BackupKey | None) -> Listed:
 
 
 async def delete_backup(place: Place, backup_id: str) -> None:
-    """Delete a backup and all of its files, also one that was not finished; its manifest first, so that one that is
-    deleted by half is none. Raises NoBackup."""
+    """Delete a backup with all its files, finished or not. Raises NoBackup.
+
+    The manifest is deleted first, so that a partially deleted backup is not used.
+    """
     manifests.check_id(backup_id)
     if backup_id not in await in_thread(place.folders, place.shown):
         raise NoBackup(f"there is no backup {backup_id!r} in {place.shown}")
@@ -90,10 +92,12 @@ async def delete_backup(place: Place, backup_id: str) -> None:
 
 
 def outlived(backups: Sequence[Listed], keep: int, last: Manifest) -> list[Listed]:
-    """Those that are older than the last `keep` good ones of the cluster of `last`, which was made just now and is the
-    last of all: one that says that it was begun after it was made while the clock was wrong, and goes first. Never one
-    that is good while there are no more than that, of another cluster or other topics, or that cannot be read: somebody
-    is to look at it."""
+    """Return the backups that are older than the last `keep` good ones of the cluster and topics of `last`.
+
+    `last` was made just now. A backup with a later begin was made while the clock was wrong, and is deleted first.
+    Never returned: the last `keep` good ones, backups of other clusters or topics, and unreadable ones, which a person
+    should check.
+    """
     good = [
         (one.manifest.begun_ms <= last.begun_ms, one.manifest.begun_ms, one)
         for one in backups

@@ -1,6 +1,6 @@
-"""What a backup says of itself: the last file that is written of it. A backup without it is not there.
+"""The manifest of a backup: its last file. Without it the backup does not exist.
 
-PERSISTED: JSON, within a file as `file_format` has it.
+PERSISTED: JSON, in a file of the format of `file_format`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FilePart:
     """A file of rows."""
 
     name: str
-    """In the backup's folder."""
+    """Name in the backup's folder."""
     bytes: int
     blocks: int
     plain_bytes: int
@@ -43,12 +43,12 @@ class PartitionPart:
     index: int
     time_ms: int
     level: int
-    """The feature level by whose rules its rows are."""
+    """The feature level whose rules its rows follow."""
     files: tuple[FilePart, ...]
 
     @property
     def blocks(self) -> int:
-        """Chunks of rows, of all files."""
+        """Number of chunks of rows, in all files."""
         return sum([file.blocks for file in self.files])
 
     @property
@@ -56,25 +56,25 @@ class PartitionPart:
         return sum([file.plain_bytes for file in self.files])
 
     def check(self, folder: str) -> None:
-        """Raise ValueError for what no backup says of a partition whose files are in this folder."""
+        """Raise ValueError for invalid data of a partition whose files are in this folder."""
         numbers = [self.partition, self.index, self.time_ms, self.level]
         for at, file in enumerate(self.files):
             numbers += file.bytes, file.blocks, file.plain_bytes
             if file.name != f"{folder}/{at:05}.sandq":
                 raise ValueError(f"a file {file.name!r:.200} in {folder}")
         if any(type(number) is not int or number < 0 for number in numbers):
-            raise ValueError(f"a number of partition {self.partition!r:.20}")
+            raise ValueError(f"an invalid number of partition {self.partition!r:.20}")
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> PartitionPart:
-        """From JSON."""
+        """Build it from JSON."""
         files = tuple(FilePart(**file) for file in found["files"])
         return cls(found["partition"], found["index"], found["time_ms"], found["level"], files)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPart:
-    """A topic with what it was made with."""
+    """A topic with the arguments of its creation."""
 
     name: str
     number: int
@@ -87,7 +87,7 @@ class TopicPart:
 
     @property
     def made_with(self) -> dict[str, Any]:
-        """As it is made again."""
+        """The arguments to create the topic again."""
         return {
             "kind": self.kind,
             "initial_partitions": self.initial_partitions,
@@ -115,16 +115,16 @@ class Manifest:
     ended_ms: int
     topics: tuple[TopicPart, ...]
     access: dict[str, Any] | None = field(default=None, repr=False)
-    """Identities, with the hashes of tokens, and roles; None: they were not asked for."""
+    """Identities, with the hashes of tokens, and roles; None if they were not included."""
     warnings: tuple[str, ...] = ()
     key_id: str | None = None
-    """Of the key that it is encrypted with."""
+    """Id of the key that it is encrypted with."""
     only: tuple[str, ...] | None = None
-    """Topics that were asked for; None: all."""
+    """The requested topics; None for all."""
 
     @property
     def bytes(self) -> int:
-        """Of all files of rows."""
+        """Size of all files of rows."""
         return sum([file.bytes for part in self.parts for file in part.files])
 
     @property
@@ -133,18 +133,18 @@ class Manifest:
 
     @property
     def parts(self) -> list[PartitionPart]:
-        """Of all topics."""
+        """The partitions of all topics."""
         return [part for topic in self.topics for part in topic.partitions]
 
     def topic(self, name: str) -> TopicPart:
-        """Raises NoBackup."""
+        """Return a topic of the backup. Raises NoBackup."""
         for topic in self.topics:
             if topic.name == name:
                 return topic
         raise NoBackup(f"backup {self.backup_id} has no topic {name!r}")
 
     def shown(self) -> dict[str, Any]:
-        """Return what is told of it."""
+        """Return it as JSON."""
         return {
             "backup_id": self.backup_id,
             "kind": self.kind,
@@ -163,13 +163,13 @@ class Manifest:
 
 
 def new_id(now_ms: int | None = None) -> str:
-    """The name of a new backup: names order by time."""
+    """Return the id of a new backup; ids sort by time."""
     now_s = time.time() if now_ms is None else now_ms / 1000
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now_s))}-{secrets.token_hex(3)}"
 
 
 def write(place: Place, manifest: Manifest, key: BackupKey | None) -> None:
-    """Let a backup be there. Blocks."""
+    """Write the manifest, which completes a backup. Blocking."""
     document = asdict(manifest)
     for identity in (document["access"] or {}).get("identities", ()):
         if identity["secret_hash"] is not None:
@@ -179,7 +179,7 @@ def write(place: Place, manifest: Manifest, key: BackupKey | None) -> None:
 
 
 def read(place: Place, backup_id: str, key: BackupKey | None) -> Manifest:
-    """Read what a backup says of itself. Blocks. Raises NoBackup, DamagedBackup, WrongKey."""
+    """Read the manifest of a backup. Blocking. Raises NoBackup, DamagedBackup, WrongKey."""
     check_id(backup_id)
     name = f"{backup_id}/{MANIFEST}"
     if not place.exists(name):
@@ -191,7 +191,7 @@ def read(place: Place, backup_id: str, key: BackupKey | None) -> Manifest:
         _check(found, backup_id)
         return found
     except (KeyError, TypeError, ValueError, AttributeError, InvalidName) as error:
-        raise DamagedBackup(shown, 0, f"it does not say what a backup says: {error!r}") from None
+        raise DamagedBackup(shown, 0, f"it is no valid manifest: {error!r}") from None
 
 
 def _manifest(document: dict[str, Any], key: BackupKey | None) -> Manifest:
@@ -212,23 +212,23 @@ def _manifest(document: dict[str, Any], key: BackupKey | None) -> Manifest:
 
 
 def _check(manifest: Manifest, backup_id: str) -> None:
-    """Raise ValueError for what no backup says: whoever wrote it may have meant to have other files read."""
+    """Raise ValueError for invalid data: an attacker may have written it to make us read other files."""
     if manifest.backup_id != backup_id or type(manifest.feature_level) is not int:
-        raise ValueError("its name, or its feature level")
+        raise ValueError("invalid id or feature level")
     if any(type(value) is not int for value in (manifest.begun_ms, manifest.ended_ms)):
-        raise ValueError("its times")
+        raise ValueError("invalid times")
     for name in manifest.only or ():
         check_name("topic", name)
     for topic in manifest.topics:
         check_name("topic", topic.name)
         if [part.partition for part in topic.partitions] != list(range(len(topic.partitions))):
-            raise ValueError(f"partitions of topic {topic.name}")
+            raise ValueError(f"invalid partitions of topic {topic.name}")
         for part in topic.partitions:
             part.check(f"data/{topic.name}/{part.partition}")
 
 
 def check_level(manifest: Manifest) -> None:
-    """Raise NoBackup for one of a cluster whose rows this version does not know."""
+    """Raise NoBackup for a backup whose feature level this version does not know."""
     levels = [manifest.feature_level, *[part.level for part in manifest.parts]]
     if min(levels) < KNOWN.lowest:
         raise NoBackup(
@@ -244,13 +244,13 @@ def check_level(manifest: Manifest) -> None:
 
 
 def check_id(backup_id: str) -> None:
-    """Raise NoBackup for what is no name of a backup."""
+    """Raise NoBackup if this is not a valid id of a backup."""
     if not backup_id or not backup_id.replace("-", "").isalnum() or not backup_id.isascii() or len(backup_id) > 80:
         raise NoBackup(f"{backup_id!r:.100} is no backup")
 
 
 def write_document(place: Place, backup_id: str, name: str, document: Any, key: BackupKey | None) -> None:
-    """Write a file with one document. Blocks."""
+    """Write a file with one document. Blocking."""
     data = json.dumps(document, separators=(",", ":")).encode()
     with place.create(f"{backup_id}/{name}") as stream:
         writer = Writer(stream, backup_id, name, key)
@@ -260,7 +260,7 @@ def write_document(place: Place, backup_id: str, name: str, document: Any, key: 
 
 
 def read_document(place: Place, backup_id: str, name: str, key: BackupKey | None) -> Any:
-    """Read it. Blocks. Raises NoBackup, DamagedBackup, WrongKey."""
+    """Read a document. Blocking. Raises NoBackup, DamagedBackup, WrongKey."""
     path = f"{backup_id}/{name}"
     with place.open(path) as stream:
         reader = Reader(stream, backup_id, name, key, f"{place.shown}/{path}")

@@ -1,4 +1,4 @@
-"""Have nodes go on keeping logs while something takes long: they forget who is not heard of for five minutes."""
+"""Keep logs pinned during long work: nodes release them after five minutes without a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandq.client.backups import BackupTransfer
 from sandq.model.errors import SandqError
 
 AGAIN_S: Final = 60.0
-"""So often they are told."""
+"""Interval of pin requests, in seconds."""
 
 
 async def keeping_pins(
@@ -21,8 +21,11 @@ async def keeping_pins(
     reader: str,
     pins: Callable[[], Iterable[tuple[str, int, int]]],
 ) -> None:
-    """Do it, and have the logs of these partitions (topic, number) kept meanwhile, each behind an entry. Raises the
-    SandqError of the work."""
+    """Run `work`, and keep the logs pinned that `pins` returns meanwhile: (topic, partition, index of the entry
+    before).
+
+    Raises the SandqError of the work.
+    """
     errors: list[SandqError] = []
 
     async def keep() -> None:

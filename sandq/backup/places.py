@@ -1,7 +1,7 @@
-"""Where backups are kept: a directory, or whatever fsspec knows by its URL. All of it blocks.
+"""Places for backups: a directory, or a URL that fsspec supports. Everything here is blocking.
 
-A file is there as a whole or not at all: in a directory it gets its name once it is on the disk, elsewhere when the
-store has taken it.
+A file is either complete or absent: in a directory it gets its name once it is on disk, elsewhere when the store has
+accepted it.
 """
 
 from __future__ import annotations
@@ -18,52 +18,56 @@ from sandq.model.errors import ConfigError, Conflict, SandqError, StorageFailed
 
 try:
     import fcntl
-except ImportError:  # not everywhere where clients are
+except ImportError:  # not available on every platform of clients
     fcntl = None  # type: ignore[assignment]
 
 LOCK = "lock"
-"""In a backup: whoever makes or deletes it has it."""
+"""Name of the lock file in a backup, held while it is made or deleted."""
 PARTIAL = ".partial"
-"""Behind the name of a file that is being written."""
+"""Suffix of a file that is being written."""
 
 
 class Place(Protocol):
-    """Names are relative, with "/" between their parts. All raise StorageFailed."""
+    """A place for backups. Names are relative, with "/" as separator. All methods raise StorageFailed."""
 
     shown: str
-    """What it is called in messages: without what lets anybody in."""
+    """Name in messages, without credentials."""
 
     def create(self, name: str) -> Any:
-        """A context in which a file is written, which is there once it ends well."""
+        """Return a context in which a file is written; the file exists once the context ends without an error."""
         ...
 
     def open(self, name: str) -> BinaryIO:
-        """Raises NoBackup when there is none of this name."""
+        """Open a file. Raises NoBackup if it does not exist."""
         ...
 
     def exists(self, name: str) -> bool: ...
 
     def folders(self) -> list[str]:
-        """Those at the top."""
+        """Return the folders at the top level."""
         ...
 
     def files(self, folder: str) -> list[str]:
-        """Those in a folder, by name; none where there is no such folder."""
+        """Return the files in a folder, sorted by name; none if the folder does not exist."""
         ...
 
     def hold(self, folder: str) -> AbstractContextManager[None]:
-        """A context in which nobody else writes or deletes a folder, as far as the place knows of such. Raises
-        Conflict: somebody does."""
+        """Return a context in which no other process writes or deletes a folder, if the place supports locks.
+
+        Raises Conflict if another process does.
+        """
         ...
 
     def remove(self, folder: str, first: str) -> None:
-        """Delete a folder and all there is in it, this file before all others; what is not there is no mistake. Raises
-        Conflict: somebody writes it."""
+        """Delete a folder with its content, the file `first` before all others. A missing folder is no error.
+
+        Raises Conflict if another process writes it.
+        """
         ...
 
 
 def place_of(url: str) -> Place:
-    """Where a URL or a path leads. Raises ConfigError."""
+    """Return the place for a URL or a path. Raises ConfigError."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return Directory(Path(url).expanduser())
@@ -73,23 +77,23 @@ def place_of(url: str) -> Place:
 
 
 @contextmanager
-def failing(what: str) -> Iterator[None]:
-    """A context whose errors are those of a place: StorageFailed, NoBackup."""
+def failing(shown: str) -> Iterator[None]:
+    """Convert errors inside the block to those of a place: StorageFailed, NoBackup."""
     try:
         yield
     except FileNotFoundError as error:
-        raise NoBackup(f"{what} is not there") from error
+        raise NoBackup(f"{shown} is not there") from error
     except OSError as error:
-        raise StorageFailed(f"{what}: {error.strerror or error}") from error
+        raise StorageFailed(f"{shown}: {error.strerror or error}") from error
     except Exception as error:
         if isinstance(error, SandqError) or type(error).__module__ == "builtins":
             raise
-        # Stores that fsspec reaches have errors of their own: of credentials, names, protocols.
-        raise StorageFailed(f"{what}: {type(error).__name__}: {error!s:.300}") from error
+        # Stores behind fsspec have their own errors, for example for credentials, names and protocols.
+        raise StorageFailed(f"{shown}: {type(error).__name__}: {error!s:.300}") from error
 
 
 class Directory:
-    """Of this machine, or one that is mounted."""
+    """A directory of this machine, or a mounted one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -97,7 +101,7 @@ class Directory:
 
     @contextmanager
     def hold(self, folder: str) -> Iterator[None]:
-        """By a lock, which goes with the process that has it."""
+        """Lock the folder; the lock ends with the process."""
         if fcntl is None:
             yield
             return
@@ -109,9 +113,9 @@ class Directory:
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise Conflict(f"backup {folder} in {self.shown} is being made, or deleted, by somebody else") from None
+                raise Conflict(f"backup {folder} in {self.shown} is being made or deleted by another process") from None
             except OSError:
-                pass  # a file system that has no locks
+                pass  # the file system has no locks
             yield
         finally:
             os.close(number)
@@ -122,7 +126,7 @@ class Directory:
         partial = path.with_name(path.name + PARTIAL)
         with failing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partial.unlink(missing_ok=True)  # of one that was stopped
+            partial.unlink(missing_ok=True)  # left over from a stopped process
             try:
                 with open(partial, "wb", opener=_private) as stream:
                     yield cast(BinaryIO, stream)
@@ -169,7 +173,7 @@ class Directory:
 
 
 class _Remote:
-    """By fsspec."""
+    """A store that fsspec supports."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -192,7 +196,7 @@ class _Remote:
         return f"{self.shown.rstrip('/')}/{name}"
 
     def hold(self, folder: str) -> AbstractContextManager[None]:
-        """Such stores have no locks."""
+        """Do nothing: such stores have no locks."""
         return nullcontext()
 
     @contextmanager
@@ -204,7 +208,7 @@ class _Remote:
             try:
                 yield stream
             except BaseException:
-                # What was begun is given up where the store can; a file without its end is none in any case.
+                # Discard the file if the store can. A file without its end is not used in any case.
                 with suppress(Exception):
                     stream.discard()
                 raise
@@ -242,7 +246,7 @@ class _Remote:
 
 
 def _without_secrets(url: str) -> str:
-    """A URL without the name and password that may stand in it, and without what follows a question mark."""
+    """Return a URL without user name, password and query string."""
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}"

@@ -1,4 +1,4 @@
-"""Find out what a backup with increments has of a point in time, and make a backup of that moment."""
+"""Find the content of a backup with increments at a point in time, and make a backup of that moment."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     from sandq.backup.replay import Wanted
 
 BEHIND_MS: Final = 60_000
-"""A partition whose last time is so much older than that of others is warned of."""
+"""Warn about a partition whose last time is this much older than that of others, in ms."""
 STEP_BYTES: Final = 4 << 20
-"""So much is read in one go."""
+"""Number of bytes that are read in one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What there is of a point in time."""
+    """The content of a chain at a point in time."""
 
     at_ms: int | None
-    """None: of each partition as late as there is anything."""
+    """None for the latest possible time of each partition."""
     topics: tuple[Topic, ...]
     windows: Mapping[tuple[int, int], Window]
-    """By topic and partition."""
+    """Windows by topic and partition."""
     parts: Mapping[tuple[int, int], PartitionPart]
-    """The rows that each begins with."""
+    """The rows with which each window begins."""
     level: int
     name: str
-    """What tells it from other moments of the same backup."""
+    """Distinguishes it from other moments of the same backup."""
     warnings: tuple[str, ...] = ()
 
     @property
     def wanted(self) -> list[Wanted]:
-        """What each partition is made of."""
+        """The sources of each partition."""
         replay = _replay()
         return [
             replay.Wanted(topic, self.windows[place], self.parts[place])
@@ -64,22 +64,23 @@ class Moment:
 def find_moment(
     place: Place, manifest: Manifest, key: BackupKey | None, names: Collection[str] | None, at_ms: int | None
 ) -> Moment:
-    """Find out what a backup with increments has as of a time (None: the latest) of all topics, or these. Blocks.
+    """Find the content of a backup with increments as of a time (None: the latest), for all topics or these. Blocking.
 
-    Raises InvalidRequest, with the partition and the nearest times that can be had; NoBackup: there was no such topic,
-    or nothing but the backup itself; DamagedBackup."""
+    Raises InvalidRequest with the partition and the nearest possible times; NoBackup if there was no such topic, or if
+    there are no increments; DamagedBackup.
+    """
     there = increments.count(place, manifest.backup_id)
     if not there:
         raise NoBackup(
-            f"backup {manifest.backup_id} has no increments: what it has is of {chain.shown_time(manifest.begun_ms)} "
-            f"to {chain.shown_time(manifest.ended_ms)}, and no other time can be had"
+            f"backup {manifest.backup_id} has no increments: it is from {chain.shown_time(manifest.begun_ms)} "
+            f"to {chain.shown_time(manifest.ended_ms)}, and cannot be restored as of any other time"
         )
     read = partial(increments.read_summary, place, manifest.backup_id, key=key)
     try:
         last, _ = read(there - 1)
     except TruncatedBackup as error:
         name = chain.name_of(there - 1)
-        why = f"{error.why}; without this file, the last one, what stands before it can be had"
+        why = f"{error.why}; without this last file, everything before it can be restored"
         raise DamagedBackup(f"{place.shown}/{manifest.backup_id}/{name}", error.at, why) from None
     if last.level > KNOWN.highest:
         raise NoBackup(
@@ -99,7 +100,7 @@ def find_moment(
         latest_ms = max([window.to_ms for window in windows.values()], default=0)
         warnings += [
             f"partition {window.partition} of topic {shown[window.topic]} is as of {chain.shown_time(window.to_ms)}: "
-            f"{window.why or 'it could not be asked since'}"
+            f"{window.why or 'it could not be read since'}"
             for window in windows.values()
             if window.last is not None or window.to_ms < latest_ms - BEHIND_MS
         ]
@@ -111,10 +112,10 @@ def find_moment(
 def _topics(
     place: Place, manifest: Manifest, key: BackupKey | None, last: Summary, at_ms: int | None
 ) -> tuple[tuple[Topic, ...], tuple[Topic, ...] | None]:
-    """The topics as of a time, and those that there were when they were looked at next; None: they were not."""
+    """Return the topics as of a time, and those of the next listing; None if there was none."""
     if at_ms is None or last.time_ms <= at_ms:
         return topics_at(place, manifest, last, key), None
-    # The last increment whose topics were looked at by then: `before`; -1: none was.
+    # Binary search for the last increment whose topics were listed by then: `before`; -1 if there is none.
     before, after = -1, last
     while after.number - before > 1:
         middle, _ = increments.read_summary(place, manifest.backup_id, (before + after.number) // 2, key)
@@ -132,8 +133,11 @@ def _topics(
 def _with_new(
     topics: tuple[Topic, ...], later: tuple[Topic, ...], windows: Sequence[Window], at_ms: int, warnings: list[str]
 ) -> tuple[Topic, ...]:
-    """With what was made between two looks at the topics: topics that were there by then, which cannot be had if they
-    were not read by then; and partitions that were."""
+    """Add topics and partitions that were created between two listings.
+
+    Topics that existed at that time are added; they cannot be restored if they were not read by then. Partitions are
+    added only if they were read.
+    """
     there = {topic.number: topic for topic in topics}
     for topic in later:
         before = there.get(topic.number)
@@ -148,7 +152,7 @@ def _with_new(
             else:
                 warnings.append(
                     f"partitions of topic {topic.name} from {before.partitions} on are left out: they were added at "
-                    "about that time, and what they had then was not read"
+                    "about that time, and their content was not read by then"
                 )
     return tuple(there.values())
 
@@ -163,7 +167,7 @@ def _named(
         if name not in there:
             numbers = {topic.number for topic in manifest.topics if topic.name == name}
             ends = [window.to_ms for window in last.windows if window.topic in numbers]
-            until = f"; it was deleted, and can be had up to {chain.shown_time(min(ends))}" if ends else ""
+            until = f"; it was deleted, and can be restored up to {chain.shown_time(min(ends))}" if ends else ""
             when = "any more" if at_ms is None else f"as of {chain.shown_time(at_ms)}"
             raise NoBackup(f"backup {manifest.backup_id} has no topic {name!r} {when}{until}")
     return tuple(there[name] for name in dict.fromkeys(names))
@@ -176,8 +180,11 @@ def _without_gone(
     at_ms: int | None,
     warnings: list[str],
 ) -> tuple[Topic, ...]:
-    """Leave out topics of which nothing can be had, though they were there: those that were deleted soon after they
-    were looked at, and of the latest those that were made so shortly before that nothing of them was read."""
+    """Leave out topics that existed but cannot be restored, with a warning.
+
+    These are topics that were deleted soon after a listing, and, for the latest time, new topics that were not read
+    yet.
+    """
     kept = []
     numbers = {topic.number for topic in later or ()}
     for topic in topics:
@@ -186,8 +193,8 @@ def _without_gone(
             warnings.append(f"topic {topic.name} is left out: it is new, and not all of it was read yet")
         elif at_ms is not None and later is not None and topic.number not in numbers and not _has(own, topic, at_ms):
             until = min([window.to_ms for window in own], default=None)
-            had = f", and can be had up to {chain.shown_time(until)}" if until is not None else ""
-            warnings.append(f"topic {topic.name} is left out: it was deleted at about that time{had}")
+            restorable = f", and can be restored up to {chain.shown_time(until)}" if until is not None else ""
+            warnings.append(f"topic {topic.name} is left out: it was deleted at about that time{restorable}")
         else:
             kept.append(topic)
     return tuple(kept)
@@ -200,7 +207,7 @@ def _has(windows: Sequence[Window], topic: Topic, at_ms: int) -> bool:
 def _parts(
     manifest: Manifest, windows: Mapping[tuple[int, int], Window], read: Callable[[int], Summary]
 ) -> dict[tuple[int, int], PartitionPart]:
-    """The rows that windows begin with."""
+    """Return the rows with which the windows begin. Raises NoBackup."""
     own = {(topic.number, part.partition): part for topic in manifest.topics for part in topic.partitions}
     summaries: dict[int, Mapping[tuple[int, int], PartitionPart]] = {chain.OF_MANIFEST: own}
     found = {}
@@ -209,13 +216,13 @@ def _parts(
             summaries[window.base] = read(window.base).bases
         part = summaries[window.base].get(place)
         if part is None or part.index != window.base_index:
-            raise NoBackup(f"the rows of partition {place[1]} of topic {place[0]} are not where they are said to be")
+            raise NoBackup(f"the rows of partition {place[1]} of topic {place[0]} are missing in their increment")
         found[place] = part
     return found
 
 
 def _replay() -> Any:
-    """The module that runs partitions. Raises ConfigError where there is none."""
+    """Return the module that replays partitions. Raises ConfigError if it is not installed."""
     try:
         from sandq.backup import replay
     except ImportError as error:
@@ -235,8 +242,8 @@ async def made_backup(
     work: Path | None,
     on_progress: OnProgress,
 ) -> AsyncIterator[tuple[Directory, Manifest]]:
-    """Make a backup of a moment, for as long as it is needed: where it is, and what it says of itself. `work`: in this
-    directory; None: where temporary files are."""
+    """Make a temporary backup of a moment; yield its place and its manifest. `work`: in this directory; None:
+    default."""
     replay = _replay()
     folder = await in_thread(partial(_folder, work), str(work or tempfile.gettempdir()))
     try:
@@ -264,11 +271,11 @@ def _folder(work: Path | None) -> Path:
         return Path(tempfile.mkdtemp(prefix="sandq-restore-", dir=work))
     except OSError as error:
         where = work or tempfile.gettempdir()
-        raise StorageFailed(f"{where}: {error.strerror}: the rows that are restored are made there") from None
+        raise StorageFailed(f"{where}: {error.strerror}: the restored rows are built there") from None
 
 
 def _some(steps: Iterator[int]) -> int | None:
-    """Go on for a while; bytes that were read; None: it is over."""
+    """Run some steps; return the number of bytes read, or None at the end."""
     done = 0
     for size in steps:
         done += size

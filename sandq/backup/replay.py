@@ -1,7 +1,7 @@
-"""Make a backup as of a point in time: the rows of each partition, and the entries behind them up to then, are given to
-the state machine that every replica runs, on the disk of who restores.
+"""Make a backup as of a point in time: replay each partition's rows and entries with the state machine of the replicas.
 
-This needs the package `sandq`: `sandq-client` has no state machine. All of it blocks, step by step.
+The state machine runs on the disk of the machine that restores. This requires the package `sandq`: `sandq-client` has
+no state machine. Everything here is blocking, in steps.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from sandq.storage.snapshot import Exporter
 from sandq.storage.stores import Stores
 
 AT_ONCE: Final = 128
-"""Partitions whose state is in memory at a time; the increments are read once for so many."""
+"""Number of partitions whose state is in memory at a time; the increments are read once for each such group."""
 LOOK_AHEAD_BYTES: Final = 64 << 20
-"""What these may have read ahead, of all groups."""
+"""Maximum total size of the read-ahead buffers of all groups."""
 WRITE_ENTRIES: Final = 64
 WRITE_ROWS: Final = 1000
 WRITE_BYTES: Final = 1 << 20
-"""With so much of any of these a partition's rows are written."""
+"""A partition's rows are written when any of these limits is reached."""
 PIECE_ROWS: Final = 2048
 PIECE_BYTES: Final = 512 << 10
-"""Of a block of rows, as nodes give them."""
+"""Maximum size of a block of rows, as nodes use it."""
 STAMP_BYTES: Final = 32
-"""The first ones of an entry, in which its time is."""
+"""Number of first bytes of an entry that contain its time."""
 
 _Place = tuple[int, int]
 """Topic and partition."""
@@ -54,12 +54,12 @@ _Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a partition is made of."""
+    """The sources of a partition."""
 
     topic: Topic
     window: Window
     part: PartitionPart
-    """The rows that it begins with."""
+    """The rows with which it begins."""
 
     @property
     def shown(self) -> str:
@@ -67,17 +67,17 @@ class Wanted:
 
 
 class PartitionReplay:
-    """One partition, from its rows on, entry by entry."""
+    """The replay of one partition: its rows, then its entries one by one."""
 
     def __init__(
         self, stores: Stores, store: int, wanted: Wanted, look_aheads: LookAheads, last: int | None = None
     ) -> None:
-        """`last`: the last entry that is applied, whatever time those before it are of."""
+        """`last`: apply entries up to this one, whatever their times; None to go by the times."""
         self.wanted = wanted
         self.is_over = False
-        """The next entry is of a later time."""
+        """True if the next entry has a later time."""
         self.late: int | None = None
-        """The last entry that is of the time nevertheless, and stands behind one that is of a later time."""
+        """Index of the last entry whose time is not later, although it follows an entry with a later time."""
         self._last = last
         self._stores = stores
         self._store = store
@@ -85,16 +85,16 @@ class PartitionReplay:
         self._replica: PartitionReplica | None = None
         self._entries = 0
         self.term: int | None = None
-        """Of the last entry that was applied; None: of none yet."""
+        """Term of the last applied entry; None before the first."""
 
     def put_rows(self, block: bytes) -> None:
-        """Put the next rows there."""
+        """Store a block of rows."""
         flat = msgpack.unpackb(block)
         prefix = store_prefix(self._store)
         self._stores.write([(prefix + key, value) for key, value in zip(flat[::2], flat[1::2], strict=True)])
 
     def load(self) -> None:
-        """All rows are there. Raises NoBackup: they are not those of an entry that was told of."""
+        """Load the state after all rows were stored. Raises NoBackup if they are not those of the expected entry."""
         topic, part = self.wanted.topic, self.wanted.part
         number = self.wanted.window.partition
         if self._stores.get(store_prefix(self._store) + rows.STATE_KEY) is None:
@@ -112,12 +112,14 @@ class PartitionReplay:
 
     @property
     def index(self) -> int:
-        """Of the last entry that is applied."""
+        """Index of the last applied entry."""
         return self.replica.applied_index
 
     def apply(self, index: int, term: int, command: bytes, until_ms: int | None) -> bool:
-        """Apply the next entry, unless it is of a later time, or was applied; whether it was now. Raises Corruption,
-        StartupError."""
+        """Apply the next entry unless it is too late or was applied before; return whether it was applied now.
+
+        Raises Corruption, StartupError.
+        """
         if index <= self.index:
             return False
         if self._last is not None:
@@ -148,13 +150,15 @@ class PartitionReplay:
         return True
 
     def write(self) -> None:
-        """Write what was applied, as rows."""
+        """Write the applied changes as rows."""
         self._stores.write(self.replica.drain())
         self._entries = 0
 
     def end(self, files: RowFiles) -> Generator[int, None, PartitionPart]:
-        """Write the rows as those of a backup: yields their bytes, block by block, and returns what there is then.
-        Raises InvalidRequest: no backup is made of such a moment."""
+        """Write the rows as those of a backup; yield the size of each block, and return the partition's description.
+
+        Raises InvalidRequest if no backup can be made of this moment.
+        """
         self.write()
         machine = self.replica.machine
         try:
@@ -183,7 +187,7 @@ class PartitionReplay:
 
 
 class Replay:
-    """The making of one backup as of a point in time."""
+    """The creation of one backup as of a point in time."""
 
     def __init__(
         self, place: Place, manifest: Manifest, key: BackupKey | None, wanted: Sequence[Wanted], until_ms: int | None
@@ -194,13 +198,15 @@ class Replay:
         self._wanted = wanted
         self._until_ms = until_ms
         self.parts: dict[tuple[int, int], PartitionPart] = {}
-        """Those that are made, by topic and partition."""
+        """The finished partitions, by topic and partition."""
         self.entries = 0
-        """So many were applied."""
+        """Number of applied entries."""
 
     def run(self, work: Path, target: Directory, backup_id: str) -> Iterator[int]:
-        """Make the rows of all partitions, as those of this backup at `target`, with what is in the making at `work`.
-        Yields now and then the bytes that were read since. Raises DamagedBackup, NoBackup, InvalidRequest."""
+        """Make the rows of all partitions, as those of a backup at `target`, with temporary files at `work`.
+
+        Yields the number of bytes read from time to time. Raises DamagedBackup, NoBackup, InvalidRequest.
+        """
         for at in range(0, len(self._wanted), AT_ONCE):
             some = self._wanted[at : at + AT_ONCE]
             late = yield from self._some(work / f"replay-{at:06}", some, target, backup_id, {})
@@ -211,8 +217,11 @@ class Replay:
     def _some(
         self, folder: Path, wanted: Sequence[Wanted], target: Directory, backup_id: str, lasts: Mapping[_Place, int]
     ) -> Generator[int, None, dict[_Place, int]]:
-        """Make some partitions. `lasts`: the last entries of those of which they are known. Returns the last entries of
-        those that are not made yet: the clock of their leader was ahead for a while, or another one has led them."""
+        """Make some partitions. `lasts`: the last entries to apply, where they are known.
+
+        Returns the last entries of partitions that must be made again. Their entries were not ordered by time, because
+        the leader's clock was ahead for a while, or because the leader changed.
+        """
         stores = LevelStores(folder)
         try:
             return (yield from self._replayed(wanted, stores, target, backup_id, lasts))
@@ -250,7 +259,7 @@ class Replay:
             summary = reader.summary
             assert summary is not None
             if number != numbers[0] and summary.previous != before:
-                raise reader.wrong(f"it stands behind another increment than {chain.name_of(number - 1)}")
+                raise reader.wrong(f"it follows a different increment than {chain.name_of(number - 1)}")
             before = reader.digest
         late = {place: replay.late for place, replay in replays.items() if replay.late is not None}
         for place, replay in replays.items():
@@ -268,7 +277,7 @@ class Replay:
         return late
 
     def _numbers(self, wanted: Sequence[Wanted]) -> range:
-        """Of the increments that have entries of these."""
+        """Return the range of increments that have entries of these partitions."""
         behind = [one.window for one in wanted if one.window.index > one.window.base_index]
         if not behind:
             return range(0)
@@ -289,7 +298,7 @@ class Replay:
         except SandqError:
             raise
         except Exception as error:
-            raise NoBackup(f"the rows of {replay.wanted.shown} are those of no partition: {error!r:.200}") from error
+            raise NoBackup(f"the rows of {replay.wanted.shown} are not those of a partition: {error!r:.200}") from error
 
     def _apply(self, replay: PartitionReplay, found: Entries, reader: IncrementReader) -> None:
         window = replay.wanted.window
@@ -300,8 +309,8 @@ class Replay:
             )
         if found.first == replay.index + 1 and replay.term not in (None, found.term_before):
             raise reader.wrong(
-                f"entry {found.first} of {replay.wanted.shown} stands behind one of term {found.term_before}, and the "
-                f"one there is of {replay.term}: they are of another history"
+                f"entry {found.first} of {replay.wanted.shown} follows an entry of term {found.term_before}, but the "
+                f"one before it here is of term {replay.term}: they belong to different histories"
             )
         try:
             for index, term, command in found.pairs():
@@ -318,7 +327,7 @@ class Replay:
 
 
 def _stamp_ms(command: bytes) -> int:
-    """When an entry was made, by the clock of who led then. Raises Corruption."""
+    """Return the time of an entry, by its leader's clock. Raises Corruption."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(command[:STAMP_BYTES])
     try:
@@ -326,7 +335,7 @@ def _stamp_ms(command: bytes) -> int:
         unpacker.skip()
         return int(unpacker.unpack())
     except (ValueError, TypeError, msgpack.UnpackException):
-        return Entry.decode(command).now_ms  # which says what is wrong with it
+        return Entry.decode(command).now_ms  # raises an error that describes the mistake
 
 
 def _readers(replays: Mapping[tuple[int, int], PartitionReplay]) -> list[LookAhead]:
@@ -340,7 +349,7 @@ def made_of(
     parts: Mapping[tuple[int, int], PartitionPart],
     level: int,
 ) -> Manifest:
-    """Return what a backup that was made so says of itself."""
+    """Return the manifest of a backup that was made this way."""
     made = [
         TopicPart(
             topic.name,

@@ -30,17 +30,17 @@ AHEAD: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What came of it."""
+    """The result of a restore."""
 
     backup_id: str
     topics: Mapping[str, str]
-    """Names of the backup, and those that they have now."""
+    """Names in the backup, with the names after the restore."""
     partitions: int
     rows: int
     bytes: int
-    """Of rows."""
+    """Size of the rows."""
     paused_groups: Mapping[str, Sequence[str]]
-    """By topic: they get nothing until they are resumed."""
+    """Paused groups by topic: they get no messages until they are resumed."""
     identities: int = 0
     warnings: Sequence[str] = field(default_factory=list)
 
@@ -65,19 +65,19 @@ async def restore_backup(
     at_once: int = AT_ONCE,
     on_progress: OnProgress = lambda progress: None,
 ) -> Restored:
-    """Make the topics of a backup, or these of them, in a cluster in which there are none of these names.
+    """Restore the topics of a backup, or these of them, into a cluster that has no topics of these names.
 
-    `at_ms`: as they were then, in epoch milliseconds; None: as late as the increments behind the backup have them, if
-    there are any. `with_increments`: False: as the backup itself has them. `work`: where what the increments make of
-    the backup is put meanwhile, as large as what is restored, twice; None: where temporary files are.
-    `names`: other names than those of the backup; `prefix` stands before all others. `replicas`: instead of what they
-    had. `identities`: restore who may do what as well, where the backup has it; who is there stays as it is.
-    `resume_groups`: let consumers have at once what is due; else groups are paused. `verify`: read all of it before
-    anything is made. `rate`: bytes of rows a second at most. One that was stopped goes on when it is begun again with
-    the same backup, time and names.
+    `at_ms`: restore as of this time, in epoch milliseconds; None for the latest time of the increments, if there are
+    any. `with_increments`: False restores the backup itself. `work`: directory for temporary data of a restore with
+    increments, twice the size of the restored data; None for the default directory. `names`: new names of topics;
+    `prefix` is put before all other names. `replicas`: replaces the number of replicas. `identities`: also restore
+    identities and roles if the backup has them; existing ones are kept. `resume_groups`: let consumers receive due
+    messages at once; otherwise groups stay paused. `verify`: read all of the backup before anything is changed. `rate`:
+    maximum bytes of rows per second. A stopped restore continues if it is started again with the same backup, time and
+    names.
 
-    Raises NoBackup, DamagedBackup, WrongKey; InvalidRequest: that time cannot be had, which names the partition and the
-    nearest times; TopicExists, and what a node says.
+    Raises NoBackup, DamagedBackup, WrongKey; InvalidRequest if the time cannot be restored, with the partition and the
+    nearest times; TopicExists, and errors of nodes.
     """
     manifest = await in_thread(lambda: manifests.read(place, backup_id, key), place.shown)
     manifests.check_level(manifest)
@@ -103,8 +103,8 @@ async def restore_backup(
         raise InvalidRequest("a point in time needs increments, and they are to be left out")
     moment = await in_thread(partial(find_moment, place, manifest, key, topics, at_ms), place.shown)
     async with made_backup(place, manifest, key, moment, work, on_progress) as (made_place, made):
-        # All of it was read, and checked, when it was made.
-        # Begun again it goes on only if it makes the same rows: another increment may have brought more of that moment.
+        # The data was verified when this backup was made. A restarted restore continues only if it makes the same rows:
+        # a new increment may have added entries of that moment.
         entries = [(topic.number, part.partition, part.index) for topic in made.topics for part in topic.partitions]
         restored = await restore(made_place, made, None, verify=False, entries=entries)
     return replace(restored, backup_id=backup_id, warnings=[*moment.warnings, *restored.warnings])
@@ -170,7 +170,7 @@ class _Run:
         on_progress: OnProgress,
         entries: Sequence[tuple[int, int, int]],
     ) -> None:
-        """`entries`: what it is made of beside the backup: the last one of each partition."""
+        """`entries`: the last entry of each partition, if increments were used."""
         self._pace = pace
         self.progress = Progress()
         self.rows = 0
@@ -184,13 +184,13 @@ class _Run:
         self._on_progress = on_progress
         self._numbers: dict[int, int] = {}
         self._opened: set[str] = set()
-        """Topics of the backup that this restore opened before it was stopped."""
+        """Topics of the backup that this restore had opened before it was stopped."""
         made_of = repr(sorted(renamed.items())) + (repr(sorted(entries)) if entries else "")
         self._restore_id = f"{manifest.backup_id}.{hashlib.sha256(made_of.encode()).hexdigest()[:8]}"
-        """The same when it is begun again."""
+        """Id of the restore, which is the same after a restart."""
 
     async def restore_access(self) -> int:
-        """Roles, then identities. How many of these were made."""
+        """Restore roles, then identities; return the number of new identities."""
         access = self._manifest.access
         assert access is not None
         for name, grants in access["roles"].items():
@@ -205,7 +205,7 @@ class _Run:
         return made
 
     async def make(self, topics: Sequence[TopicPart], replicas: int | None) -> None:
-        """All topics first: what partitions send to one another goes by the numbers that they have here."""
+        """Create all topics first, because messages between partitions refer to the new topic numbers."""
         catalog = await self._transfer.catalog()
         if catalog["cluster_uuid"] == self._manifest.cluster_uuid:
             self._numbers = {row["number"]: row["number"] for row in catalog["topics"]}
@@ -219,8 +219,10 @@ class _Run:
             self._numbers[topic.number] = number
 
     def _find_opened(self, topics: Sequence[TopicPart], there: Mapping[str, Mapping[str, Any]]) -> None:
-        """Find out which topics this restore has made and opened: when it was stopped among those, it goes on with the
-        others. Raises TopicExists, before anything is made."""
+        """Find the topics that this restore has created and opened before it was stopped; it continues with the others.
+
+        Raises TopicExists before anything is created.
+        """
         is_shut = False
         for topic in topics:
             name = self._renamed[topic.name]
@@ -242,7 +244,7 @@ class _Run:
         return [topic for topic in topics if topic.name not in self._opened]
 
     async def fill(self, topics: Sequence[TopicPart], at_once: int) -> None:
-        """Put the rows of all partitions there."""
+        """Restore the rows of all partitions."""
         wanted = [(topic, part) for topic in self._left(topics) for part in topic.partitions]
         self.progress = Progress(len(wanted), 0, sum([part.plain_bytes for _, part in wanted]))
         self._on_progress(self.progress)
@@ -253,7 +255,7 @@ class _Run:
         try:
             await self._put(topic, part)
         except Conflict:
-            # The same restore was begun elsewhere as well, and was first.
+            # The same restore also runs elsewhere, and was faster.
             if not await self._is_open(topic):
                 raise
         self.progress.partitions_done += 1
@@ -266,7 +268,7 @@ class _Run:
         return bool(rows and rows[0]["restored_by"] == self._restore_id and RESTORING not in rows[0]["settings"])
 
     async def _put(self, topic: TopicPart, part: PartitionPart) -> None:
-        """Put the rows of a partition there. Raises Conflict; DamagedBackup: they make no partition."""
+        """Restore the rows of a partition. Raises Conflict; DamagedBackup if the rows do not make a valid partition."""
         name, restore_id, progress = self._renamed[topic.name], self._restore_id, self.progress
         targets = [[old, new] for old, new in sorted(self._numbers.items())]
         state = await self._transfer.begin_partition(name, part.partition, restore_id, targets)
@@ -297,7 +299,7 @@ class _Run:
         return await in_thread(partial(blocks.take, AHEAD), self._place.shown)
 
     async def open(self, topics: Sequence[TopicPart]) -> None:
-        """Let them be used."""
+        """Open the topics for use."""
         there = {topic.name for topic in await self._client.admin.list_topics()}
         for topic in self._left(topics):
             name, dead = self._renamed[topic.name], topic.settings.get(DEAD_LETTER_TOPIC)
@@ -309,7 +311,7 @@ class _Run:
             await self._transfer.open_topic(name, self._restore_id, dead)
 
     async def groups(self, *, resume: bool) -> dict[str, list[str]]:
-        """The groups that are paused, by topic; `resume`: let them go on."""
+        """Return the paused groups by topic. `resume`: resume them instead."""
         paused: dict[str, list[str]] = {}
         for name in self._renamed.values():
             rows: list[dict[str, Any]] = await self._client.admin.groups(name)

@@ -1,4 +1,4 @@
-"""The files with the rows of a partition, and how they are read from the node that leads it."""
+"""The files with the rows of a partition, and copying them from the partition's leader."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sandq.client.backups import BackupTransfer, Piece
 from sandq.model.errors import SandqError
 
 FILE_BYTES: Final = 256 << 20
-"""Of a file of rows, about."""
+"""Approximate size of a file of rows."""
 
 
 class RowFiles:
-    """The files of a partition, one after the other. Blocks; for one thread at a time."""
+    """The files of a partition, written one after the other. Blocking; for one thread at a time."""
 
     def __init__(self, place: Place, backup_id: str, folder: str, key: BackupKey | None) -> None:
         self.parts: list[FilePart] = []
@@ -38,7 +38,7 @@ class RowFiles:
         self._name = ""
 
     def write(self, data: bytes) -> None:
-        """Add a block, in a new file where this one is full."""
+        """Add a block; begin a new file if the current one is full."""
         if self._writer is not None and self._writer.bytes >= FILE_BYTES:
             self._end_file()
         if self._writer is None:
@@ -50,7 +50,7 @@ class RowFiles:
             self._writer.write(data)
 
     def end(self) -> None:
-        """All was written."""
+        """Finish the last file."""
         if self._writer is not None:
             self._end_file()
 
@@ -64,7 +64,7 @@ class RowFiles:
         self.parts.append(FilePart(self._name, writer.bytes, writer.blocks, writer.plain_bytes))
 
     def give_up(self) -> None:
-        """It failed: the file that was begun goes."""
+        """Drop the incomplete file after a failure."""
         context, self._context, self._writer = self._context, None, None
         if context is not None:
             error = NoBackup("the backup was given up")
@@ -81,8 +81,10 @@ async def copy_rows(
     progress: Progress,
     on_progress: OnProgress,
 ) -> PartitionPart:
-    """Read the rows of a partition, as they are at one moment, into these files. Raises what a node says, also that the
-    rows are not kept any more, as another node leads it by now."""
+    """Copy the rows of a partition at one moment into these files.
+
+    Raises errors of nodes, also if the rows are no longer kept because the leader changed.
+    """
     begun = await transfer.begin(topic, number)
     progress.bytes += begun["bytes"]
     on_progress(progress)
@@ -107,7 +109,7 @@ async def _copy(
     progress: Progress,
     on_progress: OnProgress,
 ) -> None:
-    """Read piece by piece, and write what was read meanwhile."""
+    """Read piece by piece, and write the pieces concurrently."""
     send, receive = anyio.create_memory_object_stream[Piece](QUEUED)
     errors: list[SandqError] = []
 

@@ -1,4 +1,4 @@
-"""Make backups at intervals, keep the last of them, and say in a file how that goes."""
+"""Make backups at intervals, keep the last ones, and write the status to a file."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError
 T = TypeVar("T")
 
 RETRY_S: Final = 300.0
-"""After one that failed, at most."""
+"""Maximum pause after a failed backup, in seconds."""
 FINISH_ATTEMPTS: Final = 3
-"""At the last increment of a backup, when the next one is there."""
+"""Maximum number of attempts for the last increment of a backup, after the next backup was made."""
 UNFINISHED_MS: Final = 86_400_000
-"""One that was never finished, and is older than that, is nobody's any more."""
+"""An unfinished backup that is older than this (in ms) was abandoned."""
 
 
 class BackupSchedule:
-    """Makes a backup every `every_s`, counted from the last good one that there is, and keeps the last `keep`."""
+    """Makes a backup every `every_s` seconds, counted from the last good one, and keeps the last `keep` backups."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class BackupSchedule:
         tell: Tell = lambda event, fields: None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """`increments_s`: between them the last one is followed, with an increment so often. Raises InvalidRequest."""
+        """`increments_s`: make an increment this often, in seconds, between backups. Raises InvalidRequest."""
         if every_s < 1:
             raise InvalidRequest("backups are made every second at most")
         if increments_s is not None and not 1 <= increments_s <= every_s:
@@ -68,7 +68,7 @@ class BackupSchedule:
         self._keep = keep
         self._topics = topics
         self._only = None if topics is None else tuple(sorted(topics))
-        """What its backups say of it: others at the same place may be of other topics."""
+        """The `only` of its backups: the same place may also have backups of other topics."""
         self._identities = identities
         self._key = key
         self._rate = rate
@@ -77,12 +77,12 @@ class BackupSchedule:
         self._tell = tell
         self._now_ms = now_ms
         self._last: Manifest | None = None
-        """The one that is followed."""
+        """The backup that is followed."""
 
     async def run(self, times: int | None = None) -> None:
-        """Go on until it is cancelled, or so many were made. One that fails is told of, and tried again."""
+        """Run until cancelled, or until `times` backups were made. A failed backup is reported and retried."""
         made = 0
-        await self._look()
+        await self._read_existing()
         while times is None or made < times:
             await self._write_status()
             wait = partial(anyio.sleep, max(0.0, (self.standing.next_ms - self._now_ms()) / 1000))
@@ -95,7 +95,7 @@ class BackupSchedule:
         await self._write_status()
 
     def _keeper(self) -> ChainKeeper | None:
-        """Who follows the last backup."""
+        """Return a keeper that follows the last backup, or None."""
         if self._increments_s is None or self._last is None:
             return None
         follower = BackupFollower(self._client, self._place, self._last, key=self._key, rate=self._rate)
@@ -103,7 +103,7 @@ class BackupSchedule:
         return ChainKeeper(follower, self._increments_s, self.standing, **options)  # type: ignore[arg-type]
 
     async def _following(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do it, and follow the last backup meanwhile."""
+        """Run `work`, and follow the last backup meanwhile."""
         keeper = self._keeper()
         if keeper is None:
             return await work()
@@ -123,14 +123,14 @@ class BackupSchedule:
                 followed = keeper.follower.manifest.backup_id
                 is_gone = isinstance(error, NotFound)
                 if is_gone and self._last is not None and self._last.backup_id != followed:
-                    return  # there is another one by now, and it went with those that are too many
+                    return  # there is a newer backup, and this one was deleted as one too many
                 self.standing.increment_failures += 1
                 self.standing.increment_error = str(error)
                 if is_gone:
                     self._last = None
                     self._tell("backup is followed no more", {"error": str(error)})
                 else:
-                    # Another process may follow it: that may end.
+                    # Another process may follow it at present; retry later.
                     self._tell("increment failed", {"error": str(error), "failures": self.standing.increment_failures})
                 await self._write_status()
                 if is_gone:
@@ -138,7 +138,7 @@ class BackupSchedule:
             await keeper.pause(RETRY_INCREMENT_S)
 
     async def _finish(self, keeper: ChainKeeper) -> None:
-        """Another backup is there: up to its end the one before it can be had, so that there is no hole between."""
+        """Follow the former backup up to the end of the new one, so that there is no gap between them."""
         for _ in range(FINISH_ATTEMPTS):
             try:
                 if await keeper.once() is not None:
@@ -149,8 +149,8 @@ class BackupSchedule:
                 self._tell("increment failed", {"error": str(error)})
             await anyio.sleep(RETRY_INCREMENT_S)
 
-    async def _look(self) -> None:
-        """What there is says when the next one is due."""
+    async def _read_existing(self) -> None:
+        """Compute from the existing backups when the next one is due."""
         listed = await list_backups(self._place, key=self._key)
         now_ms, cluster_uuid = self._now_ms(), await self._cluster()
         good = [
@@ -162,7 +162,7 @@ class BackupSchedule:
         ]
         self.standing.backups = len(good)
         self.standing.next_ms = now_ms
-        # One that is not begun yet was made while the clock was wrong: it says nothing of when the next one is due.
+        # Ignore backups that begin in the future: they were made while the clock was wrong.
         if good := [one for one in good if one.begun_ms <= now_ms]:
             last = good[-1]
             self.standing.last_backup, self.standing.last_success_ms = last.backup_id, last.ended_ms
@@ -171,14 +171,15 @@ class BackupSchedule:
             self.standing.next_ms = last.begun_ms + int(self._every_s * 1000)
 
     async def _cluster(self) -> str | None:
-        """Whose backups these are: others may be at the same place. None: it cannot be reached."""
+        """Return the UUID of the cluster, because the place may also have other clusters' backups; None if
+        unreachable."""
         with suppress(SandqError, OSError):
             found = await BackupTransfer(self._client).catalog()
             return str(found["cluster_uuid"])
         return None
 
     async def once(self) -> bool:
-        """Make one, then let those go that are too many. Whether it was made."""
+        """Make a backup, then delete surplus ones; return whether it was made."""
         standing, began_ms = self.standing, self._now_ms()
         before = {one.backup_id for one in await self._listed()}
         try:
@@ -203,8 +204,8 @@ class BackupSchedule:
         standing.failures, standing.error = 0, None
         self._last = manifest
         standing.next_ms = began_ms + int(self._every_s * 1000)
-        told = {"backup": manifest.backup_id, "bytes": manifest.bytes, "partitions": len(manifest.parts)}
-        self._tell("backup made", {**told, "warnings": list(manifest.warnings)})
+        fields = {"backup": manifest.backup_id, "bytes": manifest.bytes, "partitions": len(manifest.parts)}
+        self._tell("backup made", {**fields, "warnings": list(manifest.warnings)})
         await self._prune(manifest)
         return True
 
@@ -214,14 +215,14 @@ class BackupSchedule:
         return []
 
     async def _clean(self, before: Collection[str]) -> None:
-        """What this one has left behind that failed goes: it begins anew."""
+        """Delete the incomplete backup of a failed attempt; the next attempt starts from the beginning."""
         for one in await self._listed():
             if one.is_unfinished and one.backup_id not in before:
                 with suppress(SandqError, OSError):
                     await delete_backup(self._place, one.backup_id)
 
     async def _prune(self, last: Manifest) -> None:
-        """Delete what is older than those that are kept; never the one that was made last."""
+        """Delete backups that are older than the kept ones; never the one that was just made."""
         try:
             there = await list_backups(self._place, key=self._key)
             oldest = manifests.new_id(self._now_ms() - UNFINISHED_MS)
@@ -231,7 +232,7 @@ class BackupSchedule:
                 try:
                     await delete_backup(self._place, one.backup_id)
                 except Conflict:
-                    continue  # somebody makes it, for long
+                    continue  # another process has been making it for long
                 self._tell("backup deleted", {"backup": one.backup_id, "finished": not one.is_unfinished})
             mine = last.cluster_uuid, last.only
             own = [one for one in there if one.manifest and (one.manifest.cluster_uuid, one.manifest.only) == mine]

@@ -1,4 +1,4 @@
-"""How backups go, and the file that says it."""
+"""The status of scheduled backups, and the file with it."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from sandq.backup.work import in_thread
 from sandq.model.errors import SandqError
 
 PROMETHEUS: Final = ".prom"
-"""A status file of this name is for the textfile collector of Prometheus' node exporter."""
+"""A status file with this suffix is written for the textfile collector of Prometheus' node exporter."""
 
 Tell = Callable[[str, dict[str, object]], None]
-"""Told of what was done: `event` and its fields."""
+"""Called with events: the event and its fields."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Standing:
-    """How it goes. Times in epoch milliseconds."""
+    """The status of scheduled backups. Times in epoch milliseconds."""
 
     backups: int = 0
-    """Good ones that there are."""
+    """Number of good backups."""
     last_backup: str | None = None
     last_success_ms: int | None = None
     last_bytes: int = 0
     last_seconds: float = 0.0
     failures: int = 0
-    """In a row."""
+    """Number of consecutive failures."""
     error: str | None = None
-    """Of the last one, if it failed."""
+    """Error of the last backup, if it failed."""
     next_ms: int = 0
     chain: str | None = None
-    """The backup that is followed; None: none is."""
+    """The backup that is followed; None if none is."""
     reach_ms: int | None = None
-    """Up to when all of it can be had, by its increments; by the cluster's clock."""
+    """Time up to which all of it can be restored with its increments, by the cluster's clock."""
     increments: int = 0
-    """Made by this process, and what follows as well."""
+    """Number of increments that this process made; the next fields are of this process, too."""
     increment_bytes: int = 0
     gone: int = 0
-    """How often a partition got new rows, as nodes had not kept enough of its log."""
+    """How often a partition got new rows because the nodes had not kept enough of its log."""
     partitions_behind: int = 0
-    """That could not be asked by the last increment."""
+    """Number of partitions that the last increment could not read."""
     increment_failures: int = 0
-    """In a row."""
+    """Number of consecutive failures."""
     increment_error: str | None = None
-    """Of the last one, if it failed."""
+    """Error of the last increment, if it failed."""
 
 
 class StatusFile:
-    """Says how it goes, for programs: as JSON, or as metrics."""
+    """Writes the status for programs: as JSON, or as metrics."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def write(self, standing: Standing, tell: Tell) -> None:
-        """Replace it. Where that fails it is told: backups are made all the same, and who looks at the file sees that
-        it is old."""
+        """Replace the file. A failure is only reported: backups continue, and the age of the file reveals the
+        problem."""
         text = status_text(standing, self._path.suffix == PROMETHEUS)
         try:
             await in_thread(lambda: _replace(self._path, text), str(self._path))
@@ -68,34 +68,34 @@ class StatusFile:
 
 
 def status_text(standing: Standing, for_prometheus: bool) -> str:
-    """Return what stands in the status file."""
+    """Return the content of the status file."""
     if not for_prometheus:
         return json.dumps(asdict(standing), indent=2) + "\n"
     success_s = (standing.last_success_ms or 0) / 1000
     rows: tuple[tuple[str, str, float], ...] = (
-        ("sandq_backup_last_success_timestamp_seconds", "When the last good backup was made; 0: never.", success_s),
-        ("sandq_backup_last_bytes", "Bytes of its files.", standing.last_bytes),
-        ("sandq_backup_last_duration_seconds", "How long it took.", standing.last_seconds),
-        ("sandq_backup_kept", "Good backups that there are.", standing.backups),
+        ("sandq_backup_last_success_timestamp_seconds", "Time of the last good backup; 0 if there is none.", success_s),
+        ("sandq_backup_last_bytes", "Size of the last good backup.", standing.last_bytes),
+        ("sandq_backup_last_duration_seconds", "Duration of the last good backup.", standing.last_seconds),
+        ("sandq_backup_kept", "Number of good backups.", standing.backups),
         ("sandq_backup_failures", "Backups that failed since the last good one.", standing.failures),
     )
     if standing.chain is not None:
         rows += (
             (
                 "sandq_backup_reach_timestamp_seconds",
-                "Up to when all that is followed can be restored; 0: nothing can.",
+                "Time up to which everything that is followed can be restored; 0 if nothing can.",
                 (standing.reach_ms or 0) / 1000,
             ),
-            ("sandq_backup_increments", "Increments that were made since the start.", standing.increments),
-            ("sandq_backup_increment_bytes", "Bytes of their files.", standing.increment_bytes),
+            ("sandq_backup_increments", "Increments made since the start.", standing.increments),
+            ("sandq_backup_increment_bytes", "Size of the increments made since the start.", standing.increment_bytes),
             (
                 "sandq_backup_gone_pins",
-                "How often a partition was read anew, as nodes had not kept enough of its log.",
+                "How often a partition was read again because the nodes had not kept enough of its log.",
                 standing.gone,
             ),
             (
                 "sandq_backup_partitions_behind",
-                "Partitions that the last increment could not ask.",
+                "Partitions that the last increment could not read.",
                 standing.partitions_behind,
             ),
             (
@@ -104,7 +104,7 @@ def status_text(standing: Standing, for_prometheus: bool) -> str:
                 standing.increment_failures,
             ),
         )
-    return "".join([f"# HELP {name} {what}\n# TYPE {name} gauge\n{name} {value}\n" for name, what, value in rows])
+    return "".join([f"# HELP {name} {text}\n# TYPE {name} gauge\n{name} {value}\n" for name, text, value in rows])
 
 
 def _replace(path: Path, text: str) -> None:

@@ -1,6 +1,6 @@
-"""Read a backup as a whole, without a cluster: every block is there, is what was written, and stands in its place.
+"""Read a whole backup, without a cluster: verify that each block is present, unchanged and at its position.
 
-Its settings and each of its rows are checked as the node checks them that restores it.
+Settings and rows are checked as a node checks them during a restore.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ STEP_BLOCKS: Final = 16
 
 
 class Blocks:
-    """The chunks of rows of a partition, over all of its files. Blocks; for one thread at a time."""
+    """The chunks of rows of a partition, over all of its files. Blocking; for one thread at a time."""
 
     def __init__(self, place: Place, manifest: Manifest, part: PartitionPart, key: BackupKey | None) -> None:
         self._blocks = _blocks(place, manifest, part, key)
 
     def take(self, most: int) -> list[bytes]:
-        """The next ones; none: those were all. Raises DamagedBackup."""
+        """Return the next chunks; [] at the end. Raises DamagedBackup."""
         found = []
         for block in self._blocks:
             found.append(block)
@@ -41,7 +41,7 @@ class Blocks:
         return found
 
     def close(self) -> None:
-        """Let the file go that is open."""
+        """Close the open file."""
         self._blocks.close()
 
 
@@ -63,7 +63,7 @@ def _blocks(
                 size += len(block)
                 yield block
             if (blocks, size, reader.at) != (file.blocks, file.plain_bytes, file.bytes):
-                raise DamagedBackup(shown, reader.at, "the manifest tells of another file than this one")
+                raise DamagedBackup(shown, reader.at, "the file differs from its description in the manifest")
 
 
 async def verify_backup(
@@ -74,7 +74,7 @@ async def verify_backup(
     at_once: int = AT_ONCE,
     on_progress: OnProgress = lambda progress: None,
 ) -> Manifest:
-    """Read a backup as a whole; what it says of itself. Raises NoBackup; DamagedBackup with the file and the byte;
+    """Read a whole backup and return its manifest. Raises NoBackup; DamagedBackup with the file and the byte;
     WrongKey."""
     manifest = await in_thread(lambda: manifests.read(place, backup_id, key), place.shown)
     manifests.check_level(manifest)
@@ -90,7 +90,7 @@ async def verify_topics(
     at_once: int,
     on_progress: OnProgress,
 ) -> None:
-    """Read some topics of it. Raises as `verify_backup`."""
+    """Verify some topics of a backup. Raises the errors of `verify_backup`."""
     check_settings(place, manifest, topics)
     parts = [(part, topic.kind) for topic in topics for part in topic.partitions]
     await verify_parts(place, manifest, parts, key, at_once, on_progress)
@@ -104,7 +104,7 @@ async def verify_parts(
     at_once: int,
     on_progress: OnProgress,
 ) -> None:
-    """Read some partitions of it, each with the kind of its topic; None: that is not known. Raises as
+    """Verify some partitions, each with the kind of its topic (None if unknown). Raises the errors of
     `verify_backup`."""
     progress = Progress(len(parts), 0, sum([part.plain_bytes for part, _ in parts]))
 
@@ -144,7 +144,7 @@ def check_settings(place: Place, manifest: Manifest, topics: Sequence[TopicPart 
 
 
 def _check_rows(block: bytes, file: str, part: PartitionPart, kind: str | None) -> None:
-    """Check each row as the node does that restores it. Raises DamagedBackup."""
+    """Check each row as a node does during a restore. Raises DamagedBackup."""
     try:
         if kind is None:
             decode_chunk(block)

@@ -1,4 +1,4 @@
-"""Read a backup and its increments as a whole: they go on one behind the other, and, if asked, make partitions."""
+"""Read a backup with its increments: verify that they are consecutive and, on request, that they can be replayed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from sandq.backup.work import AT_ONCE, OnProgress, Progress, in_thread
 
 @dataclass(frozen=True, slots=True)
 class VerifiedChain:
-    """What was found."""
+    """The result of a verification."""
 
     manifest: Manifest
     increments: int
     spans: list[tuple[int, int]]
-    """Stretches of time, in epoch milliseconds, at each moment of which all of it can be had."""
+    """Time spans, in epoch milliseconds, for which everything can be restored."""
     replayed: int | None = None
-    """Partitions that were made of all of it; None: it was not asked for."""
+    """Number of partitions that were replayed; None if it was not requested."""
 
     def shown(self) -> dict[str, Any]:
-        """Return what is told of it."""
+        """Return it as JSON."""
         found = {"increments": self.increments, "spans": [list(span) for span in self.spans], "replayed": self.replayed}
         return {**self.manifest.shown(), **found}
 
@@ -46,9 +46,11 @@ async def verify_chain(
     at_once: int = AT_ONCE,
     on_progress: OnProgress = lambda progress: None,
 ) -> VerifiedChain:
-    """Read a backup and all of its increments: nothing is missing between them. `replay`: apply them, as a restore
-    does; `work`: on this disk. Raises NoBackup; DamagedBackup with the file and the byte; WrongKey; ConfigError: there
-    is nothing here to apply them with."""
+    """Read a backup and all of its increments, and verify that nothing is missing between them.
+
+    `replay`: apply them as a restore does; `work`: directory for that. Raises NoBackup; DamagedBackup with the file and
+    the byte; WrongKey; ConfigError if the package for the replay is not installed.
+    """
     manifest = await verify_backup(place, backup_id, key=key, at_once=at_once, on_progress=on_progress)
     there = await in_thread(partial(increments.count, place, backup_id), place.shown)
     if not there:
@@ -56,7 +58,7 @@ async def verify_chain(
     last, parts = await _verify_increments(place, manifest, there, key, on_progress)
     topics = await in_thread(partial(topics_at, place, manifest, last, key), place.shown)
     check_settings(place, manifest, topics)
-    kinds = {topic.number: topic.kind for topic in topics}  # one that was deleted since has none
+    kinds = {topic.number: topic.kind for topic in topics}  # a topic that was deleted since is missing here
     with_kinds = [(part, kinds.get(number)) for number, part in parts]
     await verify_parts(place, manifest, with_kinds, key, at_once, on_progress)
     replayed = None
@@ -70,7 +72,7 @@ async def verify_chain(
 async def _verify_increments(
     place: Place, manifest: Manifest, there: int, key: BackupKey | None, on_progress: OnProgress
 ) -> tuple[Summary, list[tuple[int, PartitionPart]]]:
-    """The last summary, and the rows that increments have, each with the number of its topic."""
+    """Verify all increments; return the last summary, and the rows of all increments with the number of their topic."""
     continuity, progress = Continuity(manifest), Progress(there)
     parts: list[tuple[int, PartitionPart]] = []
     for number in range(there):

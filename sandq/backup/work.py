@@ -1,4 +1,4 @@
-"""What backing up and restoring have in common: threads that may hang, how far it is, several partitions at once."""
+"""Common parts of backup and restore: abandonable threads, progress, rate limits and concurrent partitions."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 STEP_S: Final = 300.0
-"""So long one step may take at a place: a file opened, a block written."""
+"""Timeout of one step at a place (opening a file, writing a block), in seconds."""
 AT_ONCE: Final = 2
-"""Partitions that are read, or restored, at a time."""
+"""Number of partitions that are read or restored at the same time."""
 QUEUED: Final = 4
-"""Pieces between who reads and who writes: so many, and two more, are in memory for each partition."""
+"""Number of pieces between reader and writer; this many, and two more, are in memory for each partition."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far it is."""
+    """The progress of a backup or restore."""
 
     partitions: int = 0
     partitions_done: int = 0
     bytes: int = 0
-    """Of rows, about what there will be."""
+    """Estimated total size of the rows."""
     bytes_done: int = 0
     topic: str = ""
-    """Of which a partition was done last."""
+    """Topic of the partition that was finished last."""
 
 
 class Pace:
-    """So many bytes a second, of all partitions together; None: as fast as it goes. What else goes on in the cluster
-    has the rest of its time."""
+    """A limit on bytes per second, over all partitions; None for no limit. It leaves capacity for the cluster's other
+    work."""
 
     def __init__(self, bytes_per_s: int | None) -> None:
-        """Raises InvalidRequest."""
+        """Check the rate. Raises InvalidRequest."""
         if bytes_per_s is not None and bytes_per_s < 1:
             raise InvalidRequest("a rate is a number of bytes a second above 0")
         self._bytes_per_s = bytes_per_s
         self._free_s = 0.0
-        """When what was taken so far is over."""
+        """Time at which the bytes taken so far have been used up."""
 
     async def take(self, size: int) -> None:
-        """Wait until so many more bytes may go."""
+        """Wait until `size` more bytes may be processed."""
         if self._bytes_per_s is None:
             return
         now_s = anyio.current_time()
@@ -60,19 +60,21 @@ class Pace:
 OnProgress = Callable[[Progress], None]
 
 
-async def in_thread(step: Callable[[], T], what: str) -> T:
-    """Run a step that blocks. Raises StorageFailed when a disk refuses it, as it is full; and when it takes longer than
-    `STEP_S`: it is left behind."""
+async def in_thread(step: Callable[[], T], shown: str) -> T:
+    """Run a blocking step in a thread.
+
+    Raises StorageFailed if a disk refuses it, or if it takes longer than `STEP_S`; then its thread is abandoned.
+    """
     try:
         with anyio.move_on_after(STEP_S):
             return await anyio.to_thread.run_sync(step, abandon_on_cancel=True)
     except OSError as error:
-        raise StorageFailed(f"{what}: {error.strerror or error}") from error
-    raise StorageFailed(f"{what}: it has taken more than {STEP_S:.0f} s")
+        raise StorageFailed(f"{shown}: {error.strerror or error}") from error
+    raise StorageFailed(f"{shown}: it has taken more than {STEP_S:.0f} s")
 
 
 async def several(work: Callable[[K], Awaitable[None]], items: Iterable[K], at_once: int) -> None:
-    """Do it for each, so many at a time; the first error ends the others and is raised as it is."""
+    """Run `work` for each item, `at_once` at a time; the first error cancels the others and is raised."""
     errors: list[SandqError] = []
     limiter = anyio.CapacityLimiter(at_once)
 

@@ -248,7 +248,7 @@ async def test_what_is_damaged_truncated_or_foreign_is_refused_with_its_place(
     wrong = {
         "checksum": good[:200] + bytes([good[200] ^ 1]) + good[201:],
         "truncated": good[:-5],
-        "behind the end": good + b"x",
+        "after the end": good + b"x",
         "no file of a sandq backup": b"x" * len(good),
         "within its first": good[:10],
         "is expected": (tmp_path / "backups" / other.backup_id / other.parts[0].files[0].name).read_bytes(),
@@ -324,7 +324,7 @@ async def test_going_on_takes_no_topic_for_another_one(
     await api.admin.create_topic("t")
     await api.produce("t", b"new", delay="1h")
     (listed,) = await list_backups(place)
-    with place.hold(listed.backup_id), pytest.raises(Conflict, match="by somebody else"):
+    with place.hold(listed.backup_id), pytest.raises(Conflict, match="by another process"):
         await create_backup(api, place, resume=listed.backup_id)
     manifest = await create_backup(api, place, resume=listed.backup_id)
     await restore_backup(api, place, manifest.backup_id, prefix="r-")

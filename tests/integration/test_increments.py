@@ -129,7 +129,7 @@ async def test_nothing_is_made_of_nothing_and_another_follower_is_told_of(api: s
     assert (await follower.step(always=True)).number == 1
     await api.produce("t", b"x", delay="1h")
     assert (await other.step()).number == 2
-    with pytest.raises(sandq.errors.Conflict, match="somebody else follows"):
+    with pytest.raises(sandq.errors.Conflict, match="another process follows"):
         await follower.step()
     assert (await follower.step(always=True)).number == 3, "it looks again"
     await verify_chain(place, manifest.backup_id, key=key, replay=True)

@@ -115,7 +115,9 @@ async def test_each_moment_is_had_again(cluster: FakeCluster, place: FakePlace, 
     assert verified.spans == [(T + 1000, T + cluster.at)]
     assert cluster.partitions["b", 0].pins[-1] < cluster.partitions["b", 0].bench.index, "until the file is there"
     for at_ms in (T - 1, T + cluster.at + 1):
-        with pytest.raises(InvalidRequest, match=r"partition \d of topic '.' cannot be had as of .* nearest times"):
+        with pytest.raises(
+            InvalidRequest, match=r"partition \d of topic '.' cannot be restored as of .* nearest times"
+        ):
             find_moment(place, manifest, None, None, at_ms)
 
 
@@ -170,7 +172,7 @@ async def test_what_nodes_did_not_keep_gets_new_rows_and_the_hole_is_told(
     assert await as_of(place, manifest, before_ms, tmp_path) == (before, ())
     assert await as_of(place, manifest, after_ms, tmp_path) == (after, ())
     assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
-    with pytest.raises(InvalidRequest, match="partition 0 of topic 'a' cannot be had") as refused:
+    with pytest.raises(InvalidRequest, match="partition 0 of topic 'a' cannot be restored") as refused:
         find_moment(place, manifest, None, None, hole_ms)
     for at_ms in (before_ms, after_ms):
         assert chain.shown_time(at_ms) in refused.value.message
@@ -248,7 +250,7 @@ async def test_topics_come_and_go(cluster: FakeCluster, place: FakePlace, tmp_pa
     deleted_ms = T + cluster.at
     cluster.at += 1000
     (left,) = (await going.step()).left
-    assert "topic b is followed no more" in left
+    assert "topic b is not followed any more" in left
     cluster.at += 1000
     cluster.make("b", 2)
     cluster.put("b", "new", 1)
@@ -260,7 +262,7 @@ async def test_topics_come_and_go(cluster: FakeCluster, place: FakePlace, tmp_pa
     cluster.delete("b")
     cluster.at += 1000
     await going.step()
-    with pytest.raises(NoBackup, match=r"no topic 'b' any more; it was deleted, and can be had up to"):
+    with pytest.raises(NoBackup, match=r"no topic 'b' any more; it was deleted, and can be restored up to"):
         find_moment(place, manifest, None, ["b"], None)
 
 
@@ -281,7 +283,7 @@ async def test_a_moment_at_which_a_new_topic_was_not_read_yet_is_refused(
     read_ms, read = T + cluster.at, now(cluster)
     cluster.at += 1000
     await going.step()
-    with pytest.raises(InvalidRequest, match="partition 0 of topic 'new' cannot be had as of"):
+    with pytest.raises(InvalidRequest, match="partition 0 of topic 'new' cannot be restored as of"):
         find_moment(place, manifest, None, None, hole_ms)
     assert find_moment(place, manifest, None, ["b"], hole_ms).topics[0].name == "b"
     assert (await as_of(place, manifest, read_ms, tmp_path))[0] == read, "before the topics were looked at"
@@ -341,7 +343,7 @@ async def test_what_is_read_of_a_topic_that_is_made_anew_meanwhile_is_given_up(
 
     with monkeypatch.context() as patch:
         patch.setattr(cluster, "read_log", asked)
-        with pytest.raises(Unavailable, match="topic b was deleted and made anew meanwhile"):
+        with pytest.raises(Unavailable, match="topic b was deleted and recreated meanwhile"):
             await going.step()
     await going.step()
     assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
@@ -361,7 +363,7 @@ async def test_a_topic_that_is_made_anew_while_it_is_backed_up_is_left_out(
     monkeypatch.setattr(cluster, "begin", begun)
     manifest = await backed_up(cluster, place)
     assert [topic.name for topic in manifest.topics] == ["b"]
-    assert "topic a is left out: it was deleted and made anew" in manifest.warnings[0]
+    assert "topic a is left out: it was deleted and recreated" in manifest.warnings[0]
 
 
 async def test_a_partition_without_a_leader_holds_nothing_up(cluster: FakeCluster, place: FakePlace) -> None:
@@ -376,7 +378,7 @@ async def test_a_partition_without_a_leader_holds_nothing_up(cluster: FakeCluste
     assert made.entries == 1 and "partition 1 of topic a: nobody leads it" in made.errors[0]
     assert made.reach_ms == reach_ms, "all of it can be had up to then"
     (warning,) = find_moment(place, manifest, None, None, None).warnings
-    assert "partition 1 of topic a is as of" in warning and "could not be asked since" in warning
+    assert "partition 1 of topic a is as of" in warning and "could not be read since" in warning
     cluster.partitions["a", 1].is_away = False
     assert (await going.step()).reach_ms == T + cluster.at
 
@@ -455,7 +457,7 @@ async def test_two_followers_are_told(cluster: FakeCluster, place: FakePlace) ->
     one, other = follower(cluster, place, manifest), follower(cluster, place, manifest)
     await one.step()
     await other.step(always=True)
-    with pytest.raises(Conflict, match="somebody else follows"):
+    with pytest.raises(Conflict, match="another process follows"):
         await one.step()
     assert (await one.step(always=True)).number == 2
 
@@ -479,7 +481,7 @@ async def test_two_followers_at_a_place_without_locks_are_told(
     monkeypatch.setattr(cluster, "catalog", meanwhile)
     cluster.put("a", "y")
     await other.step(always=True)
-    with pytest.raises(Conflict, match="somebody else follows"):
+    with pytest.raises(Conflict, match="another process follows"):
         await one.step(always=True)
     await other.step(always=True)
     verified = await verify_chain(place, manifest.backup_id, replay=True, work=tmp_path)
@@ -500,7 +502,7 @@ async def test_an_increment_without_its_end_is_made_anew(
         await going.step()
         name = _name(manifest, number + 1)
         place.data[name] = place.data[_name(manifest, number)][: 10 * number]
-    with pytest.raises(DamagedBackup, match="without this file, the last one, what stands before it can be had"):
+    with pytest.raises(DamagedBackup, match="without this last file, everything before it can be restored"):
         find_moment(place, manifest, None, None, None)
     cluster.put("a", "y")
     if is_restarted:
@@ -662,7 +664,8 @@ def test_windows_that_are_over_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"), [({"partitions": 1 << 50}, "topic a"), ({"partitions": 0}, "topic a"), ({}, "of one name")]
+    ("change", "words"),
+    [({"partitions": 1 << 50}, "topic a"), ({"partitions": 0}, "topic a"), ({}, "with the same name")],
 )
 async def test_topics_that_cannot_be_are_refused(
     cluster: FakeCluster, place: FakePlace, change: dict[str, Any], words: str

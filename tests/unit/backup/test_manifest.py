@@ -64,7 +64,7 @@ async def test_what_no_backup_says_is_refused(tmp_path: Path, where: tuple[Any, 
     at[where[-1]] = what
     manifests.write_document(place, ID, MANIFEST, document, None)
     (listed,) = await list_backups(place)
-    assert listed.manifest is None and "does not say what a backup says" in (listed.problem or "")
+    assert listed.manifest is None and "is no valid manifest" in (listed.problem or "")
     with pytest.raises(DamagedBackup):
         await verify_backup(place, ID)
 

@@ -70,7 +70,7 @@ class Bed:
 async def test_the_next_one_counts_from_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed(tmp_path, monkeypatch)
     last = made(bed.place, bed.now_ms - HOUR_MS // 2)
-    await bed.schedule._look()
+    await bed.schedule._read_existing()
     assert bed.schedule.standing.next_ms == last.begun_ms + HOUR_MS
     assert bed.schedule.standing.last_backup == last.backup_id
     bed.now_ms = last.begun_ms + HOUR_MS
@@ -92,7 +92,7 @@ async def test_backups_of_other_clusters_neither_count_nor_go(tmp_path: Path, mo
     bed = Bed(tmp_path, monkeypatch, keep=1)
     others = [made(bed.place, bed.now_ms - hours * HOUR_MS, "other") for hours in (3, 2, 0)]
     bed.now_ms += 1
-    await bed.schedule._look()
+    await bed.schedule._read_existing()
     standing = bed.schedule.standing
     assert (standing.backups, standing.last_backup, standing.next_ms) == (0, None, bed.now_ms)
     for _ in range(3):
@@ -108,7 +108,7 @@ async def test_a_clock_that_was_ahead_stops_no_backups_and_costs_none(
     bed = Bed(tmp_path, monkeypatch, keep=2)
     good = made(bed.place, bed.now_ms - HOUR_MS // 2)
     wrong = [made(bed.place, bed.now_ms + years * 9000 * HOUR_MS) for years in (1, 2, 3)]
-    await bed.schedule._look()
+    await bed.schedule._read_existing()
     assert bed.schedule.standing.next_ms == good.begun_ms + HOUR_MS
     assert await bed.schedule.once()
     there = [one.backup_id for one in await list_backups(bed.place)]
