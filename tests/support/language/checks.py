@@ -46,6 +46,9 @@ ORDINARY: Final = frozenset(
 )
 """Names in which such a word has its ordinary meaning: a line of a text, a walk through a tree, a decimal place."""
 
+TERMS: Final = re.compile(r"look_?(?:ahead|up)s?", re.IGNORECASE)
+"""Terms of the field that contain such a word: a look-ahead, a look-up."""
+
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _SKIPPED = {".venv", ".git", "build", "dist", "node_modules", "__pycache__", "data"}
 
@@ -77,7 +80,7 @@ def check_name(name: str) -> bool:
     """Return whether a name has a private word in it."""
     if name.strip("_") in ORDINARY:
         return False
-    return any(part.lower() in PRIVATE for part in _PART.findall(name))
+    return any(part.lower() in PRIVATE for part in _PART.findall(TERMS.sub("", name)))
 
 
 def check_python(source: str) -> Iterator[tuple[int, str, str]]:
