@@ -42,9 +42,9 @@ def set_up(log_format: str, level: str, node: str) -> Any:
     """Set up logging for the whole process: call it once, before the event loop runs.
 
     `log_format`: auto (text on a terminal, otherwise json), json or text. Return a file for messages to people on
-    standard
-    output, which has `write`. Return None if the log is JSON and standard output is no terminal: then no people read
-    it."""
+    standard output; use its `write`. Return None if the log is JSON and standard output is no terminal: then no
+    person reads them.
+    """
     _set_up[:] = log_format, level
     _now[:] = [level]
     verbose.switch(level == "debug")

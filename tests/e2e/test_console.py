@@ -76,9 +76,9 @@ def test_topics_are_made_shown_purged_and_deleted(console: Console) -> None:
     assert "sandctl produce made.here hello --key k --in 2h --header source=desk" in said
     api("POST", "/topics/made.here", {"text": "more", "delay": "30m"})
     browser.click("Refresh", "main")
-    browser.reads("1 message come due in the next 1 hour")
+    browser.reads("Due in the next 1 hour: 1 message")
     browser.click("24 hours")
-    browser.reads("2 messages come due in the next 24 hours")
+    browser.reads("Due in the next 24 hours: 2 messages")
     browser.one("[data-chart=due] .chart canvas")
     browser.click("+", "[data-chart=due]")
     browser.click("As a table", "[data-chart=due]")
@@ -270,7 +270,7 @@ def test_dead_letters_are_chosen_redriven_and_purged(console: Console) -> None:
     browser.run("document.querySelector('tbody .mono').click()")
     browser.reads("Last error", "section")
     browser.run("document.querySelector('tbody input[type=checkbox]').click()")
-    browser.reads("1 chosen")
+    browser.reads("1 selected")
     said = console.act("Purge…", "Purge them", typed=name)
     assert "1 dead letter." in said and "--id" in said
     assert api("GET", f"/topics/{name}/groups/g")["dead"] == 1
@@ -339,7 +339,7 @@ def test_tenants_are_set_and_settings_changed_with_a_preview(console: Console) -
     browser.fill("lease", "2m", "main")
     browser.fill("partitions", "3", "main")
     browser.reads("30s", "main table")
-    browser.reads("Changed: it is 30s now.", ".changed")
+    browser.reads("Changed; the current value is 30s.", ".changed")
     assert "sandctl topic update mails --partitions 3 --lease 2m" in browser.text("main .command")
     said = console.act("Change…", "Change")
     assert "30s" in said and "2m" in said
@@ -347,8 +347,8 @@ def test_tenants_are_set_and_settings_changed_with_a_preview(console: Console) -
     browser.until(lambda: not browser.text(".changed"), "nothing is marked any more")
     console.go(f"#/topics/{name}/partitions")
     browser.reads("node1", "tbody")
-    browser.click("Move the lead…", "tbody")
-    browser.reads("alone holds it", "#said")
+    browser.click("Transfer…", "tbody")
+    browser.reads("no other node can lead it", "#said")
 
 
 def test_settings_take_durations_and_sizes_and_show_errors_at_their_fields(console: Console) -> None:
@@ -450,7 +450,7 @@ def test_a_statement_of_sql_is_answered(console: Console) -> None:
     assert HOSTILE in browser.text("tbody") and "NULL" in browser.text("tbody")
     browser.fill("statement", "DELETE FROM messages", "form")
     browser.click("Run", "form")
-    browser.reads("That did not work", "main")
+    browser.reads("The request failed", "main")
     assert [line for line in browser.logged() if "400" not in line] == []
 
 
@@ -489,11 +489,11 @@ def test_audit_log_is_filtered_and_goes_on(console: Console) -> None:
     api("DELETE", "/topics/audited.a")
     browser.until(lambda: newer(browser, "topic_delete"), "what is written later is shown")
     browser.fill("principal", "token:", "main")
-    browser.reads("No line has these words.", "tbody")
+    browser.reads("No line matches.", "tbody")
     browser.fill("principal", "anon", "main")
     browser.fill("request", "delete", "main")
     browser.fill("result", "failed", "main")
-    browser.reads("No line has these words.", "tbody")
+    browser.reads("No line matches.", "tbody")
     browser.fill("result", "ok", "main")
     browser.reads("topic_delete", "tbody")
     browser.fill("request", "update", "main")
@@ -513,7 +513,7 @@ def test_backups_are_made_listed_and_verified(console: Console) -> None:
     topic(api, "saved")
     console.go("#/backups")
     browser.reads("There is no backup yet.", "tbody")
-    console.act("Make a backup…", "Make it", topics="saved")
+    console.act("Start a backup…", "Start", topics="saved")
     assert console.commands[-1] == "sandctl backup create URL --topic saved"
     browser.until(lambda: refreshed(browser, "Verify…"), "it is finished, and listed")
     (made,) = api("GET", "/backups")["backups"]
@@ -521,7 +521,7 @@ def test_backups_are_made_listed_and_verified(console: Console) -> None:
     assert "\u2013" in browser.text("tbody"), "it has no increments, which would reach further"
     said = console.act("Verify…", "Verify")
     assert "1 topic, 0 increments." in said
-    browser.reads("is what was written", "#said")
+    browser.reads("is intact", "#said")
 
 
 def test_hostile_values_are_text(console: Console) -> None:
@@ -702,10 +702,10 @@ def test_who_looks_shows_a_token_and_is_offered_what_it_may(browser: Browser, tm
         reader = api("POST", "/tokens", {"name": "reader", "grants": ["read:open.*"]})["token"]
         browser.size(1280, 900)
         browser.open(f"{api.base}/")
-        browser.reads("Who looks?")
+        browser.reads("This cluster requires a token.")
         browser.fill("token", "sandq_wrong")
         browser.click("Sign in")
-        browser.reads("Nobody is known by this token.")
+        browser.reads("This token is not valid.")
         browser.fill("token", reader)
         browser.click("Sign in")
         browser.reads("open.door", "tbody")
@@ -723,13 +723,13 @@ def test_who_looks_shows_a_token_and_is_offered_what_it_may(browser: Browser, tm
         assert not browser.driver.find_elements("css selector", "dialog")
         writer = api("POST", "/tokens", {"name": "writer", "grants": ["read:open.*", "produce:open.*"]})["token"]
         browser.click("Sign out")
-        browser.reads("Who looks?")
+        browser.reads("This cluster requires a token.")
         browser.fill("token", writer)
         browser.click("Sign in")
         browser.click("Produce…", ".head")
         browser.fill("value", "a secret", "dialog")
         api("DELETE", "/tokens/writer")
-        browser.reads("Who looks?")
+        browser.reads("This cluster requires a token.")
         assert "a secret" not in browser.text() and not browser.driver.find_elements("css selector", "dialog[open]")
         assert browser.focused() == "token"
         # The browser notes each answer that refuses; nothing else.
@@ -821,7 +821,9 @@ def test_ages_are_by_the_clock_of_the_cluster(browser: Browser, api: Api) -> Non
 
 def test_names_that_a_browser_takes_from_an_address_are_not_asked_for(browser: Browser, api: Api) -> None:
     for name in ("", ".", ".."):
-        assert "cannot ask for" in module(browser, api, "api", "found.path('topics', 't', 'messages', given)", name)
+        assert "a browser cannot send" in module(
+            browser, api, "api", "found.path('topics', 't', 'messages', given)", name
+        )
 
 
 def test_what_is_not_changed_stays_as_it_was(console: Console) -> None:
@@ -889,7 +891,7 @@ def test_command_lines_are_quoted_for_a_shell(browser: Browser, api: Api) -> Non
 def test_a_place_that_is_none_is_said_to_be_none(console: Console) -> None:
     for place in ("#/nowhere", "#/topics/%ff"):
         console.go(place)
-        console.browser.reads("There is no such page", "h1")
+        console.browser.reads("Page not found", "h1")
     console.go("#/topics/none/settings")  # which asks once: two answers might come one behind the other
     console.browser.reads("there is no topic 'none'", ".failure")
     console.browser.until(lambda: console.browser.run("return document.querySelector('.head .acts').hidden"), "no acts")

@@ -218,7 +218,7 @@ def test_dead_letters_are_grouped_by_error_and_narrowed_by_a_click(console: Cons
     assert "no error" in column(browser, "Error", kinds)
     assert column(browser, "Last error", letters)[0] == "410 gone", "the newest is first"
     assert column(browser, "Last error", letters)[1] == ""
-    assert "both buttons concern 5 dead letters" in browser.text(letters)
+    assert "both buttons apply to 5 dead letters" in browser.text(letters)
     above = (
         "return document.querySelector(arguments[0]).compareDocumentPosition(document.querySelector(arguments[1])) & 4"
     )
@@ -234,7 +234,7 @@ def test_dead_letters_are_grouped_by_error_and_narrowed_by_a_click(console: Cons
     browser.until(lambda: len(column(browser, "Id", letters)) == 1, "by the longest line of the error")
     assert "had" not in str(browser.driver.title)
     browser.run("document.querySelector('tbody input[type=checkbox]').click()")
-    browser.reads("1 chosen", letters)
+    browser.reads("1 selected", letters)
 
 
 LANDMARKS = """

@@ -1,4 +1,4 @@
-// Who may do what: identities with their rights and ages, and roles. The text of a token is never shown.
+// Identities with their rights and ages, and roles. The text of a token is never shown.
 
 import { get, path, remove } from "./api.js";
 import { sandctl } from "./commands.js";

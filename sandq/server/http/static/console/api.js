@@ -1,4 +1,4 @@
-// Requests to the HTTP API, with the token of who looks. The token is in this tab's storage, and in no URL.
+// Requests to the HTTP API with the user's token. The token is stored for this tab only, and never put into a URL.
 
 const KEY = "sandq.token";
 
@@ -10,17 +10,17 @@ export const token = {
 
 export class Problem extends Error {
   constructor(status, told) {
-    super(told.detail || `the answer had status ${status}`);
+    super(told.detail || `the response had status ${status}`);
     this.status = status;
     this.code = told.code || "UNKNOWN";
     this.told = told;
   }
 }
 
-// Browsers take away . and .. , percent-encoded or not: what is asked then would be something else.
+// Browsers remove . and .. from paths, even if percent-encoded: the request would be for a different resource.
 export const path = (...segments) => {
   const lost = segments.find((one) => ["", ".", ".."].includes(String(one)));
-  if (lost !== undefined) throw new Problem(0, { code: "INVALID", detail: `a browser cannot ask for what is named "${lost}": use sandctl` });
+  if (lost !== undefined) throw new Problem(0, { code: "INVALID", detail: `a browser cannot send the name "${lost}" in a URL: use sandctl` });
   return `/${segments.map((one) => encodeURIComponent(one)).join("/")}`;
 };
 
@@ -60,7 +60,7 @@ export async function send(method, at, { query, body, headers, signal } = {}) {
   try {
     told = await answer.json();
   } catch {
-    // it is no problem of ours
+    // the body is not a problem document of sandq
   }
   if (answer.status === 401) window.dispatchEvent(new CustomEvent("unauthenticated", { detail: told.detail }));
   throw new Problem(answer.status, told);
@@ -77,7 +77,7 @@ export const put = (at, body, options = {}) => json("PUT", at, { body, ...option
 export const patch = (at, body, options = {}) => json("PATCH", at, { body, ...options });
 export const remove = (at, query, options = {}) => json("DELETE", at, { query, ...options });
 
-// Server-sent events: EventSource sends no token, so they are read here.
+// Server-sent events. They are read here, because EventSource cannot send a token.
 export async function events(at, { signal, onOpen, onEvent }) {
   const answer = await send("GET", at, { signal, headers: { accept: "text/event-stream" } });
   onOpen();

@@ -1,4 +1,4 @@
-// The audit logs of all nodes, the newest line first.
+// The audit logs of all nodes, newest line first.
 
 import { get } from "./api.js";
 import { sandctl } from "./commands.js";
@@ -8,8 +8,8 @@ import { may } from "./rights.js";
 import { commandLine, denied, field, load, problemText, say, table, valuesOf } from "./ui.js";
 import { groupHref, topicHref } from "./topics.js";
 
-const LINES = 1000; // the most that one answer has
-const KEPT = 5000; // lines that the page keeps, the newest
+const LINES = 1000; // maximum of one response
+const KEPT = 5000; // newest lines that the page keeps
 
 const about = (line) => Object.entries(line.about ?? {});
 const text = (value) => (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value));
@@ -30,7 +30,7 @@ export function auditView(context) {
   let position = null;
   let number = 0;
   const rows = table({
-    caption: "Audit log", key: (line) => String(line.number), sort: ["time", true], page: 50, empty: "No line has these words.",
+    caption: "Audit log", key: (line) => String(line.number), sort: ["time", true], page: 50, empty: "No line matches.",
     columns: [
       { key: "time", label: "Time", text: (line) => instant(line.time), sort: (line) => line.number },
       { key: "principal", label: "Who", text: (line) => line.principal ?? "" },
@@ -63,12 +63,12 @@ export function auditView(context) {
     add(told);
     show();
     const gaps = [
-      ...Object.entries(told.missing).map(([node, reason]) => `${node} tells nothing: ${reason}`),
+      ...Object.entries(told.missing).map(([node, reason]) => `${node} does not answer: ${reason}`),
       ...Object.entries(told.lost).filter(([, lost]) => lost).map(([node, lost]) => `${node} could not keep ${plural(lost, "line")} since it started`),
     ];
     return [gaps.map((one) => h("p", { class: "note" }, one)), filters, said, rows.element];
   });
-  // Newer lines come behind the position of the answer before.
+  // Load the lines after the position of the last response.
   async function newer() {
     if (position === null) return whole();
     try {
@@ -82,7 +82,7 @@ export function auditView(context) {
   head.append(h("div", { class: "acts" }, h("button", { type: "button", onclick: newer }, "Newer lines")));
   return [
     head, place,
-    h("p", { class: "dim" }, `The page shows the newest ${count(LINES)} lines, and those that come. Older lines are in the files of each node (data_dir/audit).`),
+    h("p", { class: "dim" }, `The page shows the newest ${count(LINES)} lines, and later ones. Older lines are in the files of each node (data_dir/audit).`),
     commandLine(sandctl("audit", [], { last: LINES })),
   ];
 }

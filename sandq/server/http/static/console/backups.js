@@ -1,4 +1,4 @@
-// Backups at the place of the node's configuration: what they hold, how far their increments reach, what is under way.
+// Backups at the location in the node's configuration: contents, increments, and progress.
 
 import { get, path, post } from "./api.js";
 import { sandctl } from "./commands.js";
@@ -27,13 +27,13 @@ export function backupsView(context) {
     }
   }
   ask();
-  head.append(h("div", { class: "acts" }, button("Make a backup…", () => make(ask), { allowed: may("cluster"), reason: why("cluster"), kind: "primary" }), h("button", { type: "button", onclick: ask }, "Refresh")));
+  head.append(h("div", { class: "acts" }, button("Start a backup…", () => make(ask), { allowed: may("cluster"), reason: why("cluster"), kind: "primary" }), h("button", { type: "button", onclick: ask }, "Refresh")));
   return [head, place, commandLine(sandctl("backup list", ["URL"]))];
 }
 
 function noPlace(detail) {
   return h("section", { class: "card" }, h("h2", {}, "This node shows no backups"), h("p", {}, `${detail}.`),
-    h("p", {}, "Set backup.url in its configuration to a directory or an S3 bucket. sandctl lists and makes backups without it."));
+    h("p", {}, "Set backup.url in its configuration to a directory or an S3 bucket. sandctl can list and create backups without it."));
 }
 
 function shown(told, ask) {
@@ -53,11 +53,11 @@ function shown(told, ask) {
   });
   rows.set(told.backups);
   return [
-    told.running && progress("A backup is being made", told.running),
-    told.restoring && progress("A backup is being restored", told.restoring),
-    told.last && h("p", { class: told.last.error ? "failure" : "dim" }, told.last.error ? `The last backup failed: ${told.last.error}` : `This server made backup ${told.last.backup_id} last.`),
+    told.running && progress("A backup is running", told.running),
+    told.restoring && progress("A restore is running", told.restoring),
+    told.last && h("p", { class: told.last.error ? "failure" : "dim" }, told.last.error ? `The last backup failed: ${told.last.error}` : `The last backup of this server is ${told.last.backup_id}.`),
     told.last_restore && h("p", { class: told.last_restore.error ? "failure" : "dim" }, told.last_restore.error ? `The last restore failed: ${told.last_restore.error}` : `Backup ${told.last_restore.backup_id} was restored: ${Object.values(told.last_restore.topics).join(", ")}.`),
-    h("section", { class: "card" }, rows.element, h("p", { class: "dim" }, "To restore a backup, or a moment that its increments reach, use sandctl backup restore.")),
+    h("section", { class: "card" }, rows.element, h("p", { class: "dim" }, "To restore a backup, or a point in time that its increments cover, use sandctl backup restore.")),
   ];
 }
 
@@ -75,13 +75,13 @@ function progress(title, told) {
 
 function make(done) {
   act({
-    title: "Make a backup", verb: "Make it", about: "The backup goes to the place of the node's configuration. One is made at a time; Refresh shows how far it is.",
-    fields: [{ name: "topics", label: "Topics", placeholder: "all", help: "Names with commas between them; empty: all topics." }],
+    title: "Start a backup", verb: "Start", about: "The backup is stored at the location in the node's configuration. One backup runs at a time; Refresh shows the progress.",
+    fields: [{ name: "topics", label: "Topics", placeholder: "all", help: "Names separated by commas; empty: all topics." }],
     command: (values) => sandctl("backup create", ["URL"], { topic: named(values) }),
     run: async (values) => {
       const topics = named(values);
       const told = await post("/backups", topics.length ? { topics } : {});
-      return `A backup of ${plural(told.partitions, "partition")} is being made`;
+      return `A backup of ${plural(told.partitions, "partition")} has started`;
     },
     done,
   });
@@ -91,12 +91,12 @@ const named = (values) => values.topics.split(",").map((one) => one.trim()).filt
 
 function verify(one) {
   act({
-    title: `Verify ${one.backup_id}`, verb: "Verify", about: "Reads the backup and its increments as a whole. That takes as long as reading its files.",
+    title: `Verify ${one.backup_id}`, verb: "Verify", about: "Reads and checks all of the backup and its increments. That takes as long as reading its files.",
     count: async () => `${bytes(one.bytes)}, ${plural(one.topics.length, "topic")}, ${plural(one.increments ?? 0, "increment")}.`,
     command: () => sandctl("backup verify", ["URL", one.backup_id]),
     run: async () => {
       await post(path("backups", one.backup_id, "verify"));
-      return `${one.backup_id} is what was written`;
+      return `${one.backup_id} is intact`;
     },
   });
 }

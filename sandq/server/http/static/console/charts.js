@@ -1,14 +1,14 @@
-// Charts over time, by uPlot; each with the same in a table, for who does not see it.
+// Charts over time with uPlot. Each has the same data as a table, for screen readers.
 
 import { fill, h } from "./dom.js";
 import { count, instant, offsetMinutes } from "./format.js";
 import { sandqColours } from "./colours.js";
 
-let uPlot = null; // it is loaded with the first chart
+let uPlot = null; // loaded with the first chart
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-// series: {label, values, colour, kind: "bars" | "line", width_s}, all in one unit; `x` in epoch seconds, in order.
-// `from`, `to`: what is shown at first. `figure.set(x, values, from, to)` shows other values, by series.
+// series: {label, values, colour, kind: "bars" | "line", width_s}, all in one unit; `x`: epoch seconds, ascending.
+// `from`, `to`: range shown at first. `figure.set(x, values, from, to)` replaces the values, by series.
 export function chart({ title, x, series, from, to, height = 200, text = count, signal }) {
   const place = h("div", { class: "plot" });
   const readout = h("p", { class: "readout", "aria-live": "off" });
@@ -68,7 +68,7 @@ export function chart({ title, x, series, from, to, height = 200, text = count, 
     plot.setScale("x", { min: low, max: high });
   }
 
-  // Bars as wide as the time that they are about.
+  // Bars are as wide as the time that they cover.
   function bars(one) {
     return (self, seriesAt) => {
       const data = self.data[seriesAt];
@@ -119,7 +119,7 @@ export function chart({ title, x, series, from, to, height = 200, text = count, 
     if (!plot) return;
     const { min, max } = plot.scales.x;
     plot.setData([x, ...series.map((one) => one.values)], false);
-    // What a person zoomed to stays.
+    // Keep the range if the user has zoomed.
     scale(isZoomed ? min : from, isZoomed ? max : to);
   };
 
@@ -140,10 +140,10 @@ export function chart({ title, x, series, from, to, height = 200, text = count, 
   return figure;
 }
 
-// Steps of an axis that counts: there are no halves.
+// Steps of an axis of counts: only whole numbers.
 const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
 
-// Hours and minutes; at the first, and where another day begins, the day below.
+// Labels with hours and minutes. The first one, and the first of each day, also has the date.
 function times(self, splits, axisAt, space, step) {
   const two = (part) => String(part).padStart(2, "0");
   let last = "";

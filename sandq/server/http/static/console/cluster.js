@@ -1,4 +1,4 @@
-// The cluster: its nodes, who leads what, what moves, clocks, and what needs somebody to look.
+// The cluster: nodes, leaders, moving partitions, clocks, and findings that need attention.
 
 import { get, path, post, remove } from "./api.js";
 import { sandctl } from "./commands.js";
@@ -13,7 +13,7 @@ const SQUARES = 120;
 
 export function clusterView(context) {
   const leads = { allowed: may("cluster"), reason: why("cluster") };
-  const tiles = { nodes: tile("Nodes up"), partitions: tile("Partitions led"), moving: tile("Moving"), level: tile("Feature level"), version: tile("Version"), leader: tile("Leads the metadata") };
+  const tiles = { nodes: tile("Nodes up"), partitions: tile("Partitions led"), moving: tile("Moving"), level: tile("Feature level"), version: tile("Version"), leader: tile("Metadata leader") };
   const nodes = h("div", { class: "nodes" });
   const findings = findingsCard();
   const fine = h("p", { class: "dim", hidden: true }, "Nothing needs attention.");
@@ -36,7 +36,7 @@ export function clusterView(context) {
     tiles.moving.set(count(cluster.moving), cluster.moving ? "warn" : "");
     tiles.level.set(cluster.feature_level ?? "–");
     tiles.version.set(cluster.version);
-    tiles.leader.set(cluster.metadata_leader ?? "nobody", cluster.metadata_leader ? "" : "bad");
+    tiles.leader.set(cluster.metadata_leader ?? "none", cluster.metadata_leader ? "" : "bad");
     findings.set(cluster.findings);
     fine.hidden = cluster.findings.length > 0;
     const upNow = JSON.stringify(all.map((node) => [node.node, node.up]));
@@ -60,10 +60,10 @@ export function clusterView(context) {
 
   const askMoves = () => load(moves, () => get("/cluster/partitions", { moving: true }, { signal: context.signal }), ({ partitions }) => {
     const rows = table({
-      caption: "Partitions that move", key: (row) => `${row.topic} ${row.partition}`, sort: ["topic", false], page: 50, href: (row) => topicHref(row.topic, "partitions"), empty: "Nothing moves.",
+      caption: "Moving partitions", key: (row) => `${row.topic} ${row.partition}`, sort: ["topic", false], page: 50, href: (row) => topicHref(row.topic, "partitions"), empty: "Nothing moves.",
       columns: [
         { key: "topic", label: "Topic", text: (row) => row.topic }, { key: "partition", label: "Partition", kind: "number", text: (row) => row.partition, sort: (row) => row.partition },
-        { key: "to", label: "To be held by", text: (row) => row.nodes.join(", ") }, { key: "steps", label: "Under way", text: (row) => row.steps.join("; ") },
+        { key: "to", label: "Target nodes", text: (row) => row.nodes.join(", ") }, { key: "steps", label: "In progress", text: (row) => row.steps.join("; ") },
       ],
     });
     rows.set(partitions);
@@ -75,17 +75,17 @@ export function clusterView(context) {
     const peers = Object.entries(told.peers);
     return [
       h("h2", {}, "Clock"),
-      facts([["Of", live.cluster?.node ?? "this node"], ["Drift", `${milliseconds(told.drift_ms)} (wall clock less guarded clock)`], ["Median of the others", told.median_ms === null ? "nobody to compare with" : milliseconds(told.median_ms)], ["Alarm", told.alarm ? `yes: ${told.reason}` : "no"]]),
+      facts([["Of", live.cluster?.node ?? "this node"], ["Drift", `${milliseconds(told.drift_ms)} (wall clock minus guarded clock)`], ["Median of the others", told.median_ms === null ? "no nodes to compare with" : milliseconds(told.median_ms)], ["Alarm", told.alarm ? `yes: ${told.reason}` : "no"]]),
       peers.length > 0 && h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, "Clocks of the other nodes"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Node"), h("th", { scope: "col", class: "number" }, "Ahead of this one"))), h("tbody", {}, peers.map(([node, ms]) => h("tr", {}, h("th", { scope: "row" }, node), h("td", { class: "number", data: { state: Math.abs(ms) > 100 ? "warn" : "" } }, milliseconds(ms))))))),
       h("div", { class: "row" },
-        button("Accept the wall clock…", () => act({ title: "Accept the wall clock", verb: "Accept", danger: true, about: `The node follows its wall clock again, which is ${milliseconds(told.drift_ms)} away from its guarded clock. Messages may come due at once, or later.`, count: async () => "1 node.", command: () => sandctl("cluster clock accept"), run: async () => { await post("/cluster/clock/accept"); return "It follows the wall clock"; }, done: askClock }), leads),
+        button("Accept the wall clock…", () => act({ title: "Accept the wall clock", verb: "Accept", danger: true, about: `The node follows its wall clock again, which is ${milliseconds(told.drift_ms)} away from its guarded clock. Messages may become due at once, or later.`, count: async () => "1 node.", command: () => sandctl("cluster clock accept"), run: async () => { await post("/cluster/clock/accept"); return "It follows the wall clock"; }, done: askClock }), leads),
         h("button", { type: "button", onclick: askClock }, "Refresh")),
     ];
   });
   askClock();
   load(memory, () => get("/cluster", {}, { signal: context.signal }), (told) => {
     const rows = told.memory.filter((one) => one.bytes > 0 || one.limit > 0);
-    return [h("h2", {}, "Memory"), h("p", { class: "dim" }, `What each use holds, and may, at ${told.node}`), h("dl", { class: "facts" }, rows.map((one) => {
+    return [h("h2", {}, "Memory"), h("p", { class: "dim" }, `Memory held by each account of ${told.node}, and its limit`), h("dl", { class: "facts" }, rows.map((one) => {
       const meter = h("i", {});
       meter.style.width = `${Math.min((100 * one.bytes) / Math.max(one.limit, 1), 100)}%`;
       return [h("dt", {}, one.account.replaceAll("_", " ")), h("dd", {}, `${bytes(one.bytes)} of ${bytes(one.limit)}`, h("div", { class: "meter", "aria-hidden": "true" }, meter))];
@@ -99,7 +99,7 @@ export function clusterView(context) {
 }
 
 function nodeCard(node, leaders, all, leads) {
-  const led = node.up ? leaders.get(node.node) ?? 0 : 0; // what it led, others lead now
+  const led = node.up ? leaders.get(node.node) ?? 0 : 0; // other nodes lead its partitions now
   const most = Math.max(...all.map((one) => one.replicas), 1);
   const bad = !node.up || node.sick;
   const state = bad ? "bad" : node.standing === "in" ? "" : "warn";
@@ -114,25 +114,25 @@ function nodeCard(node, leaders, all, leads) {
     facts([["Clients", node.client], ["HTTP", node.http], ["Zone", node.zone], ["Weight", node.weight], ["Version", node.version], ["Member", node.member && `${node.member}${node.since_ms ? ` since ${instant(node.since_ms)}` : ""}`], ["Levels", node.feature_levels?.join(" to ")]]),
     h("div", { class: "row" },
       node.standing === "draining"
-        ? button("Take part again…", () => drain(node, true), leads)
+        ? button("Undo drain…", () => drain(node, true), leads)
         : button("Drain…", () => drain(node, false), leads),
       button("Remove…", () => forget(node, led), { ...leads, kind: "danger" })));
 }
 
 function drain(node, undo) {
   act({
-    title: undo ? `${node.node} takes part again` : `Drain ${node.node}`, verb: undo ? "Take part" : "Drain", danger: !undo,
-    about: undo ? "It may hold replicas again." : "Its replicas move to the other nodes; it stays registered. That is refused when the others would be too few.",
+    title: undo ? `Undo the drain of ${node.node}` : `Drain ${node.node}`, verb: undo ? "Undo" : "Drain", danger: !undo,
+    about: undo ? "It may hold replicas again." : "Its replicas move to other nodes; it stays registered. Refused if the other nodes are too few.",
     count: undo ? undefined : async () => `${plural(node.replicas, "replica")} move.`,
     command: () => sandctl("cluster drain", [node.node], { undo }),
-    run: async () => { await post(path("cluster", "nodes", node.node, "drain"), { undo }); return undo ? "It takes part again" : "It is being drained"; },
+    run: async () => { await post(path("cluster", "nodes", node.node, "drain"), { undo }); return undo ? "It is a regular node again" : "It is being drained"; },
   });
 }
 
 function forget(node, led) {
   act({
     title: `Remove ${node.node}…`, verb: "Remove", danger: true, typed: node.node,
-    about: "The cluster forgets it. For a node that was drained, or has failed for good; what only it holds is lost.",
+    about: "For a node that was drained, or has failed permanently. Data that only this node holds is lost.",
     count: async () => `It leads ${plural(led, "partition")} and holds ${plural(node.replicas, "replica")}.`,
     command: () => sandctl("cluster remove", [node.node], { yes: true }),
     run: async () => { await remove(path("cluster", "nodes", node.node)); return "It is being removed"; },

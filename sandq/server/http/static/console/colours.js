@@ -1,4 +1,4 @@
-// The colours of the style sheet, for what is drawn on a canvas.
+// Return the colours of the style sheet, for drawing on a canvas.
 
 export function sandqColours() {
   const style = getComputedStyle(document.documentElement);

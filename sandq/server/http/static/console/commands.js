@@ -1,4 +1,4 @@
-// The command line of sandctl that does the same. Pure.
+// Build the equivalent sandctl command line. Pure functions.
 
 import { UNSEEN } from "./format.js";
 
@@ -6,8 +6,8 @@ const PLAIN = /^[A-Za-z0-9_@%+=:,./-]+$/;
 const ODD = new RegExp(`${UNSEEN.source}|[\\t\\n\\r]`, "g");
 const two = (code) => code.toString(16).padStart(2, "0");
 
-// A word as bash and zsh read it. What cannot be seen, or what a terminal might obey, is written out. `text`: a text, or
-// bytes that are none. No word has a character 0.
+// Quote a word for bash and zsh. Invisible and control characters are escaped. `text`: a string, or bytes that are not
+// UTF-8. A word must not contain a null character.
 export function quoted(text) {
   if (text instanceof Uint8Array) {
     const shown = Array.from(text, (one) => (one > 31 && one < 127 && !"'\\!".includes(String.fromCharCode(one)) ? String.fromCharCode(one) : `\\x${two(one)}`));
@@ -28,10 +28,10 @@ export function quoted(text) {
 const hasZero = (word) => (word instanceof Uint8Array ? word.includes(0) : String(word).includes("\0"));
 const isDashed = (word) => (word instanceof Uint8Array ? word[0] === 45 : String(word).startsWith("-"));
 
-// `options`: by name without its dashes; true: a flag; a list: given again and again; null, false: not given.
+// `options`: by name without dashes; true: a flag; a list: repeated; null or false: left out.
 export function sandctl(words, positionals = [], options = {}) {
   const given = [];
-  if ([...positionals, ...Object.values(options).flat()].some(hasZero)) return `# sandctl ${words}: no command line can have a character 0`;
+  if ([...positionals, ...Object.values(options).flat()].some(hasZero)) return `# sandctl ${words}: a command line cannot contain a null character`;
   for (const [name, value] of Object.entries(options)) {
     const dashes = name.length === 1 ? `-${name}` : `--${name}`;
     for (const one of Array.isArray(value) ? value : [value]) {
@@ -47,7 +47,7 @@ export function sandctl(words, positionals = [], options = {}) {
 
 const none = (value) => (value === null ? "none" : value);
 
-// Settings as options of `topic create`, `topic update` and `group update`.
+// Return settings as options of `topic create`, `topic update` and `group update`.
 export function settingOptions(settings) {
   const options = {};
   for (const [name, value] of Object.entries(settings)) {

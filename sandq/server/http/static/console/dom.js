@@ -1,4 +1,4 @@
-// Elements, made of text alone: nothing that comes from a cluster is ever read as markup, and nothing in it is unseen.
+// Create elements from text only: data from the cluster is never parsed as markup, and invisible characters are shown.
 
 import { visible } from "./format.js";
 
@@ -28,7 +28,7 @@ export function fill(element, ...children) {
   return element;
 }
 
-// Only what differs is touched, so that a screen reader, a selection and the focus stay where they are.
+// Change the text only if it differs, so that screen readers, selections and the focus are not disturbed.
 export function setText(element, text) {
   const wanted = visible(text);
   if (element.textContent !== wanted) element.textContent = wanted;

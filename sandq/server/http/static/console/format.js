@@ -1,6 +1,6 @@
-// Numbers, times and bytes as people read them. Pure.
+// Format numbers, times and bytes for people. Pure functions.
 
-// By hand: the first Intl.NumberFormat of a page costs more than all the rest of the page's beginning.
+// Not with Intl.NumberFormat: its first use costs more than the rest of the page's start.
 const grouped = (text) => text.length < 4 ? text : text.replace(/\B(?=(\d{3})+(?!\d))/g, ",");
 const whole = { format: (value) => grouped(String(Math.round(value))) };
 const tenth = {
@@ -52,7 +52,7 @@ export function milliseconds(value) {
   return value < 1000 ? `${whole.format(value)} ms` : span(value);
 }
 
-// Of milliseconds, in its two largest units.
+// Format a duration in milliseconds, in its two largest units.
 export function span(value) {
   const units = [["d", 86_400_000], ["h", 3_600_000], ["m", 60_000], ["s", 1000]];
   let left = Math.round(Math.abs(value) / 1000) * 1000;
@@ -67,8 +67,8 @@ export function span(value) {
   return parts.join(" ");
 }
 
-// Ages are by the cluster's clock, not by that of who looks, which may be wrong.
-const ASIDE_MS = 5000; // a look is as old as that before it is told
+// Ages are computed with the cluster's clock, because the browser's may be wrong.
+const ASIDE_MS = 5000; // differences up to this are ignored: an update may be that old
 let offsetMs = 0;
 export const nowMs = () => Date.now() + offsetMs;
 export function setNow(at) {
@@ -94,13 +94,13 @@ export function instant(at) {
   return `${day} ${two(there.getUTCHours())}:${two(there.getUTCMinutes())}:${two(there.getUTCSeconds())}${fraction}`;
 }
 
-// Times are in the zone of who looks, or in UTC. It stays for the browser.
+// Times are in the browser's zone, or in UTC. The choice is stored in the browser.
 const ZONE = "sandq.times";
 let isUtc = false;
 try {
   isUtc = localStorage.getItem(ZONE) === "utc";
 } catch {
-  // without a store it is asked anew
+  // storage is not available: use the default
 }
 export const showsUtc = () => isUtc;
 export function setUtc(is) {
@@ -108,15 +108,15 @@ export function setUtc(is) {
   try {
     localStorage.setItem(ZONE, is ? "utc" : "local");
   } catch {
-    // it holds for this page
+    // storage is not available: the choice lasts for this page only
   }
 }
 export const offsetMinutes = (when) => (isUtc ? 0 : when.getTimezoneOffset());
 
-// The instant of a field for a date and a time, which is in the zone in which times are shown.
+// Parse the value of a date and time field, in the zone in which times are shown.
 export const typed = (text) => new Date(isUtc && !/[zZ]$/.test(text) ? `${text}Z` : text);
 
-// The zone in which times are shown, as its distance from UTC now.
+// Return the zone in which times are shown, as its current offset from UTC.
 export function zone(when = new Date(nowMs())) {
   const minutes = -offsetMinutes(when);
   if (!minutes) return "UTC";
@@ -124,8 +124,8 @@ export function zone(when = new Date(nowMs())) {
   return `UTC${minutes < 0 ? "-" : "+"}${two(Math.floor(Math.abs(minutes) / 60))}:${two(Math.abs(minutes) % 60)}`;
 }
 
-// What would not be seen, or would turn the text around it, is written out: half surrogate pairs, control characters,
-// what switches the direction of writing.
+// Characters that are invisible or affect the text around them: lone surrogates, control characters, and changes of the
+// writing direction. They are shown as escapes.
 export const UNSEEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
 export function visible(text) {
@@ -137,7 +137,7 @@ export function cut(text, most = 120) {
   return shown.length > most ? `${shown.slice(0, most)}…` : shown;
 }
 
-// The first bytes of a value, for one cell of a table. `row`: a message whose value may be cut short.
+// Return the beginning of a value, for a table cell. `row`: a message whose value may be truncated.
 export const PREVIEW_BYTES = 320;
 const PREVIEW_CHARS = 80;
 const PREVIEW_HEX = 12;
@@ -147,7 +147,7 @@ export function preview(row) {
     try {
       if (/^\s*[{[]/.test(text)) text = respaced(text);
     } catch {
-      // it is no JSON, or its end is missing
+      // not JSON, or truncated
     }
     const line = text.replace(/\s+/g, " ").trim();
     const isCut = new TextEncoder().encode(row.text).length < row.size && line.length <= PREVIEW_CHARS;
@@ -178,14 +178,14 @@ export function fromBase64(text) {
 
 export const base64Of = (data) => btoa(Array.from(data, (one) => String.fromCharCode(one)).join(""));
 
-// The bytes of a message's value as the API tells it; null: it deletes its key.
+// Return the bytes of a message's value from the API; null if it deletes its key.
 export function valueBytes(message) {
   if (typeof message.text === "string") return new TextEncoder().encode(message.text);
   return typeof message.value === "string" ? fromBase64(message.value) : null;
 }
 
-// JSON with other spaces between what it has; all else is as it was: numbers with all their digits, names that come
-// twice. Throws where it is no JSON.
+// Change only the white space of JSON: numbers keep all their digits, and repeated names stay. Throws if the text is not
+// JSON.
 export function respaced(text, indent = "") {
   JSON.parse(text);
   const found = [];

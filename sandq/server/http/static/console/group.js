@@ -1,4 +1,4 @@
-// One group: where it stands in each partition, its limits and settings, and its dead letters.
+// One group: its state in each partition, its limits and settings, and its dead letters.
 
 import { get, patch, path, post, put, remove } from "./api.js";
 import { sandctl, settingOptions } from "./commands.js";
@@ -74,7 +74,7 @@ function standing(context, topic, group, found, again) {
     h("dl", { class: "tiles" }, tiles),
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "Limits"), found.limits ? facts([["In flight", limits.max_in_flight === null || limits.max_in_flight === undefined ? null : `${count(limits.in_flight)} of ${count(limits.max_in_flight)}`], ["Rate", limits.rate], ["Burst", limits.burst]]) : h("p", { class: "dim" }, "No limits.")),
-      h("section", { class: "card" }, h("h2", {}, "Settings of its own"), found.settings ? facts(Object.entries(found.settings).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)])) : h("p", { class: "dim" }, "The settings of the topic.")),
+      h("section", { class: "card" }, h("h2", {}, "Own settings"), found.settings ? facts(Object.entries(found.settings).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)])) : h("p", { class: "dim" }, "It has the settings of the topic.")),
       h("section", { class: "card" }, h("h2", {}, "Push"), pushed)),
     h("section", { class: "card", "aria-label": "Consumers of the group" }, h("h2", {}, "Consumers"), consumers, commandLine(sandctl("group consumers", [topic, group]))),
     h("section", { class: "card" }, h("h2", {}, "Partitions"), parts.element),
@@ -194,10 +194,10 @@ function deleteGroup(topic, group) {
 // -- dead letters ------------------------------------------------------------------------------------------------------
 
 const REASONS = ["nacked", "lease_expired", "expired", "rejected", "undeliverable"];
-const PAGE = 500; // dead letters that are read at once; errors are counted over those that were read
-const ERROR_CHARS = 1024; // of the API's filter
+const PAGE = 500; // dead letters per request; errors are counted in those that were loaded
+const ERROR_CHARS = 1024; // limit of the API's filter
 
-// The letters that died of one error: the longest line of it can be typed into a field, and filters by it.
+// Count dead letters by error. The longest line of an error fits into a field, and can be used as a filter.
 const lineOf = (error) => (error ?? "").split(/[\r\n]+/).reduce((one, other) => (other.length > one.length ? other : one), "").slice(0, ERROR_CHARS);
 function byError(letters) {
   const found = new Map();
@@ -256,7 +256,7 @@ function deadLetters(context, topic, group) {
   });
   let found = [];
   let next = null;
-  let asked = 0; // an answer to an earlier question is not shown
+  let asked = 0; // number of the last request: responses to earlier ones are ignored
   function narrow(kind) {
     form.elements.reason.value = kind.reason;
     form.elements.error.value = kind.line;
@@ -265,7 +265,7 @@ function deadLetters(context, topic, group) {
   function sayPicked() {
     const isFiltered = Object.keys(filters()).length > 0;
     const all = next ? (isFiltered ? "all that match" : "all of the group") : plural(found.length, "dead letter");
-    fill(picked, rows.chosen.size ? `${count(rows.chosen.size)} chosen` : `None chosen: both buttons concern ${all}`);
+    fill(picked, rows.chosen.size ? `${count(rows.chosen.size)} selected` : `None selected: both buttons apply to ${all}`);
   }
   async function ask(after = null) {
     same.update(sandctl("dead list", [topic], { ...options(filters()), newest: true }));
@@ -295,7 +295,7 @@ function deadLetters(context, topic, group) {
     detail.hidden = false;
     await load(detail, () => get(path("topics", topic, "messages", row.id), { as_text: true }, { signal: context.signal }), (message) => [
       h("div", { class: "head" }, h("h2", { class: "mono" }, row.id), badge(row.reason, "bad"), h("div", { class: "acts" }, h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
-      facts([["Last error", row.error], ["Died", `${instant(row.dead_at)} (${ago(row.dead_at)})`], ["Was due", instant(row.deliver_at)], ["Attempts", row.attempts], ["Life", row.life], ["Key", keyText(row) || null], ["Refused by its topic", row.not_forwarded]]),
+      facts([["Last error", row.error], ["Died", `${instant(row.dead_at)} (${ago(row.dead_at)})`], ["Was due", instant(row.deliver_at)], ["Attempts", row.attempts], ["Life", row.life], ["Key", keyText(row) || null], ["Not forwarded", row.not_forwarded]]),
       headersView(message), h("h3", {}, "Value"), valueView(message), h("h3", {}, "Attempts"), attempts(row.history),
     ]);
     detail.focus();
@@ -307,8 +307,8 @@ function deadLetters(context, topic, group) {
     const isAll = !ids.length && !Object.keys(which).length;
     act({
       title: isPurge ? "Purge dead letters…" : "Redrive dead letters…", verb: isPurge ? "Purge them" : "Redrive them", danger: isPurge, typed: isPurge ? topic : undefined,
-      about: `${ids.length ? "Those that you chose." : Object.keys(which).length ? "All that match the filter." : "All of this group."} ${isPurge ? "They are deleted. It cannot be undone." : "They are delivered again, as at their first attempt."}`,
-      fields: isPurge || ids.length ? [] : [{ name: "rate", label: "Most messages a second", kind: "number", placeholder: "no limit" }],
+      about: `${ids.length ? "Those that you selected." : Object.keys(which).length ? "All that match the filter." : "All of this group."} ${isPurge ? "They are deleted. It cannot be undone." : "They are delivered again, as at their first attempt."}`,
+      fields: isPurge || ids.length ? [] : [{ name: "rate", label: "Maximum messages per second", kind: "number", placeholder: "no limit" }],
       count: async () => {
         if (ids.length) return `${plural(ids.length, "dead letter")}.`;
         const job = await post(`${at}/${how}`, { ...which, dry_run: true });

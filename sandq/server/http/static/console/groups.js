@@ -1,4 +1,4 @@
-// Groups of all topics, or of one: how far they are behind, and why some stand still.
+// Groups of all topics, or of one: their lag, and why some receive nothing.
 
 import { get, path } from "./api.js";
 import { sandctl } from "./commands.js";
@@ -47,7 +47,7 @@ export function groupsView(context) {
   });
   ask();
   return [
-    h("div", { class: "head" }, h("h1", {}, "Groups"), h("span", { class: "dim" }, "The 50 groups of each topic that are furthest behind"), h("div", { class: "acts" }, h("button", { type: "button", onclick: ask }, "Refresh"))),
+    h("div", { class: "head" }, h("h1", {}, "Groups"), h("span", { class: "dim" }, "The 50 groups with the largest lag of each topic"), h("div", { class: "acts" }, h("button", { type: "button", onclick: ask }, "Refresh"))),
     place, commandLine("sandctl group list TOPIC"),
   ];
 }

@@ -9,7 +9,7 @@ import { asTyped, payload, VALUE_KINDS, valueOf } from "./produce.js";
 import { may, why } from "./rights.js";
 import { act, button, commandLine, facts, failure, field, load, loading, table, valuesOf } from "./ui.js";
 
-// The bytes of a text as paths and queries have them: where a page goes on may be at a key that is no text.
+// Encode a text for paths and queries in base64url: the next page may begin at a key that is not UTF-8.
 const inPath = (text) => base64Of(new TextEncoder().encode(text)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 
 export function keysTab(context, topic) {
@@ -25,7 +25,7 @@ export function keysTab(context, topic) {
   const word = (row) => (row.key === undefined ? fromBase64(row.key_base64) : row.key);
   const rows = table({
     caption: "Keys", key: (row) => JSON.stringify([row.key, row.key_base64]), // a text may look like bytes
-    sort: null, page: 100, empty: "No key is like that.",
+    sort: null, page: 100, empty: "No key matches.",
     columns: [
       { key: "key", label: "Key", text: name, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row) }, cut(name(row), 100)), mark: name },
       { key: "version", label: "Version", wide: true, text: (row) => row.version },
@@ -34,7 +34,7 @@ export function keysTab(context, topic) {
     ],
   });
   let found = [];
-  // A key that is no text is named in base64, of which paths have another kind.
+  // A key that is not UTF-8 is sent in base64url; the API returns it in base64.
   const place = (row) => (row.key === undefined ? [`${at}/${row.key_base64.replaceAll("+", "-").replaceAll("/", "_")}`, { encoding: "base64" }] : row.key === "." || row.key === ".." ? [`${at}/${btoa(row.key)}`, { encoding: "base64" }] : [`${at}/${encodeURIComponent(row.key)}`, {}]);
 
   async function ask(start = null) {
@@ -75,7 +75,7 @@ export function keysTab(context, topic) {
     const lines = Object.entries(entry?.headers ?? {}).filter(([, one]) => typeof one !== "object").map(([header, one]) => `${header}=${one}`);
     act({
       title: entry ? "Change the key" : "Put a key", verb: "Put",
-      about: entry ? `Only if it still has the version ${entry.version}.${entry.headers_base64 ? " Its headers are no map, and are left out." : ""}` : "What it had is replaced.",
+      about: entry ? `Only if it still has the version ${entry.version}.${entry.headers_base64 ? " Its headers are not a map, and are removed." : ""}` : "An existing value is replaced.",
       fields: [
         ...(entry ? [] : [{ name: "key", label: "Key", required: true }]),
         { name: "value", label: "Value", kind: "textarea", rows: 8, value },
@@ -100,7 +100,7 @@ export function keysTab(context, topic) {
   function drop(entry) {
     act({
       title: "Delete the key…", verb: "Delete", danger: true, typed: cut(name(entry), 200),
-      about: `Only if it still has the version ${entry.version}. Its value is kept for no longer than the topic's history.`,
+      about: `Only if it still has the version ${entry.version}. Its old values are kept for the topic's history only.`,
       count: async () => `1 key, ${valueBytes(entry)?.length ?? 0} bytes.`,
       command: () => sandctl("kv delete", [topic, word(entry)], { version: entry.version }),
       run: async () => {

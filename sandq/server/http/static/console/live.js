@@ -1,4 +1,4 @@
-// What the cluster is at present, kept up to date by one stream for the whole page. It rests while nobody looks.
+// The current state of the cluster, updated by one stream for the whole page. The stream stops while the tab is hidden.
 
 import { events } from "./api.js";
 import { setNow } from "./format.js";
@@ -52,7 +52,7 @@ async function follow(mine) {
         else if (name === "gone") for (const topic of data) fresh.delete(topic);
         else if (name === "cluster") live.cluster = data;
         else if (name === "look") {
-          // All that one look found is there: now it is shown.
+          // The update is complete: show it.
           live.topics = fresh;
           live.look = data;
           setNow(data.at);

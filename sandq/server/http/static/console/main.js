@@ -1,4 +1,4 @@
-// The page: who looks, what is looked at, and the one stream that keeps it up to date.
+// The page: sign-in, navigation between views, and the one stream that keeps the views up to date.
 
 import { get, token } from "./api.js";
 import { fill, h, setText } from "./dom.js";
@@ -14,7 +14,7 @@ let leaving = null;
 let me = null;
 let isAsking = false;
 
-// The first view is loaded with the page; the others while nothing else happens, or when they are gone to.
+// The first view is loaded with the page; the others when the browser is idle, or when they are opened.
 const ROUTES = [
   [/^#?\/?$/, async () => topicsView],
   [/^#\/topics\/([^/]+)\/groups\/([^/]+)(?:\/([a-z]+))?$/, async () => (await import("./group.js")).groupView],
@@ -28,7 +28,7 @@ const ROUTES = [
   [/^#\/backups$/, async () => (await import("./backups.js")).backupsView],
 ];
 
-// Links at the top: [address, text, key behind g, rights that it needs].
+// Links at the top: [address, text, key to press after g, required rights].
 const LINKS = [
   ["#/", "Topics", "t"], ["#/groups", "Groups", "g"], ["#/lateness", "Lateness", "l"], ["#/sql", "SQL", "s"], ["#/cluster", "Cluster", "c"],
   ["#/access", "Access", "a", ["security"]], ["#/audit", "Audit", "u", ["security"]], ["#/backups", "Backups", "b", ["cluster", "read"]],
@@ -41,7 +41,7 @@ function shell() {
   showLinks();
   const state = h("span", { class: "state", role: "status" }, h("i", { "aria-hidden": "true" }), h("span", {}, ""));
   const name = h("span", {});
-  const zoned = h("button", { type: "button", class: "quiet", title: "Times are shown in this zone: change it", onclick: () => {
+  const zoned = h("button", { type: "button", class: "quiet", title: "Time zone of all times: click to change it", onclick: () => {
     setUtc(!showsUtc());
     sayZone();
     route();
@@ -67,14 +67,14 @@ function shell() {
     setText(state.lastElementChild, words[live.state] + seen);
     document.body.dataset.live = live.state;
     state.dataset.state = live.state;
-    state.title = live.trouble ?? "One stream keeps what is shown up to date.";
+    state.title = live.trouble ?? "The page is kept up to date by a stream.";
   };
   onLive(show);
   onLive(seeGrants);
   show();
 }
 
-// A stream ends when another thing may be done by who looks: what is offered is looked at again behind it.
+// The server ends the stream when the rights of the user change, so fetch them again after each reconnection.
 let wasLost = false;
 function seeGrants() {
   if (live.state === "lost") wasLost = true;
@@ -123,7 +123,7 @@ async function route(event) {
     try {
       names = found.slice(1).map((one) => (one === undefined ? undefined : decodeURIComponent(one)));
     } catch {
-      break; // it is no text: there is no such page
+      break; // the address is not valid UTF-8
     }
     mark();
     try {
@@ -140,7 +140,7 @@ async function route(event) {
     performance.measure("view", { start: began, end: performance.now() });
     return;
   }
-  fill(main, h("div", { class: "card" }, h("h1", {}, "There is no such page"), h("p", {}, h("a", { href: "#/" }, "To the topics"))));
+  fill(main, h("div", { class: "card" }, h("h1", {}, "Page not found"), h("p", {}, h("a", { href: "#/" }, "Go to the topics"))));
 }
 
 function signOut() {
@@ -154,14 +154,14 @@ async function begin() {
   try {
     me = await get("/whoami");
   } catch (error) {
-    if (error.status === 401) return signIn(token.get() ? "This token does not let you in (any more)." : "");
+    if (error.status === 401) return signIn(token.get() ? "This token is not valid, or no longer valid." : "");
     stop();
     fill(main, failure(error, begin));
     return;
   }
   setGrants(me.grants);
   shell();
-  if (!may("read")) say("You see the topics on which you have the right read.", "note");
+  if (!may("read")) say("Only topics on which you have the right read are shown.", "note");
   window.addEventListener("hashchange", route);
   await route();
   const rest = () => Promise.all(["topic", "groups", "group", "slo", "sql", "cluster", "access", "audit", "backups"].map((name) => import(`./${name}.js`))).catch(() => {});
@@ -172,7 +172,7 @@ async function signIn(why) {
   if (isAsking) return;
   isAsking = true;
   stop();
-  // Nothing of who looked before stays.
+  // Remove everything that the previous user saw.
   if (leaving) leaving.abort();
   for (const open of document.querySelectorAll("dialog")) open.close();
   document.getElementById("said").replaceChildren();
@@ -195,7 +195,7 @@ window.addEventListener("unauthenticated", (event) => {
   if (me) signIn(event.detail);
 });
 
-// Keys: / looks for a topic, g then t, g or c goes to a view, ? says so.
+// Keys: / filters, g and a letter opens a view, ? shows the keys.
 let went = false;
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;

@@ -1,4 +1,4 @@
-// Messages: looked for, looked at, explained, cancelled, moved, changed.
+// Messages: search, show, explain, cancel, move and change them.
 
 import { get, patch, path, remove } from "./api.js";
 import { sandctl } from "./commands.js";
@@ -38,7 +38,7 @@ export function messagesTab(context, topic) {
   const one = h("form", { class: "card", "aria-label": "One message" },
     h("div", { class: "fields" },
       field({ name: "name", label: "One message", placeholder: "id or unique key", required: true }),
-      field({ name: "by", label: "Named by", kind: "select", options: [["id", "its id"], ["unique_key", "its unique key"]] }),
+      field({ name: "by", label: "Identified by", kind: "select", options: [["id", "its id"], ["unique_key", "its unique key"]] }),
       tenantField, keyField,
       h("div", { class: "buttons" }, h("button", { type: "submit" }, "Show"))));
   const manages = { allowed: may("manage", topic), reason: why("manage", topic) };
@@ -77,7 +77,7 @@ export function messagesTab(context, topic) {
   }
   let found = [];
   let next = null;
-  let asked = 0; // an answer to an earlier question is not shown
+  let asked = 0; // number of the last request: responses to earlier ones are ignored
   const more = h("button", { type: "button", onclick: () => ask(next) }, "More");
   async function ask(after = null) {
     tail?.end();
@@ -119,7 +119,7 @@ export function messagesTab(context, topic) {
   return [one, form, detail, list, same];
 }
 
-// A value: as text, as JSON, as bytes; of a long one the beginning, and the rest if it is wanted.
+// A value as text, as JSON or as bytes. Of a long value, only the beginning is shown at first.
 export function valueView(message) {
   const data = valueBytes(message);
   if (data === null) return h("p", { class: "dim" }, "null: this message deletes its key");
@@ -152,7 +152,7 @@ export function valueView(message) {
   return [h("div", { class: "row" }, segments, note, rest, save), box];
 }
 
-// A table whose rows all fit one page; on a phone each row is a card. `named`: its card says what the first cell is.
+// A table without pages; on a phone each row is a card. `named`: cards have the column name of the first cell, too.
 function smallTable(caption, heads, rows, named = false) {
   const cell = (value, place) => (place === 0
     ? h("th", { scope: "row", role: "rowheader", data: named ? { label: heads[0] } : {} }, String(value ?? ""))
@@ -162,13 +162,13 @@ function smallTable(caption, heads, rows, named = false) {
     h("tbody", {}, rows.map((one) => h("tr", { role: "row" }, one.map(cell))))));
 }
 
-// The value of a header as text: bytes as base64, all else as JSON has it.
+// Return the value of a header as text: bytes as base64, everything else as JSON.
 function headerText(value) {
   const isBytes = value !== null && typeof value === "object" && Object.keys(value).join() === "base64";
   return isBytes ? `base64:${value.base64}` : JSON.stringify(value).replace(/^"|"$/g, "");
 }
 
-// `of`: a message, a dead letter, or a key. Headers that are no map are shown as they are stored.
+// `of`: a message, a dead letter, or a key. Headers that are not a map are shown as stored.
 export function headersView(of) {
   if (of.headers_base64) return h("p", {}, "Headers that are not a map: ", h("span", { class: "mono" }, `base64:${cut(of.headers_base64, 2000)}`));
   const rows = Object.entries(of.headers ?? {});
@@ -238,7 +238,7 @@ function messageView(context, topic, message, { name, by, tenant, key, again, li
       },
       run: async (values) => {
         const is = isOther(values);
-        if (!is.value && !is.headers) throw new Error("you changed nothing");
+        if (!is.value && !is.headers) throw new Error("nothing was changed");
         await patch(to, { ...(is.value ? valueOf(values.kind, values.value) : {}), ...(is.headers ? { headers: { ...others, ...headersOf(values.headers) } } : {}) });
         return "Changed";
       },
@@ -289,7 +289,7 @@ function cancelMany(topic, filters, options, done) {
   const isAll = !Object.keys(which).length;
   act({
     title: "Cancel many messages…", verb: "Cancel them", danger: true, typed: topic,
-    about: `${described(filters)} It concerns every pending message that matches: the state of the list does not count. It cannot be undone.`,
+    about: `${described(filters)} It applies to every pending message that matches, whatever state the list is filtered by. It cannot be undone.`,
     count: async () => {
       const job = await remove(path("topics", topic, "messages"), { ...which, dry_run: true });
       return `${plural(job.matched, "message")} would be cancelled.`;

@@ -1,17 +1,17 @@
-// A message is produced: by a form, with the command line that does the same.
+// Produce a message with a form, and show the equivalent command line.
 
 import { path, post } from "./api.js";
 import { sandctl } from "./commands.js";
 import { respaced, typed } from "./format.js";
 import { act } from "./ui.js";
 
-// Lines of `name=value` as headers. Throws where a line is none.
+// Parse lines of `name=value` as headers. Throws if a line is malformed.
 export function headersOf(text) {
   const found = Object.create(null);
   for (const line of text.split("\n")) {
     if (!line.trim()) continue;
     const at = line.indexOf("=");
-    if (at < 1) throw new Error(`headers: ${line} is no name=value`);
+    if (at < 1) throw new Error(`headers: ${line} is not name=value`);
     found[line.slice(0, at).trim()] = line.slice(at + 1);
   }
   return found;
@@ -20,16 +20,16 @@ export function headersOf(text) {
 export const headerLines = (text) => text.split("\n").filter((line) => line.trim());
 
 export function valueOf(kind, text) {
-  if (kind === "json") return { text: respaced(text) }; // not by its values: numbers would lose digits
+  if (kind === "json") return { text: respaced(text) }; // not parsed: numbers would lose digits
   return kind === "base64" ? { value: text.replace(/\s/g, "") } : { text };
 }
 
 export const VALUE_KINDS = [["text", "Text"], ["json", "JSON"], ["base64", "Base64 (bytes)"]];
 
-// What a field for text makes of a text: whoever changes nothing there shall change nothing.
+// Return a text as a text field would: so an unchanged field compares equal.
 export const asTyped = (text) => text.replace(/\r\n?/g, "\n");
 
-// What of a value a command line can say; bytes come by a file.
+// Return a value as arguments of a command line. Bytes must come from a file.
 export function payload(kind, text) {
   if (kind === "base64") return { positional: [], options: { file: "value.bin" } };
   let said = text;
@@ -37,7 +37,7 @@ export function payload(kind, text) {
     try {
       said = respaced(text);
     } catch {
-      // it is said when it is sent
+      // the error is shown when it is sent
     }
   }
   return { positional: [said], options: {} };
@@ -68,15 +68,15 @@ export function produce(topic, kind) {
     fields: [
       { name: "value", label: "Value", kind: "textarea", rows: 5 },
       { name: "kind", label: "Format", kind: "select", options: VALUE_KINDS, value: "text" },
-      { name: "key", label: "Key", required: kind === "compacted", help: "Messages of one key go to one partition." },
+      { name: "key", label: "Key", required: kind === "compacted", help: "Messages with the same key go to the same partition." },
       ...(kind === "compacted" ? [] : WHEN_FIELDS("now")),
       ...(kind === "compacted" ? [] : [
         { name: "unique_key", label: "Unique key", help: "Only one pending message may have it." },
-        { name: "on_conflict", label: "If it is taken", kind: "select", options: [["reject", "refuse this one"], ["replace", "replace the other"], ["replace_pending", "replace it if no group had it"], ["ignore", "keep the other"]], value: "reject", shownIf: (values) => values.unique_key !== "" },
+        { name: "on_conflict", label: "If it is taken", kind: "select", options: [["reject", "reject this message"], ["replace", "replace the other message"], ["replace_pending", "replace it if no group has received it"], ["ignore", "keep the other message"]], value: "reject", shownIf: (values) => values.unique_key !== "" },
       ]),
       { name: "ttl", label: "Time to live", placeholder: "none" },
       { name: "headers", label: "Headers", kind: "textarea", rows: 2, placeholder: "name=value" },
-      ...(ranked ? [{ name: "priority", label: "Priority", kind: "number", placeholder: "0", help: "Lower goes first." }] : []),
+      ...(ranked ? [{ name: "priority", label: "Priority", kind: "number", placeholder: "0", help: "Lower values are delivered first." }] : []),
       ...(kind === "fair" ? [{ name: "tenant", label: "Tenant", placeholder: "default" }] : []),
     ],
     command: (values) => {

@@ -1,4 +1,4 @@
-// What who looks may do. The nodes decide; here it is only known what is not worth offering.
+// The rights of the user. Nodes enforce them; the page only disables actions that would be refused.
 
 let grants = null; // null: everything
 
@@ -17,7 +17,7 @@ function split(text, at) {
   return place < 0 ? [text, undefined] : [text.slice(0, place), text.slice(place + 1)];
 }
 
-// `*` any characters, `?` one, `[ab]` one of them, `[!ab]` none of them.
+// `*`: any characters; `?`: one; `[ab]`: one of these; `[!ab]`: one that is not among these.
 function matcher(pattern) {
   const source = pattern.replace(/\[!?[^\]]*\]|[^]/g, (part) => {
     if (part === "*") return "[^]*";

@@ -27,7 +27,7 @@ export function schedulesTab(context, topic) {
       { key: "when", label: "Recurs", text: (row) => (row.cron ? `${row.cron} ${row.zone ?? "UTC"}` : `every ${row.every}`) },
       { key: "next", label: "Next run", text: (row) => (row.next_at ? `${instant(row.next_at)} (${ago(row.next_at)})` : "–"), title: (row) => row.next_local ?? "" },
       { key: "fired", label: "Fired", kind: "number", wide: true, text: (row) => count(row.fired) },
-      { key: "missed", label: "Left out", kind: "number", wide: true, text: (row) => count(row.missed), state: (row) => (row.missed ? "warn" : "dim") },
+      { key: "missed", label: "Missed", kind: "number", wide: true, text: (row) => count(row.missed), state: (row) => (row.missed ? "warn" : "dim") },
       { key: "tenant", label: "Tenant", wide: true, text: (row) => row.tenant ?? "" },
     ],
   });
@@ -59,10 +59,10 @@ export function schedulesTab(context, topic) {
     const simple = (title, verb, about, what) => act({ title, verb, about, command: () => sandctl(`schedule ${what}`, [topic, row.name], named), run: async () => { await post(to(what)); return "Done"; }, done: again });
     await load(detail, () => Promise.all([get(one, query, { signal: context.signal }), get(`${one}/next`, { ...query, count: 10 }, { signal: context.signal })]), ([told, { next }]) => [
       h("div", { class: "head" }, h("h2", {}, told.name), badge(told.state, STATES[told.state]), h("div", { class: "acts" },
-        told.paused ? button("Resume…", () => simple("Resume the schedule", "Resume", "From the first occurrence from now on.", "resume"), manages) : button("Pause…", () => simple("Pause the schedule", "Pause", "What comes due meanwhile is left out.", "pause"), manages),
-        button("Send now…", () => simple("Send its message now", "Send", "One message, beside all occurrences.", "trigger"), manages),
+        told.paused ? button("Resume…", () => simple("Resume the schedule", "Resume", "It fires from the next occurrence on.", "resume"), manages) : button("Pause…", () => simple("Pause the schedule", "Pause", "Occurrences while it is paused are skipped.", "pause"), manages),
+        button("Send now…", () => simple("Send its message now", "Send", "Sends one message in addition to all occurrences.", "trigger"), manages),
         button("Delete…", () => act({
-          title: "Delete the schedule…", verb: "Delete", danger: true, typed: told.name, about: "The message of its next occurrence is cancelled; what is due already stays.",
+          title: "Delete the schedule…", verb: "Delete", danger: true, typed: told.name, about: "The message of its next occurrence is cancelled; a message that is already due stays.",
           count: async () => `1 schedule; ${next.length >= 10 ? "10 or more" : next.length} occurrences to come, the next ${next.length ? instant(next[0].fire_at) : "never"}.`,
           command: () => sandctl("schedule delete", [topic, told.name], named), run: async () => { await remove(one, query); return "Deleted"; }, done: again,
         }), { ...manages, kind: "danger" }),
@@ -85,8 +85,8 @@ export function schedulesTab(context, topic) {
       fields: [
         { name: "name", label: "Name", required: true },
         { name: "how", label: "Recurs", kind: "select", options: [["cron", "by a cron expression"], ["every", "at intervals"]] },
-        { name: "times", label: "Expression, or interval", required: true, value: "0 9 * * MON-FRI", help: "0 9 * * MON-FRI, @daily; of intervals 15m, 1h." },
-        { name: "zone", label: "Time zone", value: Intl.DateTimeFormat().resolvedOptions().timeZone, help: "Of a cron expression." },
+        { name: "times", label: "Expression, or interval", required: true, value: "0 9 * * MON-FRI", help: "0 9 * * MON-FRI or @daily; an interval is 15m or 1h." },
+        { name: "zone", label: "Time zone", value: Intl.DateTimeFormat().resolvedOptions().timeZone, help: "For a cron expression." },
         { name: "value", label: "Value", kind: "textarea", rows: 3 }, { name: "kind", label: "Format", kind: "select", options: VALUE_KINDS.slice(0, 2), value: "text" },
         { name: "key", label: "Key" }, { name: "jitter", label: "Jitter", placeholder: "none" }, { name: "tenant", label: "Tenant", help: "In a fair topic." },
       ],

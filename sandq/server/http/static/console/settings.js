@@ -1,4 +1,4 @@
-// Settings of a topic, changed with a preview of what changes; its partitions, and who holds them.
+// Tabs for the settings of a topic, with a preview of changes, and for its partitions and their nodes.
 
 import { get, patch, path, post } from "./api.js";
 import { sandctl, settingOptions } from "./commands.js";
@@ -10,14 +10,14 @@ import { act, button, commandLine, field, load, say, table, valuesOf } from "./u
 import TEXTS from "./setting_texts.js";
 
 const COUNTS = {
-  partitions: { says: "Their number can rise, and never falls.", unit: "a whole number" },
+  partitions: { says: "Their number can only grow.", unit: "a whole number" },
   replicas: { says: "Copies of each partition.", unit: "" },
 };
 const GROUPS = [
   ["Partitions", ["partitions", "replicas", "partition_delimiter"]],
   ["Deliveries", ["lease", "max_attempts", "max_snoozes", "ttl", "dead_letter_topic", "group_ttl", "ageing"]],
   ["Back-off", ["backoff.kind", "backoff.first", "backoff.factor", "backoff.cap", "backoff.jitter_percent"]],
-  ["What is kept", ["delete_on_ack", "retention", "retain", "retain_bytes", "history", "tombstone_retention"]],
+  ["Retention", ["delete_on_ack", "retention", "retain", "retain_bytes", "history", "tombstone_retention"]],
   ["Keys", ["dedup_window", "ordering", "max_in_flight_per_key"]],
   ["Limits", ["max_message_bytes", "max_delay", "max_lease", "max_request_rate", "max_request_burst"]],
 ];
@@ -27,13 +27,13 @@ const NEEDS = { "backoff.first": (kind) => kind !== "none", "backoff.factor": (k
 
 const labelOf = (name) => name.replace(BACKOFF, "").replace("_percent", "").replaceAll("_", " ");
 
-// A size in the largest unit that holds it without a rest: 65536 is 64KiB.
+// Return a size in the largest unit that represents it exactly: 65536 is 64KiB.
 export function sizeText(value) {
   for (const [unit, size] of SIZES) if (value >= size && value % size === 0) return `${value / size}${unit}`;
   return String(value);
 }
 
-// A value as a person writes it; nothing for none.
+// Return a value as a user would type it; empty for none.
 function written(name, value) {
   if (value === null || value === undefined) return "";
   return TEXTS[name]?.kind === "SIZE" ? sizeText(value) : String(value);
@@ -41,7 +41,7 @@ function written(name, value) {
 
 const same = (one, other) => one.replaceAll(" ", "").toLowerCase() === other.replaceAll(" ", "").toLowerCase();
 
-// What was typed, as the API takes it: numbers and booleans as such, all else as text, which the broker checks.
+// Convert typed text for the API: numbers and booleans as such, everything else as text, which the broker validates.
 function read(name, text) {
   const typed = text.trim();
   if (typed === "" || (typed === "none" && TEXTS[name]?.allows_none)) return null;
@@ -79,10 +79,10 @@ export function settingsTab(context, topic) {
 
 function settingsForm(topic, record, allowed, done) {
   const { backoff, tenants, ...plain } = record.settings;
-  // All fields by name: the parts of the back-off are backoff.kind, backoff.first ...
+  // All fields by name. Parts of the back-off are backoff.kind, backoff.first and so on.
   const before = { partitions: record.partitions, replicas: record.replicas, ...plain, ...Object.fromEntries(Object.entries(backoff ?? {}).map(([part, value]) => [`${BACKOFF}${part}`, value])) };
   const grouped = new Set(GROUPS.flatMap(([, names]) => names));
-  const groups = [...GROUPS, ["Others", Object.keys(before).filter((name) => !grouped.has(name))]];
+  const groups = [...GROUPS, ["Other", Object.keys(before).filter((name) => !grouped.has(name))]];
   const fields = new Map();
   const sections = groups.map(([title, names]) => {
     const here = names.filter((name) => name in before);
@@ -100,11 +100,11 @@ function settingsForm(topic, record, allowed, done) {
   const line = commandLine(sandctl("topic show", [topic]));
   const apply = h("button", { type: "submit", class: "primary", disabled: true }, "Change…");
   const form = h("form", { "aria-label": "Settings", class: "settings", novalidate: true }, sections,
-    tenants && h("p", {}, "Tenants of the topic have ", h("a", { href: `#/topics/${encodeURIComponent(topic)}/tenants` }, "a view of their own"), "."),
+    tenants && h("p", {}, "Tenants of the topic are in ", h("a", { href: `#/topics/${encodeURIComponent(topic)}/tenants` }, "a separate tab"), "."),
     preview, line, h("div", { class: "buttons" }, apply));
   for (const [name, { element }] of fields) if (!allowed || TEXTS[name]?.is_fixed) form.elements[name].disabled = true;
 
-  // What differs from the topic: { counts, settings } for the API, `then` by field.
+  // Changes to the topic: { counts, settings } for the API, and `then`, the new values by field.
   let change = { counts: {}, settings: {}, then: {} };
   function compare() {
     const found = { counts: {}, settings: {}, then: {} };
@@ -124,7 +124,7 @@ function settingsForm(topic, record, allowed, done) {
     for (const [name, { element, was }] of fields) {
       const isChanged = name in change.then;
       element.classList.toggle("changed", isChanged);
-      fill(was, isChanged && `Changed: it is ${written(name, before[name]) || "none"} now.`);
+      fill(was, isChanged && `Changed; the current value is ${written(name, before[name]) || "none"}.`);
       if (NEEDS[name]) element.hidden = !NEEDS[name](kind) && !isChanged;
     }
     const isSame = !Object.keys(change.then).length;
@@ -133,7 +133,7 @@ function settingsForm(topic, record, allowed, done) {
     line.update(isSame ? sandctl("topic show", [topic]) : command(change));
   }
   const command = (of) => sandctl("topic update", [topic], { ...of.counts, ...settingOptions(of.settings) });
-  // The errors of the API name their parts of the body: each is shown at its field. Whether there was a field for all.
+  // Show each error of the API at the field that it names. Return whether all errors had a field.
   function refuse(error) {
     let hasAll = true;
     let first = null;
@@ -167,7 +167,7 @@ function settingsForm(topic, record, allowed, done) {
       element.querySelector("[aria-invalid]")?.removeAttribute("aria-invalid");
     }
     act({
-      title: `Change ${topic}`, verb: "Change", about: now.counts.partitions ? "With more partitions some keys go to another partition than before. The number of partitions never falls." : "The settings take effect at once, also for stored messages.",
+      title: `Change ${topic}`, verb: "Change", about: now.counts.partitions ? "With more partitions, some keys are assigned to a different partition. The number of partitions cannot be reduced." : "The settings take effect at once, also for stored messages.",
       danger: Boolean(now.counts.partitions),
       preview: () => changes(before, now.then),
       command: () => command(now),
@@ -192,14 +192,14 @@ export function partitionsTab(context, topic) {
       caption: `Partitions of ${topic}`, key: (row) => String(row.partition), sort: ["partition", false], page: 100,
       columns: [
         { key: "partition", label: "Partition", text: (row) => row.partition, sort: (row) => row.partition },
-        { key: "leader", label: "Led by", text: (row) => row.leader ?? "nobody", state: (row) => (row.leader ? "" : "bad") },
+        { key: "leader", label: "Led by", text: (row) => row.leader ?? "no leader", state: (row) => (row.leader ? "" : "bad") },
         { key: "nodes", label: "Held by", text: (row) => row.nodes.join(", ") },
-        { key: "steps", label: "Under way", text: (row) => row.steps.join("; ") },
+        { key: "steps", label: "In progress", text: (row) => row.steps.join("; ") },
         { key: "messages", label: "Messages", kind: "number", text: (row) => short(row.messages), sort: (row) => row.messages },
         { key: "delayed", label: "Not due", kind: "number", wide: true, text: (row) => short(row.delayed), sort: (row) => row.delayed },
         { key: "bytes", label: "Bytes", kind: "number", wide: true, text: (row) => bytes(row.bytes), sort: (row) => row.bytes },
         { key: "ahead", label: "Clock ahead", kind: "number", wide: true, text: (row) => (row.ahead_ms ? `${count(row.ahead_ms)} ms` : "–"), state: (row) => (row.ahead_ms > 1000 ? "bad" : "") },
-        { key: "lead", label: "Lead", cell: (row) => button("Move the lead…", () => transfer(topic, row, ask), leads), mark: (row) => `${row.leader} ${row.nodes.join()}` },
+        { key: "lead", label: "Lead", cell: (row) => button("Transfer…", () => transfer(topic, row, ask), leads), mark: (row) => `${row.leader} ${row.nodes.join()}` },
       ],
     });
     rows.set(partitions);
@@ -211,9 +211,9 @@ export function partitionsTab(context, topic) {
 
 function transfer(topic, row, done) {
   const others = row.nodes.filter((node) => node !== row.leader);
-  if (!others.length) return say(`${row.leader ?? "One node"} alone holds it: nobody else can lead it`, "note");
+  if (!others.length) return say(`Only ${row.leader ?? "one node"} holds it: no other node can lead it`, "note");
   act({
-    title: `Who leads partition ${row.partition}`, verb: "Let it lead", about: `${row.leader ?? "Nobody"} leads it now. Consumers go to the new leader by themselves.`,
+    title: `Transfer partition ${row.partition}`, verb: "Transfer", about: `Its leader is ${row.leader ?? "unknown"}. Consumers switch to the new leader automatically.`,
     fields: [{ name: "node", label: "Node", kind: "select", options: others }],
     command: (values) => sandctl("cluster transfer", [topic, row.partition, values.node]),
     run: async (values) => { await post("/cluster/transfer", { topic, partition: row.partition, node: values.node }); return `${values.node} leads it`; },

@@ -1,4 +1,4 @@
-// How late messages are, beside what is promised.
+// Lateness of messages, compared with the objective.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -48,14 +48,14 @@ export function sloView(context) {
     topics.set(told.topics.filter((row) => row.late > 0));
     document.documentElement.dataset.shown = "slo";
     return [
-      h("p", { class: "dim" }, `In time is what comes within ${milliseconds(told.lateness_ms)}, where a consumer had room when it was due; over ${span(told.window_ms)}, counted since ${instant(told.since_ms)}.`),
+      h("p", { class: "dim" }, `A delivery is in time within ${milliseconds(told.lateness_ms)}, if a consumer had credit when it was due. Window: ${span(told.window_ms)}, counted since ${instant(told.since_ms)}.`),
       h("dl", { class: "tiles" }, tiles),
-      h("p", {}, badge(told.is_proven ? "proven" : "not proven", told.is_proven ? "good" : "warn"), " ", told.is_proven ? "All nodes told, and their clocks are, and were, trusted." : told.doubts.join("; ")),
+      h("p", {}, badge(told.is_proven ? "proven" : "not proven", told.is_proven ? "good" : "warn"), " ", told.is_proven ? "All nodes answered, and their clocks are and were trusted." : told.doubts.join("; ")),
       h("div", { class: "columns" },
-        h("section", { class: "card" }, h("h2", {}, "How late"), told.deliveries ? histogram : h("p", { class: "dim" }, "Nothing was delivered yet.")),
-        h("section", { class: "card" }, h("h2", {}, "How fast the budget is used"), h("p", { class: "dim" }, "1: as fast as it may be over the whole window."), facts(Object.entries(told.burn_rates).map(([over, rate]) => [`last ${over}`, rate === null ? "–" : rate.toFixed(2)]))),
+        h("section", { class: "card" }, h("h2", {}, "Lateness"), told.deliveries ? histogram : h("p", { class: "dim" }, "Nothing was delivered yet.")),
+        h("section", { class: "card" }, h("h2", {}, "Burn rate of the budget"), h("p", { class: "dim" }, "1 uses the whole budget within the window."), facts(Object.entries(told.burn_rates).map(([over, rate]) => [`last ${over}`, rate === null ? "–" : rate.toFixed(2)]))),
         h("section", { class: "card" }, h("h2", {}, "Nodes"), nodes.element),
-        h("section", { class: "card" }, h("h2", {}, "Topics that were late"), h("p", { class: "dim" }, "Since the nodes were started."), topics.element)),
+        h("section", { class: "card" }, h("h2", {}, "Topics that were late"), h("p", { class: "dim" }, "Since the nodes started."), topics.element)),
     ];
   });
   ask();

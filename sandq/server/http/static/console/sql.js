@@ -1,4 +1,4 @@
-// Questions in SQL: one statement, its rows, and what it takes on a command line.
+// Run an SQL statement, show its rows and the equivalent command line.
 
 import { post } from "./api.js";
 import { sandctl } from "./commands.js";
@@ -11,26 +11,26 @@ const EXAMPLES = [
   ["Groups", "SELECT * FROM groups ORDER BY lag DESC LIMIT 20"],
   ["Due within the hour", "SELECT deliver_at, `key`, text FROM messages\nWHERE topic = 'TOPIC' AND deliver_at BETWEEN NOW() AND NOW() + INTERVAL 1 HOUR\nORDER BY deliver_at LIMIT 100"],
   ["Columns of messages", "DESCRIBE messages"],
-  ["What a statement asks of the cluster", "EXPLAIN SELECT * FROM messages WHERE topic = 'TOPIC' LIMIT 10"],
+  ["Requests of a statement", "EXPLAIN SELECT * FROM messages WHERE topic = 'TOPIC' LIMIT 10"],
 ];
 
 const shown = (cell) => (cell === null ? "NULL" : typeof cell === "object" ? (cell.base64 === undefined ? JSON.stringify(cell) : `base64 ${cell.base64}`) : String(cell));
 const isNumber = (type) => /^(u?int|float|double|decimal)/.test(type);
 
-// What was asked last, until the page is left.
+// The last statement, until the page is closed.
 let last = { statement: EXAMPLES[0][1], database: "sandq", limit: "1000", full_scan: false };
 
 export function sqlView(context) {
   const answer = h("div", { class: "tabled" });
   const said = h("p", { class: "dim", role: "status" });
   const line = commandLine("");
-  const statement = field({ name: "statement", label: "Statement", kind: "textarea", rows: 6, value: last.statement, help: "It only reads. Ctrl and Enter run it." });
+  const statement = field({ name: "statement", label: "Statement", kind: "textarea", rows: 6, value: last.statement, help: "Statements are read-only. Press Ctrl+Enter to run." });
   const form = h("form", { class: "card" },
     h("div", { class: "fields" },
       statement,
       field({ name: "database", label: "Database", kind: "select", options: ["sandq", "z4", "information_schema"], value: last.database }),
       field({ name: "limit", label: "Rows at most", kind: "number", value: last.limit }),
-      field({ name: "full_scan", label: "Read whole topics", kind: "checkbox", value: last.full_scan, help: "Where nothing bounds what is read." })),
+      field({ name: "full_scan", label: "Read whole topics", kind: "checkbox", value: last.full_scan, help: "Allow it if no condition bounds the read." })),
     h("div", { class: "buttons" }, h("button", { type: "button", class: "stop", hidden: true }, "Stop"), h("button", { type: "submit", class: "primary" }, "Run")));
   const stop = form.querySelector(".stop");
   const run = form.querySelector("[type=submit]");
@@ -48,13 +48,13 @@ export function sqlView(context) {
     run.disabled = true;
     stop.hidden = false;
     setText(said, "");
-    fill(answer, loading("It is asked…"));
+    fill(answer, loading("Running…"));
     try {
       const found = await post("/sql", { ...last, limit: Number(last.limit) }, { signal: asking.signal });
-      fill(answer, found.columns.length ? rowsOf(found) : h("p", { class: "dim" }, "Done; there is nothing to show."));
+      fill(answer, found.columns.length ? rowsOf(found) : h("p", { class: "dim" }, "Done; the statement has no result."));
       setText(said, `${plural(found.rows.length, "row")}${found.more ? ", and there are more" : ""}, in ${milliseconds(performance.now() - began)}`);
     } catch (error) {
-      fill(answer, error.name === "AbortError" ? h("p", { class: "dim" }, "It was stopped.") : failure(error));
+      fill(answer, error.name === "AbortError" ? h("p", { class: "dim" }, "Stopped.") : failure(error));
     } finally {
       asking = null;
       run.disabled = false;
@@ -91,7 +91,7 @@ export function sqlView(context) {
 
 function rowsOf(found) {
   const rows = table({
-    caption: "Answer", key: (row) => String(row.at), sort: null, page: 100, empty: "No row.", filterLabel: null,
+    caption: "Result", key: (row) => String(row.at), sort: null, page: 100, empty: "No row.", filterLabel: null,
     columns: found.columns.map((column, at) => ({
       key: String(at), label: column.name, kind: isNumber(column.type) ? "number" : "text",
       text: (row) => cut(shown(row.cells[at]), 300), state: (row) => (row.cells[at] === null ? "dim" : ""), title: (row) => (shown(row.cells[at]).length > 300 ? cut(shown(row.cells[at]), 2000) : ""),

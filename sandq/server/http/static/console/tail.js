@@ -1,7 +1,7 @@
-// The live tail: messages as they come due, the latest delivery time first.
+// The live tail: messages as they become due, latest delivery time first.
 //
-// Each look of the page's stream asks for the newest messages once more. What was seen stays, up to a number of rows.
-// Filters are applied here: the node would read the whole log at each look for the few messages that match.
+// Each update of the page's stream requests the newest messages again. Earlier rows stay, up to a limit.
+// Filters are applied here: for a few matching messages, the node would read the whole log at each update.
 
 import { get, path } from "./api.js";
 import { fill, h, setText } from "./dom.js";
@@ -16,7 +16,7 @@ const AHEAD_MS = 1000; // the browser's clock may be that much behind
 
 // `which`: filters of the list (state, key_prefix, unique_key_prefix); `leave`: called to show the list again.
 export function liveTail(context, topic, which, columns, leave) {
-  const rows = table({ caption: "Messages as they come due", key: (row) => row.id, page: ROWS, sort: null, empty: "No message is due.", columns });
+  const rows = table({ caption: "Messages as they become due", key: (row) => row.id, page: ROWS, sort: null, empty: "No message is due.", columns });
   const said = h("p", { class: "dim", role: "status" });
   const ending = new AbortController();
   context.signal.addEventListener("abort", () => ending.abort());
@@ -32,7 +32,7 @@ export function liveTail(context, topic, which, columns, leave) {
   const begins = (text, prefix) => !prefix || (text ?? "").startsWith(prefix);
   const matches = (row) => (!which.state || row.state === which.state) && begins(row.key, which.key_prefix) && begins(row.unique_key, which.unique_key_prefix);
   let seen = [];
-  let at = null; // when the rows were true
+  let at = null; // time of the last response
   let isPaused = false;
   let isAsking = false;
   let trouble = null;
@@ -41,11 +41,11 @@ export function liveTail(context, topic, which, columns, leave) {
     const asOf = at === null ? "" : `, as of ${instant(new Date(at).toISOString())}`;
     const kept = `${plural(seen.length, "message")}, up to ${ROWS} are kept`;
     if (isPaused) setText(said, `Paused${asOf}: ${kept}`);
-    else if (live.state === "lost") setText(said, `No connection${asOf}: the tail goes on once this node answers`);
+    else if (live.state === "lost") setText(said, `No connection${asOf}: the tail continues once this node answers`);
     else if (trouble) setText(said, `Not up to date${asOf}: ${trouble}`);
     else setText(said, `Live: ${kept}${isFiltered ? `; the newest ${most} are searched every 2 seconds` : ""}`);
   }
-  // A row that this look does not have, though the look reaches as far, is no longer stored.
+  // A row that is missing from a response that covers its offset is no longer stored.
   function merge(page) {
     const now = new Set(page.messages.map((row) => row.id));
     const before = new Set(seen.map((row) => row.id));

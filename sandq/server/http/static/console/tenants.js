@@ -1,4 +1,4 @@
-// Tenants of a fair topic: what the topic says of them, and what they wait for.
+// Tenants of a fair topic: their settings, and their messages.
 
 import { get, patch, path } from "./api.js";
 import { sandctl } from "./commands.js";
@@ -14,7 +14,7 @@ export function tenantsTab(context, topic) {
   const ask = () => load(place, () => Promise.all([get(path("topics", topic), {}, { signal: context.signal }), get(path("topics", topic, "groups"), {}, { signal: context.signal })]), ([record, { groups }]) => {
     const rules = record.settings.tenants ?? {};
     const said = table({
-      caption: "What the topic says", key: (row) => row.pattern, sort: ["pattern", false], empty: "It says nothing: all tenants have the weight 1.",
+      caption: "Tenant settings", key: (row) => row.pattern, sort: ["pattern", false], empty: "There are none: all tenants have weight 1.",
       columns: [
         { key: "pattern", label: "Tenant, or pattern", text: (row) => row.pattern, cell: (row) => h("button", { type: "button", class: "quiet", onclick: () => change(rules, row.pattern) }, row.pattern), mark: (row) => row.pattern },
         { key: "weight", label: "Weight", kind: "number", text: (row) => row.weight ?? 1, sort: (row) => row.weight ?? 1 },
@@ -32,7 +32,7 @@ export function tenantsTab(context, topic) {
       sums.set(name, known);
     }
     const waiting = table({
-      caption: "What they wait for", key: (row) => `${row.tenant} ${row.group}`, sort: ["ready", true], filterLabel: "Filter tenants", empty: "Nobody waits.",
+      caption: "Messages of tenants", key: (row) => `${row.tenant} ${row.group}`, sort: ["ready", true], filterLabel: "Filter tenants", empty: "No tenant has messages.",
       columns: [
         { key: "tenant", label: "Tenant", text: (row) => row.tenant }, { key: "group", label: "Group", text: (row) => row.group },
         { key: "ready", label: "Ready", kind: "number", text: (row) => short(row.ready), sort: (row) => row.ready },
@@ -42,8 +42,8 @@ export function tenantsTab(context, topic) {
     });
     waiting.set([...sums.values()]);
     return [
-      h("section", { class: "card" }, h("h2", {}, "What the topic says"), said.element, h("div", { class: "row" }, button("Set a tenant…", () => change(rules, ""), { ...manages, kind: "primary" }))),
-      h("section", { class: "card" }, h("h2", {}, "What they wait for"), h("p", { class: "dim" }, "Of each partition the 100 tenants that have most ready."), waiting.element),
+      h("section", { class: "card" }, h("h2", {}, "Tenant settings"), said.element, h("div", { class: "row" }, button("Set a tenant…", () => change(rules, ""), { ...manages, kind: "primary" }))),
+      h("section", { class: "card" }, h("h2", {}, "Messages of tenants"), h("p", { class: "dim" }, "The 100 tenants of each partition with the most ready messages."), waiting.element),
       commandLine(sandctl("tenant list", [topic])),
     ];
   });
@@ -55,22 +55,22 @@ export function tenantsTab(context, topic) {
       ...(values.rate ? { rate: values.rate } : {}), ...(values.burst ? { burst: Number(values.burst) } : {}),
     });
     act({
-      title: pattern ? `Set ${pattern}` : "Set a tenant", verb: "Set", about: "What is said of one tenant, of those below a prefix (acme.*), or of all (*). What is said of others stays.",
+      title: pattern ? `Set ${pattern}` : "Set a tenant", verb: "Set", about: "Settings of one tenant, of all with a prefix (acme.*), or of all tenants (*). Other tenants' settings stay.",
       fields: [
         { name: "pattern", label: "Tenant, or pattern", value: pattern, required: true },
         { name: "weight", label: "Weight", kind: "number", value: rule.weight ?? "" }, { name: "max_in_flight", label: "In flight at most", kind: "number", value: rule.max_in_flight ?? "" },
         { name: "rate", label: "Rate", value: rule.rate ?? "", placeholder: "10/s" }, { name: "burst", label: "Burst", kind: "number", value: rule.burst ?? "" },
-        { name: "remove", label: "Say nothing of it any more", kind: "checkbox" },
+        { name: "remove", label: "Remove these settings", kind: "checkbox" },
       ],
       command: (values) => sandctl("tenant set", [topic, values.pattern || "PATTERN"], values.remove ? { remove: true } : { weight: values.weight, "max-in-flight": values.max_in_flight, rate: values.rate, burst: values.burst }),
       preview: (values) => changes(rules, { [values.pattern]: values.remove ? undefined : then(values) }),
       run: async (values) => {
-        // As they are now: somebody else may have said something of others meanwhile.
+        // Read the current settings first: those of other tenants may have changed meanwhile.
         const all = { ...((await get(path("topics", topic))).settings.tenants ?? {}) };
         if (values.remove) delete all[values.pattern];
         else all[values.pattern] = then(values);
         await patch(path("topics", topic), { settings: { tenants: all } });
-        return "It holds";
+        return "Tenant settings changed";
       },
       done: ask,
     });

@@ -1,4 +1,4 @@
-// One topic: its timeline, and tabs for all that it has.
+// One topic: its timeline, and tabs for its contents and settings.
 
 import { get, path, post, remove } from "./api.js";
 import { chart } from "./charts.js";
@@ -39,7 +39,7 @@ export function topicView(context, topic, tab = "timeline") {
     if (first && live.look) first = false;
   });
 
-  // A topic that is not there has nothing that could be done to it.
+  // Hide the actions if the topic does not exist.
   const acts = h("div", { class: "acts" },
     button("Produce…", () => produce(topic, shownKind), { allowed: may("produce", topic), reason: why("produce", topic), kind: "primary" }),
     button("Purge…", () => purgeTopic(topic), { ...manages, kind: "danger" }),
@@ -65,15 +65,15 @@ async function held(topic) {
 function purgeTopic(topic) {
   act({
     title: `Purge ${topic}…`, verb: "Purge", danger: true, typed: topic,
-    about: "Removes every message that nobody holds: those that are due, those whose time has not come, and all dead letters. It cannot be undone.",
+    about: "Removes all messages that are not leased: ready and delayed ones, and all dead letters. It cannot be undone.",
     count: async () => {
       const of = await held(topic);
-      return `${plural(of.messages, "message")} (${count(of.delayed)} not due yet) and ${plural(of.dead, "dead letter")}, ${bytes(of.bytes)}. What is leased or waits for another attempt stays.`;
+      return `${plural(of.messages, "message")} (${count(of.delayed)} not due yet) and ${plural(of.dead, "dead letter")}, ${bytes(of.bytes)}. Messages that are leased or waiting for their next attempt stay.`;
     },
     command: () => sandctl("topic purge", [topic], { dead: true, yes: true }),
     run: async () => {
       const job = await post(path("topics", topic, "purge"), {});
-      return `${plural(job.done, "message")} removed; ${count(job.too_late)} stay: somebody has them`;
+      return `${plural(job.done, "message")} removed; ${count(job.too_late)} stay, because consumers have received them`;
     },
   });
 }
@@ -90,7 +90,7 @@ function deleteTopic(topic) {
     run: async () => {
       await remove(path("topics", topic));
       location.hash = "#/";
-      return `Topic ${topic} is gone`;
+      return `Topic ${topic} was deleted`;
     },
   });
 }
@@ -111,7 +111,7 @@ function timelineTab(context, topic) {
     delayed: tile("Not due yet"), messages: tile("Messages"), dead: tile("Dead letters"), bytes: tile("Bytes"),
   };
   const over = h("p", { class: "dim" });
-  let newest = null; // shows the rates of a look
+  let newest = null; // adds the rates of an update to the chart
   context.onLive(() => {
     const row = live.topics.get(topic);
     if (!row) return;
@@ -126,13 +126,13 @@ function timelineTab(context, topic) {
     tiles.dead.set(short(row.dead), row.dead ? "warn" : "");
     tiles.bytes.set(bytes(row.bytes));
     newest?.(row);
-    setText(over, `Rates: the last ${Math.round(live.look.over_ms / 1000)} s; lateness: the last minute. What was delivered is kept for an hour, since the present leaders lead.`);
+    setText(over, `Rates: the last ${Math.round(live.look.over_ms / 1000)} s; lateness: the last minute. The history of deliveries covers the last hour, since the current leaders began to lead.`);
   });
   const place = h("div", { class: "card", data: { chart: "due" } });
   const past = h("div", { class: "card", data: { chart: "delivered" } });
   const rates = h("div", { class: "card", data: { chart: "rates" } });
   const late = h("div", { class: "card" });
-  const chosen = h("div", { class: "segments", role: "group", "aria-label": "How far ahead" });
+  const chosen = h("div", { class: "segments", role: "group", "aria-label": "Time range" });
   let range = "1h";
   function ranges() {
     fill(chosen, Object.entries(RANGES).map(([name, one]) => h("button", { type: "button", "aria-pressed": String(name === range), onclick: () => { range = name; ranges(); ask(); } }, one.text)));
@@ -178,14 +178,14 @@ const RATES = [
   { label: "Acked", colour: "good", of: (slot) => slot.acked, live: "acked_per_s" },
   { label: "Became dead letters", colour: "late", of: (slot) => slot.dead, live: "dead_per_s" },
 ];
-const RATE_POINTS = 1800; // looks that a chart keeps: an hour of one every 2 s
+const RATE_POINTS = 1800; // updates that a chart keeps: an hour, with one every 2 s
 
-// Rates over time: the history that nodes keep, and behind it what each look of the stream tells.
+// Rates over time: the history that nodes keep, continued by the updates of the stream.
 function rateChart(history, past_s, now, signal) {
   const slot_s = Math.max(history.slot_ms / 1000, 1);
   const slots = new Map(history.slots.map((one) => [Math.floor(Date.parse(one.start) / 1000 / slot_s), one]));
   const first = Math.max(Math.min(...slots.keys(), Infinity), Math.floor((now - past_s) / slot_s));
-  const kept = []; // [time, rates]: a slot stands at its middle; slots without messages are left out of a history
+  const kept = []; // [time, rates]: a slot is drawn at its middle; the history leaves out slots without messages
   for (let slot = first; (slot + 1) * slot_s <= now; slot += 1) {
     const one = slots.get(slot);
     kept.push([(slot + 0.5) * slot_s, RATES.map(({ of }) => (one ? of(one) / slot_s : 0))]);
@@ -207,10 +207,10 @@ function rateChart(history, past_s, now, signal) {
   return { element: drawn, add };
 }
 
-// The past and the future are two charts: their bars are messages of times of different lengths.
+// The past and the future have separate charts, because their bars cover different durations.
 function delivered(range, now, history, signal) {
   const slot_s = Math.max(history.slot_ms / 1000, 1);
-  // Counts of deliveries come in slots as fine as they are kept; in a view of hours one bar is a minute.
+  // Deliveries are counted in the slots of the history; in a view of hours, one bar is a minute.
   const wide_s = range.unit === "second" ? slot_s : Math.max(slot_s, 60);
   const bars = new Map();
   for (const one of history.slots) {
@@ -250,16 +250,16 @@ function due(range, now, forecast, signal) {
         { label: "Due", colour: "due", kind: "bars", values: of("due"), width_s: range.unit_s },
       ],
     }),
-    h("p", { class: "dim" }, `${plural(sum(forecast.buckets), "message")} come due in the next ${range.text}, ${count(sum(forecast.scheduled))} more by schedules${forecast.complete ? "" : " (there are more schedules than were counted)"}; ${count(forecast.later)} later.`),
+    h("p", { class: "dim" }, `Due in the next ${range.text}: ${plural(sum(forecast.buckets), "message")}, and ${count(sum(forecast.scheduled))} more from schedules${forecast.complete ? "" : " (some schedules are not counted)"}. Due later: ${count(forecast.later)}.`),
   ];
 }
 
 function lateness(history, past_s, now, signal) {
   const slots = history.slots.filter((one) => Date.parse(one.start) / 1000 >= now - past_s && one.late_p99_ms !== null && one.late_p99_ms !== undefined);
-  if (!slots.length) return [h("h2", {}, "How late"), h("p", { class: "dim" }, "Nothing was delivered for the first time in this time.")];
+  if (!slots.length) return [h("h2", {}, "Lateness"), h("p", { class: "dim" }, "There were no first deliveries in this time.")];
   const x = slots.map((one) => Date.parse(one.start) / 1000);
   return chart({
-    title: "How late first deliveries were", x, signal, from: now - past_s, to: now, height: 200, text: milliseconds,
+    title: "Lateness of first deliveries", x, signal, from: now - past_s, to: now, height: 200, text: milliseconds,
     series: [
       { label: "p50", colour: "past", kind: "line", values: slots.map((one) => Math.max(one.late_p50_ms, 0)) },
       { label: "p99", colour: "late", kind: "line", values: slots.map((one) => Math.max(one.late_p99_ms, 0)) },

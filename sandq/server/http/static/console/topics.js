@@ -1,4 +1,4 @@
-// All topics at a glance, and what needs somebody to look.
+// The overview of all topics, and the findings that need attention.
 
 import { post } from "./api.js";
 import { sandctl, settingOptions } from "./commands.js";
@@ -14,17 +14,17 @@ const lateState = (value) => (value === null ? "dim" : value > 1000 ? "bad" : va
 
 export function topicsView(context) {
   const tiles = {
-    topics: tile("Topics"), pending: tile("Not due yet", "Messages whose time has not come"), lag: tile("Lag", "Due and not acked, of each topic's group that is furthest behind"),
-    in: tile("In / s"), out: tile("Delivered / s"), late: tile("Late, p99", "Of first deliveries within the last minute: the worst topic"),
+    topics: tile("Topics"), pending: tile("Not due yet", "Delayed messages"), lag: tile("Lag", "Messages that are due and not acked, for the group with the largest lag of each topic"),
+    in: tile("In / s"), out: tile("Delivered / s"), late: tile("Late, p99", "Lateness of first deliveries in the last minute, of the worst topic"),
     dead: tile("Dead letters"), bytes: tile("Bytes"),
   };
   const rows = table({
     caption: "Topics", filterLabel: "Filter topics", key: (row) => row.topic, href: (row) => topicHref(row.topic), page: 50, sort: ["topic", false],
-    empty: "There is no topic yet. Make one, or produce to one that is made automatically.",
+    empty: "There is no topic yet. Create one, or produce to one that is created automatically.",
     columns: [
       { key: "topic", label: "Topic", text: (row) => row.topic, sort: (row) => row.topic },
       { key: "kind", label: "Kind", wide: true, text: (row) => row.kind },
-      { key: "partitions", label: "Partitions", kind: "number", wide: true, text: (row) => (row.without_leader ? `${row.partitions - row.without_leader}/${row.partitions}` : count(row.partitions)), sort: (row) => row.partitions, state: (row) => (row.without_leader ? "bad" : ""), title: (row) => (row.without_leader ? `${row.without_leader} have no leader, or one that tells nothing` : "") },
+      { key: "partitions", label: "Partitions", kind: "number", wide: true, text: (row) => (row.without_leader ? `${row.partitions - row.without_leader}/${row.partitions}` : count(row.partitions)), sort: (row) => row.partitions, state: (row) => (row.without_leader ? "bad" : ""), title: (row) => (row.without_leader ? `${row.without_leader} have no leader, or one that does not report` : "") },
       { key: "in", label: "In / s", kind: "number", text: (row) => rate(row.in_per_s), sort: (row) => row.in_per_s },
       { key: "out", label: "Out / s", kind: "number", wide: true, text: (row) => rate(row.out_per_s), sort: (row) => row.out_per_s },
       { key: "lag", label: "Lag", kind: "number", text: (row) => short(row.lag), sort: (row) => row.lag, state: (row) => (row.lag ? (row.stalled ? "bad" : "") : "dim") },
@@ -69,8 +69,8 @@ export function topicsView(context) {
 export function findingsCard() {
   const list = h("ul", { class: "findings" });
   const name = h("h2", {}, "Needs attention");
-  // Doctor also looks at what no overview has: outboxes, certificates, groups beyond the 50 that are furthest behind.
-  const element = h("section", { class: "card", hidden: true, "aria-label": "Needs attention" }, name, list, commandLine("sandctl doctor", "Look at everything"));
+  // Doctor also checks what the overview lacks: outboxes, certificates, and groups beyond the 50 with the largest lag.
+  const element = h("section", { class: "card", hidden: true, "aria-label": "Needs attention" }, name, list, commandLine("sandctl doctor", "Check everything"));
   let last = "";
   return {
     element,
@@ -87,7 +87,7 @@ export function findingsCard() {
   };
 }
 
-// The settings that only the creation of a topic sets, which the console leaves to sandctl.
+// Names of settings that can only be set at creation. The console leaves most of them to sandctl.
 const settled = (texts) => {
   const names = Object.keys(texts).filter((name) => texts[name].is_fixed);
   return `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
@@ -108,7 +108,7 @@ async function createTopic() {
     run: async (values) => {
       const made = await post("/topics", { name: values.name, kind: values.kind, partitions: Number(values.partitions), ...(values.replicas ? { replicas: Number(values.replicas) } : {}), settings: values.lease ? { lease: values.lease } : {} });
       location.hash = topicHref(made.name);
-      return `Topic ${made.name} is there, with ${plural(made.partitions, "partition")} and ${plural(made.replicas, "replica")} of each`;
+      return `Topic ${made.name} was created, with ${plural(made.partitions, "partition")} and ${plural(made.replicas, "replica")} of each`;
     },
   });
 }

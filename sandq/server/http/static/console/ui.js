@@ -1,9 +1,9 @@
-// Parts that all views are made of: tables, dialogs, command lines, messages at the edge.
+// Components of all views: tables, dialogs, command lines, notifications.
 
 import { fill, h, newId, setText } from "./dom.js";
 import { cut, visible } from "./format.js";
 
-// -- what is said at the edge ------------------------------------------------------------------------------------------
+// -- notifications ----------------------------------------------------------------------------------------------------
 
 export function say(text, kind = "done") {
   const place = document.getElementById("said");
@@ -18,14 +18,14 @@ export function say(text, kind = "done") {
 export function problemText(error) {
   const mistakes = error.told?.errors?.map((one) => `${one.where}: ${one.problem}`) ?? [];
   const text = mistakes.length ? mistakes.join("; ") : error.message;
-  return error.status === 403 ? `You may not: ${text}` : text;
+  return error.status === 403 ? `Not allowed: ${text}` : text;
 }
 
 export function failure(error, again = null) {
   return h(
     "div",
     { class: "failure", role: "alert" },
-    h("strong", {}, error.status === 403 ? "Not for you" : "That did not work"),
+    h("strong", {}, error.status === 403 ? "Not allowed" : "The request failed"),
     h("p", {}, visible(problemText(error))),
     again && h("button", { type: "button", onclick: again }, "Try again"),
   );
@@ -33,7 +33,7 @@ export function failure(error, again = null) {
 
 // -- command lines -----------------------------------------------------------------------------------------------------
 
-export function commandLine(text, label = "The same by") {
+export function commandLine(text, label = "Same command") {
   const code = h("code", { class: "command", tabindex: 0, "aria-label": "Command line" }, text);
   const copy = h(
     "button",
@@ -47,7 +47,7 @@ export function commandLine(text, label = "The same by") {
           say("Copied");
         } catch {
           getSelection().selectAllChildren(code);
-          say("Selected: copy it by your keyboard");
+          say("Selected: copy it with your keyboard");
         }
       },
     },
@@ -89,11 +89,11 @@ export function valuesOf(form) {
 
 // -- dialogs -----------------------------------------------------------------------------------------------------------
 
-// Something that is done: what it is, what it takes, how much it concerns, and the command line that does the same.
+// A dialog for an action: its description, its fields, how many objects it affects, and the equivalent command line.
 //
-// title, about: text; fields: as of `field`; command(values): text; run(values): does it, and may return what to say;
-// count(values): how much it concerns, as text, asked before it can be done; typed: a name that has to be typed first;
-// danger: it cannot be undone; preview(values): an element; failed(error): whether it shows the error elsewhere.
+// title, about: text; fields: as for `field`; command(values): text; run(values): does it, and may return a message;
+// count(values): the affected objects, as text, which must be known first; typed: a name that the user must type first;
+// danger: it cannot be undone; preview(values): an element; failed(error): shows an error elsewhere, and returns whether it did.
 export function act({ title, about, fields = [], command, run, count, typed, danger, verb, preview, done, failed }) {
   const form = h("form", { method: "dialog", novalidate: false });
   const titleId = newId("dialog");
@@ -114,7 +114,7 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
     doIt.disabled = !counted || (typed !== undefined && ![typed, visible(typed)].includes(values().typed));
   };
   const refresh = () => {
-    // What does not matter by what was said already is not asked.
+    // Hide fields that do not apply to the other values.
     fields.forEach((one, place) => { if (one.shownIf) inputs[place].hidden = !one.shownIf(values()); });
     if (line) line.update(command(values()));
     if (preview) fill(shown, preview(values()));
@@ -132,7 +132,7 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
       setText(extent, visible(text));
       counted = true;
     } catch (error) {
-      if (mine === asked) setText(extent, `It cannot be counted: ${visible(problemText(error))}`);
+      if (mine === asked) setText(extent, `Counting failed: ${visible(problemText(error))}`);
     }
     check();
   }
@@ -144,7 +144,7 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
     clearTimeout(waiting);
     if (count) {
       counted = false;
-      asked += 1; // what is being counted was for other values
+      asked += 1; // ignore the count in progress: it is for other values
       check();
       waiting = setTimeout(recount, 300);
     }
@@ -193,13 +193,13 @@ function append(element, children) {
   for (const child of children.flat(Infinity)) if (child) element.append(child);
 }
 
-// A button for an act: who may not do it sees it, disabled, with the reason.
+// A button for an action. Users without the right see it disabled, with the reason.
 export function button(text, onclick, { allowed = true, reason = "", kind = "" } = {}) {
   if (allowed) return h("button", { type: "button", class: kind, onclick }, text);
   return h("button", { type: "button", class: kind, "aria-disabled": "true", title: reason, onclick: () => say(reason, "note") }, text);
 }
 
-// What comes before what: numbers in texts by what they are. A Collator would do it, and take ten times as long.
+// Sort keys that compare numbers in texts by value. A Collator could do it, but takes ten times as long.
 const ordered = (value) => (typeof value === "string" ? value.toLowerCase().replace(/\d+/g, (digits) => digits.padStart(20, "0")) : value);
 function compare(one, other) {
   if (typeof one === "string" || typeof other === "string") [one, other] = [String(one ?? ""), String(other ?? "")];
@@ -209,15 +209,15 @@ function compare(one, other) {
 
 // -- tables ------------------------------------------------------------------------------------------------------------
 
-// Rows by page, sorted and filtered; what is shown is changed in place.
+// Sorted and filtered rows in pages; visible rows are updated in place.
 //
-// columns: {key, label, text(row), sort(row), kind: "number" | "time" | "code", named: the name of the column is shown on phones, too, wide: left out on phones, cell(row): an element,
-// title(row), optional: hidden while no row of the page that is shown has a text there}; `key(row)` names a row.
+// columns: {key, label, text(row), sort(row), kind: "number" | "time" | "code", named: show the column name on phones, too, wide: left out on phones, cell(row): an element,
+// title(row), optional: hidden if no row of the current page has a text there}; `key(row)` identifies a row.
 export function table({ columns, key, caption, sort, page = 50, empty = "Nothing here.", filterLabel, href, select }) {
   let rows = [];
   let shownPage = 0;
   let wanted = "";
-  let empties = new Set(); // optional columns that are empty in the page that is shown
+  let empties = new Set(); // optional columns that are empty on the current page
   let [by, down] = sort ?? [columns[0].key, false];
   const known = new Map();
   const chosen = new Set();
@@ -226,7 +226,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
     const name = column.sort || column.text ? h("button", { type: "button", onclick: () => turn(column) }, column.label) : column.label;
     return h("th", { scope: "col", class: classOf(column) }, name);
   });
-  const all = select && h("input", { type: "checkbox", "aria-label": "Choose all that are shown", onchange: () => chooseAll(all.checked) });
+  const all = select && h("input", { type: "checkbox", "aria-label": "Select all rows of this page", onchange: () => chooseAll(all.checked) });
   const element = h(
     "table",
     { class: "cards", role: "table" },
@@ -235,8 +235,8 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
     body,
   );
   const said = h("span", { class: "dim", role: "status" });
-  const before = h("button", { type: "button", onclick: () => go(-1), "aria-label": "The page before" }, "‹");
-  const after = h("button", { type: "button", onclick: () => go(1), "aria-label": "The next page" }, "›");
+  const before = h("button", { type: "button", onclick: () => go(-1), "aria-label": "Previous page" }, "‹");
+  const after = h("button", { type: "button", onclick: () => go(1), "aria-label": "Next page" }, "›");
   const filter = filterLabel && h("input", {
     type: "search", placeholder: filterLabel, "aria-label": filterLabel, class: "filter",
     oninput: () => {
@@ -270,7 +270,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
     let found = known.get(name);
     if (!found) {
       const cells = columns.map((column, place) => {
-        // On a phone rows are cards, whose roles a browser does not know by itself.
+        // On phones rows are displayed as cards, so the roles must be explicit.
         const cell = place === 0 ? h("th", { scope: "row", role: "rowheader", class: classOf(column), data: column.named ? { label: column.label } : {} }) : h("td", { role: "cell", class: classOf(column), data: { label: column.label } });
         if (place === 0 && href) {
           cell.inner = h("a", {});
@@ -278,7 +278,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
         } else cell.inner = cell;
         return cell;
       });
-      const box = select && h("input", { type: "checkbox", "aria-label": `Choose ${cut(name, 40)}`, onchange: (event) => {
+      const box = select && h("input", { type: "checkbox", "aria-label": `Select ${cut(name, 40)}`, onchange: (event) => {
         event.target.checked ? chosen.add(name) : chosen.delete(name);
         if (select.onchange) select.onchange(chosen);
       } });
@@ -320,7 +320,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
     empties = new Set(columns.filter((one) => one.optional && !seen.some((row) => one.text(row) !== "")).map((one) => one.key));
     columns.forEach((one, place) => { headers[place].hidden = empties.has(one.key); });
     const lines = seen.map(line);
-    if (!lines.length) lines.push(h("tr", {}, h("td", { class: "empty", colspan: columns.length + (select ? 1 : 0) }, wanted ? "Nothing is like that." : empty)));
+    if (!lines.length) lines.push(h("tr", {}, h("td", { class: "empty", colspan: columns.length + (select ? 1 : 0) }, wanted ? "Nothing matches the filter." : empty)));
     const same = lines.length === body.children.length && lines.every((one, place) => one === body.children[place]);
     if (!same) body.replaceChildren(...lines);
     if (known.size > 4 * page + rows.length) known.clear();
@@ -354,7 +354,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
   };
 }
 
-// -- others ------------------------------------------------------------------------------------------------------------
+// -- other components ------------------------------------------------------------------------------------------------------------
 
 export function tile(label, hint = "") {
   const value = h("dd", {}, "–");
@@ -373,17 +373,17 @@ export function badge(text, state = "") {
   return h("span", { class: "badge", data: { state } }, text);
 }
 
-// A view that only another right shows.
+// Shown instead of a view if the user lacks a right.
 export function denied(right, of) {
   return h("section", { class: "card" }, h("h2", {}, `You need the right ${right}`),
-    h("p", {}, `Without the right ${right} nodes do not show ${of}. Ask whoever administers the cluster for it, or sign in with another token.`));
+    h("p", {}, `Without the right ${right} nodes do not show ${of}. Ask an administrator of the cluster for it, or sign in with a different token.`));
 }
 
 export function loading(text = "Loading…") {
   return h("p", { class: "dim", role: "status" }, text);
 }
 
-// Fills a place with what is asked for, or with why it did not come.
+// Fill an element with the result of a request, or with its error.
 export async function load(place, work, show) {
   if (!place.childNodes.length) fill(place, loading());
   place.setAttribute("aria-busy", "true");
