@@ -351,12 +351,12 @@ def dump(
 
     It only reads, also while the node runs. Exit code 1 if a record is damaged; a torn end is not damage.
     """
-    from sandq.tools.wal.dump import Wanted, dump
+    from sandq.tools.wal.dump import RecordFilter, dump
 
     if first is not None and last is not None and last < first:
         raise click.UsageError("--to is less than --from: no entry lies between them")
     with _errors():
-        wanted = Wanted(group, first, last)
+        wanted = RecordFilter(group, first, last)
         totals = dump(paths, wanted, values=values, as_json=as_json, write=lambda line: print(line))
         sys.stdout.flush()
         click.echo(totals.text(), err=True)
@@ -401,9 +401,9 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
             say(f"HTTP: {http}")
         if serving.sql is not None:
             say(f"SQL: {serving.sql}")
-        for port in config.exposed:
-            say(f"INSECURE: {port}")
-            log.warning("this node is open to anybody", what=port, remedy="docs/security.md")
+        for exposed in config.exposed:
+            say(f"INSECURE: {exposed}")
+            log.warning("this node is open to anybody", what=exposed, remedy="docs/security.md")
         collect_rarely()
         log.info("ready", data_dir=str(serving.data_dir), clients=clients, http=http)
         ready.set()

@@ -1,4 +1,5 @@
-"""What the command `sandq` can do besides running a node: look at configurations, data directories and their logs.
+"""Commands of `sandq` other than the node: gateways, certificates, and checks of configurations and data directories.
 
-Nothing here writes into a data directory, and all of it may be used beside a running node.
+`recover`, `certs` and the gateways write files or serve requests. The other commands only read; they are safe while a
+node runs on the same data directory.
 """

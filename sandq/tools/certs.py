@@ -1,7 +1,7 @@
-"""`sandq certs`: an authority of one's own, and the certificates of nodes and clients that it issues.
+"""`sandq certs`: a private certificate authority, and the certificates that it issues for nodes and clients.
 
-Keys are ECDSA P-256, and readable by their owner alone. Nothing is replaced unless that is asked for; then it is
-replaced at once, and running nodes read it within seconds.
+Keys are ECDSA P-256; only their owner can read the files. Existing files are replaced only with `--force`. Each file is
+replaced atomically, and running nodes load the new file within seconds.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ CA: Final = "ca"
 CRL: Final = "crl.pem"
 CA_DAYS: Final = 3650
 DAYS: Final = 365
-DAYS_MOST: Final = 36_500
+MAX_DAYS: Final = 36_500
 BACKDATED: Final = datetime.timedelta(hours=1)
-"""Clocks of other machines may be behind."""
+"""How far a certificate's start lies in the past, because the clocks of other machines may be behind."""
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 NAME_CHARS: Final = 64
-"""Of a common name, X.509 allows no more."""
-HOSTS_MOST: Final = 100
+"""Maximum length of a common name, from X.509."""
+MAX_HOSTS: Final = 100
 FILE_MODE: Final = 0o644
 KEY_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 
 
 class Pair(NamedTuple):
-    """The files of a certificate and its key."""
+    """The paths of a certificate and of its key."""
 
     certificate: Path
     key: Path
 
 
 def files_of(directory: Path, name: str) -> Pair:
-    """Where the certificate of a name, and its key, are."""
+    """Return the paths of the certificate with this name and of its key."""
     return Pair(directory / f"{name}.pem", directory / f"{name}-key.pem")
 
 
 def make_ca(out: Path, *, name: str = "sandq", days: int = CA_DAYS, force: bool = False) -> Pair:
-    """Make an authority. Raises Conflict when there is one already, InvalidRequest, StartupError."""
+    """Create an authority. Raises Conflict if there is one already, InvalidRequest, StartupError."""
     pair = files_of(out, CA)
-    _check_free(pair, force, "whoever trusts it would trust none of its certificates any more")
+    _check_free(pair, force, "its clients and nodes would no longer trust the certificates that it has issued")
     _check_days(days)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _subject(name)
@@ -69,15 +69,15 @@ def make_node(
 ) -> Pair:
     """Issue the certificate of a node, for its id, these hosts and loopback. Raises as `make_ca`, and InvalidName."""
     check_name("node", node_id)
-    if len(hosts) > HOSTS_MOST:
-        raise InvalidRequest(f"{len(hosts)} hosts: {HOSTS_MOST} at most")
+    if len(hosts) > MAX_HOSTS:
+        raise InvalidRequest(f"{len(hosts)} hosts are too many: a certificate has at most {MAX_HOSTS}")
     names = [x509.DNSName(node_id), *(_host(host) for host in dict.fromkeys((*hosts, *LOOPBACK)) if host != node_id)]
     usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     return _issue(node_id, names, usage, ca, out, days, force)
 
 
 def make_client(name: str, ca: Path, out: Path, *, days: int = DAYS, force: bool = False) -> Pair:
-    """Issue the certificate of a client, which is its common name. Raises as `make_ca`."""
+    """Issue the certificate of a client. Its common name is the name of the client. Raises as `make_ca`."""
     return _issue(name, [], [ExtendedKeyUsageOID.CLIENT_AUTH], ca, out, days, force)
 
 
@@ -91,13 +91,13 @@ def _issue(
     force: bool,
 ) -> Pair:
     if name == CA or "/" in name or name in (".", ".."):
-        raise InvalidRequest(f"{name!r:.80} cannot be the name of a certificate here: its files are called so")
+        raise InvalidRequest(f"{name!r:.80} cannot be the name of a certificate: choose another name")
     pair = files_of(out, name)
-    _check_free(pair, force, "a new one is issued with --force")
+    _check_free(pair, force, "use --force to issue a new one")
     _check_days(days)
     authority, authority_key = _open_ca(ca)
     key = ec.generate_private_key(ec.SECP256R1())
-    # Who a node is, the names say that it is issued for.
+    # A node is identified by its alternative names, so its common name may be shortened.
     subject = _subject(name[:NAME_CHARS] if alternatives else name)
     builder = _builder(subject, key.public_key(), days, authority.not_valid_after_utc)
     builder = builder.issuer_name(authority.subject)
@@ -109,25 +109,29 @@ def _issue(
     if alternatives:
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     _write(pair, builder.sign(authority_key, hashes.SHA256()), key)
-    beside = out / f"{CA}.pem"
-    if not beside.exists():  # that who uses the pair has it all in one place
-        _put(beside, authority.public_bytes(serialization.Encoding.PEM), FILE_MODE)
+    ca_copy = out / f"{CA}.pem"
+    if not ca_copy.exists():  # so that the pair and its authority are in one directory
+        _put(ca_copy, authority.public_bytes(serialization.Encoding.PEM), FILE_MODE)
     return pair
 
 
 def revoke(certificates: Sequence[Path], ca: Path, out: Path) -> tuple[Path, int]:
-    """Add certificates to the list of those that the authority has revoked, or make one without any. Returns the list
-    for nodes, and how many it has. Raises Conflict for one of another authority, InvalidRequest, StartupError."""
+    """Add certificates to the authority's list of revoked certificates; without certificates, write the list again.
+
+    Returns the path of the list for nodes, and the number of its entries. Raises Conflict if another authority issued
+    one of the certificates, InvalidRequest, StartupError.
+    """
     authority, authority_key = _open_ca(ca)
-    kept = ca / CRL
+    own_list = ca / CRL
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
     builder = builder.last_update(now - BACKDATED).next_update(authority.not_valid_after_utc)
-    # Of authorities of the same name, which one's it is: when one follows another, nodes have the lists of both.
+    # Identify the authority by its key: a new authority may have the name of the old one, and nodes may have both
+    # lists.
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     builder = builder.add_extension(issuer, critical=False)
     builder = builder.add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
-    before = _list(kept, authority)
+    before = _revoked(own_list, authority)
     entries = {entry.serial_number: entry for entry in before}
     for path in certificates:
         certificate = _certificate(path)
@@ -138,19 +142,19 @@ def revoke(certificates: Sequence[Path], ca: Path, out: Path) -> tuple[Path, int
     for one in entries.values():
         builder = builder.add_revoked_certificate(one)
     content = builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    for path in dict.fromkeys((kept, out / CRL)):
+    for path in dict.fromkeys((own_list, out / CRL)):
         _put(path, content, FILE_MODE)
     return out / CRL, len(entries)
 
 
-def _list(path: Path, authority: x509.Certificate) -> Iterator[x509.RevokedCertificate]:
-    """What an authority's list has; nothing where there is none yet."""
+def _revoked(path: Path, authority: x509.Certificate) -> Iterator[x509.RevokedCertificate]:
+    """Return the entries of an authority's list; none if there is no list yet."""
     try:
         found = x509.load_pem_x509_crl(path.read_bytes())
     except FileNotFoundError:
         return iter(())
     except (OSError, ValueError) as error:
-        raise StartupError(f"{path} is no list of revoked certificates: {error}") from None
+        raise StartupError(f"{path} is not a list of revoked certificates: {error}") from None
     if found.issuer != authority.subject:
         raise StartupError(f"{path} is the list of another authority")
     return iter(found)
@@ -162,7 +166,7 @@ def _certificate(path: Path) -> x509.Certificate:
     except OSError as error:
         raise StartupError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError:
-        raise InvalidRequest(f"{path} is no certificate in PEM") from None
+        raise InvalidRequest(f"{path} is not a certificate in PEM") from None
 
 
 def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
@@ -174,7 +178,7 @@ def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) ->
 
 
 def for_node(pair: Pair) -> Iterator[str]:
-    """What the configuration of the node says then."""
+    """Yield the lines for the node's configuration file."""
     yield "tls:"
     yield f"  cert_file: {pair.certificate.absolute()}"
     yield f"  key_file: {pair.key.absolute()}"
@@ -182,7 +186,7 @@ def for_node(pair: Pair) -> Iterator[str]:
 
 
 def for_client(pair: Pair) -> str:
-    """How a command uses it."""
+    """Return a command that uses the client's certificate."""
     ca = pair.certificate.parent / f"{CA}.pem"
     return f"sandctl --ca {ca} --cert {pair.certificate} --cert-key {pair.key} cluster status"
 
@@ -194,15 +198,15 @@ def _open_ca(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivate
         key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
     except OSError as error:
         raise StartupError(
-            f"{error.filename} cannot be read: {error.strerror or error}; an authority is made by: sandq certs ca "
+            f"{error.filename} cannot be read: {error.strerror or error}. To create an authority, run: sandq certs ca "
             f"--out {directory}"
         ) from None
     except (ValueError, TypeError):
-        raise StartupError(f"{directory}: {CA}.pem and {CA}-key.pem are no certificate and its key, in PEM") from None
+        raise StartupError(f"{directory}: {CA}.pem and {CA}-key.pem are not a certificate and its key in PEM") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise StartupError(f"{pair.key} is not the key of {pair.certificate}")
     if certificate.not_valid_after_utc <= datetime.datetime.now(datetime.UTC):
-        raise StartupError(f"{pair.certificate} has ended: make a new authority")
+        raise StartupError(f"{pair.certificate} has expired: create a new authority")
     return certificate, key
 
 
@@ -256,14 +260,14 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _check_days(days: int) -> None:
-    if not 1 <= days <= DAYS_MOST:
-        raise InvalidRequest(f"--days {days} is not within 1 to {DAYS_MOST}")
+    if not 1 <= days <= MAX_DAYS:
+        raise InvalidRequest(f"--days {days} is not within 1 to {MAX_DAYS}")
 
 
 def _check_free(pair: Pair, force: bool, why: str) -> None:
-    there = next((path for path in pair if path.exists()), None)
-    if there is not None and not force:
-        raise Conflict(f"{there} is there already and is not replaced: {why}")
+    existing = next((path for path in pair if path.exists()), None)
+    if existing is not None and not force:
+        raise Conflict(f"{existing} is there already and is not replaced: {why}")
 
 
 def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
@@ -273,17 +277,17 @@ def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePriva
 
 
 def _put(path: Path, content: bytes, mode: int) -> None:
-    """Write a file as a whole, with its mode from the first moment on."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a file atomically. It has its mode from the beginning, so that a key is never readable by others."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
-        beside.unlink(missing_ok=True)
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(descriptor)
-        beside.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise StartupError(f"{path} cannot be written: {error.strerror or error}") from None

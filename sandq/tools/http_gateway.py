@@ -1,4 +1,4 @@
-"""`sandq http`: the HTTP API in a process of its own."""
+"""`sandq http`: the HTTP API in a separate process, a gateway to the nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sandq.server.process_tuning import collect_rarely, give_back_heap
 from sandq.tls.certificates import Certificates
 
 EXIT_AT_ONCE = 130
-"""Told a second time to stop."""
+"""Exit code after a second SIGINT or SIGTERM."""
 
 
 log = structlog.get_logger("sandq.http")
@@ -44,47 +44,49 @@ def serve_gateway(
     log_level: str,
     ca: Path | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `ca`: whom to trust of the nodes, by TLS. Raises SandqError: an option is wrong,
-    or the port is taken."""
+    """Serve until SIGINT or SIGTERM. `ca`: the authority of the nodes' certificates, for TLS.
+
+    Raises SandqError: an option is wrong, or the port is in use.
+    """
     host, port = _address(listen, config)
     is_open = is_beyond(host) and config.tls.http != REQUIRE
     if is_open and not config.security.insecure:
         raise StartupError(
-            f"HTTP on {host} without TLS: say tls.http: require, with a certificate (docs/security.md), or, in a "
-            "network that nobody else reaches, security.insecure: true (SANDQ_SECURITY__INSECURE=true)"
+            f"HTTP on {host} would be without TLS: set tls.http: require, with a certificate (docs/security.md). In a "
+            "network that only trusted machines reach, set security.insecure: true (SANDQ_SECURITY__INSECURE=true)"
         )
     secret_file = config.http.gateway_secret_file
     secrets = None if secret_file is None else Secrets(secret_file, SETTING)
     settings = _settings(servers, config, ca, secrets)
-    door = TlsListener(config.tls, Certificates(config.tls)) if config.tls.http != OFF else None
+    tls_listener = TlsListener(config.tls, Certificates(config.tls)) if config.tls.http != OFF else None
     deadlines = Deadlines(grace_s=config.shutdown_grace_ms / 1000)
     people = logs.set_up(log_format, log_level, "http")
 
-    def say(line: str) -> None:
+    def announce(line: str) -> None:
         if people is not None:
             people.write(f"{line}\n")
 
     async def run() -> None:
         listeners = bind(host, port)
-        at = listeners[0].getsockname()
+        bound = listeners[0].getsockname()
         scheme = "http" if config.tls.http == OFF else "https"
-        address = f"{scheme}://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}"
+        address = f"{scheme}://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
         stop = anyio.Event()
 
         def on_ready() -> None:
             collect_rarely()
-            say(f"sandq {sandq.__version__}: HTTP for {', '.join(servers)}")
-            say(f"HTTP: {address}")
+            announce(f"sandq {sandq.__version__}: HTTP for {', '.join(servers)}")
+            announce(f"HTTP: {address}")
             if is_open:
-                say(f"INSECURE: HTTP on {host} without TLS")
+                announce(f"INSECURE: HTTP on {host} without TLS")
                 log.warning("this gateway is open to anybody", host=host, remedy="docs/security.md")
             log.info("ready", servers=servers, http=address)
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_stop_on_signal, stop, say)
+            tasks.start_soon(_stop_on_signal, stop, announce)
             if secrets is not None:
                 tasks.start_soon(_follow_secrets, secrets)
-            await serve_alone(listeners, settings, config.limits, deadlines, stop, on_ready, door)
+            await serve_alone(listeners, settings, config.limits, deadlines, stop, on_ready, tls_listener)
             tasks.cancel_scope.cancel()
 
     try:
@@ -97,9 +99,9 @@ def serve_gateway(
 
 
 def _settings(servers: tuple[str, ...], config: NodeConfig, ca: Path | None, secrets: Secrets | None) -> HttpSettings:
-    """Return what the HTTP application is told. Raises InvalidRequest for a server that is no HOST:PORT."""
+    """Return the settings of the HTTP application. Raises InvalidRequest for a server that is no HOST:PORT."""
     if not servers:
-        raise InvalidRequest("--server: at least one HOST:PORT is expected")
+        raise InvalidRequest("--server has no server: at least one HOST:PORT is expected")
     for server in servers:
         parse_server(server)
     names = (config.node.advertise_host, *config.http.allowed_hosts)
@@ -118,19 +120,19 @@ def _settings(servers: tuple[str, ...], config: NodeConfig, ca: Path | None, sec
     )
 
 
-async def _stop_on_signal(stop: anyio.Event, say: Callable[[str], None]) -> None:
+async def _stop_on_signal(stop: anyio.Event, announce: Callable[[str], None]) -> None:
     """Set `stop` at the first SIGINT or SIGTERM; end the process at once at the second."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
             if stop.is_set():
                 os._exit(EXIT_AT_ONCE)
-            say("stopping")
+            announce("stopping")
             log.info("stopping", signal=signal.Signals(number).name)
             stop.set()
 
 
 async def _follow_secrets(secrets: Secrets) -> None:
-    """Read the secret again when its file changes; an unusable file changes nothing."""
+    """Read the secret again when its file changes. If the file is unusable, keep the secret and log an error."""
     while True:
         await anyio.sleep(CHECK_S)
         try:
@@ -140,13 +142,14 @@ async def _follow_secrets(secrets: Secrets) -> None:
 
 
 def _nodes_tls(section: TlsSection, ca: Path | None) -> ClientTls | None:
-    """Nodes are asked by TLS where it is known whom to trust of them, unless the file says otherwise."""
+    """Return the TLS settings for the nodes: TLS is used if an authority is known, unless the configuration disables
+    it."""
     trusted = _trusted(section, ca)
     return None if trusted is None else ClientTls(ca=trusted, cert=section.cert_file, key=section.key_file)
 
 
 def _sql_tls(section: TlsSection, ca: Path | None) -> dict[str, str] | None:
-    """Return how processes of SQL speak to nodes, without the gateway's certificate: they ask as their callers."""
+    """Return the TLS settings for processes of SQL. They lack the gateway's certificate: they act as their callers."""
     trusted = _trusted(section, ca)
     return None if trusted is None else {"ca": str(trusted)}
 
@@ -163,5 +166,5 @@ def _address(listen: str | None, config: NodeConfig) -> Address:
         except ValueError as error:
             raise InvalidRequest(f"--listen: {error}") from None
     if config.listen.http is None:
-        raise InvalidRequest("listen.http is none: say where HTTP is served, by --listen HOST:PORT")
+        raise InvalidRequest("listen.http is none: set the address of the HTTP server with --listen HOST:PORT")
     return config.listen.http

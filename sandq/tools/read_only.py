@@ -1,6 +1,6 @@
-"""The files port over a real directory that is only read: what would be written is forgotten.
+"""A read-only implementation of the files port over a real directory. It discards writes.
 
-With it the storage's own recovery can be asked what it would find in a log, without mending anything.
+With it, the recovery code of the storage can read a log and report what it finds, without repairing anything.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from sandq.storage.files import Buffer, Lock, failed
 
 
 class ReadOnlyFile:
-    """An open file; writes go nowhere."""
+    """An open file that discards writes."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._name = name
         self._file = path.open("rb", buffering=0)
 
     def write_at(self, offset: int, data: Buffer) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def read_at(self, offset: int, size: int) -> bytes:
         return os.pread(self._file.fileno(), size, offset)
 
     def sync(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def size(self) -> int:
         return os.fstat(self._file.fileno()).st_size
@@ -38,7 +38,7 @@ class ReadOnlyFile:
 
 
 class ReadOnlyFiles:
-    """`root` must be there."""
+    """The files below `root`, which must exist."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -68,7 +68,7 @@ class ReadOnlyFiles:
         raise self._refused("replace", name)
 
     def remove(self, name: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def list(self, directory: str) -> list[str]:
         try:
@@ -84,7 +84,7 @@ class ReadOnlyFiles:
             raise self._refused("create", directory)
 
     def sync_dir(self, directory: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def lock(self, name: str) -> Lock:
         raise self._refused("lock", name)
@@ -94,21 +94,23 @@ class ReadOnlyFiles:
         return status.f_bavail * status.f_frsize
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close all files that `open` returned."""
         for file in self._open:
             file.close()
         self._open.clear()
 
     @staticmethod
     def _refused(operation: str, name: str) -> StorageFailed:
-        return StorageFailed(f"cannot {operation} {name}: it is only read here", operation=operation, file=name)
+        return StorageFailed(
+            f"cannot {operation} {name}: the directory is open read-only", operation=operation, file=name
+        )
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process holds the lock of this file; False when it is not there.
+    """Return whether another process holds the lock of this file; False if the file does not exist.
 
-    A shared lock is tried and let go at once: a node that starts in these microseconds would be refused, and nothing
-    on the disk is touched.
+    It takes a shared lock and releases it at once, and does not write to the disk. A node that starts within these
+    microseconds cannot get its lock, and fails.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -124,7 +126,7 @@ def is_locked(path: Path) -> bool:
 
 
 def lock_holder(path: Path) -> int | None:
-    """The process that holds the lock of a file, where the kernel tells; None otherwise."""
+    """Return the id of the process that holds the lock of a file; None if the kernel does not report it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         status = path.stat()
         wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"

@@ -1,11 +1,11 @@
-"""`sandq recover`: let a node go on alone with groups whose majority is lost for good.
+"""`sandq recover`: continue with one node in groups that have lost their majority for good.
 
-It is the last resort. What was acknowledged is on a majority; of one whose other members are lost, this node has what
-it has, and whatever it had not got yet is gone. The members on the lost nodes are taken out of each configuration by an
-entry in this node's log alone, of a new term: nobody may ever come back who could say something else. Their data
-directories are shut out for ever (`KnownPeers.remove`).
+This is the last resort. Acknowledged data is on a majority of the members. If the other members of a group are lost,
+the data that this node has not received yet is lost too. An entry of a new term removes the lost members from the
+group's configuration; it is only in the log of this node. So a lost node must never return: it could hold other entries
+for the same indexes. `KnownPeers.remove` bans the stores of the lost nodes permanently.
 
-Two passes over the log: first the metadata group, which then says what it holds; then the partitions.
+The log is processed twice: first for the metadata group, then for the partitions that the metadata lists.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from sandq.storage.known_peers import KnownPeers
 from sandq.storage.stores import LevelStores
 
 CATCH_UP_S: Final = 60.0
-"""For the metadata's log to be applied, once this node is its only voter."""
+"""Time limit for applying the metadata's log after this node has become its only voter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A group here, and what is done about it."""
+    """A group with a replica on this node, and the decision on it."""
 
     group: int
     topic: str | None
-    """None: the metadata group."""
+    """The topic's name; None for the metadata group."""
     partition: int
     members: Members
     is_forced: bool
-    """It has no majority without the lost nodes: this node goes on with it alone."""
+    """Whether the group has no majority without the lost nodes, so that this node continues with it alone."""
 
     def text(self) -> str:
-        """A line for a person."""
-        what = "metadata" if self.topic is None else f"{self.topic}/{self.partition}"
-        verdict = "goes on here alone" if self.is_forced else "keeps its majority"
-        return f"{what}: {', '.join(sorted(map(node_of, self.members.voters)))}: {verdict}"
+        """Return one line for the terminal."""
+        group = "metadata" if self.topic is None else f"{self.topic}/{self.partition}"
+        decision = "continues here alone" if self.is_forced else "keeps its majority"
+        return f"{group}: {', '.join(sorted(map(node_of, self.members.voters)))}: {decision}"
 
 
 def recover(config: NodeConfig, lost: Collection[str], *, dry_run: bool = False) -> list[Found]:
-    """Take the lost nodes out of all groups that have no majority without them. `dry_run`: only say which.
+    """Remove the lost nodes from all groups that have no majority without them. `dry_run`: only return these groups.
 
-    Raises InvalidRequest when nothing can be decided here; StartupError (the data directory is in use, damaged, of
-    another node, or of another version of sandq), StorageFailed. Data of another version is refused before anything is
-    opened: opening LevelDB deletes its logs.
+    Raises InvalidRequest if this node alone cannot decide, and StorageFailed. Raises StartupError if the data directory
+    is in use, damaged, of another node, or of another version of sandq. The version is checked before anything is
+    opened, because opening LevelDB deletes its logs.
     """
     data_dir = Path(config.node.data_dir).absolute()
     files = RealFiles(data_dir)
     if identity.load(files) is None:
-        raise StartupError(f"node.data_dir {data_dir} holds no node")
+        raise StartupError(f"node.data_dir {data_dir} has no data of a node")
     lock = files.lock(LOCK_NAME)
     try:
         own = identity.open_identity(files, config.node.id).node
@@ -78,7 +78,7 @@ def recover(config: NodeConfig, lost: Collection[str], *, dry_run: bool = False)
                 _force(node_log, METADATA_GROUP)
         with _opened(files, data_dir, config, own) as node_log:
             host = node_log.open_metadata()
-            if host.group.is_only_voter and not dry_run:  # an earlier call may have come no further than this
+            if host.group.is_only_voter and not dry_run:  # also after an earlier call that was interrupted
                 _catch_up(node_log, host)
             found = _partitions(node_log, own, lost)
             if not dry_run:
@@ -106,7 +106,7 @@ def _opened(files: Files, data_dir: Path, config: NodeConfig, own: str) -> Itera
             create=False,
         )
         if node_log.pointers.get(METADATA_GROUP) is None:
-            raise InvalidRequest(f"{own} never took part in a cluster: there is nothing to recover")
+            raise InvalidRequest(f"{own} has never been part of a cluster: there is nothing to recover")
         try:
             yield node_log
         finally:
@@ -122,10 +122,10 @@ def _judge(host: RaftGroup, own: str, lost: Collection[str], topic: str | None, 
         return Found(host.number, topic, partition, members, False)
     others = [node_of(voter) for voter in left if node_of(voter) != own]
     if others:
-        what = "the metadata group" if topic is None else f"partition {partition} of topic {topic!r}"
+        group = "the metadata group" if topic is None else f"partition {partition} of topic {topic!r}"
         raise InvalidRequest(
-            f"of {what}, {', '.join([own, *others])} are left, which are no majority: which of them knows most cannot "
-            "be said here, and this is for where one is left"
+            f"{group} keeps only {', '.join([own, *others])}, which are no majority: this node cannot know which of "
+            "them has the newest data. `sandq recover` is for groups of which one member is left"
         )
     return Found(host.number, topic, partition, members, True)
 
@@ -140,7 +140,7 @@ def _partitions(node_log: NodeLog, own: str, lost: Collection[str]) -> list[Foun
 
 
 def _force(node_log: NodeLog, group: int) -> None:
-    """Make this node the only member, durably: a term that nobody has voted in, and an entry of it."""
+    """Make this node the only member, durably: begin a new term without a vote, and add a membership entry in it."""
     raft = node_log.hosts[group].group
     journal, term = raft.journal, raft.journal.getCurrentTerm() + 1
     journal.setCurrentTerm(term, None)
@@ -150,12 +150,12 @@ def _force(node_log: NodeLog, group: int) -> None:
 
 
 def _catch_up(node_log: NodeLog, host: RaftGroup) -> None:
-    """Apply all that the log holds: its only voter commits it."""
+    """Apply the whole log. The group's only voter commits all of its entries."""
     end_s = time.monotonic() + CATCH_UP_S
     last = host.group.journal.last_index
     while not host.ready or host.status.applied_index < last:
         if time.monotonic() > end_s:
-            raise StartupError(f"the metadata's log was not applied within {CATCH_UP_S:g} s")
+            raise StartupError(f"the log of the metadata was not applied within {CATCH_UP_S:g} s")
         _step(node_log)
 
 

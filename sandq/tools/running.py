@@ -1,6 +1,6 @@
-"""The command `sandq` as a process: how it ends when it is interrupted, or when nobody reads what it prints.
+"""Run the command `sandq` as a process: its exit codes, and its end after an interrupt or a closed standard output.
 
-Exit codes: 0 fine, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C).
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted (Ctrl-C).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ EXIT_INTERRUPTED = 130
 
 
 class Root(click.Group):
-    """A click group whose commands end without a traceback, whatever the terminal does."""
+    """A click group whose commands never end with a traceback because of an interrupt or of the output."""
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> None:
         extra["standalone_mode"] = False
-        if sys.stdout is None:  # closed by whoever started us: nobody wants to read anything
+        if sys.stdout is None:  # the parent process has closed it
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         try:
             code = self._run(args, prog_name or "sandq", extra)
@@ -51,7 +51,7 @@ class Root(click.Group):
 
 
 def forget_output() -> None:
-    """What is still buffered for standard output must not be tried again at exit."""
+    """Flush standard output. If that fails, discard its buffer, so that Python does not try again at exit."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         sys.stdout.flush()
         return
@@ -60,7 +60,8 @@ def forget_output() -> None:
 
 
 def one_line(text: str) -> str:
-    """Every character that has no shape of its own as an escape: a terminal must not obey what others wrote."""
+    """Return the text with all unprintable characters escaped, so that it cannot send escape sequences to a
+    terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -1,4 +1,4 @@
-"""`sandq sql`: SQL over MySQL's protocol, in a process of its own: a client of the cluster like any other."""
+"""`sandq sql`: SQL over MySQL's protocol, in a separate process that uses the cluster like any other client."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from sandq.sql import Budget
 
 EXIT_AT_ONCE = 130
-"""Told a second time to stop."""
+"""Exit code after a second SIGINT or SIGTERM."""
 CLIENT_NAME: Final = "sandq-sql"
 REQUEST_S: Final = 10.0
-"""For a node to answer one request."""
-_NEEDED: Final = ("sqlglot", "duckdb", "pyarrow")
+"""Time limit for a node's reply to one request."""
+_REQUIRED_PACKAGES: Final = ("sqlglot", "duckdb", "pyarrow")
 
 
 def check_installed() -> None:
-    """Raise StartupError when what SQL stands on is not installed."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    """Raise StartupError if a package that SQL needs is not installed."""
+    missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise StartupError(f"SQL needs {', '.join(missing)}: pip install 'sandq[sql]'")
 
 
 def budget_of(section: SqlSection) -> Budget:
-    """What a query may take, as the configuration says."""
+    """Return the limits of one query, from the configuration."""
     from sandq.sql import Budget
 
     return Budget(
@@ -63,13 +63,16 @@ def budget_of(section: SqlSection) -> Budget:
     )
 
 
-def bound_memory(section: SqlSection) -> None:
-    """Have this process get no more memory than its limits add up to, with some to spare: what a function makes of its
-    arguments is counted by nobody else. Who asks for more gets an error; at worst this process ends, and no other."""
+def limit_memory(section: SqlSection) -> None:
+    """Limit this process' memory to the sum of its limits, plus some reserve.
+
+    Memory that a function allocates for its result is not counted anywhere else. An allocation beyond the limit
+    fails; in the worst case this process ends, and no other.
+    """
     from sandq.sql.own_memory import end_without_memory
 
     most = _BASE_BYTES + section.connections * _CONNECTION_BYTES
-    # Of a query: what it reads, that once more as DuckDB takes it, its result, and that again for who is slow to take.
+    # For each query: the rows read, a copy of them for DuckDB, the result, and a copy of it for a slow client.
     most += section.queries * (4 * section.bytes + section.memory_bytes)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard == resource.RLIM_INFINITY or most < hard:
@@ -78,14 +81,15 @@ def bound_memory(section: SqlSection) -> None:
 
 
 _BASE_BYTES: Final = 3 << 29
-"""Of that, Arrow's allocator sets a GiB of addresses aside, of which it uses little."""
+"""Base of the limit. Arrow's allocator reserves a GiB of addresses within it, and uses little of them."""
 _CONNECTION_BYTES: Final = 2 << 20
 
 
-def connecting(
+def connector(
     servers: Sequence[str], tls: ClientTls | None, *, insecure: bool
 ) -> Callable[[str | None], AbstractAsyncContextManager[Client]]:
-    """What makes a client for who has a token; whatever this process' environment says of one is not theirs."""
+    """Return a function that creates a client with the caller's token. A token in this process' environment is
+    ignored."""
 
     def connect(token: str | None) -> AbstractAsyncContextManager[Client]:
         options = Options(connect_timeout_s=REQUEST_S, timeout_s=REQUEST_S, tls=tls, token=token, insecure=insecure)
@@ -104,7 +108,7 @@ async def serve_sql(
     on_ready: Callable[[], None],
     stop: anyio.Event,
 ) -> None:
-    """Serve on these sockets until `stop`; statements that run then are ended."""
+    """Serve on these sockets until `stop` is set; then cancel the running statements."""
     from anyio.abc import SocketListener
 
     from sandq.sql.wire.server import Server
@@ -126,9 +130,11 @@ def serve_gateway(
     log_level: str,
     ca: Path | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `ca`: whom to trust of the nodes, by TLS. Raises SandqError: an option is wrong,
-    the port is taken, or something is not installed."""
-    # With it comes all of HTTP, which a node that only starts a process need not load.
+    """Serve until SIGINT or SIGTERM. `ca`: the authority of the nodes' certificates, for TLS.
+
+    Raises SandqError: an option is wrong, the port is in use, or a package is not installed.
+    """
+    # Imported late: it loads all of the HTTP server, which a node does not need to start a process of SQL.
     from sandq.server.http.alone import bind
 
     check_installed()
@@ -136,48 +142,48 @@ def serve_gateway(
     is_open = is_beyond(host) and config.tls.sql != REQUIRE
     if is_open and not config.security.insecure:
         raise StartupError(
-            f"SQL on {host} without TLS: say tls.sql: require, with a certificate (docs/security.md), or, in a "
-            "network that nobody else reaches, security.insecure: true (SANDQ_SECURITY__INSECURE=true)"
+            f"SQL on {host} would be without TLS: set tls.sql: require, with a certificate (docs/security.md). In a "
+            "network that only trusted machines reach, set security.insecure: true (SANDQ_SECURITY__INSECURE=true)"
         )
     if not servers:
-        raise InvalidRequest("--server: at least one HOST:PORT is expected")
+        raise InvalidRequest("--server has no server: at least one HOST:PORT is expected")
     for server in servers:
         parse_server(server)
     certificates = None if config.tls.sql == OFF else Certificates(config.tls)
-    connect = connecting(servers, _nodes_tls(config.tls, ca), insecure=config.security.insecure)
+    connect = connector(servers, _nodes_tls(config.tls, ca), insecure=config.security.insecure)
     people = logs.set_up(log_format, log_level, "sql")
     log = structlog.get_logger("sandq.sql")
 
-    def say(line: str) -> None:
+    def announce(line: str) -> None:
         if people is not None:
             people.write(f"{line}\n")
 
     async def run() -> None:
         sockets = bind(host, port)
-        at = sockets[0].getsockname()
-        address = f"{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}"
+        bound = sockets[0].getsockname()
+        address = f"{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
         stop = anyio.Event()
 
         def on_ready() -> None:
             collect_rarely()
-            say(f"sandq {sandq.__version__}: SQL for {', '.join(servers)}")
-            say(f"SQL: {address}{'' if certificates is None else ', by TLS'}")
+            announce(f"sandq {sandq.__version__}: SQL for {', '.join(servers)}")
+            announce(f"SQL: {address}{'' if certificates is None else ', by TLS'}")
             if is_open:
-                say(f"INSECURE: SQL on {host} without TLS")
+                announce(f"INSECURE: SQL on {host} without TLS")
                 log.warning("SQL is open to anybody", host=host, remedy="docs/security.md")
             log.info("ready", servers=servers, sql=address)
 
-        async def until_told() -> None:
+        async def until_stopped() -> None:
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for number in signals:
                     if stop.is_set():
                         os._exit(EXIT_AT_ONCE)
-                    say("stopping")
+                    announce("stopping")
                     log.info("stopping", signal=signal.Signals(number).name)
                     stop.set()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(until_told)
+            tasks.start_soon(until_stopped)
             if certificates is not None:
                 tasks.start_soon(certificates.follow)
             await serve_sql(
@@ -193,7 +199,7 @@ def serve_gateway(
 
     try:
         process_tuning.raise_file_limit()
-        bound_memory(config.sql)
+        limit_memory(config.sql)
         anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})
         log.info("stopped")
     finally:
@@ -201,7 +207,8 @@ def serve_gateway(
 
 
 def _nodes_tls(section: TlsSection, ca: Path | None) -> ClientTls | None:
-    """Nodes are asked by TLS where it is known whom to trust of them, unless the file says otherwise."""
+    """Return the TLS settings for the nodes: TLS is used if an authority is known, unless the configuration disables
+    it."""
     is_off = section.cert_file is not None and section.client == OFF
     trusted = ca or (None if is_off else section.ca_file)
     return None if trusted is None else ClientTls(ca=trusted)

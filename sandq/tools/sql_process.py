@@ -1,8 +1,8 @@
-"""SQL's process of a node, as the node starts it (ADR 43): told what to do by a line of JSON, it serves until its input
-ends, which is the end of its node.
+"""The process of SQL that a node starts (ADR 43). It serves until its standard input ends, because the node has ended.
 
-The line: {"servers": [...], "listeners": [descriptors], "sql": section, "tls": section or null, "own_hosts": [...],
-"own_names": [...], "insecure": bool, "log_format": text, "log_level": text}.
+The node writes one line of JSON to its standard input: {"servers": [...], "listeners": [descriptors], "sql": section,
+"tls": section or null, "own_hosts": [...], "own_names": [...], "insecure": bool, "log_format": text, "log_level":
+text}.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ import anyio.from_thread
 import anyio.lowlevel
 
 END_S: Final = 3.0
-"""For what runs to end, once its node has."""
+"""Time for running statements to end after the node has ended."""
 
 
 def main() -> None:
-    """Serve. Exit code 0: the node has ended, or said so."""
-    # Told by a terminal, or by who stops a whole group of processes: the node, which is told as well, says when to end.
+    """Serve. The exit code is 0 if the node has ended or has closed this process' input."""
+    # A terminal, or a stop of the process group, sends signals to the node as well: the node decides when this process
+    # ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    said = json.loads(sys.stdin.buffer.readline())
+    options = json.loads(sys.stdin.buffer.readline())
 
-    # They take their time to load.
+    # Imported late: these modules take long to load.
     import structlog
 
     from sandq.model.config_sql import SqlSection
@@ -40,19 +41,19 @@ def main() -> None:
     from sandq.server.http.nodes_tls import nodes_tls
     from sandq.server.process_tuning import collect_rarely
     from sandq.tls.certificates import Certificates
-    from sandq.tools.sql_gateway import bound_memory, connecting, serve_sql
+    from sandq.tools.sql_gateway import connector, limit_memory, serve_sql
 
-    logs.set_up(said["log_format"], said["log_level"], "sql")
+    logs.set_up(options["log_format"], options["log_level"], "sql")
     log = structlog.get_logger("sandq.sql")
-    section = SqlSection.model_construct(**said["sql"])
-    settings = None if said["tls"] is None else TlsSection.model_validate(said["tls"])
+    section = SqlSection.model_construct(**options["sql"])
+    settings = None if options["tls"] is None else TlsSection.model_validate(options["tls"])
     certificates = None if settings is None else Certificates(settings)
-    nodes = None if certificates is None else nodes_tls(certificates, said["own_hosts"], said["own_names"])
-    speaks = None if settings is None or settings.sql == OFF else certificates
-    sockets = [socket.socket(fileno=number) for number in said["listeners"]]
+    nodes = None if certificates is None else nodes_tls(certificates, options["own_hosts"], options["own_names"])
+    server_certificates = None if settings is None or settings.sql == OFF else certificates
+    sockets = [socket.socket(fileno=number) for number in options["listeners"]]
 
     ended = threading.Event()
-    bound_memory(section)
+    limit_memory(section)
 
     async def run() -> None:
         stop = anyio.Event()
@@ -60,9 +61,9 @@ def main() -> None:
 
         def until_the_node_ends() -> None:
             sys.stdin.buffer.read()
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # the event loop has ended already
                 anyio.from_thread.run_sync(stop.set, token=token)
-            # A query that cannot be interrupted must not keep the port, which the next node needs.
+            # A query that cannot be interrupted must not keep the port: the next process of SQL needs it.
             if not ended.wait(END_S):
                 os._exit(1)
 
@@ -77,9 +78,9 @@ def main() -> None:
                 tasks.start_soon(certificates.follow)
             await serve_sql(
                 sockets,
-                connecting(said["servers"], nodes, insecure=said["insecure"]),
+                connector(options["servers"], nodes, insecure=options["insecure"]),
                 section,
-                None if speaks is None else lambda: speaks.loaded.sql,
+                None if server_certificates is None else lambda: server_certificates.loaded.sql,
                 needs_tls=settings is not None and settings.sql == REQUIRE,
                 on_ready=on_ready,
                 stop=stop,

@@ -98,7 +98,7 @@ def test_three_nodes(tmp_path: Path) -> None:
         cluster.nodes["node1"].stop()
         config = str(tmp_path / "node1" / "config.yaml")
         shell.directory = tmp_path / "node1"
-        assert "payments/5: node1, node2, node3: goes on here alone" in shell(
+        assert "payments/5: node1, node2, node3: continues here alone" in shell(
             look.replace("configs/node1.yaml", config)
         )
         assert "7 groups have node1 as their only member" in shell(recover.replace("configs/node1.yaml", config))

@@ -70,7 +70,7 @@ def main() -> None:
 
     budget = Budget(**begin["budget"])
     Duck(budget).close()
-    bound_memory(budget)
+    limit_memory(budget)
     ends_s, most_bytes = time.monotonic() + LIFE_S, _data_bytes() + SPARE_BYTES
     with anyio.from_thread.start_blocking_portal("asyncio", {"use_uvloop": True}) as portal:
         tls = _nodes_tls(begin["tls"])
@@ -93,7 +93,7 @@ def _read(lines: queue.SimpleQueue[bytes]) -> None:
     os._exit(EXIT_HTTP_GONE)
 
 
-def bound_memory(budget: Budget) -> None:
+def limit_memory(budget: Budget) -> None:
     """Limit the memory of this process to its present size plus the limits of one statement.
 
     DuckDB does not count memory that functions use for their results, so its own limit is not enough. An allocation

@@ -1,1 +1,1 @@
-"""`sandq doctor`: whether a node can run here."""
+"""`sandq doctor`: check whether a node can run on this machine."""

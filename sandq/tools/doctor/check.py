@@ -1,4 +1,4 @@
-"""What a check of `sandq doctor` gives."""
+"""The result of one check of `sandq doctor`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ State = Literal["ok", "warning", "failed", "skipped"]
 
 
 class Check(NamedTuple):
-    """`what` was looked at, what was `found`, and what to do about it (empty: nothing)."""
+    """A subject (`what`), its state, the finding, and the remedy (empty: none is needed)."""
 
     what: str
     state: State
@@ -17,27 +17,27 @@ class Check(NamedTuple):
 
 
 def ok(what: str, found: str) -> Check:
-    """All is well."""
+    """Return a check without a problem."""
     return Check(what, "ok", found)
 
 
 def warning(what: str, found: str, todo: str) -> Check:
-    """A node runs with it, but not well, or not for long."""
+    """Return a check whose problem lets a node run, but not well, or not for long."""
     return Check(what, "warning", found, todo)
 
 
 def failed(what: str, found: str, todo: str) -> Check:
-    """A node cannot start or work with it."""
+    """Return a check whose problem prevents a node from starting or working."""
     return Check(what, "failed", found, todo)
 
 
 def skipped(what: str, why: str) -> Check:
-    """It could not be looked at, or must not be."""
+    """Return a check that could not or must not be done."""
     return Check(what, "skipped", why)
 
 
 def bytes_text(count: int) -> str:
-    """As people say it: "1.5 GiB"."""
+    """Return a size in the largest fitting unit, like "1.5 GiB"."""
     for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"

@@ -1,8 +1,7 @@
-"""Checks of `sandq doctor` on what a data directory holds. Nothing in it is changed.
+"""Checks of `sandq doctor` on the contents of a data directory. They change nothing in it.
 
-LevelDB cannot open a database without writing: it is opened in a directory of links to the tables, which is removed
-again, and only while no node holds the lock. What the log would give at a start is asked of the storage's own recovery,
-over files that take no writes.
+LevelDB cannot open a database without writing. So a temporary directory of links to the tables is opened, and only
+while no node holds the lock. The storage's own recovery reads the log, over files that discard writes.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from sandq.tools.read_only import ReadOnlyFiles, is_locked, lock_holder
 NEWER = "start that version on it; docs/upgrading.md says more"
 OTHER_VERSION = "start the version that wrote it, or name an empty directory in node.data_dir (docs/upgrading.md)"
 NAMED_FILES = 3
-"""Of those that are open to others."""
-RESTORE = "restore it from a backup, or have the node's data copied anew; do not delete single files"
+"""Maximum number of files named in a warning that others can access them."""
+RESTORE = "restore it from a backup, or copy the node's data from other nodes again; do not delete single files"
 
 
 class DataDirectory:
-    """What is known of one by its checks."""
+    """A data directory, with the results of its checks that later checks need."""
 
     def __init__(self, path: Path, node_id: str) -> None:
         self.path = path
@@ -49,7 +48,7 @@ class DataDirectory:
         self._node_id = node_id
 
     def checks(self) -> Iterator[Check]:
-        """In the order in which a start of the node would come to them."""
+        """Do the checks in the order in which a start of the node would fail on them."""
         if not self.path.is_dir() or not any(self.path.iterdir()):
             yield ok("data", "nothing is stored yet")
             return
@@ -70,7 +69,7 @@ class DataDirectory:
         return ok("lock", f"a node is running on it{'' if pid is None else f' (process {pid})'}")
 
     def _mode(self) -> Check:
-        """Within a directory that is closed to others nothing can be reached by them."""
+        """Check the rights of others. Below a directory that is closed to others, they cannot access any file."""
         mode = self.path.stat().st_mode & 0o777
         if not mode & OTHERS:
             return ok("mode", f"for its owner alone (mode {mode:o})")
@@ -88,18 +87,18 @@ class DataDirectory:
             return failed("identity", _text(error), OTHER_VERSION if type(error) is StartupError else RESTORE)
         if found is None:
             if self.files.exists("wal"):
-                return ok("identity", "none yet: a first start was interrupted, the next one begins anew")
+                return ok("identity", "none yet: a first start was interrupted; the next one starts from the beginning")
             return failed(
                 "identity",
-                f"{self.path} holds files, but none of a node: it may not be a data directory",
-                "name the right directory in node.data_dir, or an empty one",
+                f"{self.path} has files, but none of a node: it may not be a data directory",
+                "set node.data_dir to the right directory, or to an empty one",
             )
         self.store_uuid = found.store_uuid
         if found.node != self._node_id:
             return failed(
                 "identity",
                 f"the directory belongs to node {found.node}, and the configuration says {self._node_id}",
-                "name its directory in node.data_dir, or its id in node.id",
+                "set node.data_dir to the directory of this node, or node.id to the id in the directory",
             )
         return ok(
             "identity", f"node {found.node}, store {found.store_uuid}, cluster {found.cluster_uuid or 'none yet'}"
@@ -107,20 +106,22 @@ class DataDirectory:
 
     def _wal(self) -> Check:
         if self.is_running:
-            return skipped("wal", f"a node is writing it; sandq wal dump {self.path} reads it all the same")
+            return skipped("wal", f"a node is writing it; you can read it with: sandq wal dump {self.path}")
         try:
             pointers = Pointers.open(self.files, create=False)
             found = recover(self.files, "wal", lambda group: pointers.get(group) is not None)
             _check_log(found.groups)
         except (SandqError, OSError) as error:
-            todo = f"sandq wal dump {self.path} shows what is there; {RESTORE}"
+            todo = f"sandq wal dump {self.path} shows its records; {RESTORE}"
             return failed("wal", _text(error), NEWER if type(error) is StartupError else todo)
         finally:
             self.files.close()
         size = sum(found.sizes.values())
         text = f"{len(found.sizes)} segments, {bytes_text(size)}, {len(found.groups)} groups"
         if found.cut_bytes:
-            text += "; its end is torn, as after a power cut: the next start mends it and nothing acknowledged is lost"
+            text += (
+                "; its end is torn, as after a power failure; the next start repairs it: no acknowledged data is lost"
+            )
         elif found.sealed:
             text += "; stopped cleanly"
         return ok("wal", text)
@@ -131,7 +132,7 @@ class DataDirectory:
         path = self.path / STORES_NAME
         try:
             metadata = Pointers.open(self.files, create=False).get(METADATA_GROUP)
-            # Its state says itself whether this version may read it.
+            # Opening the replica checks that this version may read the state.
             tables = try_stores(path, lambda stores: metadata and MetadataReplica(stores, metadata.store))
             size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith((".ldb", ".sst")))
         except (SandqError, OSError) as error:
@@ -145,28 +146,30 @@ class DataDirectory:
 
 
 def _check_log(groups: Mapping[int, RecoveredGroup]) -> None:
-    """Raises StartupError when the metadata in the log is of a feature level that this version does not know."""
+    """Raise StartupError if the metadata in the log has a feature level that this version does not know."""
     metadata = groups.get(METADATA_GROUP)
     for command, _, _ in () if metadata is None else metadata.entries:
         if command[0] == REGULAR:
             try:
                 raised_to = Entry.decode(command[1:]).raised_to
             except Corruption:
-                continue  # it shuts the metadata of a node, which starts all the same (ADR 46)
+                continue  # the node starts all the same, and closes its metadata (ADR 46)
             if raised_to:
                 check_level(raised_to, KNOWN)
 
 
 def _open_files(directory: Path) -> Iterator[Path]:
-    """The files below a directory that others than their owner can come to, and may read or write. A running node may
-    make and remove some meanwhile."""
+    """Yield the files below a directory that others than their owner can reach, and may read or write.
+
+    A running node may create and remove some meanwhile.
+    """
     for parent, directories, files in os.walk(directory):
         directories[:] = [name for name in directories if _is_open(Path(parent, name))]
         yield from [path for path in (Path(parent, name) for name in files) if _is_open(path)]
 
 
 def _is_open(path: Path) -> bool:
-    """Whether others than its owner have rights to it; no if it is gone, or a link."""
+    """Return whether others than its owner have rights to it; False if it is gone, or a link."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -174,9 +177,11 @@ def _is_open(path: Path) -> bool:
     return bool(status.st_mode & OTHERS) and not stat.S_ISLNK(status.st_mode)
 
 
-def try_stores(path: Path, look: Callable[[LevelStores], object] = lambda stores: None) -> int:
-    """Open a LevelDB directory without touching it, and `look` at what it holds; how many tables it has. Raises
-    Corruption, StorageFailed."""
+def try_stores(path: Path, inspect: Callable[[LevelStores], object] = lambda stores: None) -> int:
+    """Open a LevelDB directory without changing it, call `inspect` with its stores, and return its number of tables.
+
+    Raises Corruption, StorageFailed.
+    """
     level_check.check_directory(path)
     with tempfile.TemporaryDirectory(prefix="sandq-doctor-") as directory:
         links = Path(directory) / "stores"
@@ -190,7 +195,7 @@ def try_stores(path: Path, look: Callable[[LevelStores], object] = lambda stores
                 shutil.copyfile(entry.path, links / entry.name)
         stores = LevelStores(links, create=False)
         try:
-            look(stores)
+            inspect(stores)
         finally:
             stores.close()
     return tables

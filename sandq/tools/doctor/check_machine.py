@@ -1,4 +1,4 @@
-"""Checks of `sandq doctor` on what a node runs on: Python, packages, open files, the clock."""
+"""Checks of `sandq doctor` on the machine's software and settings: Python, packages, open files, the clock."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sandq.tools.doctor.check import Check, failed, ok, warning
 
 PYTHON_OLDEST = (3, 11)
 PYTHON_NEWEST = (3, 14)
-FILES_BESIDE = 1100
-"""Open files of a node that are no connections: LevelDB keeps 1,000, the rest are the log, sockets, libraries."""
-CLOCK_LOOK_S = 0.2
+OTHER_FILES = 1100
+"""Open files of a node that are no connections: 1,000 of LevelDB, the rest for the log, sockets and libraries."""
+CLOCK_SAMPLE_S = 0.2
 YEAR_2024_S = 1_704_067_200
 NTP_ERROR = 5
-"""adjtimex: the clock is not synchronised (TIME_ERROR)."""
+"""Result of adjtimex for a clock that is not synchronised (TIME_ERROR)."""
 
 _DISTRIBUTIONS = ("sandq", "sandq-client")
 _MODULES = {"pyyaml": "yaml", "pyjwt": "jwt", "sandq-client": "sandq"}
@@ -32,7 +32,7 @@ _CLAUSE = re.compile(r"(===|==|!=|>=|<=|~=|<|>)\s*([0-9A-Za-z.*+!_-]+)")
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
-    """Check that this Python is one on which sandq was tested."""
+    """Check that sandq was tested on this version of Python."""
     found = f"{'.'.join(map(str, version[:3]))} ({sys.executable})"
     oldest, newest = (".".join(map(str, each)) for each in (PYTHON_OLDEST, PYTHON_NEWEST))
     to_do = f"run sandq with Python {oldest} to {newest}"
@@ -44,13 +44,13 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
 
 
 def check_packages(requires: Callable[[], Sequence[str] | None] | None = None) -> Iterator[Check]:
-    """Whether what sandq depends on can be imported, in versions that it allows."""
+    """Check that the packages that sandq needs can be imported, in versions that it allows."""
     try:
         requirements = (requires or _requirements)()
     except importlib.metadata.PackageNotFoundError:
         yield warning(
             "packages",
-            "sandq is not installed as a package here, so which versions it wants is not known",
+            "sandq is not installed as a package here, so the versions that it needs are not known",
             "install it: pip install .",
         )
         return
@@ -69,7 +69,7 @@ def check_packages(requires: Callable[[], Sequence[str] | None] | None = None) -
 
 
 def _applies(marker: str | None, version: tuple[int, ...] = sys.version_info[:3]) -> bool:
-    """Whether a requirement is for this Python. One for an extra is not."""
+    """Return whether a requirement applies to this Python. A requirement of an extra does not."""
     if marker is None:
         return True
     match = _PYTHON_MARKER.fullmatch(marker)
@@ -77,7 +77,7 @@ def _applies(marker: str | None, version: tuple[int, ...] = sys.version_info[:3]
 
 
 def _requirements() -> list[str]:
-    """What sandq and its client depend on, each package once."""
+    """Return the requirements of sandq and its client, each package once."""
     found = (one for name in _DISTRIBUTIONS for one in importlib.metadata.requires(name) or ())
     return list({one.partition(">")[0].strip(): one for one in found}.values())
 
@@ -92,11 +92,11 @@ def _problem_with(name: str, wanted: str) -> str | None:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "can be imported, but is not installed as a package"
-    return None if fits(version, wanted) else f"version {version}, and {wanted} is wanted"
+    return None if fits(version, wanted) else f"version {version} is installed, but {wanted} is needed"
 
 
 def fits(version: str, wanted: str) -> bool:
-    """Whether a version keeps clauses like ">=1.2,<2". Letters in versions count as nothing."""
+    """Return whether a version satisfies clauses like ">=1.2,<2". Letters in versions are ignored."""
     found = _numbers(version)
     for operator, text in _CLAUSE.findall(wanted):
         other = _numbers(text)
@@ -128,10 +128,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_open_files(limits: Limits, soft: int | None = None) -> Check:
-    """Whether the process may open as many files as the configuration allows connections."""
+    """Check that the process may open enough files for the connections that the configuration allows."""
     if soft is None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    wanted = limits.connections + FILES_BESIDE
+    wanted = limits.connections + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return ok("open files", f"{'unlimited' if soft == resource.RLIM_INFINITY else f'{soft:,}'} may be open")
     return warning(
@@ -141,39 +141,39 @@ def check_open_files(limits: Limits, soft: int | None = None) -> Check:
     )
 
 
-def check_clock(max_drift_ms: int, look_s: float = CLOCK_LOOK_S) -> Check:
-    """Whether wall and monotonic clock go alike, and what the kernel knows of NTP."""
+def check_clock(max_drift_ms: int, sample_s: float = CLOCK_SAMPLE_S) -> Check:
+    """Check that the wall clock and the monotonic clock agree, and whether NTP synchronises the kernel's clock."""
     wall_s = time.time()
     if wall_s < YEAR_2024_S:
         return failed("clock", f"it says {time.strftime('%Y-%m-%d', time.gmtime(wall_s))}", "set the clock")
     monotonic_s = time.monotonic()
-    time.sleep(look_s)
+    time.sleep(sample_s)
     step_ms = ((time.time() - wall_s) - (time.monotonic() - monotonic_s)) * 1000
     if abs(step_ms) > max_drift_ms:
         return warning(
             "clock",
-            f"the wall clock moved by {step_ms:+.0f} ms against the monotonic clock within {look_s:g} s",
-            "let one service (chrony, ntpd, systemd-timesyncd) keep the time, by slewing it",
+            f"the wall clock moved by {step_ms:+.0f} ms against the monotonic clock within {sample_s:g} s",
+            "let one service (chrony, ntpd, systemd-timesyncd) adjust the clock, by slewing it",
         )
     synchronised = ntp_state()
     if synchronised is None:
-        return ok("clock", "wall and monotonic clock go alike; whether NTP keeps them is not told here")
+        return ok("clock", "wall and monotonic clock agree; the kernel does not report whether NTP is in use")
     if not synchronised:
         return warning(
             "clock",
-            "wall and monotonic clock go alike, but the kernel's clock is not synchronised",
+            "wall and monotonic clock agree, but the kernel's clock is not synchronised",
             "run chrony, ntpd or systemd-timesyncd",
         )
-    return ok("clock", "wall and monotonic clock go alike; synchronised by NTP")
+    return ok("clock", "wall and monotonic clock agree; synchronised by NTP")
 
 
 def ntp_state() -> bool | None:
-    """Whether the kernel counts its clock as synchronised; None where it does not say. Asks, changes nothing."""
+    """Return whether the kernel considers its clock synchronised; None if it does not report it. Changes nothing."""
     if os.path.exists("/run/systemd/timesync/synchronized"):
         return True
     try:
         libc = ctypes.CDLL(None, use_errno=True)
-        timex = ctypes.create_string_buffer(512)  # struct timex, whose first field, 0, says: only read
+        timex = ctypes.create_string_buffer(512)  # struct timex; its first field, 0, means: only read
         state = int(libc.adjtimex(timex))
     except (OSError, AttributeError):
         return None

@@ -1,4 +1,4 @@
-"""Checks of `sandq doctor` on certificates: whether they can be used, are issued for this node, and when they end."""
+"""Checks of `sandq doctor` on certificates: whether they are usable, are issued for this node, and when they end."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sandq.model.config_tls import OFF
 from sandq.tools.doctor.check import Check, failed, ok, warning
 
 SOON_DAYS: Final = 30
-_EVERY = ("0.0.0.0", "::")
+_WILDCARDS = ("0.0.0.0", "::")
 
 
 def check_tls(config: NodeConfig) -> Iterator[Check]:
-    """Of a node that speaks TLS anywhere."""
+    """Check the certificates of a node; without TLS, check only whether other machines can reach the node."""
     section = config.tls
     if not section.is_on:
-        beyond = config.listen.client.host not in ("127.0.0.1", "::1", "localhost")
-        if beyond:
-            todo = "make certificates, and name them in the section tls: docs/security.md"
-            yield warning("tls", "no port speaks it: what clients and nodes say can be read on its way", todo)
+        is_reachable = config.listen.client.host not in ("127.0.0.1", "::1", "localhost")
+        if is_reachable:
+            todo = "create certificates, and name them in the section tls: docs/security.md"
+            yield warning("tls", "no port uses it: others can read the data of clients and nodes on the network", todo)
         else:
-            yield ok("tls", "no port speaks it")
+            yield ok("tls", "no port uses it")
         return
     from sandq.model.errors import StartupError
     from sandq.tls.certificates import Certificates
@@ -31,7 +31,7 @@ def check_tls(config: NodeConfig) -> Iterator[Check]:
     try:
         certificates = Certificates(section)
     except StartupError as error:
-        yield failed("tls", error.message, "correct it; sandq certs makes certificates: docs/security.md")
+        yield failed("tls", error.message, "fix it; sandq certs creates certificates: docs/security.md")
         return
     yield ok("tls", f"client: {section.client}, http: {section.http}, peer: {section.peer}")
     now = datetime.datetime.now(datetime.UTC)
@@ -41,13 +41,13 @@ def check_tls(config: NodeConfig) -> Iterator[Check]:
 
 
 def _end(setting: str, path: str, at: datetime.datetime, now: datetime.datetime) -> Check:
-    what, days = f"tls {setting}", (at - now).days
+    subject, days = f"tls {setting}", (at - now).days
     todo = "replace the file: a running node reads it within seconds"
     if at <= now:
-        return failed(what, f"{path} has ended, at {at:%Y-%m-%d %H:%M} UTC", todo)
+        return failed(subject, f"{path} has ended, at {at:%Y-%m-%d %H:%M} UTC", todo)
     if days < SOON_DAYS:
-        return warning(what, f"{path} ends in {days} days, at {at:%Y-%m-%d %H:%M} UTC", todo)
-    return ok(what, f"{path} ends in {days} days")
+        return warning(subject, f"{path} ends in {days} days, at {at:%Y-%m-%d %H:%M} UTC", todo)
+    return ok(subject, f"{path} ends in {days} days")
 
 
 def _names(config: NodeConfig, certificates: object) -> Iterator[Check]:
@@ -58,7 +58,7 @@ def _names(config: NodeConfig, certificates: object) -> Iterator[Check]:
     own, section, node_id = certificates.loaded.chain[0], config.tls, config.node.id
     todo = f"issue one: sandq certs node {node_id} --host {config.advertise_host} --ca DIR --out DIR --force"
     host = config.advertise_host
-    if (section.client, section.http) != (OFF, OFF) and host not in _EVERY and not is_of_host(own, host):
+    if (section.client, section.http) != (OFF, OFF) and host not in _WILDCARDS and not is_of_host(own, host):
         yield failed("tls names", f"the certificate is not issued for {host}, by which clients reach this node", todo)
     if section.peer != OFF and not is_of_node(own, node_id):
         yield failed("tls names", f"the certificate is not that of node {node_id}: other nodes refuse it", todo)

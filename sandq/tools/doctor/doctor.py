@@ -1,6 +1,6 @@
-"""`sandq doctor`: whether a node can run here, and well; what to do where it cannot.
+"""`sandq doctor`: check whether a node can run well on this machine, and say how to fix problems.
 
-It only reads. The one file it writes, to time the disk, never has a name.
+It only reads. To measure syncs it writes one file, which has no name in the file system.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "brig
 
 
 def examine(config_file: Path | None, environ: Mapping[str, str]) -> Iterator[Check]:
-    """One check after another, as they are done."""
+    """Do all checks one after another, and yield their results."""
     yield check_python()
     packages = list(check_packages())
     yield from packages
     if any(check.state == "failed" and "imported" in check.found for check in packages):
         yield skipped("everything else", "it needs these packages")
         return
-    # Only now: what follows imports them.
+    # Imported late: these modules need the packages that were checked above.
     from sandq.model.config import load_config
     from sandq.model.errors import ConfigError
 
@@ -75,7 +75,7 @@ def _of_node(config: NodeConfig, environ: Mapping[str, str]) -> Iterator[Check]:
 
 
 def report(checks: Iterator[Check], *, as_json: bool, write: Callable[[str], None]) -> bool:
-    """Write them as they come; False when one failed."""
+    """Write the results as they arrive. Return False if a check failed."""
     counts: Counter[str] = Counter()
     done: list[Check] = []
     for check in checks:

@@ -1,1 +1,1 @@
-"""`sandq wal`: the records of a log."""
+"""`sandq wal`: print the records of a log."""

@@ -1,7 +1,7 @@
-"""A record of the log as plain values: what `sandq wal dump` prints, as text or JSON.
+"""Convert a record of the log to plain values, which `sandq wal dump` prints as text or JSON.
 
-Commands are named as in docs/storage-format.md, in lower case. Of a batch its size is told; its values, and every other
-text that users chose as bytes, only when they are asked for.
+Commands have their names from docs/storage-format.md, in lower case. A batch is shown by its size. Its values, and all
+other bytes that users chose, are shown only on request.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def payload_record(kind: int, group: int, payload: bytes, *, values: bool) -> dict[str, Any]:
-    """What a record's payload says; Corruption when it cannot be read although its checksum is right, StartupError when
-    a newer version has written it."""
+    """Return the fields of a record's payload.
+
+    Raises Corruption if the payload is unreadable although its checksum is right. Raises StartupError if a newer
+    version
+    has written it.
+    """
     if kind in (Kind.ENTRY, Kind.COPY):
         return _entry(group, payload, values)
     try:
@@ -46,7 +50,7 @@ def payload_record(kind: int, group: int, payload: bytes, *, values: bool) -> di
 
 def _entry(group: int, payload: bytes, values: bool) -> dict[str, Any]:
     if not payload:
-        raise Corruption("an entry without its first byte")
+        raise Corruption("an entry has no first byte")
     tag, body = payload[0], payload[1:]
     if tag == NO_OP:
         return {"entry": "no-op"}
@@ -57,7 +61,7 @@ def _entry(group: int, payload: bytes, values: bool) -> dict[str, Any]:
         instead = _entry(group, bytes([REGULAR]) + skip.replacement, values)
         return {"entry": "skip", "of_index": skip.index, "of_term": skip.term, "skip_id": skip.skip_id.hex(), **instead}
     if tag != REGULAR:
-        raise Corruption(f"an entry that begins with byte {tag}, which is not known here")
+        raise Corruption(f"an entry begins with byte {tag}, which this version does not know")
     module: Any = metadata_commands if group == METADATA_GROUP else partition_commands
     entry = module.Entry.decode(body)
     return {
@@ -67,7 +71,7 @@ def _entry(group: int, payload: bytes, values: bool) -> dict[str, Any]:
 
 
 def command_record(command: Any, *, values: bool) -> dict[str, Any]:
-    """A command's name and fields."""
+    """Return a command's name and fields."""
     name = _WORDS.sub("_", type(command).__name__).lower()
     record: dict[str, Any] = {"command": name}
     for field in type(command).__match_args__:
@@ -109,7 +113,7 @@ def _plain(value: Any, values: bool) -> Any:
 
 
 def _text(data: bytes) -> str:
-    """UTF-8, or base64 with its mark before it."""
+    """Return the text if it is UTF-8, otherwise `base64:` and the bytes in base64."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -117,7 +121,7 @@ def _text(data: bytes) -> str:
 
 
 def payload_text(record: Mapping[str, Any]) -> str:
-    """The same on a line."""
+    """Return the fields from `payload_record` as one line of text."""
     if "commands" in record:
         text = "; ".join(map(_command_text, record["commands"])) + f"  ({record['now']})"
         if record.get("entry") == "skip":

@@ -1,4 +1,4 @@
-"""`sandq wal dump`: every record of a log, and what is wrong with it."""
+"""`sandq wal dump`: print all records of a log, and its damage."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from sandq.model.errors import Corruption, StartupError
 from sandq.storage.wal_format import Kind
 from sandq.tools.running import one_line
 from sandq.tools.wal.decode import payload_record, payload_text
-from sandq.tools.wal.walk import Found, Note, Problem, Segment, missing_between, segments_of, walk_segment
+from sandq.tools.wal.walk import Found, Note, Problem, Segment, missing_between, read_segment, segments_of
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which records: of one group, with an index within `first` and `last`; None is any."""
+class RecordFilter:
+    """A filter of records: one group, and indexes from `first` to `last`; None allows any."""
 
     group: int | None = None
     first: int | None = None
     last: int | None = None
 
-    def holds(self, found: Found) -> bool:
-        """Whether it is to be shown."""
+    def matches(self, found: Found) -> bool:
+        """Return whether the record passes the filter."""
         _, group, index, _, _ = found.record
         if self.group is not None and group != self.group:
             return False
@@ -35,7 +35,7 @@ class Wanted:
 
 @dataclass
 class Totals:
-    """What was met."""
+    """Counts of the items that were read."""
 
     segments: int = 0
     records: int = 0
@@ -44,23 +44,30 @@ class Totals:
     damaged: int = 0
 
     def text(self) -> str:
-        """For the end."""
+        """Return the last line of the output."""
         parts = [_counted(self.records, "record"), f"in {_counted(self.segments, 'segment')}"]
         if self.shown != self.records:
             parts.append(f"({self.shown:,} shown)")
-        told = [f"{_counted(self.damaged, 'damaged place')}"] if self.damaged else []
-        told += [_counted(self.torn, "torn end")] if self.torn else []
-        return " ".join(parts) + "; " + (", ".join(told) if told else "no damage")
+        problems = [f"{_counted(self.damaged, 'damaged place')}"] if self.damaged else []
+        problems += [_counted(self.torn, "torn end")] if self.torn else []
+        return " ".join(parts) + "; " + (", ".join(problems) if problems else "no damage")
 
 
-def dump(paths: Sequence[Path], wanted: Wanted, *, values: bool, as_json: bool, write: Callable[[str], None]) -> Totals:
-    """Write a line for each record that is wanted and for all that is wrong. InvalidRequest when there is no log."""
+def dump(
+    paths: Sequence[Path], wanted: RecordFilter, *, values: bool, as_json: bool, write: Callable[[str], None]
+) -> Totals:
+    """Write a line for each record that passes the filter, and for each problem.
+
+    Return the counts. Raises InvalidRequest if there is no log.
+    """
     segments = segments_of(paths)
     missing = {segment.path: segment for segment in missing_between(segments)}
     totals = Totals()
-    for segment in sorted([*segments, *missing.values()], key=lambda one: (_turn(one, segments), one.number)):
+    for segment in sorted(
+        [*segments, *missing.values()], key=lambda one: (_directory_position(one, segments), one.number)
+    ):
         problem = Problem(segment.number, 0, 0, "damage", "the segment is missing")
-        items = iter([problem]) if segment.path in missing else walk_segment(segment)
+        items = iter([problem]) if segment.path in missing else read_segment(segment)
         if not as_json:
             write(one_line(f"{segment.path}:"))
         totals.segments += segment.path not in missing
@@ -69,15 +76,15 @@ def dump(paths: Sequence[Path], wanted: Wanted, *, values: bool, as_json: bool, 
     return totals
 
 
-def _turn(segment: Segment, segments: Sequence[Segment]) -> int:
-    """Where its directory was named."""
+def _directory_position(segment: Segment, segments: Sequence[Segment]) -> int:
+    """Return the position of its directory among the arguments."""
     return next(at for at, one in enumerate(segments) if one.path.parent == segment.path.parent)
 
 
 def _lines(
     segment: Segment,
     items: Iterator[Found | Problem | Note],
-    wanted: Wanted,
+    wanted: RecordFilter,
     totals: Totals,
     values: bool,
     as_json: bool,
@@ -89,7 +96,7 @@ def _lines(
             record = _found_record(item, values)
             if record["crc"] != "ok" or "error" in record:
                 totals.damaged += 1
-            elif not wanted.holds(item):
+            elif not wanted.matches(item):
                 continue
             totals.shown += 1
         elif isinstance(item, Problem):
@@ -120,7 +127,7 @@ def _found_record(found: Found, values: bool) -> dict[str, Any]:
         "crc": "ok",
     }
     if name.startswith("kind "):
-        return record | {"error": "this kind is not known here"}
+        return record | {"error": "this version does not know this kind"}
     try:
         return record | payload_record(kind, group, payload, values=values)
     except Corruption as error:
@@ -129,24 +136,26 @@ def _found_record(found: Found, values: bool) -> dict[str, Any]:
         return record | {"unknown": newer.message}
 
 
-_OWN = ("type", "offset", "size", "pass", "kind", "group", "index", "term", "payload_bytes", "crc", "error")
+_HEAD_FIELDS = ("type", "offset", "size", "pass", "kind", "group", "index", "term", "payload_bytes", "crc", "error")
 
 
 def _line(record: dict[str, Any]) -> str:
     if record["type"] in ("torn", "damage"):
         word = "TORN" if record["type"] == "torn" else "DAMAGE"
         reach = f" to {record['end']}" if record["end"] > record["offset"] else ""
-        meaning = "the node cuts it when it starts, or is just writing it" if word == "TORN" else "the node refuses it"
+        meaning = (
+            "the node cuts it at its start, or is writing it now" if word == "TORN" else "the node refuses to start"
+        )
         return f"  {record['offset']:>10}  {word}{reach}: {record['why']} ({meaning})"
     if record["type"] == "note":
         return f"  {record['offset']:>10}  {record['why']}"
     where = f"group {record['group']}" + (f" index {record['index']}" if record["index"] else "")
-    text = payload_text({name: value for name, value in record.items() if name not in _OWN})
+    text = payload_text({name: value for name, value in record.items() if name not in _HEAD_FIELDS})
     if "error" in record:
         text = f"ERROR: {record['error']}"
     head = f"  {record['offset']:>10}  {record['kind']:<10} {where} term {record['term']}"
     return f"{head}, pass {record['pass']}, {record['payload_bytes']} bytes, crc {record['crc']}  {text}".rstrip()
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,13 +1,13 @@
-"""A log's records with their places, and what is wrong between them. The parsers are those of the storage.
+"""Read the records of a log with their offsets, and the problems between them, with the parsers of the storage.
 
-`walk_segment` gives `Found` for each record and `Problem` where something else stands, and goes on behind a problem at
-the next intact record header. A problem is
+`read_segment` yields `Found` for each record and `Problem` for other bytes. After a problem it continues at the next
+intact record header. The kinds of problems are:
 
-- `torn`: it may lie in the last pass, whose sync need not have returned; a start of the node cuts it. In the log of a
-  node that runs it is what is being written just now.
-- `damage`: it had been synced, as what follows it proves; the node refuses to start on it.
+- `torn`: the bytes may belong to the last pass, whose sync may not have returned. The node cuts them at its start. In
+  the log of a running node, they are the bytes that the node is writing now.
+- `damage`: the bytes had been synced; the records after them prove it. The node refuses to start.
 
-The rule that tells the two apart is that of docs/storage-format.md, "Reading it after a stop".
+docs/storage-format.md, "Reading it after a stop", has the rule that tells the two apart.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sandq.storage.wal_format import (
 
 
 class Found(NamedTuple):
-    """An intact record; offset and size in bytes, in the file of the segment."""
+    """An intact record; offset and size are in bytes, in the file of the segment."""
 
     segment: int
     offset: int
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What stands at `offset` instead of a record, up to `end`."""
+    """Bytes from `offset` to `end` that are no record."""
 
     segment: int
     offset: int
@@ -52,7 +52,7 @@ class Problem(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Something to know of a segment that is no record and no problem."""
+    """A remark on a segment that is neither a record nor a problem."""
 
     segment: int
     offset: int
@@ -64,16 +64,16 @@ Item = Found | Problem | Note
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of a log, and the directory that its neighbours are looked for in."""
+    """A file of a log. Its neighbours are expected in the same directory."""
 
     path: Path
     number: int
 
 
 def segments_of(paths: Sequence[Path]) -> list[Segment]:
-    """The segments that are meant by data directories, WAL directories and files; InvalidRequest when there are none.
+    """Return the segments for a list of data directories, WAL directories and files.
 
-    Those of one directory by their number.
+    Segments of one directory are sorted by number. Raises InvalidRequest if a path has none.
     """
     found: list[Segment] = []
     for path in paths:
@@ -81,15 +81,15 @@ def segments_of(paths: Sequence[Path]) -> list[Segment]:
             directory = path / "wal" if (path / "wal").is_dir() else path
             numbers = sorted(n for name in _names(directory) if (n := segment_number(name)) is not None)
             if not numbers:
-                raise InvalidRequest(f"{path}: it holds no WAL (segments are files like wal/{segment_name(1)})")
+                raise InvalidRequest(f"{path}: it has no WAL (segments are files like wal/{segment_name(1)})")
             found += [Segment(directory / segment_name(number), number) for number in numbers]
         elif path.is_file():
             number = segment_number(path.name)
             if number is None:
-                raise InvalidRequest(f"{path}: it has not the name of a WAL segment, which is like {segment_name(1)}")
+                raise InvalidRequest(f"{path}: its name is not that of a WAL segment, which is like {segment_name(1)}")
             found.append(Segment(path, number))
         else:
-            raise InvalidRequest(f"{path}: there is no such file or directory")
+            raise InvalidRequest(f"{path}: no such file or directory")
     return found
 
 
@@ -101,7 +101,7 @@ def _names(directory: Path) -> Iterable[str]:
 
 
 def missing_between(segments: Sequence[Segment]) -> list[Segment]:
-    """Segments that are not there although those around them in their directory are."""
+    """Return the segments that are missing between segments of the same directory."""
     missing = []
     for before, after in pairwise(segments):
         if before.path.parent == after.path.parent:
@@ -112,12 +112,12 @@ def missing_between(segments: Sequence[Segment]) -> list[Segment]:
     return missing
 
 
-def walk_segment(segment: Segment) -> Iterator[Item]:
-    """See the module's docstring. A file that is gone by now (the node released it) gives a note."""
+def read_segment(segment: Segment) -> Iterator[Item]:
+    """Yield all records and problems of a segment. If the node has released the file meanwhile, yield a note."""
     try:
         data = segment.path.read_bytes()
     except FileNotFoundError:
-        yield Note(segment.number, 0, "it was released by the node meanwhile")
+        yield Note(segment.number, 0, "the node has released it meanwhile")
         return
     except OSError as error:
         yield Problem(segment.number, 0, 0, "damage", f"it cannot be read: {error.strerror}")
@@ -133,7 +133,7 @@ def walk_segment(segment: Segment) -> Iterator[Item]:
 
 
 def _following(segment: Segment) -> SegmentHeader | None:
-    """The header of the segment behind, when it was begun."""
+    """Return the header of the next segment; None if the node has not begun it."""
     path = segment.path.with_name(segment_name(segment.number + 1))
     try:
         with path.open("rb") as file:
@@ -145,13 +145,13 @@ def _following(segment: Segment) -> SegmentHeader | None:
 
 def _without_header(segment: Segment, data: bytes, why: str, is_last: bool) -> Iterator[Item]:
     if not any(data):
-        yield Note(segment.number, 0, "it is prepared, and nothing was written into it yet")
+        yield Note(segment.number, 0, "it is prepared: nothing has been written to it yet")
         return
     later = any(sight.pass_start != SEGMENT_HEADER_BYTES for sight in scan(data, segment.number, 0))
     kind: Literal["torn", "damage"] = "torn" if is_last and not later else "damage"
     yield Problem(segment.number, 0, len(data), kind, why)
-    # Records say themselves where they belong, so they can be read without the header.
-    yield from _onwards(data, SegmentHeader(segment.number, 0, 0, 0, len(data)), 0, None)
+    # Each record names its pass and offset, so records can be read without the segment's header.
+    yield from _after_problem(data, SegmentHeader(segment.number, 0, 0, 0, len(data)), 0, None)
 
 
 def _records(segment: Segment, data: bytes, header: SegmentHeader, following: SegmentHeader | None) -> Iterator[Item]:
@@ -161,24 +161,24 @@ def _records(segment: Segment, data: bytes, header: SegmentHeader, following: Se
     if ends_at is not None and ends_at == reader.end:
         return
     if ends_at is not None:
-        why = f"{reader.why or 'zeros'}, but its records end at {ends_at}, as the next segment says"
+        why = f"{reader.why or 'zeros'}, but the next segment says that the records end at {ends_at}"
         if reader.end > ends_at:
-            why = f"records behind {ends_at}, where they end as the next segment says"
+            why = f"records after {ends_at}, where they end according to the next segment"
             yield Problem(segment.number, ends_at, reader.end, "damage", why)
             return
-        yield from _onwards(data, header, reader.end, Problem(segment.number, reader.end, ends_at, "damage", why))
+        yield from _after_problem(data, header, reader.end, Problem(segment.number, reader.end, ends_at, "damage", why))
         return
     later = [sight for sight in scan(data, segment.number, reader.end)]
     end = reader.end + len(data[reader.end :].rstrip(b"\0"))
     if any(sight.pass_start > reader.end for sight in later):
         why = reader.why or "zeros, but later records follow"
-        yield from _onwards(data, header, reader.end, Problem(segment.number, reader.end, end, "damage", why))
+        yield from _after_problem(data, header, reader.end, Problem(segment.number, reader.end, end, "damage", why))
     elif end > reader.end:
         yield Problem(segment.number, reader.end, end, "torn", reader.why or "zeros within a pass")
 
 
-def _onwards(data: bytes, header: SegmentHeader, at: int, problem: Problem | None) -> Iterator[Item]:
-    """A problem up to the next intact record header, then records, and so on to the end."""
+def _after_problem(data: bytes, header: SegmentHeader, at: int, problem: Problem | None) -> Iterator[Item]:
+    """Yield the problem, cut at the next intact record, then the records after it, and so on to the end."""
     content = len(data.rstrip(b"\0"))
     while True:
         resumed = _resume(data, header, at)
@@ -199,7 +199,7 @@ def _onwards(data: bytes, header: SegmentHeader, at: int, problem: Problem | Non
 
 
 def _resume(data: bytes, header: SegmentHeader, at: int) -> tuple[Reader, list[Found]] | None:
-    """From the first place at or behind `at` where at least one whole record stands."""
+    """Read from the first record at or after `at`. Return None if there is none."""
     for sight in scan(data, header.number, at):
         reader = Reader(data, header)
         reader.end, reader.last_pass, reader.pass_start = sight.offset, sight.pass_number, sight.pass_start

@@ -36,7 +36,7 @@ async def test_the_one_that_is_left_goes_on(tmp_path: Path, monkeypatch: pytest.
             shutil.rmtree(nodes.data_dir(name))
         planned = await trio.to_thread.run_sync(lambda: recover(config, lost, dry_run=True))
         assert planned[0].is_forced and planned[0].text().startswith(
-            "metadata: node1, node2, node3: goes on here alone"
+            "metadata: node1, node2, node3: continues here alone"
         )
         found = await trio.to_thread.run_sync(lambda: recover(config, lost))
         assert sum(each.is_forced for each in found) == 4, "the metadata, and three partitions"
@@ -71,7 +71,7 @@ async def test_where_it_decides_nothing(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="node1 is this node"):
             recover(config, ["node1", "node2"])
         shutil.rmtree(nodes.data_dir("node1"))
-        with pytest.raises(StartupError, match="holds no node"):
+        with pytest.raises(StartupError, match="has no data of a node"):
             recover(config, ["node2", "node3"])
         await nodes.start("node2", "node3")
         assert await nodes.until_led() in ("node2", "node3")

@@ -114,13 +114,13 @@ async def test_statement_ends_with_its_client(node: Serving) -> None:
 
 BOUNDED = """
 import resource
-from sandq.server.http.sql_worker import bound_memory
+from sandq.server.http.sql_worker import limit_memory
 from sandq.sql import Budget
 from sandq.sql.duck import Duck
 mib = 1 << 20
 budget = Budget(scan_bytes=64 * mib, result_bytes=64 * mib, memory_bytes=64 * mib)
 Duck(budget).close()
-bound_memory(budget)
+limit_memory(budget)
 print(resource.getrlimit(resource.RLIMIT_DATA)[0] < 1 << 30)
 try:
     bytearray(1 << 30)

@@ -73,7 +73,7 @@ def run_here(
     with (
         contextlib.chdir(directory),
         mock.patch.multiple(settings, **patience),
-        mock.patch.object(check_ports, "ANSWER_S", PATIENCE_S),
+        mock.patch.object(check_ports, "REPLY_S", PATIENCE_S),
     ):
         result = CliRunner(env=environ).invoke(program, list(args), input=stdin.encode())
     if result.exception is not None and not isinstance(result.exception, SystemExit):

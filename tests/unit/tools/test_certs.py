@@ -101,13 +101,13 @@ def test_what_cannot_be_revoked(made: Path, tmp_path: Path) -> None:
     for path, why in (
         (other / "eve.pem", "was not issued by"),
         (made / "nobody.pem", "cannot be read"),
-        (made / "ada-key.pem", "is no certificate"),
+        (made / "ada-key.pem", "is not a certificate"),
     ):
         refused = run("revoke", path, "--ca", made, "--out", made)
         assert refused.exit_code == 1 and why in refused.stderr
     (made / "crl.pem").write_text("nothing")
     refused = run("revoke", "--ca", made, "--out", made)
-    assert refused.exit_code == 1 and "is no list of revoked certificates" in refused.stderr
+    assert refused.exit_code == 1 and "is not a list of revoked certificates" in refused.stderr
     with pytest.raises(StartupError, match=r"crl_file .*crl.pem holds no list"):
         Certificates(of_node1(made, made / "crl.pem"))
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_issued(made: Path, args: tuple[str, ...], said: str) -> 
 
 def test_without_an_authority(made: Path, tmp_path: Path) -> None:
     missing = run("client", "bob", "--ca", tmp_path / "no", "--out", made)
-    assert missing.exit_code == 1 and "an authority is made by: sandq certs ca" in missing.stderr
+    assert missing.exit_code == 1 and "To create an authority, run: sandq certs ca" in missing.stderr
     (made / "ca-key.pem").write_bytes((made / "ada-key.pem").read_bytes())
     other = run("client", "bob", "--ca", made, "--out", made)
     assert other.exit_code == 1 and "is not the key of" in other.stderr

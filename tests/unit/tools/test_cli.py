@@ -138,11 +138,15 @@ def test_wrong_usage(args: list[str]) -> None:
     [
         (["--listen", "here"], {}, "--listen: 'here' is not an address"),
         (["--server", "a:b"], {}, "'a:b' is not a server"),
-        (["--server", ","], {}, "--server: at least one"),
+        (["--server", ","], {}, "--server has no server: at least one"),
         ([], {"SANDQ_LISTEN__HTTP": "none"}, "listen.http is none"),
         ([], {"SANDQ_LIMITS__HTTP_WAITING": "0"}, "SANDQ_LIMITS__HTTP_WAITING"),
         (["--config", "nowhere.yaml"], {}, "nowhere.yaml: cannot be read"),
-        (["--server", "127.0.0.1:1", "--listen", "127.1:0"], {}, "HTTP on 127.1 without TLS: say tls.http: require"),
+        (
+            ["--server", "127.0.0.1:1", "--listen", "127.1:0"],
+            {},
+            "HTTP on 127.1 would be without TLS: set tls.http",
+        ),
     ],
 )
 def test_what_a_gateway_is_told_wrongly(args: list[str], env: dict[str, str], words: str) -> None:

@@ -33,11 +33,11 @@ def test_all_is_well(authority: Authority) -> None:
 
 
 def test_without_tls() -> None:
-    assert found(None, None) == [("tls", "ok", "no port speaks it")]
+    assert found(None, None) == [("tls", "ok", "no port uses it")]
     away = {"SANDQ_LISTEN__CLIENT": "0.0.0.0:7170", "SANDQ_NODE__ADVERTISE_HOST": "n1.example"}
     away |= {"SANDQ_SECURITY__INSECURE": "true"}
     ((what, state, said),) = found(None, None, **away)
-    assert (what, state) == ("tls", "warning") and "can be read on its way" in said
+    assert (what, state) == ("tls", "warning") and "others can read the data" in said
 
 
 def test_what_ends_soon_or_has(authority: Authority) -> None:

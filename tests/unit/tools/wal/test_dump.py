@@ -249,8 +249,8 @@ def test_a_segment_that_is_prepared_is_no_damage(log: Path) -> None:
     ("make", "words"),
     [
         (lambda path: path, "no such file"),
-        (lambda path: path.mkdir() or path, "holds no WAL"),
-        (lambda path: path.write_text("x") and path, "not the name of a WAL segment"),
+        (lambda path: path.mkdir() or path, "it has no WAL"),
+        (lambda path: path.write_text("x") and path, "its name is not that of a WAL segment"),
     ],
 )
 def test_what_is_no_log(tmp_path: Path, make: Any, words: str) -> None:
