@@ -78,7 +78,7 @@ class CallerRequests:
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def count(self, size: int) -> None:
-        """Count bytes of requests that came; a negative size: of requests that were answered."""
+        """Add the bytes of received requests. A negative size removes those of answered ones."""
         self._unanswered_bytes += size
         charge = max(0, self._unanswered_bytes - GRANTED_BYTES) - self._charged_bytes
         if charge > 0:
@@ -209,8 +209,7 @@ def sizes(frames: Sequence[Frame | LargeFrame], came_bytes: int) -> tuple[int, i
     """Estimate the memory of each PRODUCE, of each other request, and of all requests that one receive completed.
 
     All frames are assumed to have the average size: measuring each would cost more than it is worth for small ones.
-    Only
-    the first of them can be larger than one receive.
+    Only the first of them can be larger than one receive.
     """
     if not frames:
         return 0, 0, 0

@@ -29,7 +29,7 @@ class Mark(NamedTuple):
     request: str
     """Name of its type."""
     came_s: float
-    """When it was received, by `time.perf_counter`."""
+    """Time when it was received, by `time.perf_counter`."""
     size: int
     """Bytes of memory that it holds, estimated."""
     counted: CallerRequests

@@ -82,10 +82,8 @@ class Connection:
         """Create the connection; `run` serves it.
 
         `request_timeout_s`: limit of a request that takes a while, in addition to the time that it asks to wait.
-        `memory`: the
-        budget of the node. `transform`: encodes and decodes all bytes (TLS); None: the wire is plain.
-        `certificate_name`: the
-        name in the client's certificate."""
+        `memory`: the budget of the node. `transform`: encodes and decodes all bytes (TLS); None: the wire is plain.
+        `certificate_name`: the name in the client's certificate."""
         self.certificate_name = certificate_name
         """Name of the client in its certificate; None if it has shown none, or one without a name."""
         self.is_encrypted = transform is not None
@@ -323,8 +321,7 @@ class Connection:
         at, count = 0, len(frames)
         while at < count:
             # Handling a PRODUCE only gathers it, so back-pressure is not checked for each. If PRODUCE requests are
-            # refused,
-            # their error replies cost much work, which ends the time slice, and the checks below follow.
+            # refused, their error replies cost much work, which ends the time slice, and the checks below follow.
             if turn.left <= 0 or (kind != _PRODUCE and (output.waiting_bytes > most_bytes or own.is_busy)):
                 if output.waiting_bytes > most_bytes:
                     session.handled()

@@ -151,8 +151,7 @@ class ServerInfo:
 
     async def describe(self, turn: Turn, access: Access | None = None) -> dict[str, Any]:
         """Return the reply to CLUSTER_INFO, made in time slices. `access`: of the caller; topics on which it has no
-        right are
-        left out."""
+        right are left out."""
         broker = self.broker
         if self.cluster.waiting() is None:
             await self.placed.count(broker.metadata, turn)

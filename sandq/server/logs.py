@@ -26,7 +26,7 @@ from sandq.server.line_writer import FINISH_S, LineWriter
 RECENT_LINES = 500
 """Number of recent lines that are kept in memory for debug dumps."""
 RECENT_LINE_CHARS = 2000
-"""Characters that are kept of each of them."""
+"""Maximum length of such a line, in characters."""
 _writers: list[LineWriter] = []
 """All line writers that this process has created."""
 _set_up = ["auto", "info"]
@@ -42,8 +42,8 @@ def set_up(log_format: str, level: str, node: str) -> Any:
     """Set up logging for the whole process: call it once, before the event loop runs.
 
     `log_format`: auto (text on a terminal, otherwise json), json or text. Return a file for messages to people on
-    standard output; use its `write`. Return None if the log is JSON and standard output is no terminal: then no
-    person reads them.
+    standard output; use its `write`. Return None if the log is JSON and standard output is no terminal: then no person
+    reads them.
     """
     _set_up[:] = log_format, level
     _now[:] = [level]

@@ -47,8 +47,7 @@ class OpenRequests:
         """Create the table of one connection.
 
         `own`: requests that the client sends for itself. `turn`: the time slice of the connection. `timeout_s`: limit
-        of a
-        request that takes a while, in addition to the time that it asks to wait."""
+        of a request that takes a while, in addition to the time that it asks to wait."""
         self.marks: dict[int, Mark] = {}
         """The mark of each unanswered request, by request id."""
         self.own = own

@@ -1,9 +1,9 @@
 """Tune a server process: Python's garbage collector, the heap of the C library, and the limit of open files.
 
-Heap: after a burst, the C library keeps some tens of MB of free memory in small pieces between used ones. By itself,
-it returns such pieces to the system only at the end of the heap. `malloc_trim` returns every free page, but takes
-some 5 ms for 50 MB, and other threads that need memory may have to wait. So it is called only when it is likely to
-return something.
+Heap: after a burst, the C library keeps some tens of MB of free memory in small pieces between used ones. By itself, it
+returns such pieces to the system only at the end of the heap. `malloc_trim` returns every free page, but takes some 5
+ms for 50 MB, and other threads that need memory may have to wait. So it is called only when it is likely to return
+something.
 
 Open files: sockets and files share one limit. `limits_within_files` bounds the number of connections, so that the log
 can always be written.

@@ -68,8 +68,7 @@ class QuotaMeters:
         carries: bool = True,
     ) -> None:
         """Count `requests` requests that came together, of `size` bytes in all. Raise QuotaExceeded, and count nothing,
-        if
-        the quota does not admit one more now.
+        if the quota does not admit one more now.
 
         If one is admitted, all of them are: requests that follow wait longer. `is_free`: never refuse, and take at most
         what the bucket holds. `carries`: the bytes are charged in full all the same, because they carry messages."""

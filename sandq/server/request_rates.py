@@ -1,11 +1,11 @@
 """Enforce the request rate per client of a topic (`max_request_rate`), as counted by this process.
 
-A client is a principal at a source address (an IPv6 network counts as one address). All its connections count
-together, so that reconnecting gains nothing. Requests that produce, read or lease messages are counted. Requests that
-settle messages or manage the cluster are never throttled.
+A client is a principal at a source address (an IPv6 network counts as one address). All its connections count together,
+so that reconnecting gains nothing. Requests that produce, read or lease messages are counted. Requests that settle
+messages or manage the cluster are never throttled.
 
-Each client has a token bucket, stored as one number: the instant at which it will be full. A changed rate begins with
-a new bucket: debts from a slow rate do not delay a client once the rate was raised.
+Each client has a token bucket, stored as one number: the instant at which it will be full. A changed rate begins with a
+new bucket: debts from a slow rate do not delay a client once the rate was raised.
 """
 
 from __future__ import annotations

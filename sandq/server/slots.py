@@ -51,8 +51,7 @@ class OpenConnections(Generic[C]):
     """The open connections of a server; each has a slot.
 
     If no slot is free, a new connection takes that of the connection that has been idle for longest. If no connection
-    is
-    idle, the new one takes one of a few spare slots.
+    is idle, the new one takes one of a few spare slots.
     """
 
     def __init__(self, limit: int, spare: int) -> None:

@@ -44,10 +44,7 @@ def serve_gateway(
     log_level: str,
     ca: Path | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `ca`: the authority of the nodes' certificates, for TLS.
-
-    Raises SandqError: an option is wrong, or the port is in use.
-    """
+    """Serve until SIGINT or SIGTERM. Raises SandqError. `ca`: the authority of the nodes' certificates, for TLS."""
     host, port = _address(listen, config)
     is_open = is_beyond(host) and config.tls.http != REQUIRE
     if is_open and not config.security.insecure:

@@ -66,8 +66,8 @@ def budget_of(section: SqlSection) -> Budget:
 def limit_memory(section: SqlSection) -> None:
     """Limit this process' memory to the sum of its limits, plus some reserve.
 
-    Memory that a function allocates for its result is not counted anywhere else. An allocation beyond the limit
-    fails; in the worst case this process ends, and no other.
+    Memory that a function allocates for its result is not counted anywhere else. An allocation beyond the limit fails;
+    in the worst case this process ends, and no other.
     """
     from sandq.sql.own_memory import end_without_memory
 
@@ -130,10 +130,7 @@ def serve_gateway(
     log_level: str,
     ca: Path | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `ca`: the authority of the nodes' certificates, for TLS.
-
-    Raises SandqError: an option is wrong, the port is in use, or a package is not installed.
-    """
+    """Serve until SIGINT or SIGTERM. Raises SandqError. `ca`: the authority of the nodes' certificates, for TLS."""
     # Imported late: it loads all of the HTTP server, which a node does not need to start a process of SQL.
     from sandq.server.http.alone import bind
 

@@ -107,8 +107,7 @@ class AuditLog:
         """Add a line about a request. `about`: recorded fields by name. `result`: "ok" or an error code.
 
         `is_frequent`: the limit `FREQUENT_PER_S` applies. If the principal has used up its share, its lines are
-        collapsed
-        (`budgets`)."""
+        collapsed (`budgets`)."""
         if self._files is None:
             return
         self._note_collapsed()

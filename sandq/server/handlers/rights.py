@@ -1,7 +1,7 @@
 """The rights that each request type needs, in one table. A type that is not in it is refused to restricted callers.
 
-Rights are checked before anything else, so that a refusal does not reveal what exists. Requests of unrestricted
-callers do not pass through this module.
+Rights are checked before anything else, so that a refusal does not reveal what exists. Requests of unrestricted callers
+do not pass through this module.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _global(right: Right) -> Rule:
 
 
 def _nothing(context: Context, access: Access, frame: Frame) -> None:
-    """Check nothing: every client that was let in may do it."""
+    """Check nothing: every admitted client may do it."""
 
 
 def _unrestricted(why: str) -> Rule:

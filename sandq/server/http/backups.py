@@ -105,8 +105,7 @@ class HttpBackups:
         """Start to restore topics from a backup, and return its progress.
 
         Raise NoBackup, DamagedBackup, WrongKey or ConfigError. Raise Conflict if a restore is running here, or if the
-        backup
-        has increments and `base` is not set. Increments are not replayed here, because that uses much CPU and
+        backup has increments and `base` is not set. Increments are not replayed here, because that uses much CPU and
         memory."""
         if self._restoring is not None:
             raise Conflict("a restore is running here already: wait until it is done")

@@ -235,8 +235,7 @@ class PushIn(Body):
 
 class GroupUpdate(Body):
     """A group's own settings: `max_attempts`, `max_snoozes`, `backoff`, `max_in_flight_per_key`. `{}` restores those of
-    the
-    topic."""
+    the topic."""
 
     settings: dict[str, Any]
 
@@ -388,8 +387,7 @@ class LeaseIn(Body):
 
 class HeldIn(BaseModel):
     """A leased message; without an offset, the whole lease. Further members of a message from `lease` are ignored, so
-    that
-    it can be sent back unchanged."""
+    that it can be sent back unchanged."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -518,8 +516,7 @@ class MoveIn(Body):
 
 class UpdateIn(MoveIn):
     """Changes of a pending message, in one step: a new value (one of `text`, `value` and `json`), new headers, a new
-    time,
-    or a new priority."""
+    time, or a new priority."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -2,8 +2,8 @@
 
 Uvicorn reads and writes. This module adds limits that uvicorn lacks: the number of connections, in all and of one
 address; the size of a request's head, and the time to receive it; the bytes that are read ahead of the request in
-progress; the time in which a client must accept its response; and the time in which all connections end. A request
-that two parsers might understand differently is refused.
+progress; the time in which a client must accept its response; and the time in which all connections end. A request that
+two parsers might understand differently is refused.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ class _Connection(HttpToolsProtocol):
 
         async def drained(scope: Scope, receive: Receive, send: Send) -> None:
             """Run the application, and wait after each piece until the client has accepted enough. So a request counts
-            as in
-            progress while its response is in memory."""
+            as in progress while its response is in memory."""
 
             async def sent(message: Message) -> None:
                 await send(message)

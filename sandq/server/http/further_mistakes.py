@@ -24,8 +24,7 @@ def further_mistakes(body: Any, members: Set[str]) -> Iterator[tuple[str, Invali
 
     `members`: names of the top-level members that the body may have. They show what the body is; an ack is no message,
     although it may contain some. Settings of a topic are checked against its kind, if that is known. A list of messages
-    is
-    not checked: the first invalid one is reported by itself."""
+    is not checked: the first invalid one is reported by itself."""
     if not isinstance(body, Mapping):
         return
     if members >= _OF_TOPICS:

@@ -159,8 +159,7 @@ class Guard:
         """Create the guard.
 
         `account`: memory of requests. `logins`: identifies callers; None: everything is allowed. `notes`: records
-        refused
-        requests for the audit log. `quotas`: counts the usage of identities; None: create counters."""
+        refused requests for the audit log. `quotas`: counts the usage of identities; None: create counters."""
         self._logins = logins
         self._notes = notes
         self.quotas = quotas if quotas is not None else QuotaMeters(anyio.current_time)
@@ -182,8 +181,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         # Copy the state: the server's own one must not refer to the exchange. The exchange refers to the server's
-        # `send`, so
-        # each request would be a reference cycle, which keeps its body until the garbage collector runs.
+        # `send`, so each request would be a reference cycle, which keeps its body until the garbage collector runs.
         state = dict(scope.get("state", ()))
         scope = {**scope, "state": state}
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first one counts if a name is repeated
@@ -427,8 +425,7 @@ class _Exchange:
         """Create the exchange of one request.
 
         `share`: memory for the requests of its address. `closes`: close the connection after the response.
-        `only_by_tls`: tell
-        browsers to use TLS only."""
+        `only_by_tls`: tell browsers to use TLS only."""
         self._only_by_tls = only_by_tls
         self.request_id = request_id
         self.only_head = only_head

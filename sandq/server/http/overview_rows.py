@@ -93,8 +93,7 @@ def findings(info: Mapping[str, Any], overview: ClusterOverview, topics: Iterabl
     """Return what needs attention (`sandq.model.health`), worst first.
 
     Each finding has `situation`, `state`, `what`, `found`, `todo`, and the `topic` and `group` that it is about.
-    `info`: of
-    the cluster. `topics`: those that the caller may see."""
+    `info`: of the cluster. `topics`: those that the caller may see."""
     found = [*health.of_nodes(info)]
     silent = {node: why for node, why in sorted(overview.missing.items()) if why != UNREACHABLE}
     found += [health.of_silent_node(node, why) for node, why in silent.items()]

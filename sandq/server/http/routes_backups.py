@@ -54,10 +54,8 @@ async def verify_backup(request: Request, backup: BackupId) -> Found:
 )
 async def restore_backup(request: Request, backup: BackupId, body: bodies.RestoreIn | None = None) -> Found:
     """Creates its topics, under names that are not in use; they stay closed until all are complete. 409 while a restore
-    is
-    running here, or if the backup has increments and `base` is not set: use `sandctl backup restore` for a point in
-    time.
-    `GET /backups` shows the progress and the outcome."""
+    is running here, or if the backup has increments and `base` is not set: use `sandctl backup restore` for a point in
+    time. `GET /backups` shows the progress and the outcome."""
     wanted = bodies.RestoreIn() if body is None else body
     return await gateway_of(request).backups.begin_restore(
         backup,

@@ -95,8 +95,7 @@ async def stream(
 ) -> Response:
     """Server-sent events that never end. `id` is the body with which `ack`, `nack` and `extend` identify the message,
     and `data` is the message as in the response of `lease`. When the client disconnects, unsettled messages are
-    returned
-    to the group. An `error` event is the last one."""
+    returned to the group. An `error` event is the last one."""
     most = gateway_of(request).stream_messages
     wanted = min(IN_FLIGHT_DEFAULT, most) if max_in_flight is None else max_in_flight
     if wanted > most:

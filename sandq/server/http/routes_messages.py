@@ -406,8 +406,7 @@ async def _for_topic(client: Client, topic: str, messages: list[dict[str, Any]],
     """Return the messages as the kind of the topic requires.
 
     Raise InvalidRequest if the topic does not support a priority or a tenant. A message that was consumed from a
-    compacted
-    topic can be produced to one."""
+    compacted topic can be produced to one."""
     turn, changed, ranked = Turn(), [], False
     for message in messages:
         changed.append(at_once(message, now_ms))

@@ -72,8 +72,7 @@ async def nodes(request: Request) -> Found:
 )
 async def init(request: Request) -> Found:
     """Founds it now, with this node only; other waiting nodes join it. 409 unless this node waits to join a cluster,
-    and
-    knows of none."""
+    and knows of none."""
     return {"cluster_uuid": await gateway_of(request).client.admin.init_cluster()}
 
 
@@ -87,8 +86,7 @@ async def init(request: Request) -> Found:
 )
 async def drain(request: Request, node: NodeName, body: bodies.DrainIn | None = None) -> Found:
     """Its replicas move to other nodes after the response, and it stays registered. Its `replicas` and `voter` in the
-    list
-    of nodes show the progress. `undo` makes it a regular node again. 400 if the other nodes are too few."""
+    list of nodes show the progress. `undo` makes it a regular node again. 400 if the other nodes are too few."""
     undo = body is not None and body.undo
     await gateway_of(request).client.admin.drain_node(node, undo=undo)
     return {"node": node, "standing": "in" if undo else "draining"}
@@ -240,8 +238,7 @@ async def rebuild(request: Request, body: bodies.RebuildIn) -> None:
 )
 async def finalize(request: Request, body: bodies.FinalizeIn | None = None) -> Found:
     """For clusters with `cluster.finalize: manual`, once all nodes are upgraded. `dry_run` only returns the levels. 409
-    if
-    no higher level is supported by all nodes."""
+    if no higher level is supported by all nodes."""
     dry_run = body is not None and body.dry_run
     before, after = await gateway_of(request).client.admin.finalize(dry_run=dry_run)
     return {"before": before, "after": after, "dry_run": dry_run}
@@ -294,8 +291,7 @@ async def reset_clock(request: Request, body: bodies.ClockResetIn) -> Found:
 )
 async def livez(request: Request) -> Any:
     """200 even if the disk has failed or the cluster has a problem: a restart would not fix these. If the node's
-    process
-    hangs, there is no response, or 503 if HTTP has a separate process."""
+    process hangs, there is no response, or 503 if HTTP has a separate process."""
     if (silence := gateway_of(request).node.silent()) is not None:
         return problem(request.state.request_id, 503, "UNAVAILABLE", silence, retriable=True)
     return {"status": "ok"}
@@ -311,8 +307,7 @@ async def livez(request: Request) -> Any:
 )
 async def healthz(request: Request) -> Any:
     """503 once the disk is full or has failed, because nothing may be written any more. 503 `UNAVAILABLE` while the
-    disk
-    hangs."""
+    disk hangs."""
     node = gateway_of(request).node
     if (failure := node.failure()) is not None:
         return problem(request.state.request_id, 503, "STORAGE_FAILED", failure)

@@ -75,8 +75,7 @@ async def overview(
 async def stream(request: Request) -> Response:
     """Server-sent events that never end. `topics`: rows as in `/overview`; all of them first, then those that changed.
     `gone`: names of topics that no longer exist. `cluster`: the nodes, and the findings. `view`: the end of an update.
-    An
-    `error` event is the last one."""
+    An `error` event is the last one."""
     watched = _Stream(request, gateway_of(request).watch)
     return Response(headers=watched.headers) if getattr(request.state, IS_HEAD) else watched
 
@@ -89,8 +88,7 @@ async def stream(request: Request) -> Response:
 )
 async def history(request: Request, topic: TopicName) -> Found:
     """For each slot of time: messages stored, delivered, acked and dead, and the lateness of first deliveries. Nodes
-    keep
-    the history in memory, from when they began to lead a partition."""
+    keep the history in memory, from when they began to lead a partition."""
     found = await gateway_of(request).client.admin.history(topic)
     return {
         "slot_ms": found.slot_ms,

@@ -63,8 +63,7 @@ async def list_(
 )
 async def create(request: Request, topic: TopicName, body: bodies.MakeIn) -> Any:
     """409 CONFLICT if a different schedule has this name; an equal one is returned. With many (`schedules`), existing
-    ones
-    are changed to the given values."""
+    ones are changed to the given values."""
     schedules = gateway_of(request).client.schedules(topic)
     if isinstance(body, bodies.ScheduleIn):
         return schedule_json(await schedules.create(**body.arguments()))
@@ -102,8 +101,7 @@ async def update(
     request: Request, topic: TopicName, name: ScheduleName, body: bodies.ScheduleUpdate, tenant: Tenant = None
 ) -> Found:
     """Members that are not given stay; null resets one to its default. A message that is already due stays as it was;
-    the
-    next one is replaced."""
+    the next one is replaced."""
     schedules, changes = _of(request, topic), body.arguments()
     return schedule_json(await schedules.update(name, tenant=tenant, **changes))
 

@@ -17,8 +17,7 @@ router = router_of("sql")
 @router.post("/sql", operation_id="runSql", response_model=answers.SqlRows, summary="Run an SQL statement")
 async def run_sql(request: Request, body: bodies.SqlIn) -> Response:
     """Read-only: SELECT, SHOW, DESCRIBE and EXPLAIN over messages, groups, keys and the cluster. 409 if SQL is off in
-    the
-    configuration. The statement ends when its time is over, or the client disconnects."""
+    the configuration. The statement ends when its time is over, or the client disconnects."""
     sql, caller = gateway_of(request).sql, caller_of(request)
     statement = Statement(body.statement, body.database, body.full_scan, body.limit)
     found = await run_waiting(request, lambda: sql.run(caller, address_of(request), statement))

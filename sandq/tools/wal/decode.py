@@ -32,8 +32,7 @@ def payload_record(kind: int, group: int, payload: bytes, *, values: bool) -> di
     """Return the fields of a record's payload.
 
     Raises Corruption if the payload is unreadable although its checksum is right. Raises StartupError if a newer
-    version
-    has written it.
+    version has written it.
     """
     if kind in (Kind.ENTRY, Kind.COPY):
         return _entry(group, payload, values)
