@@ -382,7 +382,7 @@ class Broker:
         found: list[tuple[PartitionLeader, Delivery]] = []
         left = self.limits.in_flight_bytes_per_connection
         while leaders and left > 0:
-            # In the order of the first partition's tasks: so at least that one is not in the middle of an entry.
+            # Run it as a task of the first partition: then at least that one is not in the middle of an entry.
             query = partial(held_by, leaders, request, known, left)
             more, leaders = await self._runner.ask(query, group=leaders[0].raft_group.number, patient=False)
             found += more
@@ -403,11 +403,11 @@ class Broker:
         opens = partial(self._openings.open, request.topic, group=request.group, start=request.start)
         try:
             with waiters.joined():
-                await waiters.know(leaders, opens)
+                await waiters.add(leaders, opens)
                 if leaders != self._led_of(request):
                     raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; ask again")
                 taken = await lease_once.run()
-            # Cancelled when the answer had just come: no one takes it.
+            # The caller may be cancelled when the result has just arrived. Then nothing uses the result.
             await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             release(lease_once.asked, request)

@@ -272,8 +272,8 @@ class Catalog:
 
     def _configured(self, name: str, leader: PartitionLeader, result: object) -> None:
         if isinstance(result, SandqError) and name in self.topics and not leader.closed:
-            self._timers.at(self._clock.now_ms() + 100, partial(self._configure_again, name, leader))
+            self._timers.at(self._clock.now_ms() + 100, partial(self._retry_configure, name, leader))
 
-    def _configure_again(self, name: str, leader: PartitionLeader) -> None:
+    def _retry_configure(self, name: str, leader: PartitionLeader) -> None:
         if name in self.topics and not leader.closed:
             self._configure(name, leader)

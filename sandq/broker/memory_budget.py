@@ -25,7 +25,7 @@ PRODUCERS_SHARE: Final = 1 / 16
 HTTP_SHARE: Final = 5 / 32
 SOURCE_SHARE: Final = 3 / 4
 """Share of an account that the clients of one source may use."""
-GO_ON_AT: Final = 7 / 8
+RESUME_AT: Final = 7 / 8
 """Part of its share to which a full account must shrink before waiting tasks continue."""
 
 
@@ -78,7 +78,7 @@ class _Counted:
             self._wake_waiters()
 
     def _wake_waiters(self) -> None:
-        if self.bytes <= GO_ON_AT * self.share_bytes:
+        if self.bytes <= RESUME_AT * self.share_bytes:
             self._has_waiters = False
             self._freed.set()
             self._freed = anyio.Event()
@@ -117,9 +117,9 @@ class Account(_Counted):
     def give_back(self, size: int) -> None:
         self.taken -= size
         if self.is_waited_for:
-            self.give_on()
+            self.wake_next()
 
-    def give_on(self) -> None:
+    def wake_next(self) -> None:
         """Wake tasks that wait for free bytes, because some were given back."""
         if self._has_waiters:
             self._wake_waiters()
@@ -194,7 +194,7 @@ class SourceShare(_Counted):
         if self._has_waiters:
             self._wake_waiters()
         if account.is_waited_for:
-            account.give_on()
+            account.wake_next()
 
     async def until_room(self) -> None:
         while self.is_full:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandq.broker.controller.rebalance_steps import is_whole, news, next_step
+from sandq.broker.controller.rebalance_steps import is_whole, next_step, report_of
 from sandq.metadata.records import Partition
 from sandq.model.members import has_majority, node_of
 from sandq.raft import Members, guards
@@ -109,10 +109,10 @@ def test_a_leader_that_is_to_go_hands_over_last() -> None:
 
 def test_metadata_is_told_what_it_does_not_know() -> None:
     both = Members(("n1#1", "n0#0"))
-    assert news(placed(["n0#0", "n1#1"]), both) is True
-    assert news(placed(["n0#0", "n1#1"], settled=1), both) is None, "it knows"
-    assert news(placed(["n0#0", "n1#1", "n2#2"]), both) is None, "one is to come, and nobody has gone"
-    assert news(placed(["n0#0", "n1#1", "n2#2"], former=("n3#3",)), both) is False, "who is not wanted has gone"
+    assert report_of(placed(["n0#0", "n1#1"]), both) is True
+    assert report_of(placed(["n0#0", "n1#1"], settled=1), both) is None, "it knows"
+    assert report_of(placed(["n0#0", "n1#1", "n2#2"]), both) is None, "one is to come, and nobody has gone"
+    assert report_of(placed(["n0#0", "n1#1", "n2#2"], former=("n3#3",)), both) is False, "who is not wanted has gone"
     learns = Members(("n0#0",), ("n1#1",))
-    assert news(placed(["n0#0", "n1#1"], former=("n3#3",)), learns) is False, "who learns has no vote yet"
-    assert news(placed(["n0#0"], former=("n1#1",)), learns) is None, "who learns takes part"
+    assert report_of(placed(["n0#0", "n1#1"], former=("n3#3",)), learns) is False, "who learns has no vote yet"
+    assert report_of(placed(["n0#0"], former=("n1#1",)), learns) is None, "who learns takes part"

@@ -73,7 +73,8 @@ class Authenticator:
     async def identify(self, token: str | None, certificate: str | None) -> Login | None:
         """Authenticate a client by its token or, without one, by its certificate.
 
-        Return None if neither identifies it. Raise Unauthenticated; Unavailable while this node does not know."""
+        Return None if neither identifies it. Raise Unauthenticated; Unavailable while this node cannot know the answer.
+        """
         if token is None and (certificate is None or not self.takes_certificates):
             return None
         if self.mode != OFF:
@@ -87,7 +88,7 @@ class Authenticator:
         return self._of_claims(await self._jwt.claims(token))
 
     def again(self, login: Login) -> Login:
-        """Return the login of a connected client as it is valid now. Raise Unauthenticated if it is no longer valid."""
+        """Return the current login of a connected client. Raise Unauthenticated if it is no longer valid."""
         view = self.look()
         if view is None:
             raise Unavailable("this node belongs to no cluster at present")

@@ -33,7 +33,7 @@ NAME: Final = "admin.token"
 PENDING: Final = f"{NAME}.new"
 """Name of the file until the cluster knows the token. Then the token in the file is usable."""
 PRINCIPAL: Final = principal_of(TOKEN, "admin")
-AGAIN_S: Final = 1.0
+RETRY_S: Final = 1.0
 """Pause in s after a failed attempt."""
 
 
@@ -74,7 +74,7 @@ async def give_first_token(
                 await changed.wait()
         except SandqError as error:
             log.warning("no first token could be created; it is tried again", error=error.message)
-            await trio.sleep(AGAIN_S)
+            await trio.sleep(RETRY_S)
 
 
 def _pending(files: Files) -> str:

@@ -50,7 +50,7 @@ class Begun(NamedTuple):
     """Approximate size of the rows on disk."""
 
     def shown(self) -> dict[str, Any]:
-        """Return it as a map, for an answer."""
+        """Return the fields as a map, for an answer."""
         return self._asdict()
 
 

@@ -95,7 +95,8 @@ class LogReads:
             return False
         host = self._node_log.hosts.get(group)
         if host is not None:
-            with suppress(Overloaded):  # the leader counts the readers, and had other ones
+            # The leader enforces the limit; this node may still count readers that the leader has dropped.
+            with suppress(Overloaded):
                 host.reader_pins.put(reader, index)
         return True
 

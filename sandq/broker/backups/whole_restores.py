@@ -51,9 +51,9 @@ class WholeRestores:
             if node is not None:
                 by_node[node].append(partition.group)
         answered: set[int] = set()
-        whole: set[int] = set(self._whole_here(by_node.get(self._own, ()), restore_id))
+        whole: set[int] = set(self._complete_here(by_node.get(self._own, ()), restore_id))
         answered.update(by_node.pop(self._own, ()))
-        all_said = trio.Event()
+        all_replied = trio.Event()
         left = set(by_node)
         numbers = []
 
@@ -62,7 +62,7 @@ class WholeRestores:
             whole.update(groups)
             left.discard(node)
             if not left:
-                all_said.set()
+                all_replied.set()
 
         try:
             for node, groups in list(by_node.items()):
@@ -73,18 +73,18 @@ class WholeRestores:
                     left.discard(node)
             if left:
                 with trio.move_on_after(ANSWER_S):
-                    await all_said.wait()
+                    await all_replied.wait()
         finally:
             for number in numbers:
                 del self._asked[number]
         self._conclude(topic, whole, answered)
 
     def _conclude(self, topic: Topic, whole: set[int], answered: set[int]) -> None:
-        not_whole = [at for at, one in enumerate(topic.partitions) if one.group in answered - whole]
+        incomplete = [at for at, one in enumerate(topic.partitions) if one.group in answered - whole]
         silent = [at for at, one in enumerate(topic.partitions) if one.group not in answered]
-        if not_whole:
+        if incomplete:
             raise Conflict(
-                f"topic {topic.name!r} stays shut: partitions {_named(not_whole)} are not restored yet, of "
+                f"topic {topic.name!r} stays shut: partitions {_named(incomplete)} are not restored yet, of "
                 f"{len(topic.partitions)} in total",
                 topic=topic.name,
             )
@@ -96,7 +96,7 @@ class WholeRestores:
 
     # -- being asked ----------------------------------------------------------------------------------------------
 
-    def _whole_here(self, groups: Sequence[int], restore_id: str) -> list[int]:
+    def _complete_here(self, groups: Sequence[int], restore_id: str) -> list[int]:
         """Return those of the groups that are completely restored on this node."""
         found = []
         for group in groups:
@@ -110,7 +110,7 @@ class WholeRestores:
         """Handle a frame from another node. Return whether it was of one of these kinds, and well-formed."""
         if kind == PeerFrame.RESTORE_ASKED and _is(body, [int, str, tuple]) and _are_ints(body[2]):
             number, restore_id, groups = body
-            self._links.send(node, PeerFrame.RESTORE_TOLD, (number, tuple(self._whole_here(groups, restore_id))))
+            self._links.send(node, PeerFrame.RESTORE_TOLD, (number, tuple(self._complete_here(groups, restore_id))))
             return True
         if kind == PeerFrame.RESTORE_TOLD and _is(body, [int, tuple]) and _are_ints(body[1]):
             asked, take = self._asked.get(body[0], (None, None))

@@ -103,7 +103,7 @@ class Bootstrap:
         return Members(tuple(member_id(name, FIRST_INCARNATION) for name in names))
 
     async def init(self) -> None:
-        """Found the cluster with this node alone, because an operator says so.
+        """Found the cluster with this node alone, at an operator's request.
 
         Raise Conflict; Unavailable if a reachable node does not agree."""
         if self._mode == "named":
@@ -128,14 +128,14 @@ class Bootstrap:
             if self._member() is not None:
                 return f"this node asks to join the cluster of {self._member()}; if that takes long, see its log"
             missing = sorted(set(self._named) - set(self._links.up))
-            return f"the cluster is formed once all its nodes have met; missing: {_some(missing) or 'none'}"
+            return f"the cluster is formed once all its nodes have met; missing: {_listed(missing) or 'none'}"
         member = self._member()
         if member is not None:
             return (
                 f"this node asks to join the cluster of {member}; if that takes long, see the logs of both nodes, and "
                 "check that each can be reached at its peer address"
             )
-        met = _some(sorted({*self._links.up, *(found[tags.NODE] for found in self._directory.seen())}))
+        met = _listed(sorted({*self._links.up, *(found[tags.NODE] for found in self._directory.seen())}))
         if self._mode == "meets":
             if not met:
                 return f"this node founds the cluster once it has met a second node; start one, or run here: {INIT}"
@@ -225,7 +225,7 @@ async def _first(*calls: Callable[[], Awaitable[T]]) -> T:
     return found[0]
 
 
-def _some(names: Iterable[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     """Return the first names, and how many more there are, as text."""
     found = list(names)
     more = len(found) - NAMES_SHOWN

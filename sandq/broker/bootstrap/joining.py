@@ -43,7 +43,7 @@ class Beginning(NamedTuple):
 
 
 class Joining:
-    """Both sides of joining."""
+    """The protocol by which a node joins: the side that asks, and the side that admits it."""
 
     def __init__(self, own_node: str, links: PeerLinks) -> None:
         self._own_node = own_node

@@ -1,12 +1,14 @@
-"""Keep the guarded clocks of a cluster together.
+"""Compare the guarded clocks of a cluster, and let nodes with correct clocks lead.
 
-Nodes ask each other for their clocks. A node whose clock is in alarm lets nodes with better clocks lead.
+Nodes ask each other for their clocks. A node whose clock is in alarm hands its groups over to nodes with better clocks.
 
-In a cluster of several nodes, a node accepts no commands before its clock has agreed with others, and none while it is
-off, so that a wrong clock stamps nothing (`reason_to_wait`). The wait ends when nodes with better clocks have taken
-over, or after `COMPARED_WITHIN_S`: a node whose peers are all away continues. While a group is handed over, it accepts
-no commands either. If no node takes over a group, this node continues to lead it, with the alarm, and tries again
-later. It does not ask for a leadership back. The balancing of leaders checks `may_lead` first.
+In a cluster of several nodes, a node accepts no commands until its clock agrees with others. It also accepts none while
+its clock is too far from theirs. So a wrong clock stamps no entries (`reason_to_wait`). This wait ends when nodes with
+better clocks have taken over, or after `COMPARED_WITHIN_S`, so that a node continues if all its peers are unreachable.
+
+While a group is handed over, it accepts no commands. If no node takes over a group, this node continues to lead it,
+with the alarm, and tries again later. It never asks for a leadership that it has given away. The balancing of leaders
+checks `may_lead` first.
 """
 
 from __future__ import annotations
@@ -219,8 +221,8 @@ class ClockKeeper:
         )
         kept = await hand_over(tried, nodes, TAKE_OVER_S)
         if kept:
-            again_s = trio.current_time() + GIVE_UP_PAUSE_S
-            self._not_before_s.update(dict.fromkeys(kept, again_s))
+            retry_s = trio.current_time() + GIVE_UP_PAUSE_S
+            self._not_before_s.update(dict.fromkeys(kept, retry_s))
             log.warning(
                 "no node took over: this node continues to lead, with its clock as it is",
                 groups=kept,

@@ -133,7 +133,8 @@ class GuardedClock:
 
     @property
     def waits(self) -> bool:
-        """Whether it must stamp nothing yet, because it may still be compared with others, or replaced by them."""
+        """True while the clock must not stamp entries yet: other clocks may still confirm it, or better ones replace
+        it."""
         return self.peers.waits(self.monotonic_s())
 
     def compare(self) -> int | None:
@@ -216,9 +217,8 @@ class GuardedClock:
     def _follow(self) -> None:
         """Adopt the time of the wall clock.
 
-        The wall clock is read before the monotonic clock, here and above: if the machine pauses in between, the error
-        is on the late side. The least late of `PAIRS` readings counts, as an error here takes long to be slewed
-        away."""
+        Each reading takes the wall clock first. If the machine pauses before the monotonic clock is read, the new time
+        is late, never early. The least late of `PAIRS` readings counts, because it takes long to slew an error away."""
         self._offset = -math.inf
         for _ in range(PAIRS):
             wall_s = self._wall()

@@ -127,8 +127,8 @@ class PeerClocks:
         """Time at which something was last certain, or the first of the current peers was linked."""
         self._unsure_s = now_s
         """Time since which this clock must be compared before it stamps anything."""
-        self._anew_s = -math.inf
-        """Time at which that last restarted because a first peer was linked."""
+        self._restarted_s = -math.inf
+        """Time at which `_unsure_s` was last set because a first peer was linked."""
         self._has_heard = False
         """True if peers' clocks were known at the last judgement."""
         self._peers: dict[str, _Peer] = {}
@@ -136,11 +136,12 @@ class PeerClocks:
     # -- what is heard --------------------------------------------------------------------------------------------
 
     def linked(self, node: str, now_s: float) -> None:
-        """Register a linked peer, whose clock will be heard."""
+        """Register a linked peer."""
         if not self._peers:
             self._certain_s = now_s
-            if now_s - self._anew_s > 2 * COMPARED_WITHIN_S:  # if links come and go, the wait ends in between
-                self._anew_s = self._unsure_s = now_s
+            # Links that come and go must not restart the wait each time.
+            if now_s - self._restarted_s > 2 * COMPARED_WITHIN_S:
+                self._restarted_s = self._unsure_s = now_s
         self._peers.setdefault(node, _Peer())
 
     def heard(self, node: str, guarded_s: float, standing: Standing, asked_s: float, now_s: float) -> None:
@@ -180,14 +181,14 @@ class PeerClocks:
             if self._judge(low, high, 2 * (len(near) + 1) > self.nodes):
                 self._certain_s = now_s
         else:
-            self.disputed = False  # no clock contradicts it; none shows either that it is no longer off
+            self.disputed = False  # no clock contradicts it, but none proves that it is correct again
             if self.nodes == 1:
                 self.stand_alone(now_s)
         if (self.off and not was_off) or (had_heard and not offsets):
             self._unsure_s = now_s  # no better clock was known before, or none is known any more
         uncertain_s = now_s - self._certain_s
         if self._peers and uncertain_s > self._max_drift_s / RATE:
-            self.agreed = False  # by now it may be that far away
+            self.agreed = False  # the clock may have drifted that far since
         self.uncompared = bool(self._peers) and not self.agreed and uncertain_s > COMPARED_WITHIN_S
 
     def stand_alone(self, now_s: float) -> None:

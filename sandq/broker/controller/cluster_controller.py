@@ -22,7 +22,7 @@ from sandq.broker.controller.node_administration import NodeAdministration
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.peers.routes import Routes
 from sandq.broker.reads.fan_out import answers_of
-from sandq.broker.replication.leadership_transfer import AGAIN_S, hand_over
+from sandq.broker.replication.leadership_transfer import RETRY_S, hand_over
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
@@ -39,8 +39,8 @@ FAILED_S: Final = 5.0
 """Time in s for which a node must be neither linked nor alive by gossip before it is recorded as failed."""
 MARKED_AHEAD_MS: Final = 60_000
 """Time in ms by which a failure mark may be in the future. A later mark was made by a wrong clock."""
-LOOKED_AWAY_S: Final = 10.0
-"""Time in s between two checks after which it is unknown since when nodes have been missing."""
+UNCHECKED_S: Final = 10.0
+"""Time in s without a check after which it is unknown since when nodes have been missing."""
 
 _description = attrgetter("addresses", "zone", "weight", "incarnation", "lowest_level", "highest_level")
 """The part of a node's record, and of the command that writes it, that the node reports itself."""
@@ -81,7 +81,7 @@ class ClusterController:
         """Latest reports of group leaders that are not recorded yet: epoch and `whole`, by group."""
         self._missing: dict[str, float] = {}
         """Time since which a node is missing, on trio's clock, by node."""
-        self._looked_s = 0.0
+        self._checked_s = 0.0
         self._not_before_s = 0.0
         """Time before which the metadata is not handed over again, after an attempt that failed."""
         self._planned: tuple[int, frozenset[str], frozenset[int]] | None = None
@@ -138,15 +138,15 @@ class ClusterController:
     async def _mark(self, metadata: RaftGroup) -> None:
         """Record which nodes have failed, and which are back."""
         now_s = trio.current_time()
-        if now_s - self._looked_s > LOOKED_AWAY_S:
+        if now_s - self._checked_s > UNCHECKED_S:
             self._missing.clear()
-        self._looked_s = now_s
-        there = {(peer.node_id, peer.store_uuid) for peer in self._directory.linked()} | set(self._directory.alive())
+        self._checked_s = now_s
+        alive = {(peer.node_id, peer.store_uuid) for peer in self._directory.linked()} | set(self._directory.alive())
         sick = self._health.sick()
         self._missing = {node: since_s for node, since_s in self._missing.items() if node in metadata.status.nodes}
         commands: list[m.Command] = []
         for node in self._view(metadata).nodes.values():
-            if (node.node_id, node.store_uuid) in there and node.node_id not in sick:
+            if (node.node_id, node.store_uuid) in alive and node.node_id not in sick:
                 self._missing.pop(node.node_id, None)
                 if node.failed_since_ms is not None:
                     log.info("a node is back", back=node.node_id)
@@ -193,7 +193,7 @@ class ClusterController:
         elif step is not None and trio.current_time() >= self._not_before_s:
             able = {node for node in step if self._health.may_lead(node)}
             if await hand_over(lambda: [metadata], able):
-                self._not_before_s = trio.current_time() + AGAIN_S
+                self._not_before_s = trio.current_time() + RETRY_S
 
     def _is_leaving(self, node: str, view: MetadataView) -> bool:
         """Return whether a node can leave: it is being removed and holds nothing, or it left before it was

@@ -48,7 +48,7 @@ class NodeAdministration:
         self._rebuilding: set[int] = set()
 
     async def change_node(self, request: NodeChange, caller: Caller) -> None:
-        """Drain a node, undo that, or remove a node from the cluster. Return when that is recorded.
+        """Drain a node, cancel the drain, or remove the node from the cluster. Return once the change is recorded.
 
         Raise NotFound, Conflict, InvalidRequest."""
         self._changes.check_ready()

@@ -56,11 +56,12 @@ def is_whole(wanted: Partition, members: Members) -> bool:
     return members.voters == wanted.members or sorted(members.voters) == sorted(wanted.members)
 
 
-def news(wanted: Partition, members: Members) -> bool | None:
-    """Return what to report of a committed configuration to the metadata.
+def report_of(wanted: Partition, members: Members) -> bool | None:
+    """Return what to report about a committed configuration to the metadata.
 
-    True: the configuration is the wanted one. False: only wanted nodes are members. None: nothing new."""
+    True: a changed assignment is reached. False: former members have left, but the assignment is not reached yet. None:
+    nothing new."""
     if is_whole(wanted, members):
         return True if wanted.moving else None
-    is_rid = {*members.voters, *members.learners} <= set(wanted.members)
-    return False if wanted.former and is_rid else None
+    have_left = {*members.voters, *members.learners} <= set(wanted.members)
+    return False if wanted.former and have_left else None

@@ -1,11 +1,11 @@
-"""Move the groups led here to their assignments step by step (`rebalance_steps.py`): one learner, voter or leader at a
-time.
+"""Move the groups that this node leads to their assignments, step by step (`rebalance_steps.py`).
 
-Only the committed configuration counts, so the next leader continues from there. Once it is the wanted one, that is
-reported to the metadata (`Settle`), and nodes that are not named any more delete their replicas.
+Each step changes one learner, voter or leader. Only the committed configuration counts, so the next leader continues
+from there. When a group has reached its assignment, its leader reports that to the metadata (`Settle`). Then nodes that
+the assignment does not name delete their replicas.
 
 A leader may know an older state of the metadata than its predecessor, and would move the group back to an older
-assignment. So before its first step in each term it catches up with the metadata leader (`MetadataBarrier`). Only this
+assignment. So before its first step in each term, it catches up with the metadata leader (`MetadataBarrier`). Only this
 leader can act on later changes.
 """
 
@@ -19,13 +19,13 @@ import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
-from sandq.broker.controller.rebalance_steps import is_whole, news, next_step
+from sandq.broker.controller.rebalance_steps import is_whole, next_step, report_of
 from sandq.broker.controller.reports import Reports
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.shut_replicas import ShutReplicas
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.metadata_barrier import ANSWER_S
-from sandq.broker.replication.leadership_transfer import AGAIN_S, hand_over
+from sandq.broker.replication.leadership_transfer import RETRY_S, hand_over
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.metadata.planning import too_many_failed
@@ -63,16 +63,16 @@ class _Led:
     host: RaftGroup
     wanted: Partition
     since_s: float
-    first_then: str
-    """The member that should lead the group at `since_s`."""
+    preferred: str
+    """The member that the assignment prefers as leader at `since_s`."""
     fresh_in: int | None = None
     """The term in which this node's metadata is known to be recent enough for the group."""
     busy: bool = False
-    """True while a step is made or reported."""
-    leaving: bool = False
-    """True while it is being handed over."""
+    """True while a step or a report is in progress."""
+    transferring: bool = False
+    """True while leadership of it is being transferred."""
     not_before_s: float = 0.0
-    """Time before which it is not handed over again, after an attempt that failed."""
+    """Time on trio's clock before which no transfer is attempted, after one that failed."""
 
     @property
     def is_fresh(self) -> bool:
@@ -80,8 +80,8 @@ class _Led:
         return self.fresh_in == self.host.group.term
 
     @property
-    def is_odd(self) -> bool:
-        """Whether the group is not as it is wanted."""
+    def differs(self) -> bool:
+        """Whether the group differs from its assignment."""
         return self.wanted.moving or not is_whole(self.wanted, self.host.members)
 
 
@@ -108,7 +108,7 @@ class Rebalancer:
         self._up_since: dict[str, float] = {}
         """Time since which a node is reachable, by node."""
         self._asking = False
-        self._leaving = 0
+        self._transferring = 0
         """Number of groups that are being handed over."""
 
     async def run(self) -> None:
@@ -122,14 +122,14 @@ class Rebalancer:
         now_s = trio.current_time()
         self._up_since = {node: self._up_since.get(node, now_s) for node in self._links.reachable()}
         self._led = await self._led_now(now_s)
-        odd = [led async for led in _yielding(self._led.values()) if led.is_odd]
+        differing = [led async for led in _yielding(self._led.values()) if led.differs]
         if self._node_log.failed is not None:
             return
         halted = too_many_failed(self._catalog.view.nodes)
-        if not self._asking and not all(led.is_fresh for led in odd):
+        if not self._asking and not all(led.is_fresh for led in differing):
             self._asking = True
-            nursery.start_soon(self._ask, odd)
-        await self._move([led for led in odd if led.is_fresh], 0 if halted else MOVES_AT_ONCE, nursery)
+            nursery.start_soon(self._ask, differing)
+        await self._move([led for led in differing if led.is_fresh], 0 if halted else MOVES_AT_ONCE, nursery)
         if not halted:
             await self._balance(now_s, nursery)
 
@@ -146,9 +146,9 @@ class Rebalancer:
             found[number] = led
         return found
 
-    async def _ask(self, odd: Sequence[_Led]) -> None:
+    async def _ask(self, differing: Sequence[_Led]) -> None:
         """Catch up with at least the metadata that the previous leaders of these groups had."""
-        terms = [(led, led.host.group.term) for led in odd]
+        terms = [(led, led.host.group.term) for led in differing]
         try:
             with trio.move_on_after(ANSWER_S) as within:
                 await self._catalog.catch_up()
@@ -163,18 +163,18 @@ class Rebalancer:
 
     # -- members --------------------------------------------------------------------------------------------------
 
-    async def _move(self, odd: Sequence[_Led], most: int, nursery: trio.Nursery) -> None:
+    async def _move(self, differing: Sequence[_Led], most: int, nursery: trio.Nursery) -> None:
         """Make a step of each group that can make one.
 
         No further group begins to get a replica while `most` groups have learners. Unreachable learners do not count,
         as they may stay for long."""
         up = self._links.reachable()
-        learning = sum(any(node_of(learner) in up for learner in led.host.members.learners) for led in odd)
-        async for led in _yielding(odd):
+        learning = sum(any(node_of(learner) in up for learner in led.host.members.learners) for led in differing)
+        async for led in _yielding(differing):
             acts = led.host.works or led.host.is_shut_leader
             if led.busy or not acts or not led.is_fresh or led.host.group.is_changing:
                 continue
-            if news(led.wanted, led.host.members) is not None:
+            if report_of(led.wanted, led.host.members) is not None:
                 led.busy = True
                 nursery.start_soon(self._report, led)
                 continue
@@ -192,7 +192,7 @@ class Rebalancer:
         able = [
             node_of(member)
             for member in wanted.members
-            if node_of(member) in up and self._takes(led, node_of(member)) and group.has_caught_up(member)
+            if node_of(member) in up and self._may_lead(led, node_of(member)) and group.has_caught_up(member)
         ]
         return next_step(wanted.members, members, group.member, caught_up, up, able)
 
@@ -214,7 +214,7 @@ class Rebalancer:
         host, wanted = led.host, led.wanted
         try:
             await host.confirm_leadership()
-            whole = news(wanted, host.members)
+            whole = report_of(wanted, host.members)
             if whole is not None and not host.group.is_changing:
                 self._reports.report_settled([(host.number, wanted.epoch, whole)])
         except SandqError as error:
@@ -231,30 +231,30 @@ class Rebalancer:
             first = led.wanted.members[0]
             if first == led.host.group.member or led.busy or led.wanted.moving or not led.host.works:
                 continue
-            if first == led.first_then and now_s - led.since_s < LED_S:
+            if first == led.preferred and now_s - led.since_s < LED_S:
                 continue  # but a node that was named just now leads at once
             if first in led.host.members.voters and node_of(first) in up:
                 self._hand_over(led, first, nursery)
 
-    def _takes(self, led: _Led, node: str) -> bool:
+    def _may_lead(self, led: _Led, node: str) -> bool:
         """Return whether a node may lead a group. A node whose replica is shut would hand it over again."""
         return self._health.may_lead(node) and not self._shut_replicas.is_shut(led.host.number, node)
 
     def _hand_over(self, led: _Led, member: str, nursery: trio.Nursery) -> None:
         node = node_of(member)
-        if led.leaving or self._leaving >= LEADERS_AT_ONCE or trio.current_time() < led.not_before_s:
+        if led.transferring or self._transferring >= LEADERS_AT_ONCE or trio.current_time() < led.not_before_s:
             return
-        if self._takes(led, node) and led.host.group.has_caught_up(member):
-            led.leaving = True
-            self._leaving += 1
-            nursery.start_soon(self._give, led, node)
+        if self._may_lead(led, node) and led.host.group.has_caught_up(member):
+            led.transferring = True
+            self._transferring += 1
+            nursery.start_soon(self._transfer, led, node)
 
-    async def _give(self, led: _Led, node: str) -> None:
+    async def _transfer(self, led: _Led, node: str) -> None:
         if await hand_over(lambda: [led.host], {node}, HAND_OVER_S):
             log.info("a node that should lead has not taken over", group=led.host.number, to=node)
-            led.not_before_s = trio.current_time() + AGAIN_S
-        led.leaving = False
-        self._leaving -= 1
+            led.not_before_s = trio.current_time() + RETRY_S
+        led.transferring = False
+        self._transferring -= 1
 
 
 async def _yielding(items: Collection[T]) -> AsyncIterator[T]:

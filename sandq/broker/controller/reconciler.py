@@ -37,7 +37,7 @@ from sandq.raft import Members
 
 log = structlog.get_logger("sandq.broker")
 
-FOLLOW_AGAIN_S = 1.0
+FOLLOW_RETRY_S = 1.0
 OPENED_AT_ONCE = 8
 """Number of replicas opened in one time slice; each takes one or two ms."""
 
@@ -101,7 +101,7 @@ class Reconciler:
             except StorageFailed as error:
                 log.error("a change of metadata could not be applied here; it is tried again", error=error.message)
                 self._changed.set()
-                await trio.sleep(FOLLOW_AGAIN_S)
+                await trio.sleep(FOLLOW_RETRY_S)
 
     async def _follow(self) -> None:
         view = self._catalog.view

@@ -52,7 +52,7 @@ class TopicPlacement:
             )
 
     def check_total(self, what: str, count: int) -> None:
-        """Raise TooLarge if the cluster may not have `count` of the things that `limits.<what>` limits."""
+        """Raise TooLarge if `count` exceeds the limit of the cluster that `limits.<what>` sets."""
         most = getattr(self._limits, what)
         if count > most:
             raise TooLarge(

@@ -86,7 +86,7 @@ class GroupWaiters:
         """Whether requests are in progress."""
         return self._requests > 0
 
-    async def know(self, leaders: Sequence[PartitionLeader], opens: Opens) -> None:
+    async def add(self, leaders: Sequence[PartitionLeader], opens: Opens) -> None:
         """Add these partitions. Raise what `opens` and `check` raise."""
         if not self._unknown(leaders):
             self.check()
@@ -129,11 +129,11 @@ class GroupWaiters:
         async with self._lock:
             if not self._is_untouched():
                 return
-            turn, again_ms = Turn(), []
+            turn, next_ms = Turn(), []
             for leader in list(self._known):
-                again_ms.append(leader.touch(self._group))
+                next_ms.append(leader.touch(self._group))
                 await turn.spend(1)
-            self._touch_ms = min(again_ms)
+            self._touch_ms = min(next_ms)
             self._arm(self._touch_ms)
 
     def _is_untouched(self) -> bool:

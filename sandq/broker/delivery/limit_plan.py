@@ -51,7 +51,7 @@ class LimitPlan:
     """The plan for one group, on the leader of the home partition. Its memory may be lost at any time."""
 
     def __init__(self) -> None:
-        self._took_ms: int | None = None
+        self._taken_ms: int | None = None
         """Time in ms at which something was last taken from a partition."""
         self._used: dict[int, int] = {}
         """Value of `used` at the last change, by partition."""
@@ -67,7 +67,7 @@ class LimitPlan:
         starved = [partition for partition, one in uses.items() if one.is_starved]
         if not starved:
             return {}
-        may_take = self._took_ms is None or not 0 <= now_ms - self._took_ms < ROTATION_MS
+        may_take = self._taken_ms is None or not 0 <= now_ms - self._taken_ms < ROTATION_MS
         in_flight_left = _ANY if limit.max_in_flight is None else limit.max_in_flight
         units_left = _ANY if limit.burst is None else limit.burst
         targets: dict[int, Target] = {}
@@ -127,10 +127,10 @@ class LimitPlan:
 
         def order(partition: int) -> tuple[bool, int, int]:
             one = uses[partition]
-            has_some = one.in_flight > 0 or one.units > 0
-            is_on = has_some and (not may_take or not self._is_over(partition, one, now_ms))
+            has_share = one.in_flight > 0 or one.units > 0
+            is_on = has_share and (not may_take or not self._is_over(partition, one, now_ms))
             # A partition whose turn has just ended comes after all others, even those that never had one.
-            return not is_on, now_ms if has_some else self._ended_ms.get(partition, 0), partition
+            return not is_on, now_ms if has_share else self._ended_ms.get(partition, 0), partition
 
         return sorted(starved, key=order)[: max(seats, 0)]
 
@@ -171,7 +171,7 @@ class LimitPlan:
             if partition != HOME:
                 changes[partition] = target
                 if target[0] < had[0] or target[1] < had[1]:
-                    self._took_ms = now_ms
+                    self._taken_ms = now_ms
             if had[0] + had[1] == 0:
                 self._began[partition] = now_ms, one.used
             elif sum(target) == 0:

@@ -41,7 +41,7 @@ class _Known:
         """Last report of each group, and its time in ms, in the other partitions."""
         self.is_due = False
         """True if the partition is checked in the next iteration of the loop."""
-        self.again_ms: int | None = None
+        self.recheck_ms: int | None = None
         """Time in ms of the next check."""
 
 
@@ -69,8 +69,8 @@ class LimitShares:
     def _check_later(self, leader: PartitionLeader, known: _Known) -> None:
         """Check again soon, even if nothing happens."""
         at_ms = self._clock.now_ms() + ASK_MS
-        if known.again_ms is None or not self._clock.now_ms() < known.again_ms <= at_ms:
-            known.again_ms = at_ms
+        if known.recheck_ms is None or not self._clock.now_ms() < known.recheck_ms <= at_ms:
+            known.recheck_ms = at_ms
             self._timers.at(at_ms, partial(self.on_change, leader))
 
     def _check(self, leader: PartitionLeader, known: _Known) -> None:

@@ -174,7 +174,7 @@ class OutboxSender:
             # The outbox is the only copy of these messages: try again, and log the error.
             log.exception("the outbox failed unexpectedly", to=list(target), epoch=epoch)
             return Unavailable(f"an unexpected error, which the node's log has: {error!r}")
-        # If it needs another epoch, for whatever reason, do not retry without a pause.
+        # The next attempt uses another epoch. Return an error, so that a pause comes before it.
         return Unavailable("it is sent again in another epoch") if refusal == "" else None
 
     async def _outcome(self, leader: PartitionLeader, target: Target, epoch: int) -> str | None:

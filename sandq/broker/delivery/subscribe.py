@@ -44,7 +44,7 @@ class GroupOpenings:
         self._most = most
         self._node_log = node_log
         self._counted_s = -math.inf
-        self._there = 0
+        self._group_count = 0
         """Number of groups at the last count, plus those requested since."""
         self._opening = 0
         """Number of groups that are being created."""
@@ -80,8 +80,8 @@ class GroupOpenings:
         now_s = trio.current_time()
         if now_s >= self._counted_s + COUNT_S:
             self._counted_s = now_s
-            self._there = self._node_log.group_count() + self._opening
-        count = self._there + more
+            self._group_count = self._node_log.group_count() + self._opening
+        count = self._group_count + more
         if more and count > self._most:
             raise TooLarge(
                 f"this node would have {count} groups, each counted in every partition; {self._most} are allowed "
@@ -90,7 +90,7 @@ class GroupOpenings:
                 maximum=self._most,
                 size=count,
             )
-        self._there = count
+        self._group_count = count
 
     async def _open(
         self, opening: Sequence[PartitionLeader], group: str, start: c.Position, among: Sequence[PartitionLeader]

@@ -12,8 +12,9 @@ All of this ends with the next progress. Leadership is handed over only to healt
 none resigns. Maintenance (flush, compaction, snapshots) may take long. It has a longer limit, and no requests wait for
 it.
 
-A full log is a stall that reports itself. Before that happens, no new messages are accepted (`storage.reserve_bytes`),
-and nodes with free space take over the leaderships they can. But the node works, and is not replaced.
+A node whose log cannot be written because the disk is full also counts as stalled. Before the disk is full, no new
+messages are accepted (`storage.reserve_bytes`), and nodes with free space take over the leaderships they can. At that
+stage the node still works, and is not replaced.
 
 Stores that met a full disk accept nothing more, even when there is space again. Then the node must be restarted: this
 module sets `restart`, and the program that runs the node does it.
@@ -44,13 +45,13 @@ log = structlog.get_logger("sandq.health")
 
 REPORT_S: Final = 0.5
 """Interval in s at which a sick node reports so."""
-AGAIN_S: Final = 15.0
+RETRY_S: Final = 15.0
 """Pause in s before groups that no node took over are tried again. During an attempt they accept no commands."""
 MAINTENANCE_FACTOR: Final = 12
 """Factor by which the stall limit of maintenance is longer: one step of it may write 1 GiB."""
 SPACE_S: Final = 1.0
 """Interval in s at which the free space is checked."""
-SPACE_AGAIN: Final = 1.1
+SPACE_FACTOR: Final = 1.1
 """Factor by which the free space must exceed the reserve before messages are accepted again."""
 
 
@@ -175,7 +176,7 @@ class NodeHealth:
                 f"{self._reserve_bytes >> 20} MiB (storage.reserve_bytes) nothing new is stored"
             )
             log.error("no new messages are accepted until there is space", reason=backlog.disk_full)
-        elif free_bytes >= self._reserve_bytes * SPACE_AGAIN and backlog.disk_full is not None:
+        elif free_bytes >= self._reserve_bytes * SPACE_FACTOR and backlog.disk_full is not None:
             backlog.disk_full = None
             log.info("there is space again", free_bytes=free_bytes)
         failed = self._node_log.failed
@@ -224,7 +225,7 @@ class NodeHealth:
         self._links.send_to_all(PeerFrame.SICK, tuple(own))
 
     async def _hand_over(self) -> None:
-        """Hand the groups led here to healthy nodes."""
+        """Transfer the leadership of groups from this node to healthy nodes."""
         try:
             nodes = {node for node in self._links.up if self.may_lead(node)}
             leaving = [host for host in self._hosts() if self._can_take_over(host, nodes)]
@@ -233,8 +234,8 @@ class NodeHealth:
             if leaving and self._node_log.failed is None and log_works:
                 log.warning("healthy nodes should lead instead", groups=len(leaving), nodes=sorted(nodes))
                 if kept := await hand_over(lambda: leaving, nodes):
-                    log.warning("no node took over; the attempt is repeated", groups=kept, again_in_s=AGAIN_S)
-                    await trio.sleep(AGAIN_S)
+                    log.warning("no node took over; the attempt is repeated", groups=kept, again_in_s=RETRY_S)
+                    await trio.sleep(RETRY_S)
             await trio.sleep(CHECK_S)
         finally:
             self._handing_over = False

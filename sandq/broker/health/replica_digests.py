@@ -157,14 +157,14 @@ class ReplicaDigests:
                     log.info("the replicas of a partition are the same again", **self._names(group))
             return True
         is_known = 2 * count > len(nodes)
-        odd = tuple(sorted(node for node in found if not is_known or found[node] != most))
-        self._different[group] = odd
+        differing = tuple(sorted(node for node in found if not is_known or found[node] != most))
+        self._different[group] = differing
         remedy = (
             "sandctl cluster rebuild TOPIC PARTITION NODE"
             if is_known
             else "there is no majority, so it is unknown which replica is right"
         )
-        log.error("the replicas of a partition differ", nodes=list(odd), remedy=remedy, **self._names(group))
+        log.error("the replicas of a partition differ", nodes=list(differing), remedy=remedy, **self._names(group))
         return False
 
     def _names(self, group: int) -> dict[str, Any]:

@@ -177,7 +177,7 @@ class PartitionLeader:
         """Wall-clock time at which this node started to lead, in ms."""
         self._ahead: dict[int, tuple[Subscription, Delivery, int | None]] = {}
         """Leases that wait for the time to be pushed, by token. A lease that is pushed again waits once."""
-        self._taken_ms: dict[str, int] = {}
+        self._marked_ms: dict[str, int] = {}
         """Time in ms at which a group was last marked as in use, by group."""
         self._expiring = False
         self._expiry_timer_ms: int | None = None
@@ -351,17 +351,17 @@ class PartitionLeader:
         """Mark a group as in use by a consumer without a subscription.
 
         Return the time in ms at which to call this again."""
-        now_ms, taken_ms = self._clock.now_ms(), self._taken_ms.get(name, 0)
-        again_ms = taken_ms + self._touch_interval_ms(self.raft_group.status)
-        if taken_ms <= now_ms < again_ms:
-            return again_ms
-        self._taken_ms[name] = now_ms
+        now_ms, marked_ms = self._clock.now_ms(), self._marked_ms.get(name, 0)
+        next_ms = marked_ms + self._touch_interval_ms(self.raft_group.status)
+        if marked_ms <= now_ms < next_ms:
+            return next_ms
+        self._marked_ms[name] = now_ms
         self._touch([name])
         return now_ms + self._touch_interval_ms(self.raft_group.status)
 
     def touched_with(self, name: str) -> None:
         """Note that the group was created just now, so it need not be marked as in use."""
-        self._taken_ms[name] = self._clock.now_ms()
+        self._marked_ms[name] = self._clock.now_ms()
 
     def _end_group(self, name: str) -> None:
         """End the subscriptions of a deleted group. Their consumers may create it again."""

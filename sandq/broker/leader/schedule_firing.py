@@ -104,19 +104,19 @@ class ScheduleFiring:
 
     async def _fire(self) -> None:
         """Fire all due schedules."""
-        again_ms = RETRY_MS
+        pause_ms = RETRY_MS
         try:
             while self._host.works and _is_behind(self._host.status):
                 await self._plan_some()
             while self._is_due() and await self._fire_some() >= FIRE_MOST:
                 pass
-            again_ms = UNPLANNABLE_MS if self._unplannable else PAUSE_MS
+            pause_ms = UNPLANNABLE_MS if self._unplannable else PAUSE_MS
         except DiskFull:
-            again_ms = FULL_MS
+            pause_ms = FULL_MS
         except SandqError:
             pass  # overloaded, or another node leads: the leader checks again
         self._is_working = False
-        self._earliest_ms = self._clock.now_ms() + self._timers.pause_ms(again_ms)
+        self._earliest_ms = self._clock.now_ms() + self._timers.pause_ms(pause_ms)
         self.on_status(self._host.status)
 
     def _is_due(self) -> bool:
@@ -129,7 +129,7 @@ class ScheduleFiring:
         assert isinstance(replica, PartitionReplica)
         read = partial(_page, replica, behind)
         stored, behind = await self._runner.ask(read, group=self._host.number, patient=False)
-        items = await trio.to_thread.run_sync(plan_anew, stored, now_ms, limiter=self._planning)
+        items = await trio.to_thread.run_sync(replan, stored, now_ms, limiter=self._planning)
         command, count = c.PlanSchedules(items, behind), len(items)
         await self._host.call(command, BEHIND, size=64 + 128 * count, work=FIRE_WORK * count + 64, messages=count)
 
@@ -163,7 +163,7 @@ def _is_behind(status: Status) -> bool:
     return status.planned_to is not None and status.reset is None
 
 
-def plan_anew(stored: Sequence[Stored], now_ms: int) -> list[Any]:
+def replan(stored: Sequence[Stored], now_ms: int) -> list[Any]:
     """Return the items that move schedules back to their next occurrence after `now_ms`, where they are later now."""
     items = []
     for name, row in stored:

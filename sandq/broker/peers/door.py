@@ -2,7 +2,7 @@
 
 Connections that occupy slots and send nothing must not lock out a node of the cluster. So each source has few slots,
 and some slots are reserved for the sources of known peers. If no slot is free, the oldest connection is closed: a
-handshake takes milliseconds, so a connection that takes longer is not making one.
+handshake takes milliseconds, so the oldest connection most likely makes none.
 """
 
 from __future__ import annotations

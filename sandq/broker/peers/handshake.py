@@ -70,7 +70,7 @@ REMEDIES: Final = {
 class Refusal(ProtocolError):
     """One side does not accept the other.
 
-    Until the other side has proved the secret, the message tells it nothing that it did not say itself. `by_peer`: the
+    Until the other side has proved the secret, the message contains only what that side sent itself. `by_peer`: the
     other side refused. `claimed_id`: node id that a dialer claimed.
     """
 

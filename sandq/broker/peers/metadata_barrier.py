@@ -98,7 +98,7 @@ class MetadataBarrier:
             done(None)
 
     def on_reply(self, number: int, index: int | None) -> None:
-        """Handle a reply. Ignore it if nobody waits for it any more."""
+        """Handle a reply. Ignore it if no task waits for it any more."""
         round_ = self._rounds.get(number)
         if round_ is not None:
             round_.index = index

@@ -9,7 +9,7 @@ from sandq.protocol.peer import PeerFrame
 
 
 class MetadataProgress:
-    """Indices of entries in the log of the metadata group."""
+    """Indices of the metadata entries up to which nodes have acted."""
 
     def __init__(self, links: PeerLinks, this_node: ThisNode) -> None:
         self.index = 0

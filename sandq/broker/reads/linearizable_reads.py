@@ -50,10 +50,10 @@ class Output(Protocol):
         """Wait until more may be read."""
 
     def hold(self, size: int) -> None:
-        """Charge bytes that were read. On the apply thread."""
+        """Charge bytes that were read (apply thread)."""
 
     def take(self, size: int) -> None:
-        """Charge bytes that were read. On the loop."""
+        """Charge bytes that were read (event loop)."""
 
     def let_go(self, size: int) -> None:
         """Release bytes that were sent, or are not needed."""
@@ -273,7 +273,7 @@ class _Visit:
 
 
 def _drop(answers: list[_Answer]) -> None:
-    """Release answers that came when no one waited for them any more."""
+    """Release the answers that no caller waits for any more."""
     for one, _, size in answers:
         if size:
             one.output.let_go(size)

@@ -44,7 +44,9 @@ Without it, a steady load of large entries in other groups would keep this one f
 others may exceed it."""
 HERE_ENTRIES: Final = 8
 HERE_BYTES: Final = 16 << 10
-"""Maximum bytes of commands, with `HERE_ENTRIES` entries, applied by a thread that must not wait: about 1 ms."""
+"""Maximum bytes of commands that `run_here` applies at once; `HERE_ENTRIES` is the number of entries.
+
+Takes about 1 ms."""
 DEPTH: Final = 32
 """Maximum number of nested yields. The innermost entry runs to its end."""
 PREEMPTED_MOST: Final = 4
@@ -239,7 +241,7 @@ class Applier:
         run.changed[task.group] = run.unpublished[task.group] = self._unwritten[task.group] = task.replica
         self._entries += 1
         self._bytes += size
-        if task.replica.careful_until and not self._is_whole(task):
+        if task.replica.careful_until and not self._is_consistent(task):
             return
         if task.wanted:
             run.results.append((task.group, task.index, outcome))
@@ -248,8 +250,8 @@ class Applier:
         if len(self._runs) == 1 and not run.is_here:
             self._after_entry()
 
-    def _is_whole(self, task: Apply) -> bool:
-        """Sum up and write the state after this entry. Return False if that has shut the replica."""
+    def _is_consistent(self, task: Apply) -> bool:
+        """Summarize and write the state after this entry. Return False if the replica was shut because that failed."""
         replica = task.replica
         try:
             replica.status()

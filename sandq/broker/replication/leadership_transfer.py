@@ -12,8 +12,8 @@ from sandq.model.members import node_of
 
 HAND_OVER_S: Final = 3.0
 PAUSE_S: Final = 0.05
-AGAIN_S: Final = 10.0
-"""Seconds after a failed hand-over before the next one. During a hand-over, the group accepts no commands."""
+RETRY_S: Final = 10.0
+"""Pause in s after a failed transfer before the next attempt. During an attempt, the group accepts no commands."""
 
 
 async def hand_over(

@@ -291,7 +291,8 @@ class NodeLog:
             raise Corruption(f"raft group {number} has applied entry {applied}, and the WAL holds none of its entries")
         journal = open_journal(self.group_commit.records, pointer, found, applied)
         if replica.failure is not None:
-            applied = max(applied, journal.first_index)  # rows that cannot be read may not even tell their index
+            # If the rows cannot be read, their index may be unreadable, too.
+            applied = max(applied, journal.first_index)
         host = RaftGroup(
             number=number,
             member=member_id(self.node_id, pointer.incarnation),

@@ -1,4 +1,4 @@
-"""The state machines as the apply thread runs them: entries in, results and row changes out.
+"""Run state machines on the apply thread: they get entries, and return results and changed rows.
 
 `PartitionReplica` and `MetadataReplica` implement `Replica`. Each holds the rows of one store.
 """

@@ -156,7 +156,7 @@ class Runner:
                 await trio.sleep_forever()
             pause_s = math.inf
             if self._refused:
-                await self._commit_again()
+                await self._retry_commit()
                 continue
             if not self._is_committing:
                 group_commit.on_time()
@@ -200,7 +200,7 @@ class Runner:
         self._inbox.put(self._committed, records, outcome.capture(self.node_log.commit, records))
 
     def _committed(self, records: Sequence[Record], result: outcome.Outcome[None]) -> None:
-        """Go on after the records of a commit batch were written, or could not be."""
+        """Continue after the records of a commit batch were written, or the write failed."""
         if self._is_over:
             return
         if isinstance(result, outcome.Error) and isinstance(result.error, StorageFailed):
@@ -211,12 +211,12 @@ class Runner:
         result.unwrap()
         self._batch_written(records)
         group_commit = self.node_log.group_commit
-        nothing_came = not group_commit.has_work
+        has_no_new_work = not group_commit.has_work
         self._take_synced()
         # In a group without other voters, the next tick commits what was just synced. Run that tick now instead of in
         # the next iteration of the loop. If new work has come, wait: the next tick then includes what other tasks are
         # about to add.
-        if nothing_came and group_commit.is_short and not self._between and self.node_log.failed is None:
+        if has_no_new_work and group_commit.is_short and not self._between and self.node_log.failed is None:
             group_commit.begin_tick()
             group_commit.tick_some()
             if self._end_tick():
@@ -224,7 +224,7 @@ class Runner:
             self._take_synced()
         self._finish_batch()
 
-    async def _commit_again(self) -> None:
+    async def _retry_commit(self) -> None:
         """Write the refused records again, waiting for space if the disk is full.
 
         After any other error the node stops writing."""

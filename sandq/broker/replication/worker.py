@@ -248,7 +248,7 @@ class FairWorker(Worker[T]):
 
 
 def _time_slice() -> Callable[[], bool]:
-    """Return a function that returns whether the time slice that begins now goes on."""
+    """Begin a time slice. Return a function that returns whether the slice has time left."""
     until_s, left = time.perf_counter() + SLICE_S, SLICE_ITEMS
 
     def goes_on() -> bool:

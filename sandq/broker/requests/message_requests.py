@@ -320,7 +320,7 @@ class MessageRequests:
     async def forecast(
         self, request: Forecast, caller: Caller
     ) -> tuple[int, list[tuple[int, int]], int, list[tuple[int, int]], bool]:
-        """Return how many messages become due when.
+        """Return the numbers of messages that become due, by time.
 
         The result has: its start (ms); (start ms, messages) for each unit of time with messages; the number of later
         messages; the messages that schedules will send in addition; whether the schedules are complete."""

@@ -58,8 +58,8 @@ WAITING_ROUNDS: Final = 25
 
 If they were changed first, occurrences would be missed. They fire in a moment, unless the disk is full, or this node
 does not know their time zone."""
-AGAIN_S: Final = 0.02
-"""Pause in s before a schedule is read again that is firing."""
+RETRY_S: Final = 0.02
+"""Pause in s before a schedule that is firing is read again."""
 COMMAND_ITEMS: Final = 256
 COMMAND_BYTES: Final = 512 << 10
 """Maximum bytes of one command; `COMMAND_ITEMS` is the maximum number of its items."""
@@ -112,7 +112,7 @@ class ScheduleRequests:
             planned, finished = await self._in_thread(_plan_puts, left, seen, now_ms, taken)
             results |= finished
             if due:
-                await trio.sleep(AGAIN_S)
+                await trio.sleep(RETRY_S)
             taken |= await self._settle(host, caller, c.PutSchedules, planned, results)
         return self._answers(names, results)
 
@@ -195,7 +195,7 @@ class ScheduleRequests:
     # -- parts ----------------------------------------------------------------------------------------------------
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run a long computation that uses nothing of this node on a thread."""
+        """Run a long computation on a thread. It must not use the state of this node."""
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._broker.planning)
 
     def _target(self, topic: str, partition: int) -> tuple[RaftGroup, BatchTarget]:
@@ -249,7 +249,7 @@ class ScheduleRequests:
                 else:
                     results[item[0]] = _result(found[0], found[1], *_plan_of(item))
         if again:
-            await trio.sleep(AGAIN_S)
+            await trio.sleep(RETRY_S)
         return taken
 
     async def _call(self, host: RaftGroup, caller: Caller, command: c.ScheduleCommand, size: int) -> list[Any]:
@@ -370,9 +370,9 @@ def _replan(
     occurrence is already taken."""
     if paused:
         return Plan(None, None)
-    has_come = is_taken or _is_due(old, now_ms)
-    after_ms = max(now_ms, old.expected_ms or 0) if has_come else now_ms
-    if not has_come and old.expected_ms is not None:
+    is_due = is_taken or _is_due(old, now_ms)
+    after_ms = max(now_ms, old.expected_ms or 0) if is_due else now_ms
+    if not is_due and old.expected_ms is not None:
         # With jitter, an occurrence may be past by the clock and still have to fire. Keep it if the new recurrence has
         # it, too.
         before_ms = old.expected_ms - 1
@@ -381,7 +381,7 @@ def _replan(
     if not is_other:
         after_ms = max(after_ms, old.last_ms or 0)  # it may have fired by a clock that was ahead
     done = [] if is_other else old.done
-    return planning.first(old.name, checked.recurrence, checked.settings, old.fired + has_come, after_ms, done)
+    return planning.first(old.name, checked.recurrence, checked.settings, old.fired + is_due, after_ms, done)
 
 
 def _plan_pauses(

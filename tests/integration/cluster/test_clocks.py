@@ -157,9 +157,9 @@ async def test_leaders_are_balanced_again_only_once_the_clock_is_right(
             looks[0] += not rebalancer._health.may_lead("node1")
 
         def noted(rebalancer: rebalancer.Rebalancer, led: rebalancer._Led, member: str, nursery: trio.Nursery) -> None:
-            was_leaving = led.leaving
+            was_leaving = led.transferring
             hand_over(rebalancer, led, member, nursery)
-            if led.leaving and not was_leaving and not rebalancer._health.may_lead(node_of(member)):
+            if led.transferring and not was_leaving and not rebalancer._health.may_lead(node_of(member)):
                 given.append(node_of(member))
 
         monkeypatch.setattr(rebalancer.Rebalancer, "_balance", counted)

@@ -56,8 +56,8 @@ POINTS = {
     "once it is promoted": Point(RaftGroup, "change_members", halting.promotes, after=True),
     "before a voter goes": Point(RaftGroup, "change_members", halting.drops),
     "once a voter is gone": Point(RaftGroup, "change_members", halting.drops, after=True),
-    "before it hands over": Point(Rebalancer, "_give", halting.leaves),
-    "once it has handed over": Point(Rebalancer, "_give", halting.leaves, after=True),
+    "before it hands over": Point(Rebalancer, "_transfer", halting.leaves),
+    "once it has handed over": Point(Rebalancer, "_transfer", halting.leaves, after=True),
     "before it is told": Point(Reports, "report_settled"),
     # who held it
     "before its pointer goes": Point(Reconciler, "_remove", halting.removes),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sandq.broker.leader.schedule_firing import plan_anew
+from sandq.broker.leader.schedule_firing import replan
 from sandq.model.batch import Column
 from sandq.model.features import KNOWN
 from sandq.model.group_limits import parse_limit, with_limit
@@ -220,7 +220,7 @@ def _schedules(b: Bench) -> None:
     b.apply(1_500, c.ClockReset(T + 1_500))
     b.trim(1_600)
     stored, _ = schedule_queries.page(b.view, "", None, 2)
-    b.apply(1_700, c.PlanSchedules(plan_anew(stored, T + 1_700), None))
+    b.apply(1_700, c.PlanSchedules(replan(stored, T + 1_700), None))
     b.apply(4_000, c.FireSchedules([("s", *seen(), T + 5_000, T + 5_000, 0)]))
     b.lease(limit=5, at=4_100)
     b.apply(4_200, c.DeleteSchedules([("s",)]))

@@ -12,7 +12,7 @@ from collections import defaultdict
 from random import Random
 from typing import Any
 
-from sandq.broker.leader.schedule_firing import plan, plan_anew
+from sandq.broker.leader.schedule_firing import plan, replan
 from sandq.broker.requests.schedule_requests import _plan_pauses, _plan_puts
 from sandq.model.batch import Column
 from sandq.model.headers import headers_unpack
@@ -151,7 +151,7 @@ class ScheduleWalk:
         self.bench.trim(self.at)
         while (behind := self.bench.status().planned_to) is not None:
             stored, behind = schedule_queries.page(self.bench.view, "", behind or None, 2)
-            self.bench.apply(self.at, c.PlanSchedules(plan_anew(stored, T + self.at), behind))
+            self.bench.apply(self.at, c.PlanSchedules(replan(stored, T + self.at), behind))
         for name in NAMES:
             schedule = self.bench.machine.schedules.find(name, self.bench.view)
             if schedule is not None and schedule.expected_ms is not None:

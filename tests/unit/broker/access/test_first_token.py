@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from sandq.broker.access.authenticator import REQUIRE
-from sandq.broker.access.first_token import AGAIN_S, PRINCIPAL, give_first_token
+from sandq.broker.access.first_token import PRINCIPAL, RETRY_S, give_first_token
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, NotLeader
 from sandq.model.principals import token_hash
@@ -54,7 +54,7 @@ class Node:
 
     async def run(self) -> None:
         node: Any = self
-        with trio.move_on_after(10 * AGAIN_S):
+        with trio.move_on_after(10 * RETRY_S):
             await give_first_token(REQUIRE, node, node, node, self._files, self.file.parent)
 
     @property
@@ -140,7 +140,7 @@ async def test_another_one_is_made_when_the_last_identity_is_deleted(autojump_cl
     node = Node(tmp_path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.run)
-        await trio.sleep(AGAIN_S)
+        await trio.sleep(RETRY_S)
         first = node.file.read_text()
         node.identities = {}
         node._told()

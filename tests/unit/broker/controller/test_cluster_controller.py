@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from sandq.broker.controller.cluster_controller import FAILED_S, LOOKED_AWAY_S, ClusterController
+from sandq.broker.controller.cluster_controller import FAILED_S, UNCHECKED_S, ClusterController
 from sandq.broker.controller.feature_level import FeatureLevel
 from sandq.broker.peers.handshake import PeerIdentity
 from sandq.broker.replication.replica import MetadataView
@@ -202,7 +202,7 @@ async def test_who_did_not_look_begins_to_count_anew(autojump_clock: trio.testin
     await bed.tend()
     bed.linked.discard("c")
     await bed.tend(FAILED_S - 1)
-    await trio.sleep(LOOKED_AWAY_S + 60)
+    await trio.sleep(UNCHECKED_S + 60)
     await bed.tend(FAILED_S - 1)
     assert bed.failed() == set()
     await bed.tend(2)

@@ -64,7 +64,7 @@ async def test_a_few_are_handed_over_at_once(autojump_clock: trio.abc.Clock, mon
     async def hand_over(hosts: Any, to: set[str], within_s: float) -> list[Any]:
         nonlocal most, given
         given += 1
-        most = max(most, looking._leaving)
+        most = max(most, looking._transferring)
         await trio.sleep(0.1)
         return []
 
@@ -76,4 +76,4 @@ async def test_a_few_are_handed_over_at_once(autojump_clock: trio.abc.Clock, mon
         for _ in range(3):
             await looking._check(nursery)
             await trio.sleep(1)
-    assert (most, given, looking._leaving) == (LEADERS_AT_ONCE, 3 * LEADERS_AT_ONCE, 0)
+    assert (most, given, looking._transferring) == (LEADERS_AT_ONCE, 3 * LEADERS_AT_ONCE, 0)

@@ -127,7 +127,7 @@ class Room:
         with trio.CancelScope() as self.scopes[name]:
             try:
                 with self.waiters.joined():
-                    await self.waiters.know(deliveries, self._open)
+                    await self.waiters.add(deliveries, self._open)
                     self.got[name] = sum(lease.count for _, lease in await once.run())
             except SandqError as error:
                 self.got[name] = error

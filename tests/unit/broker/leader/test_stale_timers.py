@@ -50,7 +50,7 @@ async def test_a_lease_that_is_answered_leaves_no_timer() -> None:
 
         async def run(once: LeaseOnce = once, waiters: GroupWaiters = waiters, taken: list[object] = taken) -> None:
             with waiters.joined():
-                await waiters.know([bed.delivery], opens)
+                await waiters.add([bed.delivery], opens)
                 taken += await once.run()
 
         with trio.fail_after(PATIENCE_S):
