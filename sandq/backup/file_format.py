@@ -42,7 +42,7 @@ ZSTD_LEVEL: Final = 1
 
 _PREFIX: Final = struct.Struct(">8sB3xII")
 _BLOCK: Final = struct.Struct(">IIIIB3x")
-_BESIDE: Final = struct.Struct(">IBI")
+_ASSOCIATED: Final = struct.Struct(">IBI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ class Writer:
         if len(plain) > BLOCK_BYTES:
             raise ValueError(f"a block of {len(plain)} bytes")
         content = self._zstd.compress(plain)
-        beside = _BESIDE.pack(self.blocks, kind, len(plain))
+        associated = _ASSOCIATED.pack(self.blocks, kind, len(plain))
         if self._cipher is not None:
-            content = self._cipher.seal(self.blocks, content, self._head + beside)
-        head = _BLOCK.pack(len(content), len(plain), _crc(beside, content), self.blocks, kind)
+            content = self._cipher.seal(self.blocks, content, self._head + associated)
+        head = _BLOCK.pack(len(content), len(plain), _crc(associated, content), self.blocks, kind)
         self._stream.write(head)
         self._stream.write(content)
         self.bytes += len(head) + len(content)
@@ -164,13 +164,13 @@ class Reader:
         if not is_block or head != _BLOCK.pack(length, plain_length, crc, number, kind):
             raise self._wrong(at, "this is no block: the file is damaged here")
         content = self._read(length, "the file ends within a block: it is truncated")
-        beside = _BESIDE.pack(number, kind, plain_length)
-        if _crc(beside, content) != crc:
+        associated = _ASSOCIATED.pack(number, kind, plain_length)
+        if _crc(associated, content) != crc:
             raise self._wrong(at, f"block {number} is damaged: its checksum does not match")
         if number != self._number:
             raise self._wrong(at, f"there is block {number} where block {self._number} is expected")
         if self._cipher is not None:
-            opened = self._cipher.open(number, content, self._head + beside)
+            opened = self._cipher.open(number, content, self._head + associated)
             if opened is None:
                 raise self._wrong(at, f"block {number} was not written with this key: it was changed")
             content = opened
@@ -222,5 +222,5 @@ def _header(body: bytes) -> Header | None:
     return None
 
 
-def _crc(beside: bytes, content: bytes) -> int:
-    return int(google_crc32c.extend(google_crc32c.value(beside), content))
+def _crc(associated: bytes, content: bytes) -> int:
+    return int(google_crc32c.extend(google_crc32c.value(associated), content))

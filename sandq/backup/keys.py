@@ -82,16 +82,16 @@ class FileCipher:
     def __init__(self, aead: AESGCM) -> None:
         self._aead = aead
 
-    def seal(self, number: int, plain: bytes, beside: bytes) -> bytes:
-        """Encrypt a block; `beside` is authenticated with it."""
-        return self._aead.encrypt(number.to_bytes(12, "big"), plain, beside)
+    def seal(self, number: int, plain: bytes, associated: bytes) -> bytes:
+        """Encrypt a block; `associated` is authenticated with it."""
+        return self._aead.encrypt(number.to_bytes(12, "big"), plain, associated)
 
-    def open(self, number: int, sealed: bytes, beside: bytes) -> bytes | None:
-        """Decrypt a block; return None if it or `beside` differs from the data sealed with this key."""
+    def open(self, number: int, sealed: bytes, associated: bytes) -> bytes | None:
+        """Decrypt a block; return None if it or `associated` differs from the data sealed with this key."""
         from cryptography.exceptions import InvalidTag
 
         try:
-            return self._aead.decrypt(number.to_bytes(12, "big"), sealed, beside)
+            return self._aead.decrypt(number.to_bytes(12, "big"), sealed, associated)
         except InvalidTag:
             return None
 
@@ -102,7 +102,9 @@ def check_key(key: BackupKey | None, key_id: str | None, file: str) -> None:
     With a key, unencrypted files are rejected: an attacker with write access could have put them there.
     """
     if key_id is None and key is not None:
-        raise WrongKey(f"{file} is not encrypted, and a key was given: leave that out, if this is meant", file=file)
+        raise WrongKey(
+            f"{file} is not encrypted, and a key was given: leave the key out if that is intended", file=file
+        )
     if key_id is not None and key is None:
         raise WrongKey(f"{file} is encrypted: give the file with its key ({key_id})", file=file)
     if key_id is not None and key is not None and key_id != key.key_id:

@@ -149,7 +149,7 @@ async def _restore(
 def _renamed(topics: Sequence[TopicPart], names: Mapping[str, str], prefix: str) -> dict[str, str]:
     unknown = sorted(names.keys() - {topic.name for topic in topics})
     if unknown:
-        raise UnknownTopic(f"{unknown[0]!r} is none of the topics that are to be restored", topic=unknown[0])
+        raise UnknownTopic(f"{unknown[0]!r} is not one of the topics to restore", topic=unknown[0])
     renamed = {topic.name: check_name("topic", names.get(topic.name, prefix + topic.name)) for topic in topics}
     if len(set(renamed.values())) < len(renamed):
         raise InvalidRequest("two topics would have the same name")

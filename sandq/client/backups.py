@@ -129,7 +129,7 @@ class BackupTransfer:
         request = BackupLog(topic, partition, reader, pin, after, term, max_bytes)
         piece = _log_piece(await call_leader(self._cluster, request))
         if piece is None:
-            raise ProtocolError("BACKUP_LOG reply: what stands there, and entries are expected")
+            raise ProtocolError("BACKUP_LOG reply: the state of the log and its entries are expected")
         return piece
 
     async def pin_log(self, topic: str, partition: int, reader: str, pin: int | None) -> LogPiece:

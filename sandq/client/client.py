@@ -106,7 +106,7 @@ class Client:
             return await receipt
         raise TimedOut(
             f"topic {topic!r}: not confirmed in {timeout_s:g} s; the outcome is unknown: the message may be stored, "
-            "now or in a moment; produced again it may come twice, unless it has a unique_key",
+            "now or in a moment; if it is produced again, it may be delivered twice, unless it has a unique_key",
             topic=topic,
         )
 

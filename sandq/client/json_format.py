@@ -148,7 +148,7 @@ UNKNOWN_REPORTED: Final = 20
 def _read_parts(found: Mapping[str, Any], arguments: dict[str, Any]) -> Iterator[tuple[str, InvalidRequest]]:
     """Read a message field by field into `arguments`; yield the mistakes."""
     if "headers_base64" in found:
-        text = "headers_base64: these headers are no map with text keys, and no broker takes such: leave them out"
+        text = "headers_base64: these headers are not a map with text keys, which brokers reject: leave them out"
         yield "headers_base64", InvalidRequest(text)
     for name in heapq.nsmallest(UNKNOWN_REPORTED, found.keys() - KNOWN - FROM_OTHERS - {"headers_base64"}):
         meant = did_you_mean(name, KNOWN) or f" (this version knows {', '.join(sorted(KNOWN))})"

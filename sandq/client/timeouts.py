@@ -20,7 +20,7 @@ def seconds_of(name: str, duration: Duration) -> float:
     """Return a timeout in seconds. Raises InvalidRequest if it is not a valid one."""
     seconds = duration_ms(duration) / 1000
     if not seconds:
-        raise InvalidRequest(f"{name}: it must be longer than nothing")
+        raise InvalidRequest(f"{name}: it must be greater than 0")
     return seconds
 
 

@@ -142,7 +142,7 @@ def _key(encoded: str, where: str) -> bytes:
     try:
         key = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        raise ConfigError(f"{where}: no base64; a key is what `openssl rand -base64 32` says") from None
+        raise ConfigError(f"{where}: not base64; create a key with `openssl rand -base64 32`") from None
     if len(key) not in KEY_BYTES:
         raise ConfigError(f"{where}: a key of {len(key)} bytes: 16, 24 or 32 are expected")
     return key

@@ -63,7 +63,7 @@ def decoding(data: bytes, limit: int) -> Steps[bytes]:
             continue
         if code == END:
             if at != len(data):
-                raise ProtocolError(f"{len(data) - at} bytes behind the end of what is compressed")
+                raise ProtocolError(f"{len(data) - at} bytes after the end of the compressed data")
             return bytes(plain)
         known = len(table)
         if code < known:
@@ -75,7 +75,7 @@ def decoding(data: bytes, limit: int) -> Steps[bytes]:
             piece = last + last[:1]
             table.append(piece)
         else:
-            raise ProtocolError(f"code {code} where {known} are known: what is compressed is corrupt")
+            raise ProtocolError(f"code {code} where {known} are known: the compressed data is corrupt")
         plain += piece
         if len(plain) > pause_above:
             if len(plain) > limit:

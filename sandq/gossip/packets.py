@@ -87,7 +87,9 @@ class Packets:
         if not data:
             raise ProtocolError("an empty datagram")
         if data[0] == LABEL:
-            raise ProtocolError("the datagram has a label: it is of a cluster with labels, and sandq has none")
+            raise ProtocolError(
+                "the datagram has a label: it is from a cluster with labels, which sandq does not support"
+            )
         if self._decrypt is not None and self._takes_plain:
             if data[0] == VERSION:  # an indirect ping begins with the same byte
                 with suppress(ProtocolError):

@@ -230,7 +230,7 @@ class _StateReader:
             else:
                 yield from self._read(self._unpacker.skip)
         if self._unpacker.tell() != len(self._body):
-            raise ProtocolError(f"bytes behind the map: {len(self._body) - self._unpacker.tell()}")
+            raise ProtocolError(f"bytes after the map: {len(self._body) - self._unpacker.tell()}")
         return found
 
     def _ltimes(self) -> Steps[dict[str, int]]:

@@ -170,7 +170,7 @@ class StreamReader:
     def feeding(self, data: bytes) -> Steps[StreamMessage | None]:
         """Like `feed`, in steps."""
         if self._ended:
-            raise ProtocolError("bytes behind the one message of a gossip stream")
+            raise ProtocolError("bytes after the message of a gossip stream")
         try:
             self._source.feed(data)
             while (work := next(self._reading)) != MORE:
@@ -285,7 +285,7 @@ class _Source:
         """Read the msgpack map of compressed data: only its `Buf` may be long, and unknown keys are dropped."""
         head = (yield from self.take(1))[0]
         if head & ~_FIXMAP_ITEMS != _FIXMAP:
-            raise ProtocolError(f"a map of what is compressed begins with {head}")
+            raise ProtocolError(f"the map of compressed data begins with {head}")
         found: dict[bytes, Any] = {}
         for _ in range(head & _FIXMAP_ITEMS):
             key = yield from self._value()
@@ -325,7 +325,7 @@ def _sealed(source: _Source, keyring: Keyring, takes_plain: bool) -> Reads:
     if header[0] != ENCRYPT and takes_plain:
         return (yield from _plain_of(source, header[0]))
     if header[0] != ENCRYPT:
-        raise _unexpected(header[0], "and this node has a gossip key: only what is encrypted is read")
+        raise _unexpected(header[0], "and this node has a gossip key: only encrypted data is accepted")
     header += yield from source.take(_HEADER.size - 1)
     length = _HEADER.unpack(header)[1]
     if length > STREAM_BYTES - _HEADER.size:
@@ -399,7 +399,7 @@ def _whole(data: bytes | bytearray, read: Callable[[_Source], Reads]) -> Reads:
         except StopIteration as end:
             behind = source.left + max(0, len(data) - start - PIECE_BYTES)
             if behind:
-                raise ProtocolError(f"{behind} bytes behind the message of a gossip stream") from None
+                raise ProtocolError(f"{behind} bytes after the message of a gossip stream") from None
             return end.value
         yield PIECE_WORK
     raise ProtocolError(f"a gossip stream's message does not end in its {len(data)} bytes")
@@ -409,5 +409,5 @@ def _unexpected(kind: int, why: str) -> ProtocolError:
     if kind == ENCRYPT:
         why = "which is encrypted, and this node has no gossip key"
     if kind == LABEL:
-        why = "a label: it is of a cluster with labels, and sandq has none"
+        why = "a label: it is from a cluster with labels, which sandq does not support"
     return ProtocolError(f"a gossip stream begins with type {kind}, {why}")

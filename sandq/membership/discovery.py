@@ -83,7 +83,7 @@ class Discovery:
             encode_tags({**later, CLUSTER_UUID: str(UUID(int=0))})
         except TooLarge as error:
             raise StartupError(
-                f"what this node says of itself does not fit: {error.message}; shorten node.id, cluster.name, "
+                f"the tags of this node do not fit: {error.message}; shorten node.id, cluster.name, "
                 "node.zone or node.advertise_host"
             ) from None
 

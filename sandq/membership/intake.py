@@ -55,7 +55,7 @@ class Intake:
         with slot.held(), self._noted(slot):
             yield slot
         if slot.is_lost:
-            raise ConnectionLost("others have sent so much gossip that there was no room for an answer")
+            raise ConnectionLost("other gossip streams use all of the memory budget, so the reply was dropped")
 
     @contextmanager
     def _noted(self, slot: Slot) -> Iterator[None]:

@@ -130,10 +130,10 @@ class SerfRpc:
                 await self._ask("auth", {"AuthKey": auth_key})
             self.agent_name = (await self.stats())["agent"]["name"]
         except Refused as error:
-            key = "a key is needed, and none was given" if auth_key is None else "the key that was given is not its key"
+            key = "it requires a key, and none was given" if auth_key is None else "the given key is wrong"
             raise StartupError(f"{error.message}: {key} (rpc_auth in the agent's configuration file)") from None
         except KeyError:
-            raise ProtocolError(f"{self._where} does not say its name") from None
+            raise ProtocolError(f"{self._where} does not report its name") from None
 
     async def aclose(self) -> None:
         """Close at once; waiting tasks get ConnectionLost."""
@@ -227,7 +227,7 @@ class SerfRpc:
                 self._check()
             except trio.Cancelled:
                 # A part of the request may have been sent, and nothing marks the beginning of the next one.
-                self._end(ConnectionLost(f"the connection to {self._where} was given up amid a request"))
+                self._end(ConnectionLost(f"the connection to {self._where} was closed during a request"))
                 raise
 
     async def _receive_until(self, done: Callable[[], bool]) -> None:

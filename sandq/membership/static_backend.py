@@ -34,7 +34,7 @@ class StaticMembership:
         peer_tags: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         if name in peers:
-            raise InvalidSetting(f"{name} is this node, and no peer of its own")
+            raise InvalidSetting(f"{name} is this node itself, and cannot be a peer")
         unknown = sorted(peer_tags.keys() - peers.keys())
         if unknown:
             raise InvalidSetting(f"there are tags of {', '.join(unknown)}, and no such peers")

@@ -242,7 +242,7 @@ class HttpClient:
             assert failure is not None
             raise failure
         if response.status_code < 300 and http.our_state in (h11.SEND_BODY, h11.ERROR):
-            raise PushFailed(f"answered {response.status_code}, and did not take the rest of the request")
+            raise PushFailed(f"answered {response.status_code}, and did not read the rest of the request")
         found = {name.lower(): value for name, value in response.headers}
         retry_after = found.get(b"retry-after")
         doing[0] = "reading the answer"

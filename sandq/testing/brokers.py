@@ -62,7 +62,7 @@ class _BrokerBase:
     def _until_ms(self, to: Instant) -> int:
         at_ms = instant_ms(to)
         if at_ms < self.now_ms():
-            raise InvalidRequest(f"virtual time does not go back: it is {self.now().isoformat()} by now")
+            raise InvalidRequest(f"virtual time does not go back: it is {self.now().isoformat()} now")
         return at_ms
 
 

@@ -302,7 +302,9 @@ class EmbeddedNode:
                 if found >= count:
                     return
                 await trio.sleep(_POLL_S)
-        raise TimedOut(f"topic {topic!r}, group {group!r}: {found} of {count} consumers have come in {CONSUMERS_S:g} s")
+        raise TimedOut(
+            f"topic {topic!r}, group {group!r}: {found} of {count} consumers have subscribed in {CONSUMERS_S:g} s"
+        )
 
     async def create_topic(self, name: str, kind: str, partitions: int, settings: dict[str, Any]) -> None:
         await self.broker.administration.topics.create_topic(TopicCreate(name, kind, partitions, 1, settings), NODE)

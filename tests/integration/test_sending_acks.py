@@ -88,7 +88,7 @@ async def test_what_is_refused_acks_nothing(api: sandq.Client) -> None:
     ):
         with pytest.raises(kind):
             await leases.ack([message], then=wrong)
-    with pytest.raises(InvalidRequest, match="these are of 2"):
+    with pytest.raises(InvalidRequest, match="these have 2"):
         await leases.ack([message, ("1.0.65536", None)], then=[sandq.Outgoing(b"x")])
     assert await leases.nack([message]) == [], "it is held still"
     (again,) = await leases.take(1, wait="5s")

@@ -120,7 +120,7 @@ class TestSerf(ClusterContract):
             await a.set_tags({"id": "1", "zone": "x" * 100})
         assert ours(a.members()["a"]) == {"id": "1"}
 
-    @pytest.mark.parametrize(("key", "said"), [("a guess", "not its key"), (None, "none was given")])
+    @pytest.mark.parametrize(("key", "said"), [("a guess", "the given key is wrong"), (None, "none was given")])
     async def test_a_key_that_is_not_the_agents(self, bed: SerfBed, key: str | None, said: str) -> None:
         agent = await bed.start_agent("a")
         with pytest.raises(StartupError, match=said):

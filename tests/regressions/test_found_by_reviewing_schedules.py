@@ -135,11 +135,11 @@ ONE = {"name": "s", "value": b"", "every": "1h"}
     ("told", "message"),
     [
         ([5], "schedule 1: a mapping of the arguments of create is expected, not 5"),
-        ([ONE, {"value": b"", "every": "1h"}], "schedule 2: name: it has none"),
+        ([ONE, {"value": b"", "every": "1h"}], "schedule 2: name: it is missing"),
         ([{**ONE, "evry": "1h"}], "schedule 1: 'evry': no such argument; did you mean 'every'\\?"),
         ([{**ONE, "paused": "no"}], "schedule 's': paused: a bool is expected, not 'no'"),
         ([ONE, {**ONE, "name": "t", "count": "3"}], "schedule 't': count: a whole number"),
-        ([ONE, {**ONE, "name": "t", "ttl": 0}], "schedule 't': ttl: it must be longer"),
+        ([ONE, {**ONE, "name": "t", "ttl": 0}], "schedule 't': ttl: it must be greater"),
         ([*[{**ONE, "name": f"s{at % 1100}"} for at in range(1200)]], "schedule 's0' is given twice"),
     ],
 )

@@ -197,7 +197,7 @@ class AccessAdmin:
         if expires is None or expires != KEEP:
             changes["expires_ms"] = _expires_ms(expires)
         if not changes:
-            raise InvalidRequest("update_identity: say what is to change")
+            raise InvalidRequest("update_identity: give at least one change")
         return await self._put(check_principal(principal), False, changes)
 
     @timed_change

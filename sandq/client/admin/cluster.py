@@ -93,7 +93,7 @@ class ClusterAdmin:
         """
         replies, missing = await self._ask_nodes(node, lambda name: Slo(), slo.parse_reply, Slo.type)
         if not replies:
-            why = "; ".join([f"nothing is told of {name}: {why}" for name, why in missing.items()])
+            why = "; ".join([f"{name} did not report: {why}" for name, why in missing.items()])
             raise Unavailable(why or "the node that is asked belongs to no cluster yet, so nothing is counted")
         return slo.merge(replies, missing)
 

@@ -125,7 +125,7 @@ def merge(replies: Mapping[str, NodeSlo], missing: Mapping[str, str]) -> SloRepo
             late_of[str(topic)] += late
         nodes.append(_row(name, found, lateness_ms))
         doubts += _doubts(name, found, first)
-    doubts += [f"nothing is told of {name}: {why}" for name, why in missing.items()]
+    doubts += [f"{name} did not report: {why}" for name, why in missing.items()]
     counts = sums.pop(0)
     deliveries, late = sum(counts), first.late(counts, lateness_ms)
     in_time, burnt = _shares(deliveries, late, target_ppm)

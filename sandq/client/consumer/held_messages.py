@@ -236,7 +236,7 @@ class HeldMessages:
 
 def acked_before() -> InvalidRequest:
     """Return the error for an ack that sends messages, if its message was acked before."""
-    return InvalidRequest("it was acked before, and nothing is sent: ack it once, with what is to be sent")
+    return InvalidRequest("it was acked before, so nothing is sent: ack it once, with the messages to send")
 
 
 def settled_otherwise(state: int, settling: int) -> InvalidRequest:

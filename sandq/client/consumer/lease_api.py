@@ -297,8 +297,8 @@ class Leases:
         tokens = {one.lease_token for one in held}
         if len(tokens) != 1:
             raise InvalidRequest(
-                f"then: it goes with the ack of messages of one lease (of one lease_token), and these are of "
-                f"{len(tokens)}: ack those of each lease for themselves"
+                f"then: it requires that all messages have the same lease (lease_token), and these have "
+                f"{len(tokens)} leases: ack the messages of each lease separately"
             )
         lease = offset_model.parse_lease(held[0].lease_token)
         if await self._elsewhere([lease[:2]]):
@@ -363,7 +363,7 @@ class Leases:
         """
         lease_ms = duration_ms(lease)
         if not lease_ms:
-            raise InvalidRequest("extend: a lease cannot be extended by nothing")
+            raise InvalidRequest("extend: the duration must be greater than 0")
         held = _held(items)
         deadlines: dict[LeaseParts, int | None] = {}
         by_partition = _by_partition(held)

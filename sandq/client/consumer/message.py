@@ -141,7 +141,7 @@ def extension_ms(lease: Duration) -> int:
     """Return the duration of an extension in ms. Raises InvalidRequest."""
     lease_ms = duration_ms(lease)
     if not lease_ms:
-        raise InvalidRequest("extend: a lease cannot be extended by nothing")
+        raise InvalidRequest("extend: the duration must be greater than 0")
     return lease_ms
 
 

@@ -101,7 +101,7 @@ class Subscription:
             handlers=handlers,
         )
         if self._terms.partitions is not None and not self._chosen.is_one:
-            raise InvalidRequest("partitions: they are of one topic, and this is about several")
+            raise InvalidRequest("partitions: they can only be given for a single topic")
         self._wakeups = Wakeups()
         self._intake = Intake(
             worked_on if credit is None else credit,

@@ -331,7 +331,7 @@ def check_options(handler: object, concurrency: object) -> None:
     call = getattr(handler, "__call__", None)  # noqa: B004 - of an object that is called like a function
     if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (handler, call)):
         raise InvalidRequest(
-            f"handler: {_name_of(handler)} has a `yield`, so a call runs none of its lines; use a function without"
+            f"handler: {_name_of(handler)} has a `yield`, so a call runs no code; use a function without it"
         )
     if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
         raise InvalidRequest(f"concurrency: an int within 1..{CONCURRENCY_MAX} is expected, not {concurrency!r}")
@@ -361,7 +361,7 @@ def timeout_s_of(timeout: Duration | None) -> float | None:
         return None
     timeout_ms = duration_ms(timeout)
     if not timeout_ms:
-        raise InvalidRequest("timeout: it must be longer than nothing; None is as long as the handler likes")
+        raise InvalidRequest("timeout: it must be greater than 0; None means no limit")
     return timeout_ms / 1000
 
 

@@ -329,7 +329,7 @@ def key_range(prefix: Value | None, start: Value | None, stop: Value | None) -> 
     """Return the range of keys that the arguments of a scan or watch describe. Raises InvalidRequest."""
     if prefix is not None:
         if start is not None or stop is not None:
-            raise InvalidRequest("prefix: it goes without start and stop")
+            raise InvalidRequest("prefix: it cannot be combined with start and stop")
         return KeyRange.of_prefix(as_bytes("prefix", prefix))
     first = b"" if start is None else as_bytes("start", start)
     return KeyRange(first, None if stop is None else as_bytes("stop", stop))

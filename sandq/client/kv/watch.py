@@ -274,7 +274,7 @@ class Watch:
 
     def _take_over(self, source: _Source, answer: KvChanges) -> None:
         if source.asked is not None and answer.through < source.asked.after:
-            raise ProtocolError("KV_WATCH reply: through lies before what was asked for")
+            raise ProtocolError("KV_WATCH reply: through lies before the requested position")
         changes = [change for piece in answer.pieces for change in _cut(piece, source.partition)]
         source.asked = WatchPosition(answer.through, answer.mark)
         if changes:
@@ -311,7 +311,9 @@ class Watch:
         if unknown:
             self.check_open()
             where = f"partition {unknown[0]} of topic {self.topic!r}"
-            raise Unavailable(f'{where} did not say in {timeout_s:g} s where "now" is{self._cluster.error_summary()}')
+            raise Unavailable(
+                f'{where} did not report within {timeout_s:g} s where "now" is{self._cluster.error_summary()}'
+            )
 
     def _leave(self) -> None:
         self._is_open = False

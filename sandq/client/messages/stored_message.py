@@ -241,14 +241,14 @@ def target_of(
     Raises InvalidRequest, TooLarge.
     """
     if (id_text is None) is (unique_key is None):
-        raise InvalidRequest("a message is named by its id or by unique_key=..., one of them")
+        raise InvalidRequest("a message is identified either by its id or by unique_key=...")
     if tenant is not None:
         check_tenant(tenant)
         if unique_key is None:
-            raise InvalidRequest("tenant: it goes with unique_key; an id tells by itself where its message lies")
+            raise InvalidRequest("tenant: it belongs to unique_key; an id needs no tenant")
     if unique_key is None:
         if key is not None:
-            raise InvalidRequest("key: it goes with unique_key; an id tells by itself where its message lies")
+            raise InvalidRequest("key: it belongs to unique_key; an id needs no key")
         return [BY_ID, offset_model.from_text(str(id_text))]
     name = as_unique_key(unique_key)
     if key is not None:

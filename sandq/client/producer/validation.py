@@ -222,7 +222,7 @@ class MessageValidation:
             ttl_ms = duration_ms(ttl)
             traits |= TTL_BIT
             if not ttl_ms:
-                raise InvalidRequest("ttl: it must be longer than nothing")
+                raise InvalidRequest("ttl: it must be greater than 0")
         if unique_key is not None:
             unique = as_unique_key(unique_key)
             traits |= (1 + conflict) << UNIQUE_SHIFT

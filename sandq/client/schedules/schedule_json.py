@@ -149,7 +149,7 @@ def _content(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the value of a schedule's messages as an argument of the client: as `json` or as `value`."""
     value = read_value(found)
     if value is None:
-        raise InvalidRequest("value: null is none, and each occurrence is a message")
+        raise InvalidRequest("value: null is not allowed, because each occurrence sends a message")
     return {"json": found["json"]} if "json" in found else {"value": value}
 
 

@@ -172,7 +172,7 @@ class Schedules:
             arguments = dict(one)
             name = arguments.pop("name", None)
             if name is None:
-                raise InvalidRequest(f"{where}: name: it has none")
+                raise InvalidRequest(f"{where}: name: it is missing")
             message = {part: arguments.pop(part, None) for part in _MESSAGE}
             if "json" in arguments:
                 given = MISSING if message["value"] is None else message["value"]
@@ -382,7 +382,7 @@ class Schedules:
             rank_of(priority, tenant)
             check_rank(self.topic, record.kind, priority, tenant)
         if message["value"] is None:
-            raise InvalidRequest("value: it has none")
+            raise InvalidRequest("value: it is missing")
         columns: dict[int, Any] = {Column.VALUE: [checks.value(message["value"])]}
         cells = {
             Column.KEY: checks.key(message["key"]),

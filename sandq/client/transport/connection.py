@@ -136,7 +136,7 @@ class Connection:
                 await self._ask_before_run(Prove(proof))
                 self._is_proved = True
             except Forbidden as refusal:
-                log.warning("%s does not take this client for a gateway: %s", self.address, refusal.message)
+                log.warning("%s does not accept this client as a gateway: %s", self.address, refusal.message)
         frame_bytes = self.hello.limits.get("frame_bytes")
         if type(frame_bytes) is int and DEFAULT.frame_bytes < frame_bytes < 2**32 and not self._reader.buffered_bytes:
             self._reader = FrameReader(frame_bytes, frame_bytes)  # the operator allows larger ones

@@ -39,4 +39,4 @@ async def test_nodes_are_summed_up_and_a_clock_or_a_node_that_is_wrong_is_said(
         await nodes.stop(gone)
         others = await until_answer(client.admin.slo, lambda found: found.missing)
         assert others.missing.keys() == {gone} and not others.is_proven
-        assert any(doubt.startswith(f"nothing is told of {gone}") for doubt in others.doubts)
+        assert any(doubt.startswith(f"{gone} did not report") for doubt in others.doubts)

@@ -293,7 +293,7 @@ async def test_an_empty_lease_sent_back_settles_nothing(web: Web) -> None:
         assert await web.post(f"/topics/t/groups/g/{act}", leased, 200) == {"settled": 0}
     assert await web.post("/topics/t/groups/g/extend", {**leased, "lease": "2m"}, 200) == {"lease_until": None}
     then = await web.post("/topics/t/groups/g/ack", {**leased, "then": [{"text": "x"}]}, 400)
-    assert "then: it goes with the ack of messages of one lease" in then["detail"]
+    assert "then: it requires that all messages have the same lease" in then["detail"]
     for body in ({}, {"messages": None}, {"messages": [], "lease_token": "1.0.1"}):
         assert (await web.post("/topics/t/groups/g/ack", body, 400))["code"] == "INVALID"
 

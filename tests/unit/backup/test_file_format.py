@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from sandq.backup.errors import DamagedBackup, WrongKey
-from sandq.backup.file_format import _BESIDE, _BLOCK, ROWS, Reader, Writer, _crc
+from sandq.backup.file_format import _ASSOCIATED, _BLOCK, ROWS, Reader, Writer, _crc
 from sandq.backup.keys import BackupKey
 from sandq.model.errors import ConfigError, InvalidRequest
 
@@ -115,7 +115,7 @@ def test_a_block_that_would_be_more_than_it_says_takes_no_memory() -> None:
     stream = io.BytesIO()
     writer = Writer(stream, "b", "n", None)
     frame = zstandard.ZstdCompressor().compress(bytes(64 << 20))
-    beside = _BESIDE.pack(0, ROWS, 100)
+    beside = _ASSOCIATED.pack(0, ROWS, 100)
     stream.write(_BLOCK.pack(len(frame), 100, _crc(beside, frame), 0, ROWS) + frame)
     writer.end()
     tracemalloc.start()

@@ -88,7 +88,7 @@ async def test_what_takes_too_long_is_told(work: Any, autojump_clock: Any) -> No
     with pytest.raises(TimedOut, match=r"^change: no answer in 0\.5 s; the outcome is unknown: it may be done, now or"):
         await part.change(3600, timeout="500ms")
     for bad in (0, "0s"):
-        with pytest.raises(InvalidRequest, match="timeout: it must be longer than nothing"):
+        with pytest.raises(InvalidRequest, match="timeout: it must be greater than 0"):
             await part.look(0, timeout=bad)
     with pytest.raises(InvalidRequest):
         await part.look(0, timeout="soon")
@@ -127,7 +127,7 @@ def test_a_bad_timeout_is_told_at_once(with_client: Any) -> None:
             client.kv("t").scan,
             lambda **timeout: client.fetch("t", 0, **timeout),
         ):
-            with pytest.raises(InvalidRequest, match="timeout: it must be longer than nothing"):
+            with pytest.raises(InvalidRequest, match="timeout: it must be greater than 0"):
                 begin(timeout=0)
 
     with_client(test)

@@ -90,8 +90,8 @@ def test_a_file_of_keys() -> None:
     [
         ("", r"gossip.keys: 0 gossip keys"),
         ("# nothing\n", r"gossip.keys: 0 gossip keys"),
-        (f"{line(NEW)}\nsecret!\n", r"gossip.keys:2: no base64; .*openssl"),
-        (f"{line(NEW)}\nsécret\n", r"gossip.keys:2: no base64"),
+        (f"{line(NEW)}\nsecret!\n", r"gossip.keys:2: not base64; .*openssl"),
+        (f"{line(NEW)}\nsécret\n", r"gossip.keys:2: not base64"),
         (f"\n{line(b'short')}\n", r"gossip.keys:2: a key of 5 bytes: 16, 24 or 32"),
         (f"{line(NEW)}\n#\n{line(NEW)}\n", r"gossip.keys:3: the key of line 1 again"),
     ],

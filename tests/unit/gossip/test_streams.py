@@ -157,7 +157,7 @@ def test_streams_of_an_agent(size: int) -> None:
         (compressed(compressed(encode(Ack(1, b"")))), "type 9"),
         (compressed(sealed(encode(Ack(1, b"")))), "type 10"),
         (compressed(encode(Ack(1, b""))[:-1]), "does not end in its"),
-        (compressed(encode(Ack(1, b"")) + b"xy"), "2 bytes behind the message"),
+        (compressed(encode(Ack(1, b"")) + b"xy"), "2 bytes after the message"),
         (compressed(b""), "does not end in its 0 bytes"),
         (b"\x06\x81\xa4More\xdd\x00\x01\x00\x00", "no msgpack"),
         (b"\x06\xdf\x00\x01\x00\x00", "no msgpack"),
@@ -176,15 +176,15 @@ def test_what_is_wrong_is_refused(data: bytes, says: str) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (encode(Ack(1, b"")), "only what is encrypted is read"),
-        (compressed(encode(Ack(1, b""))), "only what is encrypted is read"),
+        (encode(Ack(1, b"")), "only encrypted data is accepted"),
+        (compressed(encode(Ack(1, b""))), "only encrypted data is accepted"),
         (b"\xf4\x01a", "a label"),
         (struct.pack(">BI", 10, STREAM_BYTES), "announced"),
         (struct.pack(">BI", 10, 3) + b"abc", "not encrypted"),
         (struct.pack(">BI", 10, 40) + b"\x01" + bytes(39), "no key fits"),
         (sealed(sealed(encode(Ack(1, b"")))), "type 10"),
         (sealed(encode(Ack(1, b""))[:-1]), "does not end"),
-        (sealed(encode(Ack(1, b"")) + b"x"), "1 bytes behind"),
+        (sealed(encode(Ack(1, b"")) + b"x"), "1 bytes after"),
     ],
 )
 def test_what_is_wrong_with_a_key_is_refused(data: bytes, says: str) -> None:
@@ -205,7 +205,7 @@ def test_a_reader_ends_with_its_message() -> None:
     data = pair().seal(Ack(1, b""))
     assert reader.feed(data[:-1]) is None
     assert reader.feed(data[-1:] + b"more") == Ack(1, b"")
-    with pytest.raises(ProtocolError, match="behind"):
+    with pytest.raises(ProtocolError, match="after"):
         reader.feed(b"")
     wrong = pair().reader()
     for _ in range(2):

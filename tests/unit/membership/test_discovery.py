@@ -54,7 +54,7 @@ def test_tags_that_will_not_fit_are_said_at_the_start() -> None:
     """Also when only the cluster's UUID, which comes later, is too much."""
     discovery(zone="z" * 200)
     for size in (400, 450, 600):
-        with pytest.raises(StartupError, match=r"does not fit.*shorten node\.id"):
+        with pytest.raises(StartupError, match=r"do not fit.*shorten node\.id"):
             discovery(zone="z" * size)
 
 

@@ -136,8 +136,8 @@ async def test_nobody_listens() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("guess", "refused 'auth': Invalid authentication token: the key that was given is not its key .rpc_auth"),
-        (None, "refused 'stats': Authentication required: a key is needed, and none was given .rpc_auth"),
+        ("guess", "refused 'auth': Invalid authentication token: the given key is wrong .rpc_auth"),
+        (None, "refused 'stats': Authentication required: it requires a key, and none was given .rpc_auth"),
     ],
 )
 async def test_a_wrong_key_and_none(given: str | None, said: str) -> None:
@@ -204,7 +204,7 @@ async def test_an_agent_without_a_name() -> None:
     agent = FakeAgent()
     agent.spoiled["stats"] = answer({"agent": {}})
     async with running(agent):
-        with pytest.raises(ProtocolError, match="does not say its name"):
+        with pytest.raises(ProtocolError, match="does not report its name"):
             await SerfRpc.open(agent.address)
 
 

@@ -164,7 +164,7 @@ async def test_who_accepts_a_large_body_and_never_reads_it_has_not_got_it(
 ) -> None:
     autojump_clock.autojump_threshold = 0.05
     async with answering_early(b"HTTP/1.1 202 yes\r\ncontent-length: 0\r\n\r\n") as target:
-        with pytest.raises(PushFailed, match="answered 202, and did not take the rest of the request"):
+        with pytest.raises(PushFailed, match="answered 202, and did not read the rest of the request"):
             await http.post(target, HEADERS, LARGE, 30.0)
     assert not http._idle
 
@@ -187,7 +187,7 @@ async def test_who_accepts_a_large_body_and_goes_has_not_got_it(http: HttpClient
             await stream.receive_some(1000)
 
     async with serving(serve) as target:
-        with pytest.raises(PushFailed, match=r"answered 200, and did not take the rest|reset"):
+        with pytest.raises(PushFailed, match=r"answered 200, and did not read the rest|reset"):
             await http.post(target, HEADERS, LARGE, PATIENCE_S)
     assert not http._idle
 

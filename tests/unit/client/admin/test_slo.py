@@ -65,7 +65,7 @@ def test_nothing_delivered_is_no_share() -> None:
     [
         ([told(clock={**TRUSTED, "trusted": False, "reason": "wall"})], {}, "the clock of n1 is not trusted: the wall"),
         ([told(9, unproven=3)], {}, "3 deliveries of n1 were measured while its clock was not trusted"),
-        ([told()], {"n2": "it cannot be reached"}, "nothing is told of n2: it cannot be reached"),
+        ([told()], {"n2": "it cannot be reached"}, "n2 did not report: it cannot be reached"),
         ([told(), told(lateness_ms=250)], {}, "n2 has a different objective: 99% within 250ms, over 30d"),
     ],
 )

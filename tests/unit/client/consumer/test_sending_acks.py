@@ -47,7 +47,7 @@ def test_the_ack_of_a_batch_sends_messages(with_client: Any) -> None:
             assert (sent.token, sent.messages) == (TOKEN, [["u", None, False, {"value": b"next"}]])
             assert not server.acks
             await batch.ack()
-            with pytest.raises(InvalidRequest, match="acked before, and nothing is sent"):
+            with pytest.raises(InvalidRequest, match="acked before, so nothing is sent"):
                 batch.ack(then=NEXT)
             with pytest.raises(InvalidRequest, match="message 1 is bytes"):
                 batch.ack(then=[*NEXT, b"x"])  # type: ignore[list-item]
@@ -209,7 +209,7 @@ def test_leases_send_with_what_is_held_under_one_lease(with_client: Any) -> None
         assert await leases.ack(items, then=NEXT) == []
         (sent,) = server.ack_thens
         assert (sent.token, len(server.named(sent.what) or ())) == (65536, 2)
-        with pytest.raises(InvalidRequest, match="these are of 2: ack those of each lease for themselves"):
+        with pytest.raises(InvalidRequest, match="these have 2 leases: ack the messages of each lease separately"):
             await leases.ack([(f"{GROUP_NUMBER}.0.65536", None), (f"{GROUP_NUMBER}.0.65537", None)], then=NEXT)
         server.script[Type.ACK_THEN].append(loses([offsets.from_text(offset), 1]))
         assert await leases.ack(items, then=NEXT) == [items[0]]

@@ -152,7 +152,7 @@ def test_a_wrong_item_is_named(with_client: Any, item: Any) -> None:
         (lambda kv: kv.put(7, "x"), "key: bytes or str is expected, not int"),
         (lambda kv: kv.put("a", None), "use `delete` to delete a key"),
         (lambda kv: kv.put("a", 1.5), "value: bytes or str is expected, not float"),
-        (lambda kv: kv.put("a", "x", ttl=0), "ttl: it must be longer than nothing"),
+        (lambda kv: kv.put("a", "x", ttl=0), "ttl: it must be greater than 0"),
         (lambda kv: kv.put("a", "x", headers="n"), "headers: a mapping is expected"),
         (lambda kv: kv.cas("a", "x", expected="now"), "expected: a version: 'now' is not an offset"),
         (lambda kv: kv.cas("a", "x", expected=b"0" * 16), "expected: a version"),

@@ -301,7 +301,7 @@ def test_entering_waits_until_now_is_known(with_client: Any) -> None:
             await kv.put_many({f"k{n}": "1" for n in range(10)})
             assert len(await next_of(watch, 10)) == 10
         server.script[Type.KV_WATCH] += [SILENCE] * 50
-        with pytest.raises(Unavailable, match=r'partition 0 of topic .k. did not say in 0.3 s where "now" is'):
+        with pytest.raises(Unavailable, match=r'partition 0 of topic .k. did not report within 0.3 s where "now" is'):
             async with kv.watch():
                 pass
         assert not client._cluster.on_change or server.connections

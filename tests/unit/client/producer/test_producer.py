@@ -169,7 +169,7 @@ def test_times_travel_in_batches_of_their_own(with_client: Any) -> None:
         ({"value": b"v", "unique_key": "u", "on_conflict": "merge"}, InvalidRequest, "'merge'"),
         ({"value": b"v", "on_conflict": "replace"}, InvalidRequest, "on_conflict: it needs a unique_key"),
         ({"value": b"v", "ttl": -1}, InvalidTime, "is not"),
-        ({"value": b"v", "ttl": 0}, InvalidRequest, "ttl: it must be longer"),
+        ({"value": b"v", "ttl": 0}, InvalidRequest, "ttl: it must be greater"),
         ({"value": b"v", "tenant": "a.b"}, InvalidRequest, "tenant: topic 't' is a timer topic; one of the kind fair"),
         ({"value": b"v", "tenant": "a b"}, InvalidRequest, "tenant: 'a b' is not allowed"),
         ({"value": b"v", "tenant": b"a"}, InvalidRequest, "tenant: text is expected, not bytes"),

@@ -163,7 +163,7 @@ def test_whose_proof_is_refused_asks_for_itself(run: Any, caplog: Any) -> None:
 
     with_gateway(run, server, body)
     assert not server.of_type(Type.ON_BEHALF)
-    assert "does not take this client for a gateway: this is no proof of a gateway" in caplog.text
+    assert "does not accept this client as a gateway: this is no proof of a gateway" in caplog.text
 
 
 def test_a_client_asks_for_itself(with_client: Any) -> None:

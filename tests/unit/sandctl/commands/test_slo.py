@@ -26,7 +26,7 @@ def test_people_see_how_it_stands(offline: Ctl, client: FakeClient) -> None:
         "50.0%",
     )
     assert (found["burn rate, 1h"], found["early"], found["proven"]) == ("10.00", "0", "no")
-    assert "  nothing is told of n3: it cannot be reached" in result.stdout.splitlines()
+    assert "  n3 did not report: it cannot be reached" in result.stdout.splitlines()
     assert any(line.startswith("100 ms") and line.endswith("#") for line in result.stdout.splitlines())
     assert result.stdout.splitlines()[-1].split() == ["orders", "10", "2,000"]
 
