@@ -114,7 +114,7 @@ async def test_what_is_refused_stays_and_says_why(api: sandq.Client, monkeypatch
     letters = await until_answer(
         lambda: _letters(api), lambda found: len(found) == 2 and all(one.not_forwarded for one in found)
     )
-    assert {one.not_forwarded for one in letters} == {"the topic that it was to go to was deleted"}
+    assert {one.not_forwarded for one in letters} == {"its target topic was deleted"}
     await api.dead("orders", "g").redrive()
     async with api.subscribe("orders", group="g") as subscription:
         assert {one.value for one in await take(subscription, 2)} == {b"a", b"b"}

@@ -143,7 +143,7 @@ async def test_what_cannot_be_delivered_is_a_dead_letter(api: sandq.Client, monk
     assert (letter.value, letter.key, letter.error) == (
         b"lost?",
         b"k",
-        "the topic that it was to go to was deleted",
+        "its target topic was deleted",
     )
     await api.admin.seek_group("steps", "g", "earliest")
     await dead.redrive()

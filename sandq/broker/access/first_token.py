@@ -73,7 +73,7 @@ async def give_first_token(
             else:
                 await changed.wait()
         except SandqError as error:
-            log.warning("no first token could be created; it is tried again", error=error.message)
+            log.warning("no first token could be created; trying again", error=error.message)
             await trio.sleep(RETRY_S)
 
 

@@ -173,7 +173,7 @@ class Cluster:
                     await self._form(metadata)
                     await self._controller.tend(metadata)
             except SandqError as error:
-                log.warning("the cluster could not be managed; it is tried again", error=error.message)
+                log.warning("the cluster could not be managed; trying again", error=error.message)
             with trio.move_on_after(REGISTER_PAUSE_S):
                 await self._changed.wait()
 

@@ -155,9 +155,9 @@ class Rebalancer:
                 for led, term in terms:
                     led.fresh_in = term
             if within.cancelled_caught:
-                log.info("nothing is moved now, and it is tried again: the metadata leader has not answered")
+                log.info("no replica is moved now: the metadata leader has not answered; trying again")
         except SandqError as error:
-            log.info("nothing is moved now; it is tried again", error=error.message)
+            log.info("no replica is moved now; trying again", error=error.message)
         finally:
             self._asking = False
 
@@ -203,7 +203,7 @@ class Rebalancer:
             await host.change_members(step)
             log.info("members changed", group=host.number, **_difference(before, step))
         except SandqError as error:
-            log.info("the members were not changed; it is tried again", group=host.number, error=error.message)
+            log.info("the members were not changed; trying again", group=host.number, error=error.message)
         finally:
             led.busy = False
 

@@ -99,7 +99,7 @@ class Reconciler:
             try:
                 await self._follow()
             except StorageFailed as error:
-                log.error("a change of metadata could not be applied here; it is tried again", error=error.message)
+                log.error("a change of metadata could not be applied here; trying again", error=error.message)
                 self._changed.set()
                 await trio.sleep(FOLLOW_RETRY_S)
 

@@ -173,7 +173,7 @@ class OutboxSender:
         except Exception as error:
             # The outbox is the only copy of these messages: try again, and log the error.
             log.exception("the outbox failed unexpectedly", to=list(target), epoch=epoch)
-            return Unavailable(f"an unexpected error, which the node's log has: {error!r}")
+            return Unavailable(f"an unexpected error; see the log of the node: {error!r}")
         # The next attempt uses another epoch. Return an error, so that a pause comes before it.
         return Unavailable("it is sent again in another epoch") if refusal == "" else None
 
@@ -212,7 +212,7 @@ class OutboxSender:
             await self._catalog.catch_up()
             found = self._find(target)
         if found is None:
-            raise UnknownTopic("the topic that it was to go to was deleted")
+            raise UnknownTopic("its target topic was deleted")
         return found
 
     def _find(self, target: Target) -> OpenTopic | None:
@@ -232,7 +232,7 @@ class OutboxSender:
         number, group = next(self._numbers), topic.record.partitions[partition].group
         node = self._catalog.leader(topic, partition)
         if node is None:
-            raise NotLeader("nobody leads the partition that it is for, as far as this node knows")
+            raise NotLeader("its target partition has no leader, as far as this node knows")
         self._answers[number] = node, done
         try:
             if node == self._own:
@@ -240,7 +240,7 @@ class OutboxSender:
             elif not self._links.accepts(node) or not self._links.send(
                 node, PeerFrame.OUTBOX_BATCH, (number, group, producer_id, epoch, batch)
             ):
-                raise Unavailable(f"node {node} cannot be reached, or takes nothing at present")
+                raise Unavailable(f"node {node} cannot be reached, or accepts no data at present")
             with trio.move_on_after(ANSWER_S):
                 await answered.wait()
         finally:
@@ -270,7 +270,7 @@ class OutboxSender:
                 command, partial(_stored, done), size=len(batch), messages=checked.messages, line=BEHIND
             )
         except KeyError:
-            done(NotLeader("the partition is being opened, or has gone"))
+            done(NotLeader("the partition is being opened, or was removed"))
         except SandqError as error:
             done(error)
 

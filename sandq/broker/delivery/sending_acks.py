@@ -62,7 +62,9 @@ def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) 
         size += 64 + sum([len(cell) for cell in fields.values() if isinstance(cell, bytes)])
     if size > FIXED.then_bytes + 64 * FIXED.then_messages:
         raise TooLarge(
-            f"messages of {size} bytes; {FIXED.then_bytes} go with an ack", limit="then_bytes", maximum=FIXED.then_bytes
+            f"messages of {size} bytes; an ack may send at most {FIXED.then_bytes}",
+            limit="then_bytes",
+            maximum=FIXED.then_bytes,
         )
     return c.AckThen(request.token, request.what, messages), size
 

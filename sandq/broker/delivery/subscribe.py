@@ -163,7 +163,7 @@ def check_epoch(epoch: int, now_ms: int) -> None:
     most = now_ms + EPOCHS_AHEAD_MS << EPOCH_BITS
     if epoch > most:
         raise InvalidRequest(
-            f"the consumer's epoch {epoch} is more than a year ahead (the highest is {most} now): take epoch "
+            f"the consumer's epoch {epoch} is more than a year ahead (the highest is {most} now): use epoch "
             f"milliseconds * 2^{EPOCH_BITS}, so that a later process has a higher one"
         )
 

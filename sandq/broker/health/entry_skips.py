@@ -135,13 +135,13 @@ class EntrySkips:
         if not failure.is_exact:
             raise Conflict(
                 f"{_named(request)}: one of several entries up to {failure.index} is at fault; the replica is being "
-                "loaded again to learn which; look again in a moment"
+                "loaded again to learn which; check again in a moment"
             )
         if host.is_skipping(failure.index):
             raise Conflict(f"{_named(request)}: the entry is skipped already; the replica is being opened again")
         if request.entry is not None and request.entry != failure.index:
             raise InvalidRequest(
-                f"entry: {_named(request)} is shut at entry {failure.index}, not {request.entry}; look again with "
+                f"entry: {_named(request)} is shut at entry {failure.index}, not {request.entry}; check again with "
                 "--dry-run"
             )
         return failure.index
@@ -158,7 +158,7 @@ class EntrySkips:
             if report is None and node in up:
                 raise Conflict(
                     f"{node} has a replica that is not shut: it may have applied entry {index}, and must lead. It "
-                    "will once it has all of the log; look again in a moment"
+                    "will once it has all of the log; check again in a moment"
                 )
             if report is not None and report.reached >= index:
                 raise Conflict(f"{node} has applied entry {index}: it must lead, and will by itself")

@@ -206,7 +206,7 @@ def plan(stored: Sequence[Stored], now_ms: int, unplannable: AbstractSet[str] = 
         except SandqError as error:
             if name not in unplannable:
                 log.error(
-                    "a schedule waits, for this node cannot go by it: give it the zone data of the others",
+                    "a schedule waits, because this node cannot plan it: give it the time zone data of the other nodes",
                     schedule=name,
                     error=error.message,
                 )

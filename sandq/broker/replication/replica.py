@@ -315,7 +315,7 @@ class PartitionReplica:
     def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
         machine = self._machine
         if index > max(machine.applied_index, FIRST_INDEX) + 1:
-            raise LogGap(f"entry {index} of raft group {self._group} comes behind {machine.applied_index}")
+            raise LogGap(f"entry {index} of raft group {self._group} follows entry {machine.applied_index}")
         if not command:
             if skip is not None and index > machine.applied_index and not machine.skips.knows(skip.skip_id):
                 raise AppliedSkipped(skip.index)

@@ -133,7 +133,7 @@ class MessageRequests:
         now_ms, own = self._broker.clock.now_ms(), self._broker.limits_of(request.topic)
         for position, (_, at_ms, relative, *_) in enumerate(moves):
             if not relative and at_ms is not None and at_ms < LEAST_INSTANT_MS:
-                raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
+                raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are expected")
             if at_ms is not None:
                 check_not_far(at_ms if relative else at_ms - now_ms, self._broker.limits.delay_days, own)
         updated_bytes = 0
@@ -170,14 +170,14 @@ class MessageRequests:
                 size = move.changes.get(name, 0)
                 if size > most:
                     raise TooLarge(
-                        f"item {position}: {name} has {size} bytes, at most {most} are taken",
+                        f"item {position}: {name} has {size} bytes, at most {most} are allowed",
                         limit=limit,
                         maximum=most,
                         size=size,
                     )
         if total > limits.batch_bytes:
             raise TooLarge(
-                f"values and headers of {total} bytes; at most {limits.batch_bytes} are taken: send them in parts",
+                f"values and headers of {total} bytes; at most {limits.batch_bytes} are allowed: send them in parts",
                 limit="batch_bytes",
                 maximum=limits.batch_bytes,
                 size=total,
@@ -353,7 +353,7 @@ class MessageRequests:
         """Start a bulk job, and return its state."""
         arguments = dict(request.arguments)
         if arguments.get("to_ms", LEAST_INSTANT_MS) < LEAST_INSTANT_MS:
-            raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are wanted")
+            raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are expected")
         far_ms = max(arguments.get("to_ms", 0) - self._broker.clock.now_ms(), arguments.get("shift_ms", 0))
         check_not_far(far_ms, self._broker.limits.delay_days, self._broker.limits_of(request.topic))
         if "priority" in arguments:

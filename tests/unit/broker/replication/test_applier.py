@@ -395,6 +395,6 @@ def test_an_entry_that_one_is_missing_before_ends_the_thread() -> None:
     replica = PartitionReplica(MemoryStores(), 0, 7, 0, parse_settings({}).record())
     entry = c.Entry(T, (c.Append(encode({Column.VALUE: [b"a"]})),)).encode()
     replica.apply(2, entry, True)
-    with pytest.raises(LogGap, match="entry 4 of raft group 7 comes behind 2"):
+    with pytest.raises(LogGap, match="entry 4 of raft group 7 follows entry 2"):
         replica.apply(4, entry, True)
     assert replica.apply(2, b"", True) == [] and replica.applied_index == 2
