@@ -66,7 +66,7 @@ class Options:
     # Interval in which the subscription to a pattern looks for new topics.
     topics_interval_s: float = 5.0
 
-    # Limits of a producer: batches are per partition; buffered messages and unanswered batches are counted separately.
+    # Limits of a producer. Batches are per partition; `buffer_bytes` covers all messages without an outcome.
     linger_s: float = 0.002
     batch_messages: int = 1000
     batch_bytes: int = 256 * 1024

@@ -178,100 +178,100 @@ class Nodes:
 
     # -- received messages ----------------------------------------------------------------------------------------
 
-    def alive(self, said: Alive) -> None:
-        reason = _cannot_speak(said.vsn)
-        if self._jumps(said):
-            self._refuse(said.node, "incarnation")
+    def alive(self, message: Alive) -> None:
+        reason = _cannot_speak(message.vsn)
+        if self._jumps(message):
+            self._refuse(message.node, "incarnation")
         elif reason is not None:
-            self._refuse(said.node, reason)
-        elif not said.node.isprintable():
-            self._refuse(said.node, "name")  # it is shown in logs and lists
-        elif said.node == self.own.name:
-            self._alive_myself(said)
+            self._refuse(message.node, reason)
+        elif not message.node.isprintable():
+            self._refuse(message.node, "name")  # it is shown in logs and lists
+        elif message.node == self.own.name:
+            self._alive_myself(message)
         else:
-            self._alive_other(said)
+            self._alive_other(message)
 
-    def _alive_myself(self, said: Alive) -> None:
+    def _alive_myself(self, message: Alive) -> None:
         own = self.own
-        if self.leaving or said.incarnation < own.incarnation:
+        if self.leaving or message.incarnation < own.incarnation:
             return
-        if said.address != own.address and not _same_store(said.meta, own.meta):
+        if message.address != own.address and not _same_store(message.meta, own.meta):
             # Another machine has the same name. Neither of them yields: the operator must decide.
-            self._refuse(said.node, "name_conflict")
-        elif (said.incarnation, said.address, said.meta, said.vsn) != (
+            self._refuse(message.node, "name_conflict")
+        elif (message.incarnation, message.address, message.meta, message.vsn) != (
             own.incarnation,
             own.address,
             own.meta,
             own.vsn,
         ):
-            self._refute(said.incarnation)
+            self._refute(message.incarnation)
 
-    def _alive_other(self, said: Alive) -> None:
-        node = self._nodes.get(said.node)
+    def _alive_other(self, message: Alive) -> None:
+        node = self._nodes.get(message.node)
         if node is not None:
-            moves = said.address != node.address
-            if moves and not self._may_move(node, said):
-                self._refuse(said.node, "name_conflict")
+            moves = message.address != node.address
+            if moves and not self._may_move(node, message):
+                self._refuse(message.node, "name_conflict")
                 return
-            if said.incarnation <= node.incarnation:
+            if message.incarnation <= node.incarnation:
                 # A node that restarted with a low incarnation receives its old state and refutes it.
                 return
         try:
-            tags = decode_tags(said.meta)
+            tags = decode_tags(message.meta)
         except ProtocolError:
-            self._refuse(said.node, "malformed_tags")
+            self._refuse(message.node, "malformed_tags")
             return
-        reason = self._judge(said.node, tags)
+        reason = self._judge(message.node, tags)
         if reason is not None:
-            self._refuse(said.node, reason)
+            self._refuse(message.node, reason)
             return
         before = node.liveness if node is not None else None
         if node is None:
             if len(self._nodes) >= MEMBERS_MOST:
-                self._refuse(said.node, "too_many_members")
+                self._refuse(message.node, "too_many_members")
                 return
-            node = self._nodes[said.node] = Node(said.node, said.address, said.meta, said.vsn)
+            node = self._nodes[message.node] = Node(message.node, message.address, message.meta, message.vsn)
             self._others = None
-        node.address, node.meta, node.vsn = said.address, said.meta, said.vsn or node.vsn
-        node.incarnation = said.incarnation
+        node.address, node.meta, node.vsn = message.address, message.meta, message.vsn or node.vsn
+        node.incarnation = message.incarnation
         node.suspicion = None
         node.expect_end(None)
         self.refusals.pop(node.name, None)
         self._set_liveness(node, Liveness.ALIVE)
-        self._broadcasts.put(node.name, encode(said))
+        self._broadcasts.put(node.name, encode(message))
         self._on_change(node, before)
 
     @staticmethod
-    def _may_move(node: Node, said: Alive) -> bool:
+    def _may_move(node: Node, message: Alive) -> bool:
         """Return whether a name may have a new address: its member has left, or has the same data directory."""
-        return node.liveness == Liveness.LEFT or _same_store(said.meta, node.meta)
+        return node.liveness == Liveness.LEFT or _same_store(message.meta, node.meta)
 
-    def suspect(self, said: Suspect) -> None:
-        node = self._nodes.get(said.node)
-        if node is None or said.incarnation < node.incarnation:
+    def suspect(self, message: Suspect) -> None:
+        node = self._nodes.get(message.node)
+        if node is None or message.incarnation < node.incarnation:
             return
-        if self._jumps(said):
-            self._refuse(said.node, "incarnation")
+        if self._jumps(message):
+            self._refuse(message.node, "incarnation")
         elif node is self.own:
             if not self.leaving:
-                self._refute(said.incarnation)
+                self._refute(message.incarnation)
         elif node.suspicion is not None:
-            if node.suspicion.confirm(said.sender):
+            if node.suspicion.confirm(message.sender):
                 self._await_end(node)
-                self._broadcasts.put(node.name, encode(said))
+                self._broadcasts.put(node.name, encode(message))
         elif node.liveness == Liveness.ALIVE:
-            self._begin_suspicion(node, said)
+            self._begin_suspicion(node, message)
 
-    def _begin_suspicion(self, node: Node, said: Suspect) -> None:
+    def _begin_suspicion(self, node: Node, message: Suspect) -> None:
         self._counts["suspicions"] += 1
-        self._broadcasts.put(node.name, encode(said))
-        node.incarnation = said.incarnation
+        self._broadcasts.put(node.name, encode(message))
+        node.incarnation = message.incarnation
         self._set_liveness(node, Liveness.SUSPECT)
         # Only live members can confirm a suspicion.
         count = self.live_count()
         least_s = self._timing.suspicion_s(count)
         node.suspicion = Suspicion(
-            said.sender,
+            message.sender,
             self._timing.confirmations(count),
             least_s,
             least_s * self._timing.suspicion_max_mult,
@@ -286,23 +286,23 @@ class Nodes:
         incarnation = node.incarnation
         node.expect_end(self._agenda.after(left_s, lambda: self.dead(Dead(incarnation, node.name, self.own.name))))
 
-    def dead(self, said: Dead) -> None:
-        node = self._nodes.get(said.node)
-        if node is None or said.incarnation < node.incarnation or not node.is_live:
+    def dead(self, message: Dead) -> None:
+        node = self._nodes.get(message.node)
+        if node is None or message.incarnation < node.incarnation or not node.is_live:
             return
-        if self._jumps(said):
-            self._refuse(said.node, "incarnation")
+        if self._jumps(message):
+            self._refuse(message.node, "incarnation")
             return
         if node is self.own and not self.leaving:
-            self._refute(said.incarnation)
+            self._refute(message.incarnation)
             return
         before = node.liveness
-        node.incarnation = said.incarnation
+        node.incarnation = message.incarnation
         node.suspicion = None
-        self._set_liveness(node, Liveness.LEFT if said.sender == said.node else Liveness.DEAD)
+        self._set_liveness(node, Liveness.LEFT if message.sender == message.node else Liveness.DEAD)
         if node is not self.own:
             node.expect_end(self._agenda.after(self._timing.dead_gossip_s, lambda: self._forget(node)))
-        self._broadcasts.put(node.name, encode(said))
+        self._broadcasts.put(node.name, encode(message))
         self._on_change(node, before)
 
     def merge(self, state: NodeState) -> None:
@@ -322,10 +322,10 @@ class Nodes:
             node.liveness = liveness
             node.changed_at = self._agenda.now
 
-    def _jumps(self, said: Alive | Suspect | Dead) -> bool:
-        node = self._nodes.get(said.node)
+    def _jumps(self, message: Alive | Suspect | Dead) -> bool:
+        node = self._nodes.get(message.node)
         known = node.incarnation if node is not None else INCARNATION_NEW
-        return said.incarnation > known + INCARNATION_JUMP
+        return message.incarnation > known + INCARNATION_JUMP
 
     def _forget(self, node: Node) -> None:
         if not node.is_live and self._nodes.get(node.name) is node:

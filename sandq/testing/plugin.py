@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def sandq_broker() -> Iterator[Broker]:
-    """A new broker for each test without an event loop."""
+    """Start a broker for one test without an event loop."""
     from sandq.testing.brokers import broker
 
     with broker() as started:
@@ -22,7 +22,7 @@ def sandq_broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def async_sandq_broker() -> Iterator[AsyncBroker]:
-    """A new broker for each test under trio or asyncio, for any plugin that runs them."""
+    """Start a broker for one test under trio or asyncio, for any plugin that runs them."""
     from sandq.testing.brokers import broker
 
     with broker() as started:

@@ -28,8 +28,8 @@ Bits 0 and 1 are the kind of time, see `NOW`. Bits 2 to 4 are the conflict: 0 wi
 One bit each: a ttl (`TTL_BIT`), an expected version of the key (`EXPECTED_BIT`), a rank (`RANK_BIT`), an instant so far
 ahead that the broker may reject it (`FAR_BIT`), and a unique key in addition to a different key (`PAIR_BIT`).
 
-So messages that the broker has to check one by one do not slow down the others, and a rejected batch contains no
-messages that could not have caused the rejection.
+So the broker checks messages one by one only where that is necessary. If it rejects a batch, only messages with the
+same traits are affected.
 """
 
 Rank = tuple[int | None, bytes | None]

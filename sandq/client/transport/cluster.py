@@ -343,8 +343,8 @@ class Cluster:
         if self.cluster_uuid and uuid != self.cluster_uuid:
             connection.close()
             await connection.run()
-            there = f"cluster {uuid}" if uuid else "no cluster yet"
-            raise Unavailable(f"{connection.address} belongs to {there}, this client to {self.cluster_uuid}")
+            other = f"cluster {uuid}" if uuid else "no cluster yet"
+            raise Unavailable(f"{connection.address} belongs to {other}, this client to {self.cluster_uuid}")
         self.cluster_uuid = uuid
         self.limits = {
             name: value for name, value in connection.hello.limits.items() if type(value) is int and value > 0
@@ -404,11 +404,11 @@ class Cluster:
                 link.addresses.remove(address)
                 link.addresses.insert(0, address)
                 return connection
-            there = connection.hello.node_id
-            link.error = Unavailable(f"{connection.address} is node {there}, not {link.node_id}")
+            node_id = connection.hello.node_id
+            link.error = Unavailable(f"{connection.address} is node {node_id}, not {link.node_id}")
             connection.close()
             await connection.run()
-            self._add_address(there, address)
+            self._add_address(node_id, address)
         self._notify()
         return None
 
