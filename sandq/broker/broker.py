@@ -183,7 +183,9 @@ class Broker:
         return led
 
     def _led_of(self, request: Subscribe | Lease) -> Sequence[PartitionLeader]:
-        """Return the partitions led here that a consumer requested. Raise the errors of `led`, and UnknownPartition."""
+        """Return the partitions of a consumer's request that this node leads.
+
+        Raise the errors of `led`, and UnknownPartition."""
         if request.partitions is None:
             return self.led(request.topic)
         there = len(self.catalog.topic(request.topic).record.partitions)
@@ -310,7 +312,7 @@ class Broker:
         caller: Caller,
         receiver: DeliveryReceiver,
     ) -> tuple[Subscription, list[int]]:
-        """Subscribe a consumer. Return the subscription and the partitions led here.
+        """Subscribe a consumer. Return the subscription and the partitions that this node leads.
 
         The steps: create the group if it does not exist; end the subscription of an earlier process of this consumer,
         and take over its leases; push leases that the consumer does not know of; attach the subscription.
@@ -346,7 +348,7 @@ class Broker:
         if any(leader.closed for leader in leaders):
             raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
         if leaders != self._led_of(request):
-            # A subscription to the partitions led here now also gets leases granted to the consumer there.
+            # A subscription to the partitions that this node leads now also gets leases granted to the consumer there.
             raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; subscribe again")
         if self._fence(leaders, request):
             raise Unavailable(f"consumer {request.consumer_id!r} subscribed twice at the same time; subscribe again")

@@ -68,7 +68,7 @@ class Catalog:
         self.topics: dict[str, OpenTopic] = {}
         self.by_group: dict[int, PartitionLeader] = {}
         self._led: dict[str, list[PartitionLeader]] = {}
-        """Partitions led here by topic, cached since the last change."""
+        """Partitions that this node leads, by topic. Cached since the last change."""
         self._auto_create = auto_create
         self._barrier = barrier
         self._progress = progress
@@ -261,7 +261,7 @@ class Catalog:
             leader.lead()
 
     def _configure(self, name: str, leader: PartitionLeader) -> None:
-        """Apply the topic's settings to a partition that is led here, if it has different ones."""
+        """Apply the topic's settings to a partition that this node leads, if it has different ones."""
         host, settings = leader.raft_group, self.topics[name].record.settings
         leader.limits_wanted = next_epoch(settings)
         if host.ready and host.status.settings != settings:

@@ -105,7 +105,7 @@ class OwnerUsage:
             await trio.sleep(SUM_S)
 
     async def update(self) -> None:
-        """Sum up the partitions led here, and report the sums to the other nodes."""
+        """Sum up the partitions that this node leads, and report the sums to the other nodes."""
         view = self._catalog.view
         if view is not self._view:
             self._view = view

@@ -3,7 +3,7 @@
 A candidate asks every node that it is linked with, and founds the cluster once each of them has agreed. A node refuses
 if it belongs to a cluster, founds one, knows of one, or is a candidate with a smaller id. Any other node agrees, and is
 no candidate any more if it was one. It may become one again, but then it asks the node that it has agreed with. So two
-linked nodes never both found a cluster, in whatever order they ask.
+linked nodes never both found a cluster, regardless of the order in which they ask.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FounderElection:
         self._deciding = trio.Lock()
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Handle a frame. Return whether it was of this kind, and well-formed."""
+        """Handle a frame. Return whether it is for this component and well-formed."""
         if kind != PeerFrame.FOUND or body not in (ASKS, AGREES, REFUSES):
             return False
         if body == ASKS:

@@ -54,7 +54,7 @@ class Joining:
         self._changed = trio.Event()
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Handle a frame. Return whether it was of one of these kinds, and well-formed."""
+        """Handle a frame. Return whether it is for this component and well-formed."""
         if kind == PeerFrame.JOIN and body is None:
             self._asking.add(node)
         elif kind == PeerFrame.WELCOME and _is_welcome(body):

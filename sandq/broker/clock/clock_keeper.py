@@ -105,7 +105,7 @@ class ClockKeeper:
         self._clock.peers.forget(node)
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Handle a frame. Return whether it was of one of these kinds, and well-formed."""
+        """Handle a frame. Return whether it is for this component and well-formed."""
         if kind == PeerFrame.CLOCK_ASKED and _is_request(body):
             guarded_us = int(self._clock.now_s() * 1_000_000)
             self._links.send(node, PeerFrame.CLOCK_TOLD, (body[0], guarded_us, int(self._clock.reported_standing)))

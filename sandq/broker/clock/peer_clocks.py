@@ -4,7 +4,7 @@ A peer's clock was read at some time between the request and the reply. So it li
 trip, and within the overlap of all recent intervals. It is stored as its distance from this node's monotonic clock. So
 it stays valid when this node's guarded clock is slewed or set.
 
-Every node judges only its own clock, by statements that hold wherever in their intervals the clocks are:
+Every node judges only its own clock. The judgements hold for all possible values within the intervals:
 
 - *Off*: the median of all clocks, including its own, is further away than `max_drift`.
 - *Disputed*: as many clocks contradict it as agree, so there is no such median. A clock that has agreed before then
@@ -185,7 +185,7 @@ class PeerClocks:
             if self.nodes == 1:
                 self.stand_alone(now_s)
         if (self.off and not was_off) or (had_heard and not offsets):
-            self._unsure_s = now_s  # no better clock was known before, or none is known any more
+            self._unsure_s = now_s  # no better clock was known before, or is known now
         uncertain_s = now_s - self._certain_s
         if self._peers and uncertain_s > self._max_drift_s / RATE:
             self.agreed = False  # the clock may have drifted that far since

@@ -130,7 +130,7 @@ class PeerDispatch:
             log.error("a peer sent an unknown frame; it is dropped", peer=node, kind=kind)
 
     def _heard(self, node: str, kind: int, body: Any, size: int) -> bool:
-        """Handle a frame of a node of this cluster. Return whether it was of one of these kinds, and well-formed."""
+        """Handle a frame from a node of this cluster. Return whether its kind is known here and it is well-formed."""
         if kind == PeerFrame.RAFT and isinstance(body, tuple):
             if self._node_log.failed is None:  # otherwise no one would read it
                 self._node_log.group_commit.receive(node, body, size)

@@ -41,7 +41,7 @@ log = structlog.get_logger("sandq.moving")
 CHECK_S: Final = 0.2
 """Seconds between two checks for work."""
 MOVES_AT_ONCE: Final = 8
-"""Maximum number of groups led here that get a new replica at the same time."""
+"""Maximum number of groups that get a new replica at the same time, of those that this node leads."""
 LEADERS_AT_ONCE: Final = 4
 """Maximum number of groups that are handed over at the same time."""
 LED_S: Final = 5.0
@@ -86,7 +86,7 @@ class _Led:
 
 
 class Rebalancer:
-    """Changes members and leaders of the groups led here."""
+    """Changes members and leaders of the groups that this node leads."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Report to the metadata leader what it must know of the groups led here."""
+"""Report to the metadata leader what it must know of the groups that this node leads."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class GroupWaiters:
         self._waiting: OrderedDict[Bell, None] = OrderedDict()
         """Waiting requests, longest waiting first; those that were woken and got nothing come first."""
         self.error: SandqError | None = None
-        """Set if requests must ask again: other partitions are led here than before, or the group is gone."""
+        """Set if requests must ask again: this node leads other partitions than before, or the group is gone."""
 
     @contextmanager
     def joined(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ _ASKED: Final = [str, *[int] * 5]
 
 
 class _Known:
-    """The state kept for one partition that is led here. It may be lost at any time."""
+    """The state kept for one partition that this node leads. It may be lost at any time."""
 
     def __init__(self) -> None:
         self.homes: dict[str, LimitHome] = {}
@@ -58,7 +58,8 @@ class LimitShares:
         self._known: WeakKeyDictionary[PartitionLeader, _Known] = WeakKeyDictionary()
 
     def on_change(self, leader: PartitionLeader) -> None:
-        """Check a partition that is led here and has limits, because something changed or a consumer waits for them."""
+        """Check a partition with limits that this node leads, because something changed or a consumer waits for
+        them."""
         known = self._known.get(leader)
         if known is None:
             known = self._known[leader] = _Known()
@@ -193,7 +194,7 @@ class LimitShares:
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Handle a frame from another node. Return whether it was of one of these kinds, and well-formed."""
+        """Handle a frame from another node. Return whether it is for this component and well-formed."""
         if kind == PeerFrame.LIMITS_ASKED:
             items = _items(body)
             if items is None:

@@ -1,4 +1,4 @@
-"""Send the outboxes of the partitions led here to the leaders of the target partitions.
+"""Send the outboxes of partitions that this node leads. The receivers are the leaders of the target partitions.
 
 Each pair of partitions has one batch in progress at a time, which is sent until its outcome is known. Nodes exchange
 `OUTBOX_BATCH` and `OUTBOX_ANSWER`. The sending partition is an idempotent producer of the target partition, with an id
@@ -51,7 +51,7 @@ from sandq.protocol.peer import PeerFrame
 log = structlog.get_logger("sandq.broker")
 
 SENDING: Final = 16
-"""Maximum number of batches that are read and in progress at the same time, for all partitions led here."""
+"""Maximum number of batches that are read and in progress at the same time, for all partitions that this node leads."""
 ANSWER_S: Final = 10.0
 """Time in s that another node has to answer. Then the batch is sent again."""
 FIRST_PAUSE_S: Final = 0.05
@@ -84,7 +84,7 @@ class Stuck:
 
 
 class OutboxSender:
-    """Send the outbox batches of all partitions led here."""
+    """Send the outbox batches of all partitions that this node leads."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class OutboxSender:
     # -- sending --------------------------------------------------------------------------------------------------
 
     def on_change(self, leader: PartitionLeader) -> None:
-        """Start sending, because a partition that is led here has changed and has something to send."""
+        """Start sending, because a partition that this node leads has changed and has something to send."""
         status: OutboxStatus | None = leader.raft_group.status.outbox
         if status is None or self._nursery.cancel_scope.cancel_called:
             return  # the last entries are applied after the tasks of a stopping node have ended: the next leader sends
@@ -123,7 +123,7 @@ class OutboxSender:
             self._nursery.start_soon(self._keep_sending, leader, target)
 
     def stuck(self, leader: PartitionLeader) -> Mapping[Target, Stuck]:
-        """Return the batches of a partition led here that could not be sent yet, by target."""
+        """Return the batches of a partition that could not be sent yet, by target. This node leads the partition."""
         return self._stuck.get(leader, {})
 
     async def _keep_sending(self, leader: PartitionLeader, target: Target) -> None:
@@ -255,7 +255,7 @@ class OutboxSender:
     def _store(
         self, group: int, producer_id: int, epoch: int, batch: bytes, done: Callable[[SandqError | None], None]
     ) -> None:
-        """Store a batch that another partition sends to one that is led here. `done` gets the error, or None."""
+        """Store a batch that another partition sends to one that this node leads. `done` gets the error, or None."""
         try:
             leader = self._catalog.by_group.get(group)
             if leader is None:
@@ -277,7 +277,7 @@ class OutboxSender:
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
-        """Handle a frame from another node. Return whether it was of one of these kinds, and well-formed."""
+        """Handle a frame from another node. Return whether it is for this component and well-formed."""
         if not isinstance(body, tuple):
             return False
         if kind == PeerFrame.OUTBOX_BATCH and [type(part) for part in body] == _BATCH_FIELDS:

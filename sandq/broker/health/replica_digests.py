@@ -33,7 +33,7 @@ from sandq.storage.keys import STORE_PREFIX_BYTES, store_range
 log = structlog.get_logger("sandq.health")
 
 ROUND_S: Final = 86_400.0
-"""Pause in s between two rounds over all partitions led here."""
+"""Pause in s between two rounds over all partitions that this node leads."""
 FIRST_S: Final = 60.0
 """Pause in s between the start and the first round."""
 ANSWER_S: Final = 3600.0
@@ -93,7 +93,7 @@ class ReplicaDigests:
 
     @property
     def different(self) -> Mapping[int, tuple[str, ...]]:
-        """For each group led here whose replicas differ: the nodes whose replicas differ from the majority.
+        """For each led group whose replicas differ: the nodes whose replicas differ from the majority.
 
         All nodes if there is no majority."""
         led = self._catalog.led_here

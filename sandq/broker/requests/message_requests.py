@@ -398,7 +398,7 @@ class MessageRequests:
             return count, packed
 
     async def consumers(self, request: ConsumerList, caller: Caller) -> tuple[list[dict[str, Any]], int]:
-        """Return the consumers of a group in the partitions led here, and the number of omitted consumers.
+        """Return the consumers of a group in the partitions that this node leads, and the number of omitted consumers.
 
         Raise UnknownGroup."""
         group, table = request.group, ConsumerTable()
@@ -461,7 +461,9 @@ class MessageRequests:
             done.update(more)
 
     async def _with_group(self, topic: str, group: str) -> list[PartitionLeader]:
-        """Return the partitions led here in which a group exists. Raise UnknownTopic, UnknownGroup, NotLeader."""
+        """Return the partitions in which a group exists, of those that this node leads.
+
+        Raise UnknownTopic, UnknownGroup, NotLeader."""
         check_name("group", group)
         found = []
         led = self._broker.led(topic)
@@ -497,13 +499,13 @@ class MessageRequests:
         return answer
 
     async def topic_stats(self, request: TopicStats, caller: Caller) -> list[dict[str, Any]]:
-        """Return the statistics of the partitions led here."""
+        """Return the statistics of the partitions that this node leads."""
         led, guarded_ms = self._broker.led(request.topic), self._broker.clock.now_ms()
         await read_all([leader.raft_group for leader in led])
         return [_stats(leader, guarded_ms) | self._outbox(leader) for leader in led]
 
     def _outbox(self, leader: PartitionLeader) -> dict[str, Any]:
-        """Return the outbox of a partition that is led here; nothing if it has none."""
+        """Return the outbox of a partition that this node leads; nothing if it has none."""
         status = leader.raft_group.status.outbox
         if status is None:
             return {}
@@ -537,7 +539,7 @@ class MessageRequests:
         size: Callable[[T], int] = no_bytes,
         work: int = 1,
     ) -> T:
-        """Query a partition that is led here, on the thread that owns its state.
+        """Query a partition that this node leads, on the thread that owns its state.
 
         The answer includes everything acknowledged before. `size(answer)`: bytes of the answer, if it may be large.
         `work`: cost of the query within a visit."""
@@ -576,7 +578,7 @@ def _bytes_of_message(row: dict[str, Any] | None) -> int:
 
 
 def _stats(leader: PartitionLeader, guarded_ms: int) -> dict[str, Any]:
-    """Return the statistics of a partition that is led here."""
+    """Return the statistics of a partition that this node leads."""
     status = leader.raft_group.status
     return {
         "partition": leader.partition,
@@ -598,7 +600,7 @@ def _stats(leader: PartitionLeader, guarded_ms: int) -> dict[str, Any]:
 
 
 def _members(host: RaftGroup) -> list[dict[str, Any]]:
-    """Return the members of a group that is led here, and how far each is behind."""
+    """Return the members of a group that this node leads, and how far each is behind."""
     group = host.group
     voters, learners = host.members
     rows = []
