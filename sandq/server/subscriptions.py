@@ -103,12 +103,13 @@ class Subscriptions:
         most = limits.subscriptions_per_connection
         if len(self._subscriptions) + len(self._opening) >= most:
             raise TooLarge(
-                f"this connection has {most} subscriptions (limits.subscriptions_per_connection): open a further one",
+                f"this connection has {most} subscriptions (limits.subscriptions_per_connection): "
+                "open another connection",
                 limit="subscriptions_per_connection",
                 maximum=most,
             )
         if request.credit > limits.credit_max:
-            raise InvalidRequest(f"a credit of {request.credit}; at most {limits.credit_max} is given")
+            raise InvalidRequest(f"a credit of {request.credit} is too large: it may be at most {limits.credit_max}")
         self._count_work(request.topic)
         # Reserve the id before anything is awaited. An UNSUBSCRIBE that comes meanwhile waits for the event.
         opened = self._opening[request.subscription_id] = trio.Event()

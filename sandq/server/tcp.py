@@ -30,7 +30,7 @@ from sandq.tls.session import TlsSession
 
 SPARE_SLOTS: Final = 64
 """Slots beyond the limit for clients on the node's own machine: its HTTP process, other gateways, sandctl."""
-_REMEDY: Final = "close some, or raise limits.connections of the node; it is worth another try in a moment"
+_REMEDY: Final = "close some, or raise limits.connections of the node; then try again"
 
 _TLS_REMEDY: Final = (
     "give sandq.connect ca, the file of the authority that issued the node's certificate, or sandctl --ca FILE (--tls "
@@ -104,7 +104,7 @@ class ClientServer:
             session = None if self._tls is None else await self._tls.greet(stream, source)
         except SandqError as error:
             stats.errors[error.code] += 1
-            log.debug("a client was not let in", code=error.code, error=error.message)
+            log.debug("a client was rejected", code=error.code, error=error.message)
             await self._explain_tls(stream, error)
         except Exception:
             stats.errors[SandqError.code] += 1

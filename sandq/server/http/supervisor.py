@@ -223,7 +223,7 @@ class Supervisor:
         try:
             return [node.failure(), node.stalled(), node.ready()]
         except Exception:  # a bug in a report must not end the node
-            log.exception("what the node is to say of itself failed with an unexpected error")
+            log.exception("the report of the node failed with an unexpected error")
             return [None, FAULT, FAULT]
 
     async def _send(self, process: Process, data: bytes) -> None:

@@ -79,7 +79,7 @@ class TlsListener:
                     accepted.close()
         except (OSError, SandqError, ConnectionError, TimeoutError) as error:
             accepted.close()
-            log.debug("a client was not let in", error=str(error))
+            log.debug("a client was rejected", error=str(error))
         except Exception:
             # A bug that shows in one connection must not end the others. The log gets the traceback.
             accepted.close()

@@ -22,8 +22,8 @@ function expiryState(one) {
 export function accessView(context) {
   const head = h("div", { class: "head" }, h("h1", {}, "Access"));
   if (!may("security")) return [head, denied("security", "identities and roles")];
-  const place = h("div", { class: "tabled" });
-  const ask = () => load(place, () => Promise.all(["/identities", "/roles", "/whoami"].map((at) => get(at, {}, { signal: context.signal }))), ([{ identities }, { roles }, me]) => {
+  const container = h("div", { class: "tabled" });
+  const reload = () => load(container, () => Promise.all(["/identities", "/roles", "/whoami"].map((at) => get(at, {}, { signal: context.signal }))), ([{ identities }, { roles }, me]) => {
     const rows = table({
       caption: "Identities", key: (one) => one.principal, filterLabel: "Filter identities", sort: ["principal", false], empty: "There is no identity yet. Without authentication, every client may do everything.",
       columns: [
@@ -34,7 +34,7 @@ export function accessView(context) {
         { key: "expires", label: "Expires", text: (one) => (one.expires_at ? ago(one.expires_at) : "never"), sort: (one) => (one.expires_at ? Date.parse(one.expires_at) : Infinity), title: (one) => (one.expires_at ? instant(one.expires_at) : ""), state: expiryState },
         { key: "quota", label: "Quota", text: (one) => Object.entries(one.quota).map(([name, most]) => `${name.replaceAll("_", " ")}: ${most}`).join(", "), optional: true },
         { key: "note", label: "Note", text: (one) => one.note, optional: true },
-        { key: "end", label: "End", cell: (one) => button(kindOf(one) === "token" ? "Revoke…" : "Delete…", () => end(one, me, ask), { allowed: may("security"), reason: why("security"), kind: "danger" }), mark: (one) => one.principal },
+        { key: "end", label: "End", cell: (one) => button(kindOf(one) === "token" ? "Revoke…" : "Delete…", () => end(one, me, reload), { allowed: may("security"), reason: why("security"), kind: "danger" }), mark: (one) => one.principal },
       ],
     });
     rows.set(identities);
@@ -52,9 +52,9 @@ export function accessView(context) {
       h("section", { class: "card" }, h("h2", {}, "Roles"), named.element, commandLine("sandctl role list")),
     ];
   });
-  ask();
-  head.append(h("div", { class: "acts" }, h("button", { type: "button", onclick: ask }, "Refresh")));
-  return [head, place, commandLine("sandctl identity list")];
+  reload();
+  head.append(h("div", { class: "acts" }, h("button", { type: "button", onclick: reload }, "Refresh")));
+  return [head, container, commandLine("sandctl identity list")];
 }
 
 function end(one, me, done) {

@@ -9,11 +9,11 @@ export const token = {
 };
 
 export class Problem extends Error {
-  constructor(status, told) {
-    super(told.detail || `the response had status ${status}`);
+  constructor(status, details) {
+    super(details.detail || `the response had status ${status}`);
     this.status = status;
-    this.code = told.code || "UNKNOWN";
-    this.told = told;
+    this.code = details.code || "UNKNOWN";
+    this.details = details;
   }
 }
 
@@ -56,14 +56,14 @@ export async function send(method, at, { query, body, headers, signal } = {}) {
     throw new Problem(0, { code: "UNREACHABLE", detail: "this node does not answer" });
   }
   if (answer.ok || answer.status === 304) return answer;
-  let told = {};
+  let details = {};
   try {
-    told = await answer.json();
+    details = await answer.json();
   } catch {
     // the body is not a problem document of sandq
   }
-  if (answer.status === 401) window.dispatchEvent(new CustomEvent("unauthenticated", { detail: told.detail }));
-  throw new Problem(answer.status, told);
+  if (answer.status === 401) window.dispatchEvent(new CustomEvent("unauthenticated", { detail: details.detail }));
+  throw new Problem(answer.status, details);
 }
 
 async function json(method, at, options) {

@@ -15,17 +15,17 @@ const about = (line) => Object.entries(line.about ?? {});
 const text = (value) => (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value));
 
 function aboutCell(line) {
-  return about(line).map(([name, value], place) => {
+  return about(line).map(([name, value], index) => {
     const href = name === "topic" ? topicHref(value) : name === "group" && line.about.topic ? groupHref(line.about.topic, value) : null;
-    return [place ? ", " : "", `${name} `, href ? h("a", { href }, text(value)) : text(value)];
+    return [index ? ", " : "", `${name} `, href ? h("a", { href }, text(value)) : text(value)];
   });
 }
 
 export function auditView(context) {
   const head = h("div", { class: "head" }, h("h1", {}, "Audit log"));
   if (!may("security")) return [head, denied("security", "the audit log")];
-  const place = h("div", { class: "card" });
-  const said = h("p", { class: "dim", role: "status" });
+  const container = h("div", { class: "card" });
+  const status = h("p", { class: "dim", role: "status" });
   let lines = [];
   let position = null;
   let number = 0;
@@ -52,21 +52,21 @@ export function auditView(context) {
     const found = lines.filter((line) => has(line.principal, wanted.principal) && has(line.about?.topic, wanted.topic) && has(line.request, wanted.request)
       && (!wanted.result || (line.result === "ok") === (wanted.result === "ok")));
     rows.set(found);
-    setText(said, `${count(found.length)} of the newest ${plural(lines.length, "line")} of all nodes.`);
+    setText(status, `${count(found.length)} of the newest ${plural(lines.length, "line")} of all nodes.`);
   }
-  function add(told) {
-    for (const line of told.lines) lines.push({ ...line, number: (number += 1) });
+  function add(log) {
+    for (const line of log.lines) lines.push({ ...line, number: (number += 1) });
     lines = lines.slice(-KEPT);
-    position = told.position;
+    position = log.position;
   }
-  const whole = () => load(place, () => get("/audit", { last: LINES }, { signal: context.signal }), (told) => {
-    add(told);
+  const whole = () => load(container, () => get("/audit", { last: LINES }, { signal: context.signal }), (log) => {
+    add(log);
     show();
     const gaps = [
-      ...Object.entries(told.missing).map(([node, reason]) => `${node} does not answer: ${reason}`),
-      ...Object.entries(told.lost).filter(([, lost]) => lost).map(([node, lost]) => `${node} could not keep ${plural(lost, "line")} since it started`),
+      ...Object.entries(log.missing).map(([node, reason]) => `${node} does not answer: ${reason}`),
+      ...Object.entries(log.lost).filter(([, lost]) => lost).map(([node, lost]) => `${node} could not keep ${plural(lost, "line")} since it started`),
     ];
-    return [gaps.map((one) => h("p", { class: "note" }, one)), filters, said, rows.element];
+    return [gaps.map((one) => h("p", { class: "note" }, one)), filters, status, rows.element];
   });
   // Load the lines after the position of the last response.
   async function newer() {
@@ -81,7 +81,7 @@ export function auditView(context) {
   whole();
   head.append(h("div", { class: "acts" }, h("button", { type: "button", onclick: newer }, "Newer lines")));
   return [
-    head, place,
+    head, container,
     h("p", { class: "dim" }, `The page shows the newest ${count(LINES)} lines, and later ones. Older lines are in the files of each node (data_dir/audit).`),
     commandLine(sandctl("audit", [], { last: LINES })),
   ];

@@ -14,29 +14,29 @@ export function backupsView(context) {
   const head = h("div", { class: "head" }, h("h1", {}, "Backups"));
   const missing = RIGHTS.find((right) => !may(right));
   if (missing) return [head, denied(missing, "backups")];
-  const place = h("div", { class: "tabled" }, loading());
-  async function ask() {
-    place.setAttribute("aria-busy", "true");
+  const container = h("div", { class: "tabled" }, loading());
+  async function reload() {
+    container.setAttribute("aria-busy", "true");
     try {
-      fill(place, shown(await get("/backups", {}, { signal: context.signal }), ask));
+      fill(container, shown(await get("/backups", {}, { signal: context.signal }), reload));
     } catch (error) {
       if (error.name === "AbortError") return;
-      fill(place, error.status === 409 ? noPlace(error.message) : failure(error, ask));
+      fill(container, error.status === 409 ? noLocation(error.message) : failure(error, reload));
     } finally {
-      place.removeAttribute("aria-busy");
+      container.removeAttribute("aria-busy");
     }
   }
-  ask();
-  head.append(h("div", { class: "acts" }, button("Start a backup…", () => make(ask), { allowed: may("cluster"), reason: why("cluster"), kind: "primary" }), h("button", { type: "button", onclick: ask }, "Refresh")));
-  return [head, place, commandLine(sandctl("backup list", ["URL"]))];
+  reload();
+  head.append(h("div", { class: "acts" }, button("Start a backup…", () => make(reload), { allowed: may("cluster"), reason: why("cluster"), kind: "primary" }), h("button", { type: "button", onclick: reload }, "Refresh")));
+  return [head, container, commandLine(sandctl("backup list", ["URL"]))];
 }
 
-function noPlace(detail) {
+function noLocation(detail) {
   return h("section", { class: "card" }, h("h2", {}, "This node shows no backups"), h("p", {}, `${detail}.`),
     h("p", {}, "Set backup.url in its configuration to a directory or an S3 bucket. sandctl can list and create backups without it."));
 }
 
-function shown(told, ask) {
+function shown(state, reload) {
   const rows = table({
     caption: "Backups", key: (one) => one.backup_id, sort: ["begun", true], empty: "There is no backup yet.",
     columns: [
@@ -51,12 +51,12 @@ function shown(told, ask) {
       { key: "verify", label: "Check", cell: (one) => (one.problem ? null : button("Verify…", () => verify(one))), mark: (one) => `${one.backup_id} ${one.problem}` },
     ],
   });
-  rows.set(told.backups);
+  rows.set(state.backups);
   return [
-    told.running && progress("A backup is running", told.running),
-    told.restoring && progress("A restore is running", told.restoring),
-    told.last && h("p", { class: told.last.error ? "failure" : "dim" }, told.last.error ? `The last backup failed: ${told.last.error}` : `The last backup of this server is ${told.last.backup_id}.`),
-    told.last_restore && h("p", { class: told.last_restore.error ? "failure" : "dim" }, told.last_restore.error ? `The last restore failed: ${told.last_restore.error}` : `Backup ${told.last_restore.backup_id} was restored: ${Object.values(told.last_restore.topics).join(", ")}.`),
+    state.running && progress("A backup is running", state.running),
+    state.restoring && progress("A restore is running", state.restoring),
+    state.last && h("p", { class: state.last.error ? "failure" : "dim" }, state.last.error ? `The last backup failed: ${state.last.error}` : `The last backup of this server is ${state.last.backup_id}.`),
+    state.last_restore && h("p", { class: state.last_restore.error ? "failure" : "dim" }, state.last_restore.error ? `The last restore failed: ${state.last_restore.error}` : `Backup ${state.last_restore.backup_id} was restored: ${Object.values(state.last_restore.topics).join(", ")}.`),
     h("section", { class: "card" }, rows.element, h("p", { class: "dim" }, "To restore a backup, or a point in time that its increments cover, use sandctl backup restore.")),
   ];
 }
@@ -67,10 +67,10 @@ function has(one) {
   return parts.filter(Boolean).flatMap((part) => [part, " "]);
 }
 
-function progress(title, told) {
+function progress(title, state) {
   const meter = h("i", {});
-  meter.style.width = `${Math.min((100 * told.bytes_done) / Math.max(told.bytes, 1), 100)}%`;
-  return h("section", { class: "card" }, h("h2", {}, title), facts([["Partitions", `${count(told.partitions_done)} of ${count(told.partitions)}`], ["Rows", `${bytes(told.bytes_done)} of about ${bytes(told.bytes)}`]]), h("div", { class: "meter", "aria-hidden": "true" }, meter));
+  meter.style.width = `${Math.min((100 * state.bytes_done) / Math.max(state.bytes, 1), 100)}%`;
+  return h("section", { class: "card" }, h("h2", {}, title), facts([["Partitions", `${count(state.partitions_done)} of ${count(state.partitions)}`], ["Rows", `${bytes(state.bytes_done)} of about ${bytes(state.bytes)}`]]), h("div", { class: "meter", "aria-hidden": "true" }, meter));
 }
 
 function make(done) {
@@ -80,8 +80,8 @@ function make(done) {
     command: (values) => sandctl("backup create", ["URL"], { topic: named(values) }),
     run: async (values) => {
       const topics = named(values);
-      const told = await post("/backups", topics.length ? { topics } : {});
-      return `A backup of ${plural(told.partitions, "partition")} has started`;
+      const state = await post("/backups", topics.length ? { topics } : {});
+      return `A backup of ${plural(state.partitions, "partition")} has started`;
     },
     done,
   });

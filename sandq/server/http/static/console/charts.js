@@ -10,11 +10,11 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 // series: {label, values, colour, kind: "bars" | "line", width_s}, all in one unit; `x`: epoch seconds, ascending.
 // `from`, `to`: range shown at first. `figure.set(x, values, from, to)` replaces the values, by series.
 export function chart({ title, x, series, from, to, height = 200, text = count, signal }) {
-  const place = h("div", { class: "plot" });
+  const container = h("div", { class: "plot" });
   const readout = h("p", { class: "readout", "aria-live": "off" });
   const holder = h("div", {
     class: "chart", role: "img", tabindex: 0, "aria-label": described(), onkeydown: onKey,
-  }, place);
+  }, container);
   const zoomed = (label, name, work) => h("button", { type: "button", class: "quiet", "aria-label": name, title: name, onclick: work }, label);
   const tools = h("div", { class: "tools", role: "group", "aria-label": `Zoom of ${title}` },
     zoomed("◀", "Earlier", () => move(-0.5)), zoomed("−", "Zoom out", () => zoom(2)), zoomed("+", "Zoom in", () => zoom(0.5)),
@@ -59,11 +59,11 @@ export function chart({ title, x, series, from, to, height = 200, text = count, 
         setCursor: [(self) => {
           const at = self.cursor.idx;
           if (at === null || at === undefined) return fill(readout);
-          const told = series.filter((one) => one.values[at] !== null && one.values[at] !== undefined).map((one) => `${one.label} ${text(one.values[at])}`);
-          return fill(readout, told.length ? `${instant(x[at] * 1000)}: ${told.join(", ")}` : "");
+          const readings = series.filter((one) => one.values[at] !== null && one.values[at] !== undefined).map((one) => `${one.label} ${text(one.values[at])}`);
+          return fill(readout, readings.length ? `${instant(x[at] * 1000)}: ${readings.join(", ")}` : "");
         }],
       },
-    }, [x, ...series.map((one) => one.values)], place);
+    }, [x, ...series.map((one) => one.values)], container);
     const [low, high] = kept ?? [from, to];
     plot.setScale("x", { min: low, max: high });
   }
@@ -113,7 +113,7 @@ export function chart({ title, x, series, from, to, height = 200, text = count, 
   figure.set = (nextX, values, nextFrom, nextTo) => {
     const isZoomed = plot && (plot.scales.x.min !== from || plot.scales.x.max !== to);
     [x, from, to] = [nextX, nextFrom, nextTo];
-    series.forEach((one, place) => { one.values = values[place]; });
+    series.forEach((one, index) => { one.values = values[index]; });
     holder.setAttribute("aria-label", described());
     listed.update();
     if (!plot) return;
@@ -163,9 +163,9 @@ function legend(series) {
 
 function summary(series, text) {
   return series.map((one) => {
-    const told = one.values.filter((value) => value !== null && value !== undefined);
-    if (one.kind !== "bars") return told.length ? `${one.label}: ${text(told.at(-1))} last, ${text(Math.max(...told))} at most.` : `${one.label}: none.`;
-    return `${one.label}: ${count(told.reduce((sum, value) => sum + value, 0))} in all.`;
+    const known = one.values.filter((value) => value !== null && value !== undefined);
+    if (one.kind !== "bars") return known.length ? `${one.label}: ${text(known.at(-1))} last, ${text(Math.max(...known))} at most.` : `${one.label}: none.`;
+    return `${one.label}: ${count(known.reduce((sum, value) => sum + value, 0))} in all.`;
   }).join(" ");
 }
 
@@ -173,7 +173,7 @@ function asTable(title, series, text, times) {
   const body = h("tbody");
   const show = () => {
     if (!fold.open) return;
-    const rows = times().map((at, place) => [at, series.map((one) => one.values[place])]).filter(([, values]) => values.some((value) => value));
+    const rows = times().map((at, index) => [at, series.map((one) => one.values[index])]).filter(([, values]) => values.some((value) => value));
     fill(body, rows.slice(0, 200).map(([at, values]) => h("tr", {}, h("th", { scope: "row" }, instant(at * 1000)), values.map((value) => h("td", { class: "number" }, value === null || value === undefined ? "" : text(value))))),
       rows.length > 200 && h("tr", {}, h("td", { colspan: series.length + 1 }, `and ${count(rows.length - 200)} more`)));
   };

@@ -71,21 +71,21 @@ export function clusterView(context) {
   });
   askMoves();
 
-  const askClock = () => load(clock, () => get("/cluster/clock", {}, { signal: context.signal }), (told) => {
-    const peers = Object.entries(told.peers);
+  const loadClock = () => load(clock, () => get("/cluster/clock", {}, { signal: context.signal }), (reply) => {
+    const peers = Object.entries(reply.peers);
     return [
       h("h2", {}, "Clock"),
-      facts([["Of", live.cluster?.node ?? "this node"], ["Drift", `${milliseconds(told.drift_ms)} (wall clock minus guarded clock)`], ["Median of the others", told.median_ms === null ? "no nodes to compare with" : milliseconds(told.median_ms)], ["Alarm", told.alarm ? `yes: ${told.reason}` : "no"]]),
+      facts([["Of", live.cluster?.node ?? "this node"], ["Drift", `${milliseconds(reply.drift_ms)} (wall clock minus guarded clock)`], ["Median of the others", reply.median_ms === null ? "no nodes to compare with" : milliseconds(reply.median_ms)], ["Alarm", reply.alarm ? `yes: ${reply.reason}` : "no"]]),
       peers.length > 0 && h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, "Clocks of the other nodes"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Node"), h("th", { scope: "col", class: "number" }, "Ahead of this one"))), h("tbody", {}, peers.map(([node, ms]) => h("tr", {}, h("th", { scope: "row" }, node), h("td", { class: "number", data: { state: Math.abs(ms) > 100 ? "warn" : "" } }, milliseconds(ms))))))),
       h("div", { class: "row" },
-        button("Accept the wall clock…", () => act({ title: "Accept the wall clock", verb: "Accept", danger: true, about: `The node follows its wall clock again, which is ${milliseconds(told.drift_ms)} away from its guarded clock. Messages may become due at once, or later.`, count: async () => "1 node.", command: () => sandctl("cluster clock accept"), run: async () => { await post("/cluster/clock/accept"); return "It follows the wall clock"; }, done: askClock }), leads),
-        h("button", { type: "button", onclick: askClock }, "Refresh")),
+        button("Accept the wall clock…", () => act({ title: "Accept the wall clock", verb: "Accept", danger: true, about: `The node follows its wall clock again, which is ${milliseconds(reply.drift_ms)} away from its guarded clock. Messages may become due at once, or later.`, count: async () => "1 node.", command: () => sandctl("cluster clock accept"), run: async () => { await post("/cluster/clock/accept"); return "It follows the wall clock"; }, done: loadClock }), leads),
+        h("button", { type: "button", onclick: loadClock }, "Refresh")),
     ];
   });
-  askClock();
-  load(memory, () => get("/cluster", {}, { signal: context.signal }), (told) => {
-    const rows = told.memory.filter((one) => one.bytes > 0 || one.limit > 0);
-    return [h("h2", {}, "Memory"), h("p", { class: "dim" }, `Memory held by each account of ${told.node}, and its limit`), h("dl", { class: "facts" }, rows.map((one) => {
+  loadClock();
+  load(memory, () => get("/cluster", {}, { signal: context.signal }), (reply) => {
+    const rows = reply.memory.filter((one) => one.bytes > 0 || one.limit > 0);
+    return [h("h2", {}, "Memory"), h("p", { class: "dim" }, `Memory held by each account of ${reply.node}, and its limit`), h("dl", { class: "facts" }, rows.map((one) => {
       const meter = h("i", {});
       meter.style.width = `${Math.min((100 * one.bytes) / Math.max(one.limit, 1), 100)}%`;
       return [h("dt", {}, one.account.replaceAll("_", " ")), h("dd", {}, `${bytes(one.bytes)} of ${bytes(one.limit)}`, h("div", { class: "meter", "aria-hidden": "true" }, meter))];

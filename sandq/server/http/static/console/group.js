@@ -12,11 +12,11 @@ import { act, badge, button, commandLine, facts, failure, field, load, loading, 
 export function groupView(context, topic, group, tab = "standing") {
   const body = h("div", { class: "tabled" });
   const at = path("topics", topic, "groups", group);
-  const place = h("div", { class: "tabled" });
-  const again = () => load(place, () => get(at, {}, { signal: context.signal }), (found) => standing(context, topic, group, found, again));
+  const container = h("div", { class: "tabled" });
+  const again = () => load(container, () => get(at, {}, { signal: context.signal }), (found) => standing(context, topic, group, found, again));
   if (tab === "dead") fill(body, deadLetters(context, topic, group));
   else {
-    fill(body, place);
+    fill(body, container);
     again();
   }
   const tabs = [["standing", "Overview"], ["dead", "Dead letters"]];
@@ -223,7 +223,7 @@ function deadLetters(context, topic, group) {
     field({ name: "reason", label: "Reason", kind: "select", options: [["", "any"], ...REASONS] }),
     field({ name: "error", label: "Error contains" }), field({ name: "key_prefix", label: "Key begins with" }),
     field({ name: "since", label: "Died from", kind: "datetime-local" }), field({ name: "until", label: "Died before", kind: "datetime-local" }),
-    h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "List"), button("Show all", () => { form.reset(); ask(); }))));
+    h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "List"), button("Show all", () => { form.reset(); reload(); }))));
   const filters = () => {
     const values = valuesOf(form);
     const time = (text) => (text ? typed(text).toISOString() : "");
@@ -234,7 +234,7 @@ function deadLetters(context, topic, group) {
   const rows = table({
     caption: "Dead letters", key: (row) => row.id, sort: null, page: 100, empty: "No dead letter matches.", select: { onchange: () => sayPicked() },
     columns: [
-      { key: "id", label: "Id", text: (row) => row.id, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row) }, row.id), mark: (row) => JSON.stringify(row) },
+      { key: "id", label: "Id", text: (row) => row.id, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => showRow(row) }, row.id), mark: (row) => JSON.stringify(row) },
       { key: "reason", label: "Reason", cell: (row) => badge(row.reason, "bad"), mark: (row) => row.reason },
       { key: "error", label: "Last error", optional: true, text: (row) => cut(row.error ?? "", 100), title: (row) => cut(row.error ?? "", 1000) },
       { key: "dead", label: "Died", text: (row) => ago(row.dead_at), title: (row) => instant(row.dead_at) },
@@ -256,27 +256,27 @@ function deadLetters(context, topic, group) {
   });
   let found = [];
   let next = null;
-  let asked = 0; // number of the last request: responses to earlier ones are ignored
+  let requested = 0; // number of the last request: responses to earlier ones are ignored
   function narrow(kind) {
     form.elements.reason.value = kind.reason;
     form.elements.error.value = kind.line;
-    ask();
+    reload();
   }
   function sayPicked() {
     const isFiltered = Object.keys(filters()).length > 0;
     const all = next ? (isFiltered ? "all that match" : "all of the group") : plural(found.length, "dead letter");
     fill(picked, rows.chosen.size ? `${count(rows.chosen.size)} selected` : `None selected: both buttons apply to ${all}`);
   }
-  async function ask(after = null) {
+  async function reload(after = null) {
     same.update(sandctl("dead list", [topic], { ...options(filters()), newest: true }));
     if (!after) {
       found = [];
       fill(list, loading());
     }
-    const mine = (asked += 1);
+    const mine = (requested += 1);
     try {
       const page = await get(at, { ...filters(), limit: PAGE, after, values: "false", order: "newest" }, { signal: context.signal });
-      if (mine !== asked) return;
+      if (mine !== requested) return;
       found = [...found, ...page.messages];
       next = page.next;
       rows.set(found);
@@ -286,12 +286,12 @@ function deadLetters(context, topic, group) {
       sayPicked();
       fill(list, found.length > 0 && h("div", { class: "row" },
         button("Redrive…", () => settle("redrive"), { ...manages, kind: "primary" }), button("Purge…", () => settle("purge"), { ...manages, kind: "danger" }), picked),
-      rows.element, next && h("div", { class: "row" }, h("button", { type: "button", onclick: () => ask(next) }, "More")));
+      rows.element, next && h("div", { class: "row" }, h("button", { type: "button", onclick: () => reload(next) }, "More")));
     } catch (error) {
-      if (error.name !== "AbortError" && mine === asked) fill(list, failure(error, () => ask(after)));
+      if (error.name !== "AbortError" && mine === requested) fill(list, failure(error, () => reload(after)));
     }
   }
-  async function look(row) {
+  async function showRow(row) {
     detail.hidden = false;
     await load(detail, () => get(path("topics", topic, "messages", row.id), { as_text: true }, { signal: context.signal }), (message) => [
       h("div", { class: "head" }, h("h2", { class: "mono" }, row.id), badge(row.reason, "bad"), h("div", { class: "acts" }, h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
@@ -319,10 +319,10 @@ function deadLetters(context, topic, group) {
         const job = await post(`${at}/${how}`, ids.length ? { ids } : { ...which, ...(isAll ? { all: true } : {}), ...(values.rate ? { rate: Number(values.rate) } : {}) });
         return `${plural(job.done, "dead letter")} ${isPurge ? "purged" : "redriven"}`;
       },
-      done: () => { detail.hidden = true; ask(); },
+      done: () => { detail.hidden = true; reload(); },
     });
   }
-  form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
-  ask();
+  form.addEventListener("submit", (event) => { event.preventDefault(); reload(); });
+  reload();
   return [form, errors, detail, list, same];
 }

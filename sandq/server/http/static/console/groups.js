@@ -30,8 +30,8 @@ function groupTable(withTopic, caption) {
 
 export function groupsView(context) {
   const rows = groupTable(true, "Groups of all topics");
-  const place = h("div", { class: "card" });
-  const ask = () => load(place, async () => {
+  const container = h("div", { class: "card" });
+  const reload = () => load(container, async () => {
     const found = [];
     let after = null;
     do {
@@ -45,17 +45,17 @@ export function groupsView(context) {
     document.documentElement.dataset.shown = "groups";
     return rows.element;
   });
-  ask();
+  reload();
   return [
-    h("div", { class: "head" }, h("h1", {}, "Groups"), h("span", { class: "dim" }, "The 50 groups with the largest lag of each topic"), h("div", { class: "acts" }, h("button", { type: "button", onclick: ask }, "Refresh"))),
-    place, commandLine("sandctl group list TOPIC"),
+    h("div", { class: "head" }, h("h1", {}, "Groups"), h("span", { class: "dim" }, "The 50 groups with the largest lag of each topic"), h("div", { class: "acts" }, h("button", { type: "button", onclick: reload }, "Refresh"))),
+    container, commandLine("sandctl group list TOPIC"),
   ];
 }
 
 export function groupsOf(context, topic) {
   const rows = groupTable(false, `Groups of ${topic}`);
-  const place = h("div", { class: "card" });
-  const ask = () => load(place, async () => {
+  const container = h("div", { class: "card" });
+  const reload = () => load(container, async () => {
     const [{ groups }, { pushes }] = await Promise.all(["groups", "pushes"].map((name) => get(path("topics", topic, name), {}, { signal: context.signal })));
     const states = new Map(pushes.map((one) => [one.group, one.state]));
     return groups.map((one) => ({ ...one, push: states.get(one.group) }));
@@ -63,6 +63,6 @@ export function groupsOf(context, topic) {
     rows.set(found.map((one) => ({ ...one, topic, paused: /paused/.test(one.reason ?? ""), held_up_by: [], oldest_at: null })));
     return rows.element;
   });
-  ask();
-  return [place, h("div", { class: "row" }, h("button", { type: "button", onclick: ask }, "Refresh")), commandLine(sandctl("group list", [topic]))];
+  reload();
+  return [container, h("div", { class: "row" }, h("button", { type: "button", onclick: reload }, "Refresh")), commandLine(sandctl("group list", [topic]))];
 }

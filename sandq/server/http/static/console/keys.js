@@ -22,12 +22,12 @@ export function keysTab(context, topic) {
     field({ name: "prefix", label: "Key begins with" }),
     h("div", { class: "buttons" }, h("button", { type: "submit" }, "List"), button("Put a key…", () => change(null), { ...writes, kind: "primary" }))));
   const name = (row) => keyText(row);
-  const word = (row) => (row.key === undefined ? fromBase64(row.key_base64) : row.key);
+  const textOf = (row) => (row.key === undefined ? fromBase64(row.key_base64) : row.key);
   const rows = table({
     caption: "Keys", key: (row) => JSON.stringify([row.key, row.key_base64]), // a text may look like bytes
     sort: null, page: 100, empty: "No key matches.",
     columns: [
-      { key: "key", label: "Key", text: name, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row) }, cut(name(row), 100)), mark: name },
+      { key: "key", label: "Key", text: name, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => showRow(row) }, cut(name(row), 100)), mark: name },
       { key: "version", label: "Version", wide: true, text: (row) => row.version },
       { key: "expires", label: "Expires", text: (row) => (row.expires_at ? ago(row.expires_at) : "never"), title: (row) => instant(row.expires_at) },
       { key: "partition", label: "Partition", kind: "number", wide: true, text: (row) => row.partition },
@@ -35,9 +35,9 @@ export function keysTab(context, topic) {
   });
   let found = [];
   // A key that is not UTF-8 is sent in base64url; the API returns it in base64.
-  const place = (row) => (row.key === undefined ? [`${at}/${row.key_base64.replaceAll("+", "-").replaceAll("/", "_")}`, { encoding: "base64" }] : row.key === "." || row.key === ".." ? [`${at}/${btoa(row.key)}`, { encoding: "base64" }] : [`${at}/${encodeURIComponent(row.key)}`, {}]);
+  const locate = (row) => (row.key === undefined ? [`${at}/${row.key_base64.replaceAll("+", "-").replaceAll("/", "_")}`, { encoding: "base64" }] : row.key === "." || row.key === ".." ? [`${at}/${btoa(row.key)}`, { encoding: "base64" }] : [`${at}/${encodeURIComponent(row.key)}`, {}]);
 
-  async function ask(start = null) {
+  async function reload(start = null) {
     const { prefix } = valuesOf(form);
     same.update(sandctl("kv scan", [topic], { prefix, "keys-only": true }));
     if (!start) {
@@ -48,22 +48,22 @@ export function keysTab(context, topic) {
       const page = await get(at, { prefix: inPath(prefix), encoding: "base64", limit: 100, start }, { signal: context.signal });
       found = [...found, ...page.keys];
       rows.set(found);
-      fill(list, rows.element, page.next && h("button", { type: "button", onclick: () => ask(page.next) }, "More"));
+      fill(list, rows.element, page.next && h("button", { type: "button", onclick: () => reload(page.next) }, "More"));
     } catch (error) {
-      if (error.name !== "AbortError") fill(list, failure(error, () => ask(start)));
+      if (error.name !== "AbortError") fill(list, failure(error, () => reload(start)));
     }
   }
-  const again = () => { detail.hidden = true; ask(); };
+  const again = () => { detail.hidden = true; reload(); };
 
-  async function look(row) {
-    const [where, query] = place(row);
+  async function showRow(row) {
+    const [where, query] = locate(row);
     detail.hidden = false;
     await load(detail, () => get(where, { ...query, as_text: true }, { signal: context.signal }), (entry) => [
       h("div", { class: "head" }, h("h2", { class: "mono" }, cut(name(entry), 200)), h("div", { class: "acts" },
         button("Change…", () => change(entry), writes), button("Delete…", () => drop(entry), { ...writes, kind: "danger" }),
         h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
       facts([["Version", entry.version], ["Expires", entry.expires_at ? `${instant(entry.expires_at)} (${ago(entry.expires_at)})` : "never"], ["Partition", entry.partition]]),
-      headersView(entry), valueView(entry), commandLine(sandctl("kv get", [topic, word(entry)])),
+      headersView(entry), valueView(entry), commandLine(sandctl("kv get", [topic, textOf(entry)])),
     ]);
     detail.focus();
   }
@@ -83,14 +83,14 @@ export function keysTab(context, topic) {
         { name: "ttl", label: "Time to live", placeholder: "the topic's" },
       ],
       command: (values) => {
-        const said = payload(values.kind, isSame(values) ? value : values.value);
-        const key = entry ? word(entry) : values.key || "KEY";
+        const content = payload(values.kind, isSame(values) ? value : values.value);
+        const key = entry ? textOf(entry) : values.key || "KEY";
         return entry
-          ? sandctl("kv cas", [topic, key, ...said.positional], { ...said.options, version: entry.version, ttl: values.ttl, header: lines })
-          : sandctl("kv put", [topic, key, ...said.positional], { ...said.options, ttl: values.ttl });
+          ? sandctl("kv cas", [topic, key, ...content.positional], { ...content.options, version: entry.version, ttl: values.ttl, header: lines })
+          : sandctl("kv put", [topic, key, ...content.positional], { ...content.options, ttl: values.ttl });
       },
       run: async (values) => {
-        const [where, query] = place(entry ?? { key: values.key });
+        const [where, query] = locate(entry ?? { key: values.key });
         const done = await put(where, { ...valueOf(values.kind, isSame(values) ? value : values.value), ...(entry?.headers ? { headers: entry.headers } : {}), ...(values.ttl ? { ttl: values.ttl } : {}) }, { query, headers: entry ? { "if-match": `"${entry.version}"` } : {} });
         return `Version ${done.version}`;
       },
@@ -102,16 +102,16 @@ export function keysTab(context, topic) {
       title: "Delete the key…", verb: "Delete", danger: true, typed: cut(name(entry), 200),
       about: `Only if it still has the version ${entry.version}. Its old values are kept for the topic's history only.`,
       count: async () => `1 key, ${valueBytes(entry)?.length ?? 0} bytes.`,
-      command: () => sandctl("kv delete", [topic, word(entry)], { version: entry.version }),
+      command: () => sandctl("kv delete", [topic, textOf(entry)], { version: entry.version }),
       run: async () => {
-        const [where, query] = place(entry);
+        const [where, query] = locate(entry);
         await send("DELETE", where, { query, headers: { "if-match": `"${entry.version}"` } });
         return "Deleted";
       },
       done: again,
     });
   }
-  form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
-  ask();
+  form.addEventListener("submit", (event) => { event.preventDefault(); reload(); });
+  reload();
   return [form, detail, list, same];
 }

@@ -6,7 +6,7 @@ import { setNow } from "./format.js";
 export const live = {
   topics: new Map(),
   cluster: null,
-  look: null,
+  overview: null,
   state: "connecting", // or "live", "lost", "resting"
   trouble: null,
 };
@@ -21,7 +21,7 @@ export function onLive(listener) {
   return () => listeners.delete(listener);
 }
 
-function tell() {
+function notify() {
   for (const listener of [...listeners]) listener(live);
 }
 
@@ -39,7 +39,7 @@ export function stop() {
 
 async function follow(mine) {
   let fresh = new Map();
-  live.state = live.look ? "lost" : "connecting";
+  live.state = live.overview ? "lost" : "connecting";
   try {
     await events("/overview/stream", {
       signal: mine.signal,
@@ -54,15 +54,15 @@ async function follow(mine) {
         else if (name === "look") {
           // The update is complete: show it.
           live.topics = fresh;
-          live.look = data;
+          live.overview = data;
           setNow(data.at);
           live.state = "live";
           live.trouble = null;
-          tell();
+          notify();
         } else if (name === "trouble" || name === "error") {
           live.trouble = data.detail;
           live.state = "lost";
-          tell();
+          notify();
         }
       },
     });
@@ -74,7 +74,7 @@ async function follow(mine) {
   if (mine.signal.aborted) return;
   live.state = "lost";
   fresh = new Map();
-  tell();
+  notify();
   waits = setTimeout(() => mine === ending && follow(mine), delayMs * (0.75 + Math.random() / 2));
   delayMs = Math.min(delayMs * 2, 15_000);
 }
@@ -84,6 +84,6 @@ document.addEventListener("visibilitychange", () => {
   else if (ending && document.hidden) {
     stop();
     live.state = "resting";
-    tell();
+    notify();
   }
 });

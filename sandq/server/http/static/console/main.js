@@ -63,7 +63,7 @@ function shell() {
   const show = () => {
     setText(name, live.cluster?.cluster ?? "sandq");
     const words = { connecting: "connecting", live: "live", lost: "no connection", resting: "resting" };
-    const seen = live.state === "lost" && live.look ? `, as of ${instant(live.look.at)}` : "";
+    const seen = live.state === "lost" && live.overview ? `, as of ${instant(live.overview.at)}` : "";
     setText(state.lastElementChild, words[live.state] + seen);
     document.body.dataset.live = live.state;
     state.dataset.state = live.state;
@@ -111,7 +111,7 @@ async function route(event) {
     onLive(listener) {
       const end = onLive(listener);
       signal.addEventListener("abort", end);
-      if (live.look) listener(live);
+      if (live.overview) listener(live);
       return end;
     },
     again: () => route(),

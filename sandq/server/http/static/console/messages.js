@@ -54,7 +54,7 @@ export function messagesTab(context, topic) {
   };
   const ordered = () => (valuesOf(form).order === "newest" ? "newest" : null);
   const columns = [
-    { key: "id", label: "Id", text: (row) => row.id, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row.id, "id") }, row.id), mark: (row) => row.id },
+    { key: "id", label: "Id", text: (row) => row.id, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => showMessage(row.id, "id") }, row.id), mark: (row) => row.id },
     { key: "state", label: "State", cell: (row) => badge(row.state, STATES[row.state]), mark: (row) => row.state },
     { key: "deliver", label: "Delivered at", kind: "time", text: (row) => instant(row.deliver_at), title: (row) => ago(row.deliver_at) },
     { key: "value", label: "Value", optional: true, kind: "code", text: preview },
@@ -69,17 +69,17 @@ export function messagesTab(context, topic) {
   let tail = null;
   function follow() {
     tail?.end();
-    asked += 1;
+    requested += 1;
     const { state, key_prefix, unique_key_prefix } = filters();
-    tail = liveTail(context, topic, { state, key_prefix, unique_key_prefix }, columns, () => ask());
+    tail = liveTail(context, topic, { state, key_prefix, unique_key_prefix }, columns, () => reload());
     fill(list, tail.element);
     same.update(sandctl("message list", [topic], { ...options(), since: null, until: "now", newest: true }));
   }
   let found = [];
   let next = null;
-  let asked = 0; // number of the last request: responses to earlier ones are ignored
-  const more = h("button", { type: "button", onclick: () => ask(next) }, "More");
-  async function ask(after = null) {
+  let requested = 0; // number of the last request: responses to earlier ones are ignored
+  const more = h("button", { type: "button", onclick: () => reload(next) }, "More");
+  async function reload(after = null) {
     tail?.end();
     tail = null;
     same.update(sandctl("message list", [topic], { ...options(), newest: ordered() !== null }));
@@ -87,35 +87,35 @@ export function messagesTab(context, topic) {
       found = [];
       fill(list, loading());
     }
-    const mine = (asked += 1);
+    const mine = (requested += 1);
     try {
       const page = await get(path("topics", topic, "messages"), { ...filters(), limit: 100, after, order: ordered(), value_bytes: PREVIEW_BYTES }, { signal: context.signal });
-      if (mine !== asked) return;
+      if (mine !== requested) return;
       found = [...found, ...page.messages];
       next = page.next;
       rows.set(found);
       fill(list, rows.element, h("div", { class: "row" }, next && more,
-        button("Cancel all these…", () => cancelMany(topic, filters(), options(), ask), { ...manages, kind: "danger" }),
-        button("Move all these…", () => moveMany(topic, filters(), options(), ask), manages)));
+        button("Cancel all these…", () => cancelMany(topic, filters(), options(), reload), { ...manages, kind: "danger" }),
+        button("Move all these…", () => moveMany(topic, filters(), options(), reload), manages)));
     } catch (error) {
-      if (error.name !== "AbortError" && mine === asked) fill(list, failure(error, () => ask(after)));
+      if (error.name !== "AbortError" && mine === requested) fill(list, failure(error, () => reload(after)));
     }
   }
-  const refresh = () => (tail ? tail.refresh() : ask());
-  async function look(name, by, tenant = "", key = "") {
+  const refresh = () => (tail ? tail.refresh() : reload());
+  async function showMessage(name, by, tenant = "", key = "") {
     detail.hidden = false;
     await load(detail, () => get(path("topics", topic, "messages", name), { by: by === "id" ? null : by, tenant, key, as_text: true }, { signal: context.signal }),
-      (message) => messageView(context, topic, message, { name, by, tenant, key, again: () => { look(name, by, tenant, key); refresh(); }, list: refresh, close: () => { detail.hidden = true; } }));
+      (message) => messageView(context, topic, message, { name, by, tenant, key, again: () => { showMessage(name, by, tenant, key); refresh(); }, list: refresh, close: () => { detail.hidden = true; } }));
     detail.focus();
     detail.scrollIntoView({ block: "nearest" });
   }
-  form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+  form.addEventListener("submit", (event) => { event.preventDefault(); reload(); });
   one.addEventListener("submit", (event) => {
     event.preventDefault();
     const values = valuesOf(one);
-    look(values.name.trim(), values.by, values.tenant, values.by === "id" ? "" : values.key);
+    showMessage(values.name.trim(), values.by, values.tenant, values.by === "id" ? "" : values.key);
   });
-  ask();
+  reload();
   return [one, form, detail, list, same];
 }
 
@@ -154,9 +154,9 @@ export function valueView(message) {
 
 // A table without pages; on a phone each row is a card. `named`: cards have the column name of the first cell, too.
 function smallTable(caption, heads, rows, named = false) {
-  const cell = (value, place) => (place === 0
+  const cell = (value, index) => (index === 0
     ? h("th", { scope: "row", role: "rowheader", data: named ? { label: heads[0] } : {} }, String(value ?? ""))
-    : h("td", { role: "cell", data: { label: heads[place] } }, String(value ?? "")));
+    : h("td", { role: "cell", data: { label: heads[index] } }, String(value ?? "")));
   return h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "cards", role: "table" }, h("caption", { class: "unseen" }, caption),
     h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, rows.map((one) => h("tr", { role: "row" }, one.map(cell))))));
@@ -186,7 +186,7 @@ function messageView(context, topic, message, { name, by, tenant, key, again, li
   const to = `${at}?${new URLSearchParams(Object.entries(query).filter(([, value]) => value))}`.replace(/\?$/, "");
 
   function explain() {
-    load(explained, () => get(`${at}/why`, query, { signal: context.signal }), (told) => [whyView(told), commandLine(sandctl("message why", places, asOptions))]);
+    load(explained, () => get(`${at}/why`, query, { signal: context.signal }), (explanation) => [whyView(explanation), commandLine(sandctl("message why", places, asOptions))]);
   }
   function cancel() {
     act({
@@ -228,11 +228,11 @@ function messageView(context, topic, message, { name, by, tenant, key, again, li
       ],
       command: (values) => {
         const is = isOther(values);
-        const said = payload(values.kind, values.value);
+        const content = payload(values.kind, values.value);
         const lines = [...headerLines(values.headers), ...Object.entries(others).filter(([, one]) => typeof one !== "object").map(([header, one]) => `${header}=${one}`)];
         return sandctl("message update", places, {
           ...asOptions,
-          ...(is.value ? (said.positional.length ? { value: said.positional[0] } : said.options) : {}),
+          ...(is.value ? (content.positional.length ? { value: content.positional[0] } : content.options) : {}),
           ...(is.headers ? { header: lines, "no-headers": !lines.length } : {}),
         });
       },
@@ -260,9 +260,9 @@ function messageView(context, topic, message, { name, by, tenant, key, again, li
   ];
 }
 
-export function whyView(told) {
-  if (!told.groups.length) return h("p", { class: "dim" }, "No group reads this topic yet.");
-  return told.groups.map((group) => h("div", {},
+export function whyView(explanation) {
+  if (!explanation.groups.length) return h("p", { class: "dim" }, "No group reads this topic yet.");
+  return explanation.groups.map((group) => h("div", {},
     h("p", {}, h("strong", {}, visible(group.group ?? "")), " ", badge(group.state ?? "", STATES[group.state]), " ", visible(group.reason ?? "")),
     facts(Object.entries(group).filter(([name, value]) => !["group", "state", "reason", "history", "lives"].includes(name) && value !== null && typeof value !== "object").map(([name, value]) => [name.replaceAll("_", " "), name.endsWith("_at") ? instant(value) : String(value)])),
     attempts(group.history ?? [])));

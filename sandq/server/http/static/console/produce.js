@@ -32,15 +32,15 @@ export const asTyped = (text) => text.replace(/\r\n?/g, "\n");
 // Return a value as arguments of a command line. Bytes must come from a file.
 export function payload(kind, text) {
   if (kind === "base64") return { positional: [], options: { file: "value.bin" } };
-  let said = text;
+  let content = text;
   if (kind === "json") {
     try {
-      said = respaced(text);
+      content = respaced(text);
     } catch {
       // the error is shown when it is sent
     }
   }
-  return { positional: [said], options: {} };
+  return { positional: [content], options: {} };
 }
 
 export function whenOf({ when, at, delay }) {
@@ -80,9 +80,9 @@ export function produce(topic, kind) {
       ...(kind === "fair" ? [{ name: "tenant", label: "Tenant", placeholder: "default" }] : []),
     ],
     command: (values) => {
-      const said = payload(values.kind, values.value);
-      return sandctl("produce", [topic, ...said.positional], {
-        ...said.options, key: values.key, ...whenOptions(values), "unique-key": values.unique_key,
+      const content = payload(values.kind, values.value);
+      return sandctl("produce", [topic, ...content.positional], {
+        ...content.options, key: values.key, ...whenOptions(values), "unique-key": values.unique_key,
         "on-conflict": values.unique_key && values.on_conflict !== "reject" ? values.on_conflict : null,
         ttl: values.ttl, header: headerLines(values.headers), priority: values.priority, tenant: values.tenant,
       });

@@ -13,8 +13,8 @@ function parse(text) {
 }
 
 function split(text, at) {
-  const place = text.indexOf(at);
-  return place < 0 ? [text, undefined] : [text.slice(0, place), text.slice(place + 1)];
+  const position = text.indexOf(at);
+  return position < 0 ? [text, undefined] : [text.slice(0, position), text.slice(position + 1)];
 }
 
 // `*`: any characters; `?`: one; `[ab]`: one of these; `[!ab]`: one that is not among these.

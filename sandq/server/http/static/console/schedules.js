@@ -22,7 +22,7 @@ export function schedulesTab(context, topic) {
   const rows = table({
     caption: "Schedules", key: (row) => JSON.stringify([row.name, row.tenant]), sort: null, page: 100, empty: "There is no schedule.",
     columns: [
-      { key: "name", label: "Name", text: (row) => row.name, cell: (row) => h("button", { type: "button", class: "quiet", onclick: () => look(row) }, cut(row.name, 80)), mark: (row) => row.name },
+      { key: "name", label: "Name", text: (row) => row.name, cell: (row) => h("button", { type: "button", class: "quiet", onclick: () => showRow(row) }, cut(row.name, 80)), mark: (row) => row.name },
       { key: "state", label: "State", cell: (row) => badge(row.state, STATES[row.state]), mark: (row) => row.state },
       { key: "when", label: "Recurs", text: (row) => (row.cron ? `${row.cron} ${row.zone ?? "UTC"}` : `every ${row.every}`) },
       { key: "next", label: "Next run", text: (row) => (row.next_at ? `${instant(row.next_at)} (${ago(row.next_at)})` : "–"), title: (row) => row.next_local ?? "" },
@@ -32,7 +32,7 @@ export function schedulesTab(context, topic) {
     ],
   });
   let found = [];
-  async function ask(after = null) {
+  async function reload(after = null) {
     const { prefix } = valuesOf(form);
     same.update(sandctl("schedule list", [topic], { prefix }));
     if (!after) {
@@ -43,42 +43,42 @@ export function schedulesTab(context, topic) {
       const page = await get(at, { prefix, limit: 100, after }, { signal: context.signal });
       found = [...found, ...page.schedules];
       rows.set(found);
-      fill(list, rows.element, page.next && h("button", { type: "button", onclick: () => ask(page.next) }, "More"));
+      fill(list, rows.element, page.next && h("button", { type: "button", onclick: () => reload(page.next) }, "More"));
     } catch (error) {
-      if (error.name !== "AbortError") fill(list, failure(error, () => ask(after)));
+      if (error.name !== "AbortError") fill(list, failure(error, () => reload(after)));
     }
   }
-  const again = () => { detail.hidden = true; ask(); };
+  const again = () => { detail.hidden = true; reload(); };
 
-  async function look(row) {
+  async function showRow(row) {
     const one = path("topics", topic, "schedules", row.name);
     const query = { tenant: row.tenant };
     const named = { tenant: row.tenant };
-    const to = (what) => `${one}/${what}${row.tenant ? `?tenant=${encodeURIComponent(row.tenant)}` : ""}`;
+    const to = (action) => `${one}/${action}${row.tenant ? `?tenant=${encodeURIComponent(row.tenant)}` : ""}`;
     detail.hidden = false;
-    const simple = (title, verb, about, what) => act({ title, verb, about, command: () => sandctl(`schedule ${what}`, [topic, row.name], named), run: async () => { await post(to(what)); return "Done"; }, done: again });
-    await load(detail, () => Promise.all([get(one, query, { signal: context.signal }), get(`${one}/next`, { ...query, count: 10 }, { signal: context.signal })]), ([told, { next }]) => [
-      h("div", { class: "head" }, h("h2", {}, told.name), badge(told.state, STATES[told.state]), h("div", { class: "acts" },
-        told.paused ? button("Resume…", () => simple("Resume the schedule", "Resume", "It fires from the next occurrence on.", "resume"), manages) : button("Pause…", () => simple("Pause the schedule", "Pause", "Occurrences while it is paused are skipped.", "pause"), manages),
+    const simple = (title, verb, about, action) => act({ title, verb, about, command: () => sandctl(`schedule ${action}`, [topic, row.name], named), run: async () => { await post(to(action)); return "Done"; }, done: again });
+    await load(detail, () => Promise.all([get(one, query, { signal: context.signal }), get(`${one}/next`, { ...query, count: 10 }, { signal: context.signal })]), ([entry, { next }]) => [
+      h("div", { class: "head" }, h("h2", {}, entry.name), badge(entry.state, STATES[entry.state]), h("div", { class: "acts" },
+        entry.paused ? button("Resume…", () => simple("Resume the schedule", "Resume", "It fires from the next occurrence on.", "resume"), manages) : button("Pause…", () => simple("Pause the schedule", "Pause", "Occurrences while it is paused are skipped.", "pause"), manages),
         button("Send now…", () => simple("Send its message now", "Send", "Sends one message in addition to all occurrences.", "trigger"), manages),
         button("Delete…", () => act({
-          title: "Delete the schedule…", verb: "Delete", danger: true, typed: told.name, about: "The message of its next occurrence is cancelled; a message that is already due stays.",
+          title: "Delete the schedule…", verb: "Delete", danger: true, typed: entry.name, about: "The message of its next occurrence is cancelled; a message that is already due stays.",
           count: async () => `1 schedule; ${next.length >= 10 ? "10 or more" : next.length} occurrences to come, the next ${next.length ? instant(next[0].fire_at) : "never"}.`,
-          command: () => sandctl("schedule delete", [topic, told.name], named), run: async () => { await remove(one, query); return "Deleted"; }, done: again,
+          command: () => sandctl("schedule delete", [topic, entry.name], named), run: async () => { await remove(one, query); return "Deleted"; }, done: again,
         }), { ...manages, kind: "danger" }),
         h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
       h("div", { class: "columns" },
-        facts([["Recurs", told.cron ? `${told.cron} (${told.zone ?? "UTC"})` : `every ${told.every}`], ["From", told.start && instant(told.start)], ["Until", told.end && instant(told.end)], ["Jitter", told.jitter], ["When missed", told.misfire], ["Not while unacked in", told.overlap_group], ["Key", told.key], ["Changed", instant(told.changed_at)]]),
+        facts([["Recurs", entry.cron ? `${entry.cron} (${entry.zone ?? "UTC"})` : `every ${entry.every}`], ["From", entry.start && instant(entry.start)], ["Until", entry.end && instant(entry.end)], ["Jitter", entry.jitter], ["When missed", entry.misfire], ["Not while unacked in", entry.overlap_group], ["Key", entry.key], ["Changed", instant(entry.changed_at)]]),
         h("div", {}, h("h3", {}, "Next runs"), next.length ? h("ol", {}, next.map((fire) => h("li", {}, `${fire.local ?? instant(fire.occurrence_at)} (${ago(fire.fire_at)})`))) : h("p", { class: "dim" }, "None.")),
-        h("div", {}, h("h3", {}, "Last runs"), told.history.length ? h("ul", {}, told.history.map((run) => h("li", {}, `${instant(run.occurrence_at)}: ${run.outcome}`))) : h("p", { class: "dim" }, "None yet."))),
-      commandLine(sandctl("schedule show", [topic, told.name], named)),
+        h("div", {}, h("h3", {}, "Last runs"), entry.history.length ? h("ul", {}, entry.history.map((run) => h("li", {}, `${instant(run.occurrence_at)}: ${run.outcome}`))) : h("p", { class: "dim" }, "None yet."))),
+      commandLine(sandctl("schedule show", [topic, entry.name], named)),
     ]);
     detail.focus();
   }
 
   function create() {
     const times = (values) => (values.how === "cron" ? { cron: values.times, ...(values.zone ? { zone: values.zone } : {}) } : { every: values.times });
-    let asked = 0;
+    let requested = 0;
     const shown = h("div", {});
     act({
       title: "Create a schedule", verb: "Create",
@@ -92,14 +92,14 @@ export function schedulesTab(context, topic) {
       ],
       command: (values) => sandctl("schedule create", [topic, values.name || "NAME", ...payload(values.kind, values.value).positional], { ...times(values), key: values.key, jitter: values.jitter, tenant: values.tenant }),
       preview: (values) => {
-        const mine = (asked += 1);
+        const mine = (requested += 1);
         setTimeout(async () => {
-          if (mine !== asked || !values.times) return;
+          if (mine !== requested || !values.times) return;
           try {
             const { next } = await post("/schedules/preview", { ...times(values), count: 3 });
-            if (mine === asked) fill(shown, h("small", {}, `Next: ${next.map((fire) => fire.local ?? fire.fire_at).join(", ")}`));
+            if (mine === requested) fill(shown, h("small", {}, `Next: ${next.map((fire) => fire.local ?? fire.fire_at).join(", ")}`));
           } catch (error) {
-            if (mine === asked) fill(shown, h("small", { class: "wrong" }, error.message));
+            if (mine === requested) fill(shown, h("small", { class: "wrong" }, error.message));
           }
         }, 300);
         return shown;
@@ -111,7 +111,7 @@ export function schedulesTab(context, topic) {
       done: again,
     });
   }
-  form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
-  ask();
+  form.addEventListener("submit", (event) => { event.preventDefault(); reload(); });
+  reload();
   return [form, detail, list, same];
 }

@@ -70,11 +70,11 @@ function fieldOf(name, value) {
 }
 
 export function settingsTab(context, topic) {
-  const place = h("div", { class: "card" });
+  const container = h("div", { class: "card" });
   const allowed = may("manage", topic);
-  const ask = () => load(place, () => get(path("topics", topic), {}, { signal: context.signal }), (record) => settingsForm(topic, record, allowed, ask));
-  ask();
-  return [place];
+  const reload = () => load(container, () => get(path("topics", topic), {}, { signal: context.signal }), (record) => settingsForm(topic, record, allowed, reload));
+  reload();
+  return [container];
 }
 
 function settingsForm(topic, record, allowed, done) {
@@ -137,7 +137,7 @@ function settingsForm(topic, record, allowed, done) {
   function refuse(error) {
     let hasAll = true;
     let first = null;
-    for (const one of error.told?.errors ?? []) {
+    for (const one of error.details?.errors ?? []) {
       const name = one.where.replace(/^body\.(settings\.)?/, "");
       const found = fields.get(name) ?? (name === "backoff" ? fields.get("backoff.kind") : undefined);
       if (!found) { hasAll = false; continue; }
@@ -185,9 +185,9 @@ function settingsForm(topic, record, allowed, done) {
 }
 
 export function partitionsTab(context, topic) {
-  const place = h("div", { class: "card" });
+  const container = h("div", { class: "card" });
   const leads = { allowed: may("cluster"), reason: why("cluster") };
-  const ask = () => load(place, () => get("/cluster/partitions", { topic }, { signal: context.signal }), ({ partitions }) => {
+  const reload = () => load(container, () => get("/cluster/partitions", { topic }, { signal: context.signal }), ({ partitions }) => {
     const rows = table({
       caption: `Partitions of ${topic}`, key: (row) => String(row.partition), sort: ["partition", false], page: 100,
       columns: [
@@ -199,14 +199,14 @@ export function partitionsTab(context, topic) {
         { key: "delayed", label: "Not due", kind: "number", wide: true, text: (row) => short(row.delayed), sort: (row) => row.delayed },
         { key: "bytes", label: "Bytes", kind: "number", wide: true, text: (row) => bytes(row.bytes), sort: (row) => row.bytes },
         { key: "ahead", label: "Clock ahead", kind: "number", wide: true, text: (row) => (row.ahead_ms ? `${count(row.ahead_ms)} ms` : "–"), state: (row) => (row.ahead_ms > 1000 ? "bad" : "") },
-        { key: "lead", label: "Lead", cell: (row) => button("Transfer…", () => transfer(topic, row, ask), leads), mark: (row) => `${row.leader} ${row.nodes.join()}` },
+        { key: "lead", label: "Lead", cell: (row) => button("Transfer…", () => transfer(topic, row, reload), leads), mark: (row) => `${row.leader} ${row.nodes.join()}` },
       ],
     });
     rows.set(partitions);
-    return [rows.element, h("div", { class: "row" }, h("button", { type: "button", onclick: ask }, "Refresh"))];
+    return [rows.element, h("div", { class: "row" }, h("button", { type: "button", onclick: reload }, "Refresh"))];
   });
-  ask();
-  return [place, commandLine(sandctl("cluster partitions", [], { topic }))];
+  reload();
+  return [container, commandLine(sandctl("cluster partitions", [], { topic }))];
 }
 
 function transfer(topic, row, done) {

@@ -22,7 +22,7 @@ let last = { statement: EXAMPLES[0][1], database: "sandq", limit: "1000", full_s
 
 export function sqlView(context) {
   const answer = h("div", { class: "tabled" });
-  const said = h("p", { class: "dim", role: "status" });
+  const status = h("p", { class: "dim", role: "status" });
   const line = commandLine("");
   const statement = field({ name: "statement", label: "Statement", kind: "textarea", rows: 6, value: last.statement, help: "Statements are read-only. Press Ctrl+Enter to run." });
   const form = h("form", { class: "card" },
@@ -40,19 +40,19 @@ export function sqlView(context) {
     last = valuesOf(form);
     line.update(sandctl("sql", [last.statement], { database: last.database === "sandq" ? null : last.database, "full-scan": last.full_scan, limit: last.limit === "1000" ? null : last.limit }));
   };
-  async function ask() {
+  async function execute() {
     if (asking) return;
     asking = new AbortController();
     context.signal.addEventListener("abort", () => asking?.abort());
     const began = performance.now();
     run.disabled = true;
     stop.hidden = false;
-    setText(said, "");
+    setText(status, "");
     fill(answer, loading("Running…"));
     try {
       const found = await post("/sql", { ...last, limit: Number(last.limit) }, { signal: asking.signal });
       fill(answer, found.columns.length ? rowsOf(found) : h("p", { class: "dim" }, "Done; the statement has no result."));
-      setText(said, `${plural(found.rows.length, "row")}${found.more ? ", and there are more" : ""}, in ${milliseconds(performance.now() - began)}`);
+      setText(status, `${plural(found.rows.length, "row")}${found.more ? ", and there are more" : ""}, in ${milliseconds(performance.now() - began)}`);
     } catch (error) {
       fill(answer, error.name === "AbortError" ? h("p", { class: "dim" }, "Stopped.") : failure(error));
     } finally {
@@ -64,7 +64,7 @@ export function sqlView(context) {
   form.addEventListener("input", refresh);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (form.reportValidity()) ask();
+    if (form.reportValidity()) execute();
   });
   form.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
@@ -84,7 +84,7 @@ export function sqlView(context) {
         input.focus();
       },
     }, name))),
-    h("div", { class: "card" }, said, answer),
+    h("div", { class: "card" }, status, answer),
     line,
   ];
 }

@@ -17,16 +17,16 @@ const AHEAD_MS = 1000; // the browser's clock may be that much behind
 // `which`: filters of the list (state, key_prefix, unique_key_prefix); `leave`: called to show the list again.
 export function liveTail(context, topic, which, columns, leave) {
   const rows = table({ caption: "Messages as they become due", key: (row) => row.id, page: ROWS, sort: null, empty: "No message is due.", columns });
-  const said = h("p", { class: "dim", role: "status" });
+  const status = h("p", { class: "dim", role: "status" });
   const ending = new AbortController();
   context.signal.addEventListener("abort", () => ending.abort());
   const pause = button("Pause", () => {
     isPaused = !isPaused;
     setText(pause, isPaused ? "Resume" : "Pause");
-    if (!isPaused) ask();
+    if (!isPaused) reload();
     say();
   });
-  const element = h("div", { class: "tabled" }, h("div", { class: "row" }, pause, button("Back to the list", leave), said), rows.element);
+  const element = h("div", { class: "tabled" }, h("div", { class: "row" }, pause, button("Back to the list", leave), status), rows.element);
   const isFiltered = Object.values(which).some(Boolean);
   const most = isFiltered ? ASKED_FILTERED : ASKED;
   const begins = (text, prefix) => !prefix || (text ?? "").startsWith(prefix);
@@ -40,10 +40,10 @@ export function liveTail(context, topic, which, columns, leave) {
   function say() {
     const asOf = at === null ? "" : `, as of ${instant(new Date(at).toISOString())}`;
     const kept = `${plural(seen.length, "message")}, up to ${ROWS} are kept`;
-    if (isPaused) setText(said, `Paused${asOf}: ${kept}`);
-    else if (live.state === "lost") setText(said, `No connection${asOf}: the tail continues once this node answers`);
-    else if (trouble) setText(said, `Not up to date${asOf}: ${trouble}`);
-    else setText(said, `Live: ${kept}${isFiltered ? `; the newest ${most} are searched every 2 seconds` : ""}`);
+    if (isPaused) setText(status, `Paused${asOf}: ${kept}`);
+    else if (live.state === "lost") setText(status, `No connection${asOf}: the tail continues once this node answers`);
+    else if (trouble) setText(status, `Not up to date${asOf}: ${trouble}`);
+    else setText(status, `Live: ${kept}${isFiltered ? `; the newest ${most} are searched every 2 seconds` : ""}`);
   }
   // A row that is missing from a response that covers its offset is no longer stored.
   function merge(page) {
@@ -54,12 +54,12 @@ export function liveTail(context, topic, which, columns, leave) {
     const all = [...page.messages.filter((row) => row.state !== "delayed" && (before.has(row.id) || matches(row))), ...others];
     seen = all.sort((one, other) => (one.offset < other.offset ? 1 : one.offset > other.offset ? -1 : 0)).slice(0, ROWS);
   }
-  async function ask() {
+  async function reload() {
     if (isAsking || isPaused || ending.signal.aborted) return;
     isAsking = true;
     try {
       const began = nowMs();
-      const until = Math.max(began, Date.parse(live.look?.at ?? 0)) + AHEAD_MS;
+      const until = Math.max(began, Date.parse(live.overview?.at ?? 0)) + AHEAD_MS;
       const query = { until: new Date(until).toISOString(), order: "newest", value_bytes: PREVIEW_BYTES, limit: most };
       const page = await get(path("topics", topic, "messages"), query, { signal: ending.signal });
       at = began;
@@ -79,9 +79,9 @@ export function liveTail(context, topic, which, columns, leave) {
   rows.set([]);
   say();
   const stop = context.onLive(() => {
-    if (live.state === "live") ask();
+    if (live.state === "live") reload();
     say();
   });
-  ask();
-  return { element, refresh: ask, end: () => { ending.abort(); stop?.(); } };
+  reload();
+  return { element, refresh: reload, end: () => { ending.abort(); stop?.(); } };
 }

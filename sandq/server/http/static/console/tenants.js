@@ -10,10 +10,10 @@ import { act, button, commandLine, load, table } from "./ui.js";
 
 export function tenantsTab(context, topic) {
   const manages = { allowed: may("manage", topic), reason: why("manage", topic) };
-  const place = h("div", { class: "tabled" });
-  const ask = () => load(place, () => Promise.all([get(path("topics", topic), {}, { signal: context.signal }), get(path("topics", topic, "groups"), {}, { signal: context.signal })]), ([record, { groups }]) => {
+  const container = h("div", { class: "tabled" });
+  const reload = () => load(container, () => Promise.all([get(path("topics", topic), {}, { signal: context.signal }), get(path("topics", topic, "groups"), {}, { signal: context.signal })]), ([record, { groups }]) => {
     const rules = record.settings.tenants ?? {};
-    const said = table({
+    const rulesTable = table({
       caption: "Tenant settings", key: (row) => row.pattern, sort: ["pattern", false], empty: "There are none: all tenants have weight 1.",
       columns: [
         { key: "pattern", label: "Tenant, or pattern", text: (row) => row.pattern, cell: (row) => h("button", { type: "button", class: "quiet", onclick: () => change(rules, row.pattern) }, row.pattern), mark: (row) => row.pattern },
@@ -22,7 +22,7 @@ export function tenantsTab(context, topic) {
         { key: "rate", label: "Rate", text: (row) => row.rate ?? "–" }, { key: "burst", label: "Burst", kind: "number", text: (row) => row.burst ?? "–" },
       ],
     });
-    said.set(Object.entries(rules).map(([pattern, rule]) => ({ pattern, ...rule })));
+    rulesTable.set(Object.entries(rules).map(([pattern, rule]) => ({ pattern, ...rule })));
     const sums = new Map();
     for (const group of groups) for (const part of group.partitions) for (const one of part.tenants ?? []) {
       const name = `${one.tenant} ${group.group}`;
@@ -42,7 +42,7 @@ export function tenantsTab(context, topic) {
     });
     waiting.set([...sums.values()]);
     return [
-      h("section", { class: "card" }, h("h2", {}, "Tenant settings"), said.element, h("div", { class: "row" }, button("Set a tenant…", () => change(rules, ""), { ...manages, kind: "primary" }))),
+      h("section", { class: "card" }, h("h2", {}, "Tenant settings"), rulesTable.element, h("div", { class: "row" }, button("Set a tenant…", () => change(rules, ""), { ...manages, kind: "primary" }))),
       h("section", { class: "card" }, h("h2", {}, "Messages of tenants"), h("p", { class: "dim" }, "The 100 tenants of each partition with the most ready messages."), waiting.element),
       commandLine(sandctl("tenant list", [topic])),
     ];
@@ -72,9 +72,9 @@ export function tenantsTab(context, topic) {
         await patch(path("topics", topic), { settings: { tenants: all } });
         return "Tenant settings changed";
       },
-      done: ask,
+      done: reload,
     });
   }
-  ask();
-  return [place];
+  reload();
+  return [container];
 }

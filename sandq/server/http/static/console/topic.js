@@ -36,7 +36,7 @@ export function topicView(context, topic, tab = "timeline") {
   showTabs(live.topics.get(topic)?.kind ?? null);
   context.onLive(() => {
     showTabs(live.topics.get(topic)?.kind ?? shownKind);
-    if (first && live.look) first = false;
+    if (first && live.overview) first = false;
   });
 
   // Hide the actions if the topic does not exist.
@@ -126,27 +126,27 @@ function timelineTab(context, topic) {
     tiles.dead.set(short(row.dead), row.dead ? "warn" : "");
     tiles.bytes.set(bytes(row.bytes));
     newest?.(row);
-    setText(over, `Rates: the last ${Math.round(live.look.over_ms / 1000)} s; lateness: the last minute. The history of deliveries covers the last hour, since the current leaders began to lead.`);
+    setText(over, `Rates: the last ${Math.round(live.overview.over_ms / 1000)} s; lateness: the last minute. The history of deliveries covers the last hour, since the current leaders began to lead.`);
   });
-  const place = h("div", { class: "card", data: { chart: "due" } });
+  const container = h("div", { class: "card", data: { chart: "due" } });
   const past = h("div", { class: "card", data: { chart: "delivered" } });
   const rates = h("div", { class: "card", data: { chart: "rates" } });
   const late = h("div", { class: "card" });
   const chosen = h("div", { class: "segments", role: "group", "aria-label": "Time range" });
   let range = "1h";
   function ranges() {
-    fill(chosen, Object.entries(RANGES).map(([name, one]) => h("button", { type: "button", "aria-pressed": String(name === range), onclick: () => { range = name; ranges(); ask(); } }, one.text)));
+    fill(chosen, Object.entries(RANGES).map(([name, one]) => h("button", { type: "button", "aria-pressed": String(name === range), onclick: () => { range = name; ranges(); reload(); } }, one.text)));
   }
   const same = commandLine("");
   let drawn = null;
-  function ask() {
+  function reload() {
     const { unit, count: units } = RANGES[range];
     same.update(sandctl("topic forecast", [topic], { unit, count: units }));
     drawn?.abort();
     drawn = new AbortController();
     context.signal.addEventListener("abort", () => drawn.abort());
     const mine = drawn.signal;
-    load(place, () => Promise.all([
+    load(container, () => Promise.all([
       get(path("topics", topic, "forecast"), { unit, count: units }, { signal: mine }),
       get(path("topics", topic, "history"), {}, { signal: mine }),
     ]), ([forecast, history]) => {
@@ -164,11 +164,11 @@ function timelineTab(context, topic) {
     });
   }
   ranges();
-  ask();
+  reload();
   return [
     h("dl", { class: "tiles" }, Object.values(tiles).map((one) => one.element)), over,
-    h("div", { class: "row" }, chosen, h("button", { type: "button", onclick: ask }, "Refresh")),
-    rates, past, place, late, same,
+    h("div", { class: "row" }, chosen, h("button", { type: "button", onclick: reload }, "Refresh")),
+    rates, past, container, late, same,
   ];
 }
 
@@ -190,18 +190,18 @@ function rateChart(history, past_s, now, signal) {
     const one = slots.get(slot);
     kept.push([(slot + 0.5) * slot_s, RATES.map(({ of }) => (one ? of(one) / slot_s : 0))]);
   }
-  const looks = [];
-  const x = () => [...kept, ...looks].map(([at]) => at);
-  const values = () => RATES.map((_, place) => [...kept, ...looks].map(([, rates]) => rates[place]));
+  const samples = [];
+  const x = () => [...kept, ...samples].map(([at]) => at);
+  const values = () => RATES.map((_, index) => [...kept, ...samples].map(([, rates]) => rates[index]));
   const drawn = chart({
     title: "Messages per second", x: kept.length ? x() : [now], signal, from: now - past_s, to: now, height: 200, text: rate,
-    series: values().map((found, place) => ({ label: RATES[place].label, colour: RATES[place].colour, kind: "line", values: kept.length ? found : [null] })),
+    series: values().map((found, index) => ({ label: RATES[index].label, colour: RATES[index].colour, kind: "line", values: kept.length ? found : [null] })),
   });
   const add = (row) => {
-    const at = Date.parse(live.look.at) / 1000;
-    if (at <= (looks.at(-1) ?? kept.at(-1) ?? [now])[0]) return;
-    looks.push([at, RATES.map((one) => row[one.live])]);
-    if (looks.length > RATE_POINTS || looks[0][0] < at - past_s) looks.shift();
+    const at = Date.parse(live.overview.at) / 1000;
+    if (at <= (samples.at(-1) ?? kept.at(-1) ?? [now])[0]) return;
+    samples.push([at, RATES.map((one) => row[one.live])]);
+    if (samples.length > RATE_POINTS || samples[0][0] < at - past_s) samples.shift();
     drawn.set(x(), values(), at - past_s, at);
   };
   return { element: drawn, add };

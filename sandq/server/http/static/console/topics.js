@@ -52,7 +52,7 @@ export function topicsView(context) {
     tiles.late.set(milliseconds(worst), lateState(worst));
     tiles.dead.set(short(sum("dead")), sum("dead") ? "warn" : "");
     tiles.bytes.set(bytes(sum("bytes")));
-    setText(over, `Rates: the last ${Math.round(live.look.over_ms / 1000)} s; lateness: the last minute`);
+    setText(over, `Rates: the last ${Math.round(live.overview.over_ms / 1000)} s; lateness: the last minute`);
     rows.set(all);
     if (body.firstElementChild !== rows.element) fill(body, rows.element);
     findings.set(live.cluster?.findings ?? []);

@@ -6,17 +6,17 @@ import { cut, visible } from "./format.js";
 // -- notifications ----------------------------------------------------------------------------------------------------
 
 export function say(text, kind = "done") {
-  const place = document.getElementById("said");
+  const container = document.getElementById("said");
   const one = h("div", { class: `toast ${kind}` }, h("span", {}, visible(text)));
   const close = () => one.remove();
   one.append(h("button", { type: "button", class: "quiet", "aria-label": "Dismiss", onclick: close }, "×"));
-  place.append(one);
-  while (place.children.length > 4) place.firstElementChild.remove();
+  container.append(one);
+  while (container.children.length > 4) container.firstElementChild.remove();
   if (kind === "done") setTimeout(close, 6000);
 }
 
 export function problemText(error) {
-  const mistakes = error.told?.errors?.map((one) => `${one.where}: ${one.problem}`) ?? [];
+  const mistakes = error.details?.errors?.map((one) => `${one.where}: ${one.problem}`) ?? [];
   const text = mistakes.length ? mistakes.join("; ") : error.message;
   return error.status === 403 ? `Not allowed: ${text}` : text;
 }
@@ -107,7 +107,7 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
   const name = typed && field({ name: "typed", label: `Type ${typed} to confirm`, placeholder: typed, required: true });
   const inputs = fields.map(field);
   let counted = !count;
-  let asked = 0;
+  let requested = 0;
 
   const values = () => valuesOf(form);
   const check = () => {
@@ -115,7 +115,7 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
   };
   const refresh = () => {
     // Hide fields that do not apply to the other values.
-    fields.forEach((one, place) => { if (one.shownIf) inputs[place].hidden = !one.shownIf(values()); });
+    fields.forEach((one, index) => { if (one.shownIf) inputs[index].hidden = !one.shownIf(values()); });
     if (line) line.update(command(values()));
     if (preview) fill(shown, preview(values()));
     check();
@@ -124,15 +124,15 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
     if (!count) return;
     counted = false;
     check();
-    const mine = (asked += 1);
+    const mine = (requested += 1);
     setText(extent, "Counting…");
     try {
       const text = await count(values());
-      if (mine !== asked) return;
+      if (mine !== requested) return;
       setText(extent, visible(text));
       counted = true;
     } catch (error) {
-      if (mine === asked) setText(extent, `Counting failed: ${visible(problemText(error))}`);
+      if (mine === requested) setText(extent, `Counting failed: ${visible(problemText(error))}`);
     }
     check();
   }
@@ -144,7 +144,7 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
     clearTimeout(waiting);
     if (count) {
       counted = false;
-      asked += 1; // ignore the count in progress: it is for other values
+      requested += 1; // ignore the count in progress: it is for other values
       check();
       waiting = setTimeout(recount, 300);
     }
@@ -155,9 +155,9 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
     doIt.disabled = true;
     fill(wrong);
     try {
-      const said = await run(values());
+      const message = await run(values());
       dialog.close();
-      if (said) say(said);
+      if (message) say(message);
       if (done) done();
     } catch (error) {
       if (failed?.(error)) return dialog.close();
@@ -223,7 +223,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
   const chosen = new Set();
   const body = h("tbody");
   const headers = columns.map((column) => {
-    const name = column.sort || column.text ? h("button", { type: "button", onclick: () => turn(column) }, column.label) : column.label;
+    const name = column.sort || column.text ? h("button", { type: "button", onclick: () => sortBy(column) }, column.label) : column.label;
     return h("th", { scope: "col", class: classOf(column) }, name);
   });
   const all = select && h("input", { type: "checkbox", "aria-label": "Select all rows of this page", onchange: () => chooseAll(all.checked) });
@@ -234,7 +234,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
     h("thead", {}, h("tr", {}, select && h("th", { scope: "col", class: "choose" }, all), headers)),
     body,
   );
-  const said = h("span", { class: "dim", role: "status" });
+  const range = h("span", { class: "dim", role: "status" });
   const before = h("button", { type: "button", onclick: () => go(-1), "aria-label": "Previous page" }, "‹");
   const after = h("button", { type: "button", onclick: () => go(1), "aria-label": "Next page" }, "›");
   const filter = filterLabel && h("input", {
@@ -245,13 +245,13 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
       show();
     },
   });
-  const foot = h("div", { class: "pager" }, said, before, after);
+  const foot = h("div", { class: "pager" }, range, before, after);
   const root = h("div", { class: "tabled" }, filter, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, element), foot);
 
   function classOf(column) {
     return [column.kind, column.wide && "wide"].filter(Boolean).join(" ") || null;
   }
-  function turn(column) {
+  function sortBy(column) {
     if (by === column.key) down = !down;
     else [by, down] = [column.key, column.kind === "number"];
     shownPage = 0;
@@ -269,10 +269,10 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
     const name = key(row);
     let found = known.get(name);
     if (!found) {
-      const cells = columns.map((column, place) => {
+      const cells = columns.map((column, index) => {
         // On phones rows are displayed as cards, so the roles must be explicit.
-        const cell = place === 0 ? h("th", { scope: "row", role: "rowheader", class: classOf(column), data: column.named ? { label: column.label } : {} }) : h("td", { role: "cell", class: classOf(column), data: { label: column.label } });
-        if (place === 0 && href) {
+        const cell = index === 0 ? h("th", { scope: "row", role: "rowheader", class: classOf(column), data: column.named ? { label: column.label } : {} }) : h("td", { role: "cell", class: classOf(column), data: { label: column.label } });
+        if (index === 0 && href) {
           cell.inner = h("a", {});
           cell.append(cell.inner);
         } else cell.inner = cell;
@@ -289,8 +289,8 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
       known.set(name, found);
     }
     if (found.box) found.box.checked = chosen.has(name);
-    columns.forEach((column, place) => {
-      const cell = found.cells2[place];
+    columns.forEach((column, index) => {
+      const cell = found.cells2[index];
       if (column.cell) {
         const mark = column.mark ? column.mark(row) : JSON.stringify(row);
         if (cell.mark !== mark) fill(cell.inner, column.cell(row));
@@ -299,7 +299,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
       if (column.optional) cell.hidden = empties.has(column.key);
       const title = column.title?.(row);
       if (title && cell.title !== title) cell.title = title;
-      if (place === 0 && href) cell.inner.setAttribute("href", href(row));
+      if (index === 0 && href) cell.inner.setAttribute("href", href(row));
       const state = column.state?.(row) ?? "";
       if ((cell.dataset.state ?? "") !== state) cell.dataset.state = state;
     });
@@ -318,19 +318,19 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
     const first = shownPage * page;
     const seen = sorted.slice(first, first + page);
     empties = new Set(columns.filter((one) => one.optional && !seen.some((row) => one.text(row) !== "")).map((one) => one.key));
-    columns.forEach((one, place) => { headers[place].hidden = empties.has(one.key); });
+    columns.forEach((one, index) => { headers[index].hidden = empties.has(one.key); });
     const lines = seen.map(line);
     if (!lines.length) lines.push(h("tr", {}, h("td", { class: "empty", colspan: columns.length + (select ? 1 : 0) }, wanted ? "Nothing matches the filter." : empty)));
-    const same = lines.length === body.children.length && lines.every((one, place) => one === body.children[place]);
+    const same = lines.length === body.children.length && lines.every((one, index) => one === body.children[index]);
     if (!same) body.replaceChildren(...lines);
     if (known.size > 4 * page + rows.length) known.clear();
-    setText(said, sorted.length <= page ? `${sorted.length} of ${rows.length}` : `${first + 1}–${first + lines.length} of ${sorted.length}`);
+    setText(range, sorted.length <= page ? `${sorted.length} of ${rows.length}` : `${first + 1}–${first + lines.length} of ${sorted.length}`);
     foot.hidden = rows.length <= page && !wanted;
     before.disabled = shownPage === 0;
     after.disabled = shownPage >= pages - 1;
-    headers.forEach((one, place) => {
+    headers.forEach((one, index) => {
       if (sort === null) return;
-      one.setAttribute("aria-sort", columns[place].key === by ? (down ? "descending" : "ascending") : "none");
+      one.setAttribute("aria-sort", columns[index].key === by ? (down ? "descending" : "ascending") : "none");
     });
     if (all) {
       const here = lines.filter((one) => one.rowKey !== undefined);
@@ -384,15 +384,15 @@ export function loading(text = "Loading…") {
 }
 
 // Fill an element with the result of a request, or with its error.
-export async function load(place, work, show) {
-  if (!place.childNodes.length) fill(place, loading());
-  place.setAttribute("aria-busy", "true");
+export async function load(container, work, show) {
+  if (!container.childNodes.length) fill(container, loading());
+  container.setAttribute("aria-busy", "true");
   try {
     const found = await work();
-    fill(place, show(found));
+    fill(container, show(found));
   } catch (error) {
-    if (error.name !== "AbortError") fill(place, failure(error, () => load(place, work, show)));
+    if (error.name !== "AbortError") fill(container, failure(error, () => load(container, work, show)));
   } finally {
-    place.removeAttribute("aria-busy");
+    container.removeAttribute("aria-busy");
   }
 }
