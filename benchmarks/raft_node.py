@@ -49,7 +49,7 @@ class Node:
             peers={other: Address("127.0.0.1", ports[other]) for other in others},
             known=KnownPeers.open(files),
         )
-        self._group_commit = GroupCommit(wake=self._wakeup.set, room=self._links.accepts)
+        self._group_commit = GroupCommit(wake=self._wakeup.set, may_send=self._links.accepts)
         members = Members(tuple(member_id(name, 1) for name in sorted(ports)))
         journal = GroupJournal.create(self._group_commit.records, GROUP, members)
         own = member_id(self._name, 1)

@@ -162,7 +162,7 @@ class PartitionReplay:
         self.write()
         machine = self.replica.machine
         try:
-            machine.check_places()
+            machine.check_available()
         except Unavailable:
             raise InvalidRequest(
                 f"{self.wanted.shown} cannot be restored as of then: its clock was being set back; choose another time"

@@ -450,7 +450,7 @@ class Broker:
     def add_credit(self, subscription: Subscription, more: int) -> None:
         """Add credit, up to the maximum, and let partitions lease messages for it."""
         subscription.credit = min(subscription.credit + more, self.limits.credit_max)
-        subscription.notify_room()
+        subscription.notify_credit()
 
     def detach(self, topic: str, subscription: Subscription) -> list[PartitionLeader]:
         """End a subscription whose connection is gone. Its leases stay until they expire. Return its partitions."""

@@ -13,13 +13,13 @@ FIRST_WORK: Final = 128
 """Units of work in the first time slice of a task. One unit is the cost of a small frame, a few microseconds.
 
 The first slices of all tasks may run in the same iteration of the loop."""
-TURN_WORK: Final = 1024
+SLICE_WORK: Final = 1024
 """Units of work in a later time slice. Only one task has such a slice per iteration of the loop."""
 SHARED_WORK: Final = 256
 """The same while other tasks are queued: short requests, such as a produce, must not wait long for a few slices."""
 
 
-class Turn:
+class TimeSlice:
     """The time slice of a task: cooperative scheduling on one event loop.
 
     A task with much work queues for its next slice: one queued task runs per iteration of the loop, however many there
@@ -44,7 +44,7 @@ class Turn:
         """Queue for the next slice: all queued tasks, and all others, go first."""
         queue = _queue_of_this_loop()
         await queue.wait()
-        self.left = SHARED_WORK if queue.is_waited_for else TURN_WORK
+        self.left = SHARED_WORK if queue.is_waited_for else SLICE_WORK
 
     async def spend(self, work: int) -> None:
         """Count `work` units. If the slice is used up, queue for the next one."""

@@ -83,7 +83,7 @@ class _Counted:
             self._freed.set()
             self._freed = anyio.Event()
 
-    async def until_room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait until the account is not full."""
         while self.is_full:
             self._has_waiters = True
@@ -196,10 +196,10 @@ class SourceShare(_Counted):
         if account.is_waited_for:
             account.wake_next()
 
-    async def until_room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         while self.is_full:
             if self._account.is_full:
-                await self._account.until_room()
+                await self._account.wait_for_capacity()
             else:
                 self._has_waiters = True
                 await self._freed.wait()
@@ -208,7 +208,7 @@ class SourceShare(_Counted):
         """Take `size` bytes once all of them fit, both here and in the account."""
         await self._account.reserve(size, self)
 
-    def has_room(self, size: int) -> bool:
+    def has_capacity(self, size: int) -> bool:
         """Return whether `size` bytes fit, both here and in the account."""
         return self.fits(size) and self._account.fits(size)
 

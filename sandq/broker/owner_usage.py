@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from sandq.broker.catalog import Catalog, OpenTopic
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.replica import MetadataView, PartitionReplica
 from sandq.broker.replication.runner import Runner
@@ -117,15 +117,15 @@ class OwnerUsage:
         if not self._quotas:
             self._own, self.held, self._came_due = {}, {}, {}
             return
-        turn = Turn()
+        time_slice = TimeSlice()
         topics = [topic for topic in list(self._catalog.topics.values()) if topic.record.owner in self._quotas]
-        await self._count_due(topics, turn)
+        await self._count_due(topics, time_slice)
         own: dict[str, Held] = {}
         for topic in topics:
             owner = str(topic.record.owner)
             for leader in list(topic.led().values()):
                 own[owner] = own.get(owner, NOTHING).plus(self._held_by(leader.raft_group))
-                await turn.spend(1)
+                await time_slice.spend(1)
         self._own = own
         self._add_up()
         body = tuple((owner, *held) for owner, held in own.items())
@@ -136,7 +136,7 @@ class OwnerUsage:
         known, _, count = self._came_due.get(host.number, (None, 0, 0))
         return Held(status.bytes, max(status.later - (count if known is status else 0), 0))
 
-    async def _count_due(self, topics: Iterable[OpenTopic], turn: Turn) -> None:
+    async def _count_due(self, topics: Iterable[OpenTopic], time_slice: TimeSlice) -> None:
         """Count the messages that came due in partitions that applied no entry since."""
         now_s = self._now_ms() // 1000
         asked: list[_Asked] = []
@@ -151,7 +151,7 @@ class OwnerUsage:
                 seen[host.number] = status, until_s, count
                 if status.later > count and until_s <= now_s and isinstance(host.replica, PartitionReplica):
                     asked.append((host.number, host.replica, status, until_s, count))
-                await turn.spend(1)
+                await time_slice.spend(1)
         self._came_due = seen
         if not asked:
             return

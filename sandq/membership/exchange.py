@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import trio
 
-from sandq.broker.peers.door import Slot
+from sandq.broker.peers.peer_slots import Slot
 from sandq.gossip.messages import Ack, Err, Message, Ping
 from sandq.gossip.streams import PushPull, Streams
 from sandq.membership.intake import Intake

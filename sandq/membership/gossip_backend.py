@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from sandq.broker.event_loop import SHARED_WORK
-from sandq.broker.peers.door import Slot
+from sandq.broker.peers.peer_slots import Slot
 from sandq.gossip.core import Ask, Gossip
 from sandq.gossip.keyring import NONCE_BYTES, Keyring
 from sandq.gossip.messages import Ping

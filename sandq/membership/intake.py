@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 
 import trio
 
-from sandq.broker.event_loop import Turn
-from sandq.broker.peers.door import Door, Slot
+from sandq.broker.event_loop import TimeSlice
+from sandq.broker.peers.peer_slots import PeerSlots, Slot
 from sandq.gossip.steps import Steps
 from sandq.model.errors import ConnectionLost
 
@@ -35,7 +35,7 @@ class Intake:
     """
 
     def __init__(self, known: Callable[[], Collection[str]], on_slice: Callable[[], None]) -> None:
-        self._slots = Door(known)
+        self._slots = PeerSlots(known)
         self._on_slice = on_slice
         self._held: dict[Slot, int] = {}
         """Bytes of the shared budget by stream, the oldest stream first."""
@@ -84,7 +84,7 @@ class Intake:
 
     async def do(self, slot: Slot, steps: Steps[T]) -> T:
         """Run the steps and return their result. After a first time slice, long work queues for further ones."""
-        time_slice = Turn()
+        time_slice = TimeSlice()
         ended = _go_on(steps, time_slice)
         if ended is None:
             async with self._busy_with_members if slot.is_known else self._busy_with_strangers:
@@ -95,7 +95,7 @@ class Intake:
         return ended[0]
 
 
-def _go_on(steps: Steps[T], time_slice: Turn) -> tuple[T] | None:
+def _go_on(steps: Steps[T], time_slice: TimeSlice) -> tuple[T] | None:
     """Run the steps of a time slice; return the result if all steps have ended."""
     while time_slice.left > 0:
         try:

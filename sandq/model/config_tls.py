@@ -27,7 +27,7 @@ PEER_MODES: Final = (OFF, ACCEPT, SEND, REQUIRE)
 NAMES: Final = (SUBJECT, SAN)
 
 
-def word_of(value: object, *words: str) -> str:
+def check_choice(value: object, *words: str) -> str:
     """Return `value` if it is one of these words. YAML reads a bare `off` as false, so false is accepted as `off`."""
     word = OFF if value is False and OFF in words else value
     if not isinstance(word, str) or word not in words:
@@ -39,7 +39,7 @@ def word_of(value: object, *words: str) -> str:
 def _mode(words: tuple[str, ...], value: object, info: ValidationInfo) -> str:
     if value is None:
         return OFF if info.data.get("cert_file") is None else REQUIRE
-    return word_of(value, *words)
+    return check_choice(value, *words)
 
 
 def _of_port(value: object, info: ValidationInfo) -> str:
@@ -64,11 +64,11 @@ class TlsSection(schema.Section):
     http: Annotated[str, BeforeValidator(_of_port)] = Field(default=None, validate_default=True)
     sql: Annotated[str, BeforeValidator(_of_port)] = Field(default=None, validate_default=True)
     peer: Annotated[str, BeforeValidator(_of_peers)] = Field(default=None, validate_default=True)
-    client_certificates: Annotated[str, BeforeValidator(lambda value: word_of(value, *PORT_MODES))] = Field(
+    client_certificates: Annotated[str, BeforeValidator(lambda value: check_choice(value, *PORT_MODES))] = Field(
         default=OFF, validate_default=True
     )
     """Whether clients are asked for certificates of the authorities in `ca_file`."""
-    client_name: Annotated[str, BeforeValidator(lambda value: word_of(value, *NAMES))] = SUBJECT
+    client_name: Annotated[str, BeforeValidator(lambda value: check_choice(value, *NAMES))] = SUBJECT
     """Part of a client's certificate that is its name."""
 
     @field_validator("key_file")

@@ -15,7 +15,7 @@ PRIORITY, FAIR = "priority", "fair"
 """Kinds of topics."""
 RANKED = (PRIORITY, FAIR)
 """Kinds of topics whose messages have priorities."""
-TAKERS: dict[str, tuple[str, ...]] = {"priority": RANKED, "tenant": (FAIR,)}
+ACCEPTING_KINDS: dict[str, tuple[str, ...]] = {"priority": RANKED, "tenant": (FAIR,)}
 """Kinds of topics whose messages may have a priority, and those whose messages may have a tenant."""
 
 AUTO_CREATED = "auto_created"

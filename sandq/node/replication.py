@@ -107,7 +107,7 @@ async def replicating(context: Context, storage: Storage) -> AsyncIterator[Repli
         partial(send_messages, links.send),
         checkpoint_bytes=config.storage.checkpoint_bytes,
         checkpoint_interval_s=config.storage.checkpoint_interval_ms / 1000,
-        on_batch=context.stats.pass_records.observe,
+        on_batch=context.stats.batch_records.observe,
     )
     clean, grace_s = False, config.shutdown_grace_ms / 1000
     try:

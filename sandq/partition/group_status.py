@@ -71,7 +71,7 @@ class Limited(NamedTuple):
 
     next_ms: int | None
     """Time at which the next message could be leased without limits, in ms."""
-    has_room: bool
+    has_capacity: bool
     """Whether one more message may be in flight."""
     free_ms: int | None
     """Time at which the rate allows the next message, in ms; 0 if it does now. None if the home partition must allow
@@ -80,7 +80,7 @@ class Limited(NamedTuple):
     def holds_up(self, now_ms: int) -> tuple[bool, bool]:
         """Return whether a due message is held up by messages in flight, and whether by the rate."""
         is_due = self.next_ms is not None and self.next_ms <= now_ms
-        return is_due and not self.has_room, is_due and (self.free_ms is None or self.free_ms > now_ms)
+        return is_due and not self.has_capacity, is_due and (self.free_ms is None or self.free_ms > now_ms)
 
 
 class _Snapshot(NamedTuple):
@@ -198,7 +198,7 @@ class StatusTable:
         self.dead = 0
         """Dead messages of all groups."""
 
-    def look(self, now_ms: int, view: View) -> GroupStatuses:
+    def refresh(self, now_ms: int, view: View) -> GroupStatuses:
         """Return the current status of all groups."""
         counts = self._counts
         self._changed.update(self._ripening.up_to(now_ms))
@@ -237,8 +237,8 @@ class StatusTable:
     def _snapshot(self, group: Group, now_ms: int, view: View) -> _Snapshot:
         next_ms, limit = _next_ms(group, view), None
         if group.allowance is not None:
-            limit = Limited(next_ms, group.has_room, group.allowance.free_ms(now_ms * 1000))
-            if not limit.has_room or limit.free_ms is None:
+            limit = Limited(next_ms, group.has_capacity, group.allowance.free_ms(now_ms * 1000))
+            if not limit.has_capacity or limit.free_ms is None:
                 next_ms = None
         passed, from_s, least, head_ms = self._in_log(group, view)
         metrics, blocked = group.metrics, len(group.order.blocked)

@@ -59,7 +59,7 @@ class Batch(NamedTuple):
     """Name of the topic that the messages come from. Empty if the batch contains no dead messages."""
 
 
-class Line:
+class TargetQueue:
     """The queue of messages to send to one partition."""
 
     def __init__(self, first_seq: int, batch: Batch | None = None) -> None:
@@ -90,7 +90,7 @@ class Outbox:
         they have a limit."""
         self.restless: set[Target] = set()
         """Queues without a batch, while an entry is applied."""
-        self._lines: dict[Target, Line] = {}
+        self._queues: dict[Target, TargetQueue] = {}
         self._next_seq = 1
         self._epoch = 0
         """Epoch of the last batch."""
@@ -111,7 +111,7 @@ class Outbox:
         """Restore what `state` returned, and load the batches from their rows."""
         self.messages, self.ack_messages, self.ack_bytes, self._next_seq, self._epoch = state
         for key, row in rows.all_rows(view, rows.OUTBOX_BATCH):
-            self._lines[_target_of(key)] = Line(0, Batch(*rows.unpack(row)))
+            self._queues[_target_of(key)] = TargetQueue(0, Batch(*rows.unpack(row)))
 
     def put(self, step: Step, target: Target, letter: Letter, topic: DeadLetterTopic | None = None) -> int:
         """Append a letter to a queue, and return its number. `topic`: the target of a dead message."""
@@ -119,12 +119,12 @@ class Outbox:
         row = rows.pack(*_packed(letter))
         step.view.put(_key(target, seq), row)
         self._count(letter, 1, len(row))
-        line = self._lines.setdefault(target, Line(seq))
-        if topic is not None and not line.source:
-            line.kind, line.source = topic.kind, topic.source
-            if line.batch is not None:
-                self._write(step, target, line, line.batch._replace(kind=topic.kind, source=topic.source))
-        if line.batch is None:
+        queue = self._queues.setdefault(target, TargetQueue(seq))
+        if topic is not None and not queue.source:
+            queue.kind, queue.source = topic.kind, topic.source
+            if queue.batch is not None:
+                self._write(step, target, queue, queue.batch._replace(kind=topic.kind, source=topic.source))
+        if queue.batch is None:
             self.restless.add(target)
         self._status = None
         return seq
@@ -136,8 +136,8 @@ class Outbox:
 
     def is_leaving(self, target: Target, seq: int) -> bool:
         """Return whether a letter is in a batch, so that it may have been sent."""
-        line = self._lines.get(target)
-        return line is not None and line.batch is not None and seq <= line.batch.last_seq
+        queue = self._queues.get(target)
+        return queue is not None and queue.batch is not None and seq <= queue.batch.last_seq
 
     def rewrite(self, step: Step, target: Target, seq: int, letter: Letter) -> None:
         """Replace the row of a letter that exists."""
@@ -153,7 +153,7 @@ class Outbox:
             self._count(_letter(row), -1, -len(row))
             self._status = None
 
-    def has_room(self, messages: int, size: int) -> bool:
+    def has_capacity(self, messages: int, size: int) -> bool:
         """Return whether this many more messages of acks, with this many bytes, fit into the outbox."""
         fit = self.ack_messages + messages <= FIXED.outbox_messages and self.ack_bytes + size <= FIXED.outbox_bytes
         return fit or not messages
@@ -168,17 +168,17 @@ class Outbox:
 
     def batch_of(self, target: Target) -> Batch | None:
         """Return the batch that is being sent to a partition. None if there is none."""
-        line = self._lines.get(target)
-        return None if line is None else line.batch
+        queue = self._queues.get(target)
+        return None if queue is None else queue.batch
 
     def ends(self, target: Target) -> tuple[str, str]:
         """Return the kind of a queue's target topic, and the name of its source topic (see `Batch`)."""
-        line = self._lines[target]
-        return line.kind, line.source
+        queue = self._queues[target]
+        return queue.kind, queue.source
 
     def letters(self, target: Target, view: View, last_seq: int = _LAST_SEQ) -> list[tuple[int, Letter]]:
         """Return (number, letter) of the first letters of a queue, up to `last_seq`, as many as a batch may have."""
-        start, stop = _key(target, self._lines[target].first_seq), _key(target, last_seq + 1)
+        start, stop = _key(target, self._queues[target].first_seq), _key(target, last_seq + 1)
         max_bytes = FIXED.outbox_batch_bytes if last_seq == _LAST_SEQ else _SCAN_BYTES
         found = view.scan(start, stop, limit=FIXED.outbox_batch_messages, max_bytes=max_bytes)
         return [(int.from_bytes(key[-8:], "big"), _letter(row)) for key, row in found]
@@ -193,37 +193,37 @@ class Outbox:
         # Use the time as the epoch if it is greater. A partition may have been forced back to an older state, and so
         # have forgotten its last epochs. Even then its new epochs are greater.
         self._epoch = max(self._epoch + 1, step.now_ms)
-        line = self._lines[target]
-        self._write(step, target, line, Batch(self._epoch, last_seq, size, line.kind, line.source))
+        queue = self._queues[target]
+        self._write(step, target, queue, Batch(self._epoch, last_seq, size, queue.kind, queue.source))
         self.restless.discard(target)
 
-    def _write(self, step: Step, target: Target, line: Line, batch: Batch) -> None:
-        line.batch = batch
+    def _write(self, step: Step, target: Target, queue: TargetQueue, batch: Batch) -> None:
+        queue.batch = batch
         step.view.put(_batch_key(target), rows.pack(*batch))
         self._status = None
 
     def end(self, step: Step, target: Target) -> None:
         """End a batch, whose letters were removed."""
-        line = self._lines[target]
-        if line.batch is not None:
-            line.first_seq = line.batch.last_seq + 1
-            line.batch = None
+        queue = self._queues[target]
+        if queue.batch is not None:
+            queue.first_seq = queue.batch.last_seq + 1
+            queue.batch = None
             step.view.delete(_batch_key(target))
         self.restless.add(target)
         self._status = None
 
     def drop(self, target: Target) -> None:
         """Forget a queue that has no rows any more."""
-        self._lines.pop(target, None)
+        self._queues.pop(target, None)
         self.restless.discard(target)
         self._status = None
 
     def status(self) -> OutboxStatus | None:
         """Return the state that the sender needs. None if there is nothing to send."""
-        if not self._lines:
+        if not self._queues:
             return None
         if self._status is None:
-            batches = {target: line.batch.epoch for target, line in self._lines.items() if line.batch is not None}
+            batches = {target: queue.batch.epoch for target, queue in self._queues.items() if queue.batch is not None}
             self._status = OutboxStatus(batches, self.messages)
         return self._status
 

@@ -186,7 +186,7 @@ class PartitionState:
     def status(self, view: View) -> Status:
         if self.is_closed:
             return self._closed_status()
-        groups = self._statuses.look(self.now_ms, view)
+        groups = self._statuses.refresh(self.now_ms, view)
         keys, keys_bytes, keys_expire_ms, is_resting = self._keys_status
         return Status(
             applied_index=self.applied_index,
@@ -274,7 +274,7 @@ class PartitionState:
                 "stopped goes on when it is begun again, or the topic can be deleted"
             )
 
-    def check_places(self) -> None:
+    def check_available(self) -> None:
         """Raise Unavailable during a clock reset or a restore."""
         self.check_open()
         progress = self.reset_progress()

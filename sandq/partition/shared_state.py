@@ -24,11 +24,11 @@ NOT_YET: Final = "not_yet"
 BUDGET_BYTES: Final = FIXED.entry_copied_bytes
 COPIED_LEAST_BYTES: Final = 1024
 """Minimum number of bytes counted for each message that is written again: even a small one costs some 30 us."""
-TURN_ITEMS = 64
+SLICE_ITEMS = 64
 """Number of items of an entry after which the time slice ends. With one look-up each, they take some milliseconds."""
-TURN_READS = 8
-"""The same as `TURN_ITEMS`, for look-ups while another thread computes. Each look-up releases the interpreter lock, and
-may wait half a millisecond to get it back."""
+SLICE_READS = 8
+"""The same as `SLICE_ITEMS`, for look-ups while another thread computes. Each look-up releases the interpreter lock,
+and may wait half a millisecond to get it back."""
 
 
 def _go_on() -> None:
@@ -50,7 +50,7 @@ class SharedState:
         self.copied_bytes = 0
         """Bytes of stored messages that the entry being applied has written again so far. See `note_copied`."""
         self.totals = Totals()
-        self.give_way: Callable[[], None] = _go_on
+        self.yield_now: Callable[[], None] = _go_on
         """Called now and then while a large entry is applied, so that other partitions can get a time slice."""
 
     def configure(self, settings: dict[str, Any]) -> None:
@@ -67,13 +67,13 @@ class SharedState:
         """Maximum number of messages of a key that consumers of a group hold at the same time. None if there is no
         limit. It never changes from or to None."""
 
-    def in_turns(self, items: Sequence[T], most: int = TURN_ITEMS) -> Iterable[T]:
+    def in_slices(self, items: Sequence[T], most: int = SLICE_ITEMS) -> Iterable[T]:
         """Return the items of an entry. While they are iterated, give way after each `most` of them."""
-        return items if len(items) <= most else self._in_turns(items, most)
+        return items if len(items) <= most else self._in_slices(items, most)
 
-    def _in_turns(self, items: Sequence[T], most: int) -> Iterator[T]:
+    def _in_slices(self, items: Sequence[T], most: int) -> Iterator[T]:
         for at in range(0, len(items), most):
-            self.give_way()
+            self.yield_now()
             yield from items[at : at + most]
 
     def note_copied(self, size: int, messages: int = 1) -> None:

@@ -122,11 +122,11 @@ class TimerPartition(PartitionState):
 
     def _cancel(self, step: Step, command: c.Cancel) -> Result:
         last = self.applied_index + self.index_base
-        return [self.pending.cancel(step, target, last) for target in self.shared.in_turns(command.targets)]
+        return [self.pending.cancel(step, target, last) for target in self.shared.in_slices(command.targets)]
 
     def _move(self, step: Step, command: c.Move) -> Result:
         outcomes = []
-        for fields in self.shared.in_turns(command.items):
+        for fields in self.shared.in_slices(command.items):
             position = step.next_position()  # every item uses one, even if it is not moved
             if self.shared.is_budget_spent:
                 outcomes.append(Outcome(NOT_YET))
@@ -171,7 +171,7 @@ class TimerPartition(PartitionState):
         return self.settlement.nack(step, command.items)
 
     def _extend(self, step: Step, command: c.Extend) -> list[int | None]:
-        return [self.settlement.extend(step, *c.ExtendItem(*item)) for item in self.shared.in_turns(command.items)]
+        return [self.settlement.extend(step, *c.ExtendItem(*item)) for item in self.shared.in_slices(command.items)]
 
     def _expire(self, step: Step, command: c.Expire) -> int:
         self.trim_schedule.note_settled(step)
@@ -302,7 +302,7 @@ class TimerPartition(PartitionState):
                 return self.HANDLERS[type(command)](self, step, command)
             case c.Clock() | c.Touch():
                 return None
-        self.check_places()
+        self.check_available()
         raise AssertionError("a clock reset is under way")
 
     def _nothing(self, step: Step, command: c.Clock) -> None:

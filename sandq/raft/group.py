@@ -92,7 +92,7 @@ class Group:
         *,
         committed: Callable[[int, bytes], None],
         send: Callable[[str, wire.Message], None] = lambda node, message: None,
-        room: Callable[[str], bool] = lambda node: True,
+        may_send: Callable[[str], bool] = lambda node: True,
         takes_entries: Callable[[], bool] = lambda: True,
         on_leadership: Callable[[Group], None] = lambda group: None,
         settles: bool = False,
@@ -100,8 +100,8 @@ class Group:
         """Create the member from its log.
 
         `applied`: index of the last entry in the state machine. `committed(index, command)` is called inside a tick and
-        must not raise; the command is empty for the library's own entries. `room(node)`: return whether the queue to a
-        node accepts more. `takes_entries`: return whether this replica applies fast enough to receive more entries.
+        must not raise; the command is empty for the library's own entries. `may_send(node)`: whether the queue to
+        a node accepts more. `takes_entries`: return whether this replica applies fast enough to receive more entries.
         `on_leadership(self)` is called when this member starts or stops leading. `settles`: if this member stops
         leading, its pending proposals wait until their outcome is certain, instead of failing with UNKNOWN at once.
         Raise Corruption if the log and the state machine do not fit together."""
@@ -121,7 +121,7 @@ class Group:
         self.reads = ReadIndex()
         self._on_leadership = on_leadership
         self._settles = settles
-        self._transport = GroupTransport(number, member, send, lambda: self.term, room)
+        self._transport = GroupTransport(number, member, send, lambda: self.term, may_send)
         self._transport.reset_at = lambda index: guards.conflict_start(journal, index, self.commit_index)
         self._core = core = Core(
             member,

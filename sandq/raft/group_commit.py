@@ -59,18 +59,18 @@ class GroupCommit:
         self,
         *,
         wake: Callable[[], None] = lambda: None,
-        room: Callable[[str], bool] = lambda node: True,
+        may_send: Callable[[str], bool] = lambda node: True,
         takes_entries: Callable[[int], bool] = lambda group: True,
     ) -> None:
         """Create it without groups.
 
-        `wake` is called when there is work. `room(node)`: return whether the queue to a node accepts more.
+        `wake` is called when there is work. `may_send(node)`: return whether the queue to a node accepts more.
         `takes_entries(group)`: return whether this node applies a group's entries fast enough to receive more."""
         self.records: list[Record] = []
         """Records written by the journals of all groups since the last `end_tick`."""
         self.groups: dict[int, Group] = {}
         self._wake = wake
-        self._queue_accepts = room
+        self._queue_accepts = may_send
         self._takes_entries = takes_entries
         self._accompanied: set[Group] = set()
         """Groups that have other members. Only they need heartbeats and election deadlines."""
@@ -123,7 +123,7 @@ class GroupCommit:
             applied,
             committed=committed,
             send=self._send,
-            room=self._queue_accepts,
+            may_send=self._queue_accepts,
             takes_entries=partial(self._takes_entries, number),
             on_leadership=self._on_leadership,
             settles=settles,

@@ -90,7 +90,7 @@ class GroupHeartbeats:
             if other.node_id not in up:
                 continue
             flight = transport.flights.get(other.member)
-            if flight is None or not flight.has_told(last) or match[other.node] != last:
+            if flight is None or not flight.has_acknowledged(last) or match[other.node] != last:
                 return None
             live += other.votes and answered_s[other.node] > now_s - FRESH_S
             found.append((other.node_id, (self._number, self._incarnation, other.incarnation, term, seq)))

@@ -41,7 +41,7 @@ class Flight:
         if seq == self._last[0]:
             self._known_commit = self._last[1]
 
-    def has_told(self, commit: int) -> bool:
+    def has_acknowledged(self, commit: int) -> bool:
         """Return whether the peer has answered every message, and knows this commit index."""
         return not self._sent and self._known_commit == commit
 
@@ -69,14 +69,14 @@ class GroupTransport(Transport):  # type: ignore[misc]
         member: str,
         send: Callable[[str, wire.Message], None],
         term: Callable[[], int],
-        room: Callable[[str], bool],
+        may_send: Callable[[str], bool],
     ) -> None:
         super().__init__(None, None, None)
         self._number = number
         self._incarnation = incarnation_of(member)
         self._send = send
         self._term = term
-        self._queue_accepts = room
+        self._queue_accepts = may_send
         self.seq = 0
         """Number of the last message that requires a reply."""
         self.answering = 0

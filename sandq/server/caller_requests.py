@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import trio
 
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.caller import Caller
 from sandq.model.errors import Overloaded
@@ -114,7 +114,7 @@ class CallerRequests:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_first, nursery, self._answered.wait)
                 if self.incoming.is_full:
-                    nursery.start_soon(_first, nursery, self.incoming.until_room)
+                    nursery.start_soon(_first, nursery, self.incoming.wait_for_capacity)
 
     @contextmanager
     def waits(self, size: int) -> Iterator[None]:
@@ -167,7 +167,7 @@ class CallerRequests:
             self._later.append((requests, work))
 
     async def _one_after_the_other(self, requests: int, work: Callable[[], Awaitable[None]]) -> None:
-        turn = Turn()
+        time_slice = TimeSlice()
         while True:
             await work()
             self._working -= requests
@@ -176,7 +176,7 @@ class CallerRequests:
             if not self._later:
                 break
             requests, work = self._later.popleft()
-            await turn.spend(BEGUN_WORK)
+            await time_slice.spend(BEGUN_WORK)
         self._at_once -= 1
 
     async def until_worked(self) -> None:

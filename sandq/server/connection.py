@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from sandq.broker.access.authenticator import Login
-from sandq.broker.event_loop import SHARED_WORK, Turn
+from sandq.broker.event_loop import SHARED_WORK, TimeSlice
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.caller import NODE, Caller
 from sandq.model.errors import (
@@ -90,7 +90,7 @@ class Connection:
         """Whether the bytes are encrypted on the wire."""
         self.login: Login | None = None
         """The login that admitted the client; None if it has shown no credentials."""
-        self.turn = Turn()
+        self.time_slice = TimeSlice()
         """Time slice of the reader task: handling the requests as they arrive spends its work."""
         self._stream = stream
         self._fd = stream.socket.fileno()
@@ -108,12 +108,12 @@ class Connection:
             memory,
             limits,
             self._stats,
-            self.turn,
+            self.time_slice,
             transform=transform,
             reading=self._reading,
             log=own.log,
         )
-        self._requests = OpenRequests(own, self.output, memory, limits, self._stats, self.turn, request_timeout_s)
+        self._requests = OpenRequests(own, self.output, memory, limits, self._stats, self.time_slice, request_timeout_s)
         # Handlers send replies through these methods, and know nothing of the parts of a connection.
         self.send = self.output.send
         self.reply, self.reply_each = self._requests.reply, self._requests.reply_each
@@ -242,12 +242,12 @@ class Connection:
                 if not more:
                     self._set_deadline(self._frame_deadline_s)
                     await trio.lowlevel.wait_readable(self._fd)
-                    self.turn.begin()
-                elif self.turn.left <= 0:
+                    self.time_slice.begin()
+                elif self.time_slice.left <= 0:
                     # Most often there is more to read, and it waits for this task: that time does not count for the
                     # client.
                     with self._frame_deadline_paused():
-                        await self.turn.end()
+                        await self.time_slice.end()
                 size = CROWDED_RECEIVE_BYTES if incoming.is_waited_for else RECEIVE_BYTES
                 data = b"" if wire.is_behind else os.read(self._fd, size)
             except BlockingIOError:
@@ -255,7 +255,7 @@ class Connection:
                 continue
             except OSError:
                 return
-            self.turn.left -= len(data) >> RECEIVE_BITS
+            self.time_slice.left -= len(data) >> RECEIVE_BITS
             stats.received_bytes += len(data)
             try:
                 plain = received(data)
@@ -266,14 +266,14 @@ class Connection:
                 return
             more = len(data) == size or wire.is_behind
             if is_transformed:
-                self.turn.left -= wire.work
+                self.time_slice.left -= wire.work
                 output.send_due()
             if self._gate is not None:
                 with self._frame_deadline_paused():
                     await self._gate()
             came_at, came_bytes = time.perf_counter(), reader.buffered_bytes + len(plain)
             try:
-                most = max(self.turn.left, 1)
+                most = max(self.time_slice.left, 1)
                 frames = reader.feed(plain, most)
                 if self._has_partial_frame and frames:
                     self._end_partial_frame()
@@ -282,7 +282,7 @@ class Connection:
                     if len(frames) < most:
                         break
                     came_bytes = reader.buffered_bytes
-                    most = max(self.turn.left, SHARED_WORK)
+                    most = max(self.time_slice.left, SHARED_WORK)
                     frames = reader.feed(b"", most)
                 self._session.handled()
             except WrongPort as error:
@@ -310,7 +310,7 @@ class Connection:
 
         The session gathers requests that can be done together. It gets to know with `handled` that no more follow for
         now."""
-        session, stats, turn, output = self._session, self._stats, self.turn, self.output
+        session, stats, time_slice, output = self._session, self._stats, self.time_slice, self.output
         requests = self._requests
         own, marks = requests.own, requests.marks
         counted, most_bytes = own, output.most_bytes
@@ -322,24 +322,24 @@ class Connection:
         while at < count:
             # Handling a PRODUCE only gathers it, so back-pressure is not checked for each. If PRODUCE requests are
             # refused, their error replies cost much work, which ends the time slice, and the checks below follow.
-            if turn.left <= 0 or (kind != _PRODUCE and (output.waiting_bytes > most_bytes or own.is_busy)):
+            if time_slice.left <= 0 or (kind != _PRODUCE and (output.waiting_bytes > most_bytes or own.is_busy)):
                 if output.waiting_bytes > most_bytes:
                     session.handled()
                     await self._until_sent()
                 if own.is_busy:
                     session.handled()
                     await self._until_worked()
-                await turn.end()
+                await time_slice.end()
             if kind == _PRODUCE and mark is not None:
-                together = session.gather(frames, at, turn.left, marks, mark)
+                together = session.gather(frames, at, time_slice.left, marks, mark)
                 if together:
                     at += together
-                    turn.left -= together
+                    time_slice.left -= together
                     continue
             one = frames[at]
             at += 1
             frame = one if type(one) is list else await self._decode(one)  # type: ignore[arg-type]
-            turn.left -= 1 if frame[0] == _PRODUCE else other_work
+            time_slice.left -= 1 if frame[0] == _PRODUCE else other_work
             if frame[0] != kind:
                 kind = frame[0]
                 size = produce_bytes if kind == _PRODUCE else other_bytes
@@ -378,7 +378,7 @@ class Connection:
             except StopIteration as end:
                 frame: Frame = end.value
                 return frame
-            await self.turn.spend(work)
+            await self.time_slice.spend(work)
 
     async def _until_sent(self) -> None:
         """Wait until the client has read enough of its replies. Until then nothing is read, and nothing more is

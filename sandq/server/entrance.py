@@ -20,7 +20,7 @@ import trio
 from sandq.broker.access.authenticator import OFF, REQUIRE, Authenticator, Login
 from sandq.broker.clock.timers import Timer
 from sandq.broker.cluster.cluster import Cluster
-from sandq.broker.event_loop import Signal, Turn
+from sandq.broker.event_loop import Signal, TimeSlice
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.model.access import Access, Grant, Right
@@ -226,14 +226,14 @@ class Logins:
         metadata.listen(on_status=self._changed.set)
         seen = None
         while True:
-            view = self.authenticator.look()
+            view = self.authenticator.refresh()
             is_due, self._have_secrets_changed = self._have_secrets_changed, False
             if is_due or _differ(view, seen):
-                turn = Turn()
+                time_slice = TimeSlice()
                 for one in list(self._there):
                     if one in self._there:
                         one.check()
-                    await turn.spend(1)
+                    await time_slice.spend(1)
                 seen = view
             else:
                 await self._changed.wait()

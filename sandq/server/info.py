@@ -11,7 +11,7 @@ from sandq.broker.access.authenticator import Authenticator
 from sandq.broker.access.identities import Identities
 from sandq.broker.broker import Broker
 from sandq.broker.cluster.cluster import Cluster
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.health.entry_skips import EntrySkips
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
@@ -54,7 +54,7 @@ class PlacedReplicas:
         self._view: MetadataView | None = None
         """The version of the metadata that the counts belong to."""
 
-    async def count(self, view: MetadataView, turn: Turn) -> None:
+    async def count(self, view: MetadataView, time_slice: TimeSlice) -> None:
         """Count the replicas, in time slices, unless the counts belong to this version already."""
         if view is self._view:
             return
@@ -64,7 +64,7 @@ class PlacedReplicas:
             for partition in topic.partitions:
                 moving += partition.moving
                 held.update({node_of(member) for member in (*partition.members, *partition.former)})
-                await turn.spend(1)
+                await time_slice.spend(1)
         self._view, self.by_node, self.moving = view, held, moving
 
 
@@ -149,13 +149,13 @@ class ServerInfo:
                 if node_id == named:
                     error.details.update(host=host, port=port)
 
-    async def describe(self, turn: Turn, access: Access | None = None) -> dict[str, Any]:
+    async def describe(self, time_slice: TimeSlice, access: Access | None = None) -> dict[str, Any]:
         """Return the reply to CLUSTER_INFO, made in time slices. `access`: of the caller; topics on which it has no
         right are left out."""
         broker = self.broker
         if self.cluster.waiting() is None:
-            await self.placed.count(broker.metadata, turn)
-        floors_ahead = await self._floors_ahead(turn)
+            await self.placed.count(broker.metadata, time_slice)
+        floors_ahead = await self._floors_ahead(time_slice)
         waiting = self.cluster.waiting()
         nodes, others = self._nodes_and_others({} if waiting is not None else broker.metadata.nodes)
         return {
@@ -193,14 +193,14 @@ class ServerInfo:
         reachable = min([node.levels.highest for node in metadata.nodes.values()], default=metadata.feature_level)
         return reachable if reachable > metadata.feature_level else None
 
-    async def _floors_ahead(self, turn: Turn) -> int:
+    async def _floors_ahead(self, time_slice: TimeSlice) -> int:
         """Count the partitions led here whose time is ahead of this node's clock, for example after a wrong clock."""
         latest_ms = self.broker.clock.now_ms() + FLOOR_AHEAD_MS
         ahead = 0
         for topic in self.broker.topics():
             for leader in topic.led().values():
                 ahead += leader.raft_group.status.floor_ms >= latest_ms
-                await turn.spend(1)
+                await time_slice.spend(1)
         return ahead
 
     def _memory(self) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ class KvGetCoalescer:
     def add(self, frame: Frame) -> None:
         """Gather a request. Raise InvalidRequest."""
         request = KvGet.parse(frame)
-        self._kv_requests.check_places(request, request.keys)  # checked now, so that only this request is refused
+        self._kv_requests.check_partitions(request, request.keys)  # checked now, so that only this request is refused
         together = self._gathered.setdefault(request[:3], [])
         together.append((frame[1], request))
         if len(together) == TOGETHER:

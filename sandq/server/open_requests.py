@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from sandq.broker import verbose
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.peers.metadata_barrier import Unsure
 from sandq.model.caller import Caller
@@ -41,7 +41,7 @@ class OpenRequests:
         memory: MemoryBudget,
         limits: Limits,
         stats: ClientStats,
-        turn: Turn,
+        time_slice: TimeSlice,
         timeout_s: float,
     ) -> None:
         """Create the table of one connection.
@@ -61,7 +61,7 @@ class OpenRequests:
         self._memory = memory
         self._limits = limits
         self._stats = stats
-        self._turn = turn
+        self._time_slice = time_slice
         self._timeout_s = timeout_s
         self._callers: WeakValueDictionary[Caller, CallerRequests] = WeakValueDictionary()
         """The requests of each caller for whom a gateway has requests in progress, and of the last such caller."""
@@ -115,7 +115,7 @@ class OpenRequests:
             mark.counted.count(-mark.size)
         elif not request_id:
             self._stats.errors[error.code] += 1
-        self._turn.left -= REFUSAL_WORK
+        self._time_slice.left -= REFUSAL_WORK
         self._log_failure(request_id, mark, error)
         asks = self.own if mark is None else mark.asks
         self.audit.failed(request_id, "connection" if mark is None else mark.request, asks.caller, error)
@@ -202,7 +202,7 @@ class OpenRequests:
         wait_s: float = 0.0,
     ) -> Callable[[], Awaitable[None]]:
         """Return a function that does the work and answers the requests. Their timeout begins now."""
-        self._turn.left -= BEGUN_WORK
+        self._time_slice.left -= BEGUN_WORK
         timeout_s = self._timeout_s + wait_s
         return partial(self._work, asks, request_ids, work, timeout_s, trio.current_time() + timeout_s)
 
@@ -216,10 +216,10 @@ class OpenRequests:
 
     async def end_listening(self) -> None:
         """Cancel the requests that wait for an event, in time slices, because there may be many."""
-        turn = Turn()
+        time_slice = TimeSlice()
         for scope in list(self._listening):
             scope.cancel()
-            await turn.spend(BEGUN_WORK)
+            await time_slice.spend(BEGUN_WORK)
 
     async def _work(
         self,

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 import trio
 
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.limits import Limits
 from sandq.server.client_stats import ClientStats
@@ -38,7 +38,7 @@ CONNECTION_SHARE = 1 / 8
 """Part of the memory for replies that one connection may use."""
 UNIT_BITS = 10
 """A reply costs a unit of work per 1,024 bytes, in addition to the work of making it: about 1 MiB per time slice."""
-LAST_WORDS_S = 1.0
+FINAL_SEND_S = 1.0
 
 Answer = bytes | list[bytes]
 """A frame, or its parts in order."""
@@ -92,7 +92,7 @@ class Output:
         memory: MemoryBudget,
         limits: Limits,
         stats: ClientStats,
-        turn: Turn,
+        time_slice: TimeSlice,
         *,
         transform: Transform | None,
         reading: trio.CancelScope,
@@ -115,7 +115,7 @@ class Output:
         self.most_bytes = min(most, UNSENT_BYTES, int(CONNECTION_SHARE * memory.answers.share_bytes))
         """Limit of unsent bytes above which the client is not read."""
         self._stats = stats
-        self._turn = turn
+        self._time_slice = time_slice
         self._reading = reading
         self._log = log
         self._out = SendQueue()
@@ -153,20 +153,20 @@ class Output:
     # -- memory for replies that are being read (`LinearizableReads`) -------------------------------------------
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether more may be read for this client. May be called from any thread."""
         waiting_bytes = self._out.bytes + self._read_bytes - self._let_go_bytes
         return waiting_bytes <= self.most_bytes and not self._answers.is_full
 
-    async def until_room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait until more may be read for this client.
 
         One task goes on at a time: its reply may use all free bytes, so waking hundreds for each piece would be in
         vain."""
         async with self._reading_lock:
-            while not self.has_room:
+            while not self.has_capacity:
                 if self._answers.is_full:
-                    await self._answers.until_room()
+                    await self._answers.wait_for_capacity()
                 else:
                     await self._sent.wait()
 
@@ -210,7 +210,7 @@ class Output:
                 out.add(frame)
             size = out.bytes - held
             self._answers.take(size)
-            self._turn.left -= size >> UNIT_BITS
+            self._time_slice.left -= size >> UNIT_BITS
 
     def _sent_out(self, sent: int) -> None:
         """Count bytes that have left this node, and release their memory."""
@@ -262,10 +262,10 @@ class Output:
             await self._wake.wait()
 
     async def end(self) -> None:
-        """Give queued frames `LAST_WORDS_S` to be sent: most often an error that says why the connection ends."""
+        """Give queued frames `FINAL_SEND_S` to be sent: most often an error that says why the connection ends."""
         self._is_ending = True
         self._wake.set()
-        with trio.move_on_after(LAST_WORDS_S):
+        with trio.move_on_after(FINAL_SEND_S):
             await self._written.wait()
 
     def cut_off(self) -> None:

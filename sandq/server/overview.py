@@ -15,7 +15,7 @@ import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.catalog import OpenTopic
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.stats.histogram import LATENESS
 from sandq.broker.stats.node_stats import TopicStats
 from sandq.model.access import Access, Right
@@ -160,7 +160,7 @@ class Overview:
 
     async def sample(self) -> None:
         """Sample all topics, in time slices. At most `metric_topics` topics have rates and a history."""
-        turn, tracks, most = Turn(), {}, self._broker.limits.metric_topics
+        time_slice, tracks, most = TimeSlice(), {}, self._broker.limits.metric_topics
         for topic in self._broker.topics():
             number = topic.record.number
             track = self._tracks.get(number)
@@ -170,7 +170,7 @@ class Overview:
                 track = self._tracks[number] = TopicTrack()
             track.sample(topic, self._broker.clock.now_ms())
             tracks[number] = track
-            await turn.spend(1 + len(topic.partitions) // _PARTITIONS_OF_WORK)
+            await time_slice.spend(1 + len(topic.partitions) // _PARTITIONS_OF_WORK)
         self._tracks = tracks
         self._summed = {number: found for number, found in self._summed.items() if number in tracks}
         self._samples += 1
@@ -184,7 +184,7 @@ class Overview:
         """Return a reply to OVERVIEW. `access`: of the caller; topics that it may not read are left out."""
         names = sorted(name for name in self._broker.catalog.topics if after is None or name > after)
         rows: list[TopicRow] = []
-        groups, turn, following = 0, Turn(), None
+        groups, time_slice, following = 0, TimeSlice(), None
         pushes = self._pusher.states()
         for name in names:
             topic = self._broker.catalog.topics.get(name)
@@ -196,7 +196,7 @@ class Overview:
             row = _with_pushes(self._row(topic), pushes.get(name))
             rows.append(row)
             groups += len(row.furthest)
-            await turn.spend(2 + len(topic.partitions) // _PARTITIONS_OF_WORK)
+            await time_slice.spend(2 + len(topic.partitions) // _PARTITIONS_OF_WORK)
         return rows, following, self._broker.clock.now_ms(), self.over_ms, LATENESS
 
     def history(self, topic: str) -> tuple[PackedArray, bytes, bytes]:

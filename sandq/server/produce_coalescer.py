@@ -85,12 +85,12 @@ class ProduceCoalescer:
             if is_much(request.batch):
                 return self._produce_large(request, done)
             work = ALONE_WORK + (stored_bytes_of(request.batch) >> 12) + _messages_work(request.batch)
-            self._connection.turn.left -= work
+            self._connection.time_slice.left -= work
             self._produce(request, 1, done)
             return None
         partition, batch = (frame[_TOPIC], frame[_PARTITION]), frame[_BATCH]
         if len(batch) > _VALUE_AT and batch[_COLUMNS_AT] != 1:
-            self._connection.turn.left -= COLUMNS_WORK
+            self._connection.time_slice.left -= COLUMNS_WORK
         alike = (frame[_BEFORE_BATCH], batch[_CODEC_AND_FLAGS])
         gathered = self._gathered.get(partition)
         if gathered is not None and gathered.alike == alike:

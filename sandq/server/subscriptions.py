@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from sandq.broker.broker import Broker
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.replica import Delivery
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError, TooLarge
@@ -77,10 +77,10 @@ class Subscriptions:
 
         If a client cancels one before it has seen the reply, its leases are returned."""
 
-    def notify_room(self) -> None:
+    def notify_credit(self) -> None:
         """Resume deliveries: the connection accepts frames again after it was congested."""
         for _, subscription in self._subscriptions.values():
-            subscription.notify_room()
+            subscription.notify_credit()
 
     async def close(self) -> None:
         """Detach the subscriptions of a closed connection. Leases run until they expire."""
@@ -88,10 +88,10 @@ class Subscriptions:
         self._subscriptions.clear()
         for _, subscription in subscriptions:
             subscription.closed = True
-        turn = Turn()
+        time_slice = TimeSlice()
         for topic, subscription in subscriptions:
             left = self._broker.detach(topic, subscription)
-            await turn.spend(1 + len(left) // PARTITIONS_OF_WORK)
+            await time_slice.spend(1 + len(left) // PARTITIONS_OF_WORK)
 
     def subscribe(self, request_id: int, request: Subscribe) -> None:
         if request.subscription_id in self._subscriptions or request.subscription_id in self._opening:
@@ -164,7 +164,9 @@ class Subscriptions:
 
     def _count_work(self, topic: str) -> None:
         """Count the work of visiting all partitions of a topic, as SUBSCRIBE and LEASE do. Raise UnknownTopic."""
-        self._connection.turn.left -= len(self._broker.catalog.topic(topic).record.partitions) // PARTITIONS_OF_WORK
+        self._connection.time_slice.left -= (
+            len(self._broker.catalog.topic(topic).record.partitions) // PARTITIONS_OF_WORK
+        )
 
     def _waits(self, request: Lease) -> AbstractContextManager[None]:
         """Count the memory of a LEASE request that may wait on every partition. Raise UnknownTopic or Overloaded."""

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.peers.routes import Routes
 from sandq.metadata.records import Topic
 from sandq.model.names import AUTO_CREATED
@@ -33,17 +33,17 @@ class TopicRecords:
         self._kept: dict[str, _Kept] = {}
         self._kept_bytes = 0
 
-    async def encoded(self, record: Topic, turn: Turn) -> bytes:
+    async def encoded(self, record: Topic, time_slice: TimeSlice) -> bytes:
         """Return the map that describes a topic, in MessagePack, made in time slices."""
         kept = self._kept.get(record.name)
         if kept is not None and kept.record is record and kept.version == self._routes.version:
             return kept.encoded
         version = self._routes.version
-        encoded = await self._encode(record, turn)
+        encoded = await self._encode(record, time_slice)
         self._keep(_Kept(record, version, encoded))
         return encoded
 
-    async def _encode(self, record: Topic, turn: Turn) -> bytes:
+    async def _encode(self, record: Topic, time_slice: TimeSlice) -> bytes:
         packer, leader = msgpack.Packer(autoreset=False), self._routes.leader
         packer.pack_map_header(7 if record.owner is None else 8)
 
@@ -58,7 +58,7 @@ class TopicRecords:
         packer.pack_array_header(len(record.partitions))
         for number, partition in enumerate(record.partitions):
             packer.pack((number, partition.group, leader(partition.group), partition.nodes, partition.moving))
-            await turn.spend(PARTITION_WORK)
+            await time_slice.spend(PARTITION_WORK)
         member("initial_partitions", record.initial_partitions)
         member("replicas", record.replicas)
         # AUTO_CREATED is internal: a client that copies a topic with these settings could not send it.

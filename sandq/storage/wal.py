@@ -25,8 +25,8 @@ from sandq.storage.wal_format import (
     Kind,
     Record,
     SegmentHeader,
+    encode_batch,
     encode_parts,
-    encode_pass,
     segment_name,
 )
 from sandq.storage.wal_groups import NO_VOTE, RecoveredGroup, Tracker
@@ -59,7 +59,7 @@ class Wal:
         self._number = max(found.sizes, default=0)
         self._end = found.end
         # The commit batch in flight at the stop may have left no byte. Its number must not be reused either.
-        self._pass = found.last_pass + 1
+        self._pass = found.last_batch + 1
         self._failure: str | None = None
         self._spare: tuple[int, int, File] | None = None
         self._spare_lock = threading.Lock()
@@ -295,7 +295,7 @@ class Wal:
         number = self._number + 1
         records = [record for group, tracker in self._groups.items() for record in tracker.opening(group)]
         records = records or [_SEAL]
-        opening = encode_pass(number, SEGMENT_HEADER_BYTES, self._pass + 1, records)
+        opening = encode_batch(number, SEGMENT_HEADER_BYTES, self._pass + 1, records)
         end = SEGMENT_HEADER_BYTES + len(opening)
         size = max(self._segment_bytes, end + need + 7 & ~7)
         file = self._new_segment(number, size)

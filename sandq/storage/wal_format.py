@@ -114,7 +114,7 @@ class SegmentHeader(NamedTuple):
     number: int
     previous_end: int
     opening_end: int
-    pass_number: int
+    batch_number: int
     size: int
 
     def encode(self) -> bytes:
@@ -144,12 +144,12 @@ def decode_segment_header(data: bytes, number: int) -> SegmentHeader | str:
     return found
 
 
-def encode_pass(segment: int, offset: int, pass_number: int, records: Sequence[Record]) -> bytes:
+def encode_batch(segment: int, offset: int, batch_number: int, records: Sequence[Record]) -> bytes:
     """Return the bytes of one pass that begins at `offset` (a multiple of 8) of a segment."""
-    return b"".join(encode_parts(segment, offset, pass_number, records))
+    return b"".join(encode_parts(segment, offset, batch_number, records))
 
 
-def encode_parts(segment: int, offset: int, pass_number: int, records: Sequence[Record]) -> Iterator[bytes]:
+def encode_parts(segment: int, offset: int, batch_number: int, records: Sequence[Record]) -> Iterator[bytes]:
     """Yield the bytes of a pass in parts: large payloads are not copied, and a large pass is not built at once."""
     pieces: list[bytes] = []
     append = pieces.append
@@ -159,7 +159,7 @@ def encode_parts(segment: int, offset: int, pass_number: int, records: Sequence[
     at = offset
     for kind, group, index, term, payload in records:
         length = len(payload)
-        header = placed(segment, at, length, kind, group, start, pass_number, index, term)
+        header = placed(segment, at, length, kind, group, start, batch_number, index, term)
         append(lead(magic, crc32c(header)))
         append(header[16:])
         if length >= PART_BYTES:
@@ -184,8 +184,8 @@ class Reader:
     """Iterates over the records of a segment, and stops at the first bytes that are not a valid next record.
 
     Afterwards, `end` is the offset where it stopped. `why` is the reason, or None if there are only zeros or the file
-    ends there. `last_pass` and `pass_start` (an offset in bytes) describe the last pass found. To begin at a different
-    record, set `end`, `last_pass` and `pass_start` first.
+    ends there. `last_batch` and `batch_start` (an offset in bytes) describe the last batch found. To begin at a
+    different record, set `end`, `last_batch` and `batch_start` first.
     """
 
     def __init__(self, data: bytes, header: SegmentHeader) -> None:
@@ -193,15 +193,15 @@ class Reader:
         self.segment = header.number
         self.end = SEGMENT_HEADER_BYTES
         self.why: str | None = None
-        self.last_pass = header.pass_number - 1
-        self.pass_start = SEGMENT_HEADER_BYTES
+        self.last_batch = header.batch_number - 1
+        self.batch_start = SEGMENT_HEADER_BYTES
 
     def __iter__(self) -> Iterator[Record]:
         data, size, segment = self.data, len(self.data), self.segment
-        at, last_pass, start = self.end, self.last_pass, self.pass_start >> 3
+        at, last_batch, start = self.end, self.last_batch, self.batch_start >> 3
         unpack, place, crc32c, more = _STORED.unpack_from, _PLACE.pack, value, extend
         while at + RECORD_HEADER_BYTES <= size:
-            magic, crc, length, kind, group, pass_at, pass_number, index, term = unpack(data, at)
+            magic, crc, length, kind, group, pass_at, batch_number, index, term = unpack(data, at)
             first = at + RECORD_HEADER_BYTES
             if magic != RECORD_MAGIC:
                 self.why = None if magic == _ZERO_MAGIC else "no record magic"
@@ -209,12 +209,12 @@ class Reader:
             if more(crc32c(place(segment, at)), data[at + 8 : first]) != crc:
                 self.why = "a record header's checksum does not match"
                 return
-            if pass_number != last_pass or pass_at != start:
+            if batch_number != last_batch or pass_at != start:
                 # The first record of a new pass: its number must be higher, and the pass must begin here.
-                if pass_number <= last_pass or pass_at << 3 != at:
-                    self.why = f"a record of pass {pass_number} behind pass {last_pass}"
+                if batch_number <= last_batch or pass_at << 3 != at:
+                    self.why = f"a record of pass {batch_number} behind pass {last_batch}"
                     return
-                last_pass, start = pass_number, pass_at
+                last_batch, start = batch_number, pass_at
             last = first + length
             after = (last + 11) & ~7
             if after > size:
@@ -224,7 +224,7 @@ class Reader:
             if data[last:after] != _TAILS[(4 - length) & 7].pack(crc32c(payload)):
                 self.why = "a payload's checksum does not match"
                 return
-            self.end, self.last_pass, self.pass_start = after, last_pass, start << 3
+            self.end, self.last_batch, self.batch_start = after, last_batch, start << 3
             yield kind, group, index, term, payload
             at = after
         # Fewer bytes than a record's header are left in the file.
@@ -236,8 +236,8 @@ class Sight(NamedTuple):
     """A record header seen while scanning; offsets in bytes."""
 
     offset: int
-    pass_start: int
-    pass_number: int
+    batch_start: int
+    batch_number: int
 
 
 def scan(data: bytes, segment: int, offset: int) -> Iterator[Sight]:
@@ -246,7 +246,7 @@ def scan(data: bytes, segment: int, offset: int) -> Iterator[Sight]:
     while at >= 0:
         end = at + RECORD_HEADER_BYTES
         if at % 8 == 0 and end <= len(data):
-            _, crc, _, _, _, pass_at, pass_number, _, _ = _STORED.unpack_from(data, at)
+            _, crc, _, _, _, pass_at, batch_number, _, _ = _STORED.unpack_from(data, at)
             if extend(value(_PLACE.pack(segment, at)), data[at + 8 : end]) == crc:
-                yield Sight(at, pass_at << 3, pass_number)
+                yield Sight(at, pass_at << 3, batch_number)
         at = data.find(RECORD_MAGIC, at + 1)

@@ -49,7 +49,7 @@ class Recovered:
     """Bytes of each segment by its number, ascending."""
     file: File | None = None
     end: int = 0
-    last_pass: int = 0
+    last_batch: int = 0
     """The highest pass number found, including torn passes."""
     sealed: bool = False
     cut_bytes: int = 0
@@ -133,8 +133,8 @@ class _Recovery:
         else:
             at, why = 0, header
         for sight in scan(data, number, at):
-            self._found.last_pass = max(self._found.last_pass, sight.pass_number)
-            if sight.pass_start != SEGMENT_HEADER_BYTES:
+            self._found.last_batch = max(self._found.last_batch, sight.batch_number)
+            if sight.batch_start != SEGMENT_HEADER_BYTES:
                 raise self._corrupt(number, at, why)
         if len(numbers) == 1 and number != 1:
             raise self._corrupt(number, at, why)
@@ -173,13 +173,13 @@ class _Recovery:
         before, found = self._before, self._found
         if before is not None:
             self._check_end(before, header.previous_end)
-            if header.pass_number <= before.last_pass:
-                raise self._corrupt(number, 40, f"opened by pass {header.pass_number} behind pass {before.last_pass}")
+            if header.batch_number <= before.last_batch:
+                raise self._corrupt(number, 40, f"opened by pass {header.batch_number} behind pass {before.last_batch}")
         reader = Reader(data, header)
         self._replay(reader)
         if reader.end < header.opening_end:
             raise self._corrupt(number, reader.end, reader.why or "zeros in the opening pass")
-        found.last_pass = max(found.last_pass, header.pass_number, reader.last_pass)
+        found.last_batch = max(found.last_batch, header.batch_number, reader.last_batch)
         found.sizes[number] = len(data)
         if is_last:
             found.file, found.end = self._files.open(self._path(number)), reader.end
@@ -212,10 +212,10 @@ class _Recovery:
         Raise Corruption if the end is rotten, not torn."""
         data, found = reader.data, self._found
         for sight in scan(data, reader.segment, reader.end):
-            if sight.pass_start > reader.end:
+            if sight.batch_start > reader.end:
                 raise self._corrupt(reader.segment, reader.end, reader.why or "zeros, but later records follow")
-            found.last_pass = max(found.last_pass, sight.pass_number)
-        rewrite_from = 0 if reader.end == header.opening_end else reader.pass_start
+            found.last_batch = max(found.last_batch, sight.batch_number)
+        rewrite_from = 0 if reader.end == header.opening_end else reader.batch_start
         file.write_at(rewrite_from, data[rewrite_from : reader.end])
         garbage = len(data[reader.end :].rstrip(b"\0"))
         if garbage:

@@ -236,7 +236,7 @@ class EmbeddedNode:
             for group in leader.raft_group.status.groups
         )
         self._given_up = min(self._given_up, leased)
-        http = 0 if self._http is None else self._http.requests_under_way
+        http = 0 if self._http is None else self._http.requests_in_progress
         return State(clients.received_bytes, clients.sent_bytes, leased, http)
 
     def is_settled(self, state: State) -> bool:

@@ -44,7 +44,7 @@ class _Source:
 
     def __init__(self) -> None:
         self.lock = anyio.Lock()
-        self.under_way = 0
+        self.in_progress = 0
         self.bucket = _Bucket(SHARE * SOURCE_SHARE)
 
 
@@ -90,34 +90,34 @@ class Handshakes:
         self._sources: dict[str, _Source] = {}
         self._silent: dict[anyio.CancelScope, str] = {}
         """Source of each handshake that waits for its peer, by cancel scope; the longest silent one is first."""
-        self.under_way = 0
+        self.in_progress = 0
         self.done = 0
         self.failed = 0
         self.refused = 0
         self.cpu_s = 0.0
 
     @asynccontextmanager
-    async def place(self, source: str) -> AsyncIterator[anyio.CancelScope]:
-        """Hold a slot for a handshake. Yield its cancel scope, which the handshake passes to `turn`.
+    async def slot(self, source: str) -> AsyncIterator[anyio.CancelScope]:
+        """Hold a slot for a handshake. Yield its cancel scope, which the handshake passes to `wait_for_step`.
 
         Raise Overloaded at once if too many are in progress, or later if this one is cancelled in favour of a newer
         one."""
         entry = self._sources.setdefault(source, _Source())
-        is_full = entry.under_way >= SOURCE_HANDSHAKES
-        if (is_full or self.under_way >= HANDSHAKES) and not self._end_silent(source if is_full else None):
+        is_full = entry.in_progress >= SOURCE_HANDSHAKES
+        if (is_full or self.in_progress >= HANDSHAKES) and not self._end_silent(source if is_full else None):
             self.refused += 1
             self._forget(source, entry)
             raise Overloaded(_TOO_MANY)
-        self.under_way += 1
-        entry.under_way += 1
+        self.in_progress += 1
+        entry.in_progress += 1
         with anyio.CancelScope() as scope:
             self._silent[scope] = source
             try:
                 yield scope
             finally:
                 self._silent.pop(scope, None)
-                self.under_way -= 1
-                entry.under_way -= 1
+                self.in_progress -= 1
+                entry.in_progress -= 1
                 self._forget(source, entry)
         if scope.cancelled_caught:
             self.refused += 1
@@ -133,27 +133,27 @@ class Handshakes:
         return False
 
     def _forget(self, source: str, entry: _Source) -> None:
-        if not entry.under_way and entry.bucket.is_full:
+        if not entry.in_progress and entry.bucket.is_full:
             self._sources.pop(source, None)
         if len(self._sources) > HANDSHAKES * 2:  # sources without handshakes, kept because they had used CPU time
-            for other in [name for name, one in self._sources.items() if not one.under_way and one.bucket.is_full]:
+            for other in [name for name, one in self._sources.items() if not one.in_progress and one.bucket.is_full]:
                 del self._sources[other]
 
-    async def turn(self, source: str, place: anyio.CancelScope | None = None) -> None:
+    async def wait_for_step(self, source: str, scope: anyio.CancelScope | None = None) -> None:
         """Wait until a handshake may do its next step. The caller must do the step before it awaits anything else.
 
-        `place`: the scope from `place`, to be cancelled if the peer stays silent; None if it must not be cancelled."""
+        `scope`: the scope from `slot`, to be cancelled if the peer stays silent; None if it must not be cancelled."""
         entry = self._sources.setdefault(source, _Source())
-        if place is not None:
-            self._silent.pop(place, None)
+        if scope is not None:
+            self._silent.pop(scope, None)
         try:
             async with entry.lock:
                 await entry.bucket.wait()
                 async with self._lock:
                     await self._bucket.wait()
         finally:
-            if place is not None:
-                self._silent[place] = source
+            if scope is not None:
+                self._silent[scope] = source
 
     def spent(self, source: str, seconds: float) -> None:
         """Count the CPU time of a step, in s."""

@@ -28,7 +28,7 @@ from sandq.storage.secret_file import read_private
 from sandq.tls.names import ends_at, is_of_host
 from sandq.tls.session import TlsError, TlsSession
 
-LOOK_S: Final = 5.0
+CHECK_S: Final = 5.0
 """Interval in s at which the files are checked for changes."""
 UNUSABLE_EVERY: Final = 12
 """Number of checks after which unchanged invalid files are read again, because the cause may be elsewhere."""
@@ -98,7 +98,7 @@ class Certificates:
         if ends:
             yield "crl_file", min(ends)
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Reload the files if they have changed. Return whether different certificates are in use now.
 
         Call it in a thread, because it may block."""
@@ -126,10 +126,10 @@ class Certificates:
         return is_new
 
     async def follow(self, on_change: Callable[[], None] = lambda: None) -> None:
-        """Check the files every `LOOK_S` until cancelled. Call `on_change` after each reload."""
+        """Check the files every `CHECK_S` until cancelled. Call `on_change` after each reload."""
         while True:
-            await anyio.sleep(LOOK_S)
-            if await anyio.to_thread.run_sync(self.look):
+            await anyio.sleep(CHECK_S)
+            if await anyio.to_thread.run_sync(self.check):
                 on_change()
 
     def _file_versions(self) -> tuple[tuple[int, ...] | None, ...]:

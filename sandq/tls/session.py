@@ -20,12 +20,12 @@ RECORD_BYTES: Final = (1 << 14) + 256
 """Maximum size of a record without its header."""
 RECORDS_AT_ONCE: Final = 128
 """Maximum number of records decoded in one time slice, at about 2 us each."""
-WORDS_BYTES: Final = 1 << 20
+EMPTY_RECORD_BYTES: Final = 1 << 20
 """Bytes that must be received for each record without data.
 
 Such records are key updates, which cost 100 us and a reply, and requests to renegotiate. An attacker could otherwise
 send them without end."""
-WORDS_FIRST: Final = 8
+EMPTY_RECORDS_FIRST: Final = 8
 """Number of records without data that are accepted at first, before any bytes."""
 ENCODED_BYTES: Final = 65_536
 """Maximum bytes that are encoded at once: `ssl` keeps the memory for them until the connection ends."""
@@ -59,8 +59,8 @@ class TlsSession:
         """True if complete records were received that are not decoded yet. Call `decode(b"")` to decode them."""
         self._kept = b""
         """Received bytes after the last decoded record."""
-        self._credit_bytes = WORDS_FIRST * WORDS_BYTES
-        """Credit for records without data: each one costs `WORDS_BYTES`, and each received byte adds one."""
+        self._credit_bytes = EMPTY_RECORDS_FIRST * EMPTY_RECORD_BYTES
+        """Credit for records without data: each one costs `EMPTY_RECORD_BYTES`, and each received byte adds one."""
 
     @property
     def certificate(self) -> x509.Certificate | None:
@@ -144,14 +144,14 @@ class TlsSession:
             else:
                 self.has_ended = True
         except ssl.SSLWantReadError:
-            self._credit_bytes -= WORDS_BYTES
+            self._credit_bytes -= EMPTY_RECORD_BYTES
             if self._credit_bytes < 0:
                 raise TlsError("records come that carry nothing, one after the other") from None
         except ssl.SSLZeroReturnError:
             self.has_ended = True  # both sides have announced the end
         except ssl.SSLError as error:
             raise TlsError(self._why(error)) from None
-        self._credit_bytes = min(self._credit_bytes + len(record), WORDS_FIRST * WORDS_BYTES)
+        self._credit_bytes = min(self._credit_bytes + len(record), EMPTY_RECORDS_FIRST * EMPTY_RECORD_BYTES)
 
     def encode(self, plain: Sequence[Buffer]) -> bytes:
         """Return the bytes to send for these plain bytes, together with those that TLS itself has to send.

@@ -28,7 +28,7 @@ HANDSHAKE_RECORDS: Final = 64
 
 There are six, plus those for certificates. Without a limit, a peer that sends records of one byte could occupy the
 event loop."""
-LAST_WORDS_S: Final = 1.0
+ALERT_S: Final = 1.0
 """Timeout in s for sending the alert after a failed handshake."""
 SEND_BYTES: Final = 262_144
 """Maximum bytes encrypted at once by `send_all`."""
@@ -60,7 +60,7 @@ async def let_in(
         return session
     try:
         with trio.fail_after(HANDSHAKE_S):
-            async with handshakes.place(source) as place:
+            async with handshakes.slot(source) as place:
                 await _greet(stream, session, handshakes, source, place)
     except trio.TooSlowError:
         handshakes.failed += 1
@@ -98,11 +98,11 @@ async def _greet(
         if left_bytes < 0 or left < 0:
             raise TlsError(f"a handshake of more than {HANDSHAKE_BYTES} bytes, or {HANDSHAKE_RECORDS} records")
         if handshakes is not None:
-            await handshakes.turn(source, place)
+            await handshakes.wait_for_step(source, place)
         try:
             _take(session, record, handshakes, source)
         except TlsError:
-            with trio.move_on_after(LAST_WORDS_S), suppress(ConnectionLost):
+            with trio.move_on_after(ALERT_S), suppress(ConnectionLost):
                 await _send(stream, session.words())  # the alert with the reason
             raise
         await _send(stream, session.words())

@@ -133,7 +133,7 @@ async def _follow_secrets(secrets: Secrets) -> None:
     while True:
         await anyio.sleep(CHECK_S)
         try:
-            await anyio.to_thread.run_sync(secrets.look)
+            await anyio.to_thread.run_sync(secrets.check)
         except StartupError as error:
             log.error("the secret is not changed: the file cannot be used", error=error.message)
 

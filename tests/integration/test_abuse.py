@@ -21,7 +21,7 @@ import trio
 import trio.lowlevel
 from structlog.testing import capture_logs
 
-from sandq.broker.event_loop import FIRST_WORK, TURN_WORK
+from sandq.broker.event_loop import FIRST_WORK, SLICE_WORK
 from sandq.broker.memory_budget import Held
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
@@ -49,7 +49,7 @@ ABUSER_BYTES = 48 * MB
 """What an abuser has at hand itself: twenty batches of a MiB, twice."""
 PING_ROUNDS = 8
 """Of the loop, at the median: it comes, is answered, is sent, and comes. Who asks for little stands in no line."""
-ROUND_FRAMES = (ABUSERS + 1) * FIRST_WORK + TURN_WORK
+ROUND_FRAMES = (ABUSERS + 1) * FIRST_WORK + SLICE_WORK
 """Handled in a round of the loop, at most, each of them a unit of work: first turns, and one of those in line."""
 ACCOUNTS = ("requests", "answers", "watchers", "http")
 """Those that clients fill."""

@@ -17,8 +17,8 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from sandq.broker.event_loop import FIRST_WORK, SHARED_WORK, TURN_WORK
-from sandq.broker.peers.door import KNOWN_SLOTS, SOURCE_SLOTS
+from sandq.broker.event_loop import FIRST_WORK, SHARED_WORK, SLICE_WORK
+from sandq.broker.peers.peer_slots import KNOWN_SLOTS, SOURCE_SLOTS
 from sandq.gossip import lzw
 from sandq.gossip.keyring import Keyring
 from sandq.gossip.messages import Ping, encode
@@ -417,7 +417,7 @@ async def test_what_is_compressed_takes_a_share_of_each_round(
     await until_holds(lambda: a.member.traffic["streams_in_failed"] == before[1] + sent)
     await until_holds(lambda: a.member.counts["malformed"] > before[0])
     trio.lowlevel.remove_instrument(share)
-    streams = TURN_WORK // lzw.STEP_WORK
+    streams = SLICE_WORK // lzw.STEP_WORK
     # Datagrams; one stream that stands in line; and the first turns of all streams.
     bound = SHARED_WORK // lzw.STEP_WORK + streams + sent * (FIRST_WORK // lzw.STEP_WORK + 1)
     assert share.done > 4 * bound and share.most <= bound, (share.done, share.most)

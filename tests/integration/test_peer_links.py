@@ -13,9 +13,9 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from sandq.broker.peers import links as peer_links
-from sandq.broker.peers.door import KNOWN_SLOTS, SOURCE_SLOTS
 from sandq.broker.peers.handshake import STREAM, PeerIdentity, Refusal
 from sandq.broker.peers.links import STREAMS_MOST, PeerLinks
+from sandq.broker.peers.peer_slots import KNOWN_SLOTS, SOURCE_SLOTS
 from sandq.broker.peers.stream import PeerStream
 from sandq.model.config import Address
 from sandq.model.errors import ConnectionLost, NotFound, WrongPort

@@ -125,7 +125,7 @@ async def test_clients_with_certificates_alone(tmp_path: Path, authority: Author
 async def test_a_certificate_that_was_revoked_lets_nobody_in(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificates, "LOOK_S", 0.01)
+    monkeypatch.setattr(certificates, "CHECK_S", 0.01)
     ada, bob = authority.client("ada"), authority.client("bob")
     lists, count = revoke([], authority.directory, tmp_path)
     assert count == 0
@@ -182,7 +182,7 @@ async def test_http_on_the_client_port(tmp_path: Path, authority: Authority) -> 
 async def test_what_is_renewed_is_used_without_an_end(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificates, "LOOK_S", 0.01)
+    monkeypatch.setattr(certificates, "CHECK_S", 0.01)
     pair = authority.issue("node1", [x509.DNSName("node1"), x509.IPAddress(_ip(HOST))], days=0.5)
 
     def serial(serving: Serving) -> int:

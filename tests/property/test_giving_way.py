@@ -33,7 +33,7 @@ ENTRIES = 12
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applying, "SLICE_S", 0.0)
     monkeypatch.setattr(applying, "WRITE_ENTRIES", 3)
-    monkeypatch.setattr(shared_state, "TURN_ITEMS", 3)
+    monkeypatch.setattr(shared_state, "SLICE_ITEMS", 3)
     monkeypatch.setattr(appends, "PART_MESSAGES", 3)
 
 
@@ -54,7 +54,7 @@ class Node:
                 0,
                 parse_settings({}, kind=kind).record(),
                 kind,
-                give_way=self.applier.give_way,
+                yield_now=self.applier.yield_now,
             )
             for number, kind in enumerate(kinds)
         ]

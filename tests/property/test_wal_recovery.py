@@ -358,7 +358,7 @@ def test_lost_sectors_are_refused_or_lie_in_the_last_pass(seed: int) -> None:
         # a torn end.
         number = segment_number(name)
         assert number is not None
-        if name != names[-1] or any(sight.pass_start > sector for sight in scan(content, number, end)):
+        if name != names[-1] or any(sight.batch_start > sector for sight in scan(content, number, end)):
             with pytest.raises(Corruption):
                 twin.open()
         elif sector >= start > 64:

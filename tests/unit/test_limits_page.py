@@ -9,7 +9,7 @@ from typing import Final
 from sandq.broker import broker, memory_budget
 from sandq.broker.backups import log_reads
 from sandq.broker.memory_budget import Account, MemoryBudget
-from sandq.broker.peers import door, handshake, link, links, stream
+from sandq.broker.peers import handshake, link, links, peer_slots, stream
 from sandq.broker.replication import reader_pins
 from sandq.broker.requests.group_consumers import CONSUMERS_MAX
 from sandq.broker.snapshots import transfer
@@ -210,8 +210,8 @@ def test_limits_between_nodes_are_those_of_the_code() -> None:
             f"{size(handshake.HANDSHAKE_BYTES)} a frame",
         ),
         "connections before their handshake": (
-            f"{door.SLOTS}, of one address (or IPv6 /{sources.IPV6_SOURCE_BITS}) {door.SOURCE_SLOTS}",
-            f"{door.KNOWN_SLOTS} more",
+            f"{peer_slots.SLOTS}, of one address (or IPv6 /{sources.IPV6_SOURCE_BITS}) {peer_slots.SOURCE_SLOTS}",
+            f"{peer_slots.KNOWN_SLOTS} more",
         ),
         "a link of two nodes": (
             f"{link.SILENCE_S:g} s without a sign",
@@ -223,8 +223,8 @@ def test_limits_between_nodes_are_those_of_the_code() -> None:
             f"| {links.STREAMS_MOST}, of {size(transfer.SMALL_FRAME_BYTES)} a frame",
         ),
         "gossip: streams that others have opened, for `gossip.stream_timeout`": (
-            f"{door.SLOTS} of unknown addresses, {door.SOURCE_SLOTS} of one address",
-            f"and {door.KNOWN_SLOTS} from addresses",
+            f"{peer_slots.SLOTS} of unknown addresses, {peer_slots.SOURCE_SLOTS} of one address",
+            f"and {peer_slots.KNOWN_SLOTS} from addresses",
         ),
         "gossip: bytes of streams that are no complete message yet": (
             f"{size(intake.FREE_BYTES)} each and {size(intake.SHARED_BYTES)} for all",

@@ -45,7 +45,7 @@ class Login:
 
 
 class Authenticator:
-    """Authenticates the clients of one node. Call `look` when metadata has changed."""
+    """Authenticates the clients of one node. Call `refresh` when metadata has changed."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Authenticator:
             return None
         if self.mode != OFF:
             await self._check_fresh()
-        elif self.look() is None:
+        elif self.refresh() is None:
             return None  # this node knows no identities yet, and every client has full access
         if token is None:
             return self._of_certificate(str(certificate))
@@ -89,7 +89,7 @@ class Authenticator:
 
     def again(self, login: Login) -> Login:
         """Return the current login of a connected client. Raise Unauthenticated if it is no longer valid."""
-        view = self.look()
+        view = self.refresh()
         if view is None:
             raise Unavailable("this node belongs to no cluster at present")
         if login.claims is not None:
@@ -105,7 +105,7 @@ class Authenticator:
         """Return the rights that apply to a client; None if it has full access."""
         return None if self.mode == OFF else login.access
 
-    def look(self) -> MetadataView | None:
+    def refresh(self) -> MetadataView | None:
         """Return the current metadata. Drop cached results that it makes outdated."""
         view = self._catalog.known_view
         if view is None or view is self._seen:
@@ -171,7 +171,7 @@ class Authenticator:
     # -- what is known --------------------------------------------------------------------------------------------
 
     def _known(self) -> MetadataView:
-        view = self.look()
+        view = self.refresh()
         if view is None:
             raise Unavailable("this node belongs to no cluster yet, and knows no identities")
         return view
@@ -191,4 +191,4 @@ class Authenticator:
                     "ask again in a moment, or a different node"
                 )
         self._fresh_s = asked_s
-        self.look()
+        self.refresh()

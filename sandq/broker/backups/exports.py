@@ -127,7 +127,7 @@ class Exports:
         replica = host.replica
         assert isinstance(replica, PartitionReplica)
         machine = replica.machine
-        machine.check_places()
+        machine.check_available()
         rows, index = self._node_log.view(host)
         return rows, Begun(0, index, machine.now_ms, machine.shared.level, 0)
 

@@ -15,7 +15,7 @@ import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timer, Timers
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.leader.partition_leader import RETRY_MS, PartitionLeader
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
 
@@ -95,12 +95,12 @@ class GroupWaiters:
             new = self._unknown(leaders)
             if new:
                 await opens(new)
-                turn = Turn()
+                time_slice = TimeSlice()
                 for leader in new:
                     self._known[leader] = None
                     leader.watch(self._group, self._on_change)
                     self.check_partition(leader)
-                    await turn.spend(1)
+                    await time_slice.spend(1)
                 self._touch_ms = None
         self.check()
 
@@ -129,10 +129,10 @@ class GroupWaiters:
         async with self._lock:
             if not self._is_untouched():
                 return
-            turn, next_ms = Turn(), []
+            time_slice, next_ms = TimeSlice(), []
             for leader in list(self._known):
                 next_ms.append(leader.touch(self._group))
-                await turn.spend(1)
+                await time_slice.spend(1)
             self._touch_ms = min(next_ms)
             self._arm(self._touch_ms)
 

@@ -9,7 +9,7 @@ from functools import partial
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timers
 from sandq.broker.delivery.group_waiters import Bell, GroupWaiters
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.leader.partition_leader import RETRY_MS, PartitionLeader, lease_work
 from sandq.broker.reads.fan_out import answers_of
 from sandq.broker.replication.replica import Delivery
@@ -64,7 +64,7 @@ class LeaseOnce:
         self._clock = clock
         self._timers = timers
         self._congested = congested
-        self._slice = Turn()
+        self._slice = TimeSlice()
         """Time slice: of thousands of partitions, about a hundred are checked per iteration of the loop."""
         self.asked: dict[PartitionLeader, None] = {}
         """Partitions in which the request has leases, or may get some."""

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.reads.fan_out import call_all
 from sandq.broker.replication.node_log import NodeLog
@@ -124,10 +124,10 @@ Known = Mapping[tuple[int, int], set[int]]
 
 async def known_to(request: Subscribe) -> Known:
     """Return the leases that the consumer knows. There may be many, so this yields."""
-    turn, known = Turn(), defaultdict[tuple[int, int], set[int]](set)
+    time_slice, known = TimeSlice(), defaultdict[tuple[int, int], set[int]](set)
     for group, partition, token in request.held:
         known[group, partition].add(token)
-        await turn.spend(1)
+        await time_slice.spend(1)
     return known
 
 

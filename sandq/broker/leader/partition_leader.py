@@ -551,7 +551,7 @@ class PartitionLeader:
             # Nothing could be granted, for example because a consumer has too many leases. Do not retry at once.
             self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
         for subscription in reserved:
-            subscription.notify_room()
+            subscription.notify_credit()
 
     def is_promoting(self, name: str) -> bool:
         """Return whether more due messages must be ranked than one lease could rank. The next lease continues."""
@@ -565,7 +565,7 @@ class PartitionLeader:
         if self.raft_group.works:
             self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
         for subscription in reserved:
-            subscription.notify_room()
+            subscription.notify_credit()
 
     @property
     def may_block(self) -> bool:
@@ -612,7 +612,7 @@ class PartitionLeader:
         else:
             # The group has been moved by a seek: the lease is revoked. It is not sent, and its credit becomes free.
             to.credit += delivery.count
-            to.notify_room()
+            to.notify_credit()
 
     def _due(self, subscription: Subscription, delivery: Delivery) -> None:
         held = self._ahead.get(delivery.token)

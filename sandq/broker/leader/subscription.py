@@ -48,7 +48,7 @@ class Subscription:
         self.credit = credit
         """Number of messages that the consumer may still receive.
 
-        After raising it, call `notify_room`: a partition that found no credit does not check again by itself."""
+        After raising it, call `notify_credit`: a partition that found no credit does not check again by itself."""
         self.lease_ms = lease_ms
         self.receiver = receiver
         self.epoch = epoch
@@ -84,7 +84,7 @@ class Subscription:
         """Call `lease(subscription)` once credit may be free again. For a partition that found none."""
         self._starved[lease] = None
 
-    def notify_room(self) -> None:
+    def notify_credit(self) -> None:
         """Let the partitions that found no free credit try again."""
         starved, self._starved = self._starved, {}
         for lease in starved:

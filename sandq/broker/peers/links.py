@@ -22,7 +22,6 @@ import structlog
 import trio
 
 from sandq.broker.peers import wrong_protocol
-from sandq.broker.peers.door import Door
 from sandq.broker.peers.greeting import refuse, shake_hands
 from sandq.broker.peers.handshake import (
     HANDSHAKE_BYTES,
@@ -38,6 +37,7 @@ from sandq.broker.peers.handshake import (
     dial,
 )
 from sandq.broker.peers.link import PING_S, SILENCE_S, PeerLink
+from sandq.broker.peers.peer_slots import PeerSlots
 from sandq.broker.peers.peer_tls import PeerTls
 from sandq.broker.peers.stream import PeerStream
 from sandq.model.config_schema import Address, is_loopback
@@ -117,7 +117,7 @@ class PeerLinks:
         """Peers that this node dials."""
         self._links: dict[str, PeerLink] = {}
         self._up: dict[str, Peer] = {}
-        self._slots = Door(self._sources)
+        self._slots = PeerSlots(self._sources)
         self._addresses: dict[str, tuple[Address, frozenset[str]]] = {}
         """Address of each peer, and the sources that it resolves to, once it was resolved."""
         self._streams = 0

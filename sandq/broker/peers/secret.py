@@ -58,7 +58,7 @@ class Secrets:
         self._version = version_of(path)
         self.current = read_secrets(path, setting)
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Read the file again if it has changed. Return whether its secrets have changed.
 
         Raise StartupError if it cannot be used. Then the old secrets stay until the file changes again."""
@@ -75,7 +75,7 @@ async def follow_secrets(secrets: Secrets, on_change: Callable[[], None]) -> Non
     while True:
         await trio.sleep(CHECK_S)
         try:
-            has_changed = await trio.to_thread.run_sync(secrets.look)
+            has_changed = await trio.to_thread.run_sync(secrets.check)
         except StartupError as error:
             log.error("the secrets stay unchanged: the file cannot be used", error=error.message)
             continue

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import trio
 
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.errors import SandqError
 
@@ -21,10 +21,10 @@ GROUP_WORK: Final = 4
 
 async def read_all(hosts: Sequence[RaftGroup]) -> None:
     """Run `RaftGroup.read` for all groups at once."""
-    turn, begun = Turn(), []
+    time_slice, begun = TimeSlice(), []
     for host in hosts:
         begun.append((host, host.begin_read()))
-        await turn.spend(GROUP_WORK)
+        await time_slice.spend(GROUP_WORK)
     for host, confirmation in begun:
         await host.finish_read(confirmation)
 
@@ -53,9 +53,9 @@ async def answers_of(commands: Sequence[tuple[RaftGroup, Any]], line: Hashable |
         if not left:
             finished.set()
 
-    turn = Turn()
+    time_slice = TimeSlice()
     for at, (host, command) in enumerate(commands):
-        await turn.spend(GROUP_WORK)
+        await time_slice.spend(GROUP_WORK)
         try:
             host.submit(command, partial(done, at), line=line)
         except SandqError as error:

@@ -105,13 +105,13 @@ class KvWatches:
 
         `output`: takes the result. Raise NotLeader, HistoryGone, Overloaded."""
         host.check_ready()
-        await output.until_room()
+        await output.wait_for_capacity()
         if watch.after is None:
             await host.read()  # changes acknowledged before are not new
         watcher = _Watcher(watch, max_messages, max_bytes, trio.current_time() + wait_s, output)
         try:
             while watcher.found is None:
-                await output.until_room()
+                await output.wait_for_capacity()
                 self._add(host, watcher)
                 await watcher.wait()
         finally:
@@ -141,7 +141,7 @@ class KvWatches:
                 host.check_ready()
                 index = host.status.applied_index
                 asked = list(islice((watcher for watcher in watchers if watcher.index < index), VISIT_WATCHERS))
-                for watcher in [one for one in asked if not one.output.has_room]:
+                for watcher in [one for one in asked if not one.output.has_capacity]:
                     asked.remove(watcher)
                     del watchers[watcher]
                     watcher.put_off()
@@ -181,7 +181,7 @@ def _scan(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Ch
     assert isinstance(replica, PartitionReplica)
     found: list[outcome.Outcome[Changes]] = []
     scanned_bytes = 0
-    for watcher in replica.in_turns(asked):
+    for watcher in replica.in_slices(asked):
         one = outcome.capture(replica.changes, watcher.watch, watcher.max_messages, watcher.max_bytes)
         found.append(one)
         scanned_bytes += one.value.bytes if isinstance(one, outcome.Value) else 0

@@ -43,10 +43,10 @@ class Output(Protocol):
     """The output of one client, which takes answers."""
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether more may be read for the client. For any thread."""
 
-    async def until_room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait until more may be read."""
 
     def hold(self, size: int) -> None:
@@ -62,9 +62,9 @@ class Output(Protocol):
 class _Boundless:
     """The output of this node itself, without limits."""
 
-    has_room = True
+    has_capacity = True
 
-    async def until_room(self) -> None: ...
+    async def wait_for_capacity(self) -> None: ...
 
     def hold(self, size: int) -> None: ...
 
@@ -166,8 +166,8 @@ class LinearizableReads:
     async def _ask(
         self, key: _Key, question: Question[T], requests: int, output: Output, size: Size[T], work: int
     ) -> tuple[T, int]:
-        if not output.has_room:
-            await output.until_room()
+        if not output.has_capacity:
+            await output.wait_for_capacity()
         waiting = self._waiting[key]
         if waiting >= WAITING_MOST:
             raise Overloaded(f"{waiting} reads wait for the same partition; ask again in a moment")
@@ -214,7 +214,7 @@ class LinearizableReads:
                     self._nursery.start_soon(self._answer_later, key, part, certain_s)
                 return
             for output in by_output:
-                await output.until_room()
+                await output.wait_for_capacity()
 
     def _settle(self, key: _Key, answers: list[_Answer], certain_s: float) -> None:
         stale_ms = math.ceil((trio.current_time() - certain_s) * 1000) if key.stale else 0
@@ -223,7 +223,7 @@ class LinearizableReads:
         self._count(key, [one for one, _, _ in answers])
 
     async def _answer_later(self, key: _Key, asked: list[_Asked[Any]], certain_s: float) -> None:
-        await asked[0].output.until_room()
+        await asked[0].output.wait_for_capacity()
         await self._answer(key, asked, certain_s)
 
     def _refuse(self, key: _Key, asked: list[_Asked[Any]], error: Exception) -> None:
@@ -258,7 +258,7 @@ class _Visit:
         answers: list[_Answer] = []
         visited_bytes = work = 0
         for one in self._asked:
-            if one.is_given_up or not one.output.has_room:
+            if one.is_given_up or not one.output.has_capacity:
                 continue
             answer = outcome.capture(one.question, replica)
             size = one.size_of(answer.value) if isinstance(answer, outcome.Value) else 0

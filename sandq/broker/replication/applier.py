@@ -280,7 +280,7 @@ class Applier:
             run.unpublished.pop(group, None)
         self._shut.append((group, replica))
 
-    def give_way(self) -> None:
+    def yield_now(self) -> None:
         """Run tasks of other groups if the current entry or query has used up its time slice.
 
         Called by the state machine where everything but its own group may change."""

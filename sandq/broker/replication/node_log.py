@@ -139,7 +139,7 @@ class NodeLog:
         )
         self.group_commit = GroupCommit(
             wake=hooks.wake,
-            room=hooks.accepts,
+            may_send=hooks.accepts,
             takes_entries=self._takes_entries,
         )
         self._applying = 0
@@ -269,7 +269,7 @@ class NodeLog:
                 settings,
                 topic.kind,
                 self.memory.look_aheads,
-                self.applier.give_way,
+                self.applier.yield_now,
             ),
             lambda commands: partition_commands.Entry(self._now_ms(), commands).encode(),
         )

@@ -212,12 +212,12 @@ class PartitionReplica:
         settings: dict[str, Any],
         kind: str = TIMER,
         look_aheads: LookAheads | None = None,
-        give_way: Callable[[], None] | None = None,
+        yield_now: Callable[[], None] | None = None,
     ) -> None:
         """Load the replica from its store. If that fails, the replica is shut.
 
-        `group`: number of the partition's Raft group. `look_aheads`: those of the whole node. `give_way`: see
-        `Applier.give_way`."""
+        `group`: number of the partition's Raft group. `look_aheads`: those of the whole node. `yield_now`: see
+        `Applier.yield_now`."""
         self.store = store
         self.failure: ApplyFailure | None = None
         self.careful_until = 0
@@ -226,7 +226,7 @@ class PartitionReplica:
         self._view = View(self._rows)
         self._reader = MessageReader()
         self._partition, self._kind = partition, kind
-        self._give_way = give_way
+        self._yield_now = yield_now
         self._rows_index = 0
         """Raft index of the last entry whose changes are in the rows."""
         self._last_index: int | None = None
@@ -249,8 +249,8 @@ class PartitionReplica:
     def _run(self, machine: TimerPartition) -> None:
         """Continue with this state machine."""
         self._machine = machine
-        if self._give_way is not None:
-            machine.shared.give_way = self._give_way
+        if self._yield_now is not None:
+            machine.shared.yield_now = self._yield_now
         self._queries = PartitionQueries(machine, self._view)
 
     @property
@@ -266,7 +266,7 @@ class PartitionReplica:
 
         Raises Unavailable while the partition's clock is being set back, as messages change their positions from step
         to step."""
-        self.machine.check_places()
+        self.machine.check_available()
         return self._queries
 
     @property
@@ -409,7 +409,7 @@ class PartitionReplica:
         table, late_ms = self._keys(now_ms)
         rows: list[bytes | None] = []
         size = 0
-        for key in self.machine.shared.in_turns(keys):
+        for key in self.machine.shared.in_slices(keys):
             row = table.get(key, late_ms, self._view)
             rows.append(row)
             size += len(row or b"")
@@ -426,7 +426,7 @@ class PartitionReplica:
         table, late_ms = self._keys(now_ms)
         for part in table.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=late_ms, view=self._view):
             yield part
-            self.machine.shared.give_way()
+            self.machine.shared.yield_now()
 
     def _keys(self, now_ms: int) -> tuple[KeyTable, int]:
         """Return the keys of a compacted topic, and the time at which they are read."""
@@ -435,9 +435,9 @@ class PartitionReplica:
         assert isinstance(machine, CompactedPartition)
         return machine.keys, max(now_ms, machine.now_ms)
 
-    def in_turns(self, items: Sequence[T]) -> Iterable[T]:
+    def in_slices(self, items: Sequence[T]) -> Iterable[T]:
         """Yield items of a query, and let other groups run after some of them (apply thread)."""
-        return self.machine.shared.in_turns(items)
+        return self.machine.shared.in_slices(items)
 
     def changes(self, watch: Watch, max_messages: int, max_bytes: int) -> Changes:
         """Return changes of a compacted topic, as `watch.changes` (apply thread)."""

@@ -50,7 +50,7 @@ class KvRequests:
         """Return the rows of keys, for the first of these requests to one partition, and their age in ms.
 
         The requests are all stale, or none is. At least one is answered; the last one is the one that reaches
-        `ANSWER_BYTES`. Each must have passed `check_places`. The rows of a request are those of
+        `ANSWER_BYTES`. Each must have passed `check_partitions`. The rows of a request are those of
         `PartitionReplica.values`."""
         (found, _), stale_ms = await self._ask(
             requests[0],
@@ -70,7 +70,7 @@ class KvRequests:
     async def changes(self, request: KvWatch, caller: Caller) -> Changes:
         """Return changes of keys, as `KvWatches.changes`."""
         if request.stop == request.start + b"\0":
-            self.check_places(request, [request.start])
+            self.check_partitions(request, [request.start])
         watch = Watch(request.after, request.mark, request.every, request.start, request.stop)
         host = self._host(request)
         return await self._broker.kv_watches.changes(
@@ -93,7 +93,7 @@ class KvRequests:
         await self._time.advance_for_values(host)
         return await reads.ask(host, lambda replica: question(replica, 0), requests, output, size, work), 0
 
-    def check_places(self, request: KvGet | KvWatch, keys: Sequence[bytes]) -> None:
+    def check_partitions(self, request: KvGet | KvWatch, keys: Sequence[bytes]) -> None:
         """Raise InvalidRequest if a key belongs to another partition.
 
         Then the client does not know the topic's delimiter, or knows the topic as it was before it was created again,

@@ -11,7 +11,7 @@ import structlog
 import trio
 
 from sandq.broker.broker import Broker
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.reads.fan_out import call_all, read_all
 from sandq.broker.reads.linearizable_reads import PAGE_WORK, Output, no_bytes
@@ -380,9 +380,9 @@ class MessageRequests:
         One answer may have tens of thousands of rows. So they are packed partition by partition, with yields, and the
         number of lists in progress on the node is limited. A list waits until its client accepts data before it begins,
         but not in between."""
-        await self._output.until_room()
+        await self._output.wait_for_capacity()
         async with self._listing, self._broker.listing:
-            packed, count, turn = list[bytes](), 0, Turn()
+            packed, count, time_slice = list[bytes](), 0, TimeSlice()
             for leader in self._broker.led(request.topic):
                 await self._time.advance_for_states(leader.raft_group)
                 rows = await self._broker.reads.ask(
@@ -394,7 +394,7 @@ class MessageRequests:
                 for start in range(0, len(rows), ROWS_AT_ONCE):
                     some = rows[start : start + ROWS_AT_ONCE]
                     packed.append(_packed_groups(some, leader))
-                    await turn.spend(ROW_WORK * len(some))
+                    await time_slice.spend(ROW_WORK * len(some))
             return count, packed
 
     async def consumers(self, request: ConsumerList, caller: Caller) -> tuple[list[dict[str, Any]], int]:
@@ -402,7 +402,7 @@ class MessageRequests:
 
         Raise UnknownGroup."""
         group, table = request.group, ConsumerTable()
-        await self._output.until_room()
+        await self._output.wait_for_capacity()
         async with self._listing, self._broker.listing:
             for leader in await self._with_group(request.topic, group):
                 held = await self._broker.reads.ask(

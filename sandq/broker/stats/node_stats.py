@@ -24,7 +24,7 @@ class NodeStats:
         self.slo = Histogram(LATENESS)
         """Lateness of the first deliveries that count for the objective."""
         self.fsync = Histogram(SECONDS)
-        self.pass_records = Histogram(COUNTS)
+        self.batch_records = Histogram(COUNTS)
         """WAL records of each commit batch."""
         self.apply = Histogram(SECONDS)
         self.apply_entries = Histogram(COUNTS)

@@ -109,7 +109,7 @@ class NumberedBatch(ABC):
         """Return the sequence for the next attempt (`model.sequence`)."""
         return self.sequence | RESENT if self.unknown else self.sequence
 
-    def may_pass(self, error: SandqError) -> bool:
+    def may_retry(self, error: SandqError) -> bool:
         """Return whether the batch is retried after this error; otherwise the error is its outcome."""
         return error.retriable or isinstance(error, UnknownPartition)
 
@@ -378,7 +378,7 @@ class BatchSender(Generic[B]):
                 where = f"request {request_id} of {len(batch)} messages to {connection.hello.node_id}"
                 log.debug("%s: %s is stored by entry %d", self.where, where, unpack(offsets.base).index)
             self.settle(batch, offsets, None)
-        elif batch.may_pass(reply) and not self._is_final(batch, reply):
+        elif batch.may_retry(reply) and not self._is_final(batch, reply):
             self._return_for_retry(batch, reply)
         else:
             # If a node's log failed during the write, the log may contain the batch all the same.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from sandq.client.producer.validation import Rank, Traits
 from sandq.model.errors import InvalidRequest, UnknownPartition
-from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, PRIORITY, TAKERS, TIMER
+from sandq.model.names import ACCEPTING_KINDS, COMPACTED, DEFAULT_TENANT, FAIR, PRIORITY, TIMER
 from sandq.model.partitioning import KeyPartitions, partition_for
 from sandq.protocol.replies import TopicRecord
 
@@ -15,9 +15,10 @@ from sandq.protocol.replies import TopicRecord
 def check_rank(topic: str, kind: str, priority: object, tenant: object) -> None:
     """Raise InvalidRequest for a priority or a tenant that topics of this kind do not accept; None means not given."""
     for name, given in (("tenant", tenant), ("priority", priority)):
-        if given is not None and kind not in TAKERS[name]:
+        if given is not None and kind not in ACCEPTING_KINDS[name]:
             raise InvalidRequest(
-                f"{name}: topic {topic!r} is a {kind} topic; one of the kind {' or '.join(TAKERS[name])} takes it"
+                f"{name}: topic {topic!r} is a {kind} topic; "
+                f"one of the kind {' or '.join(ACCEPTING_KINDS[name])} takes it"
             )
 
 

@@ -190,7 +190,7 @@ class DeadLetters:
 
     def may_send_again(self, messages: int, size: int) -> bool:
         """Return whether this many messages that acks have sent, with this many bytes, fit into the outbox again."""
-        return self._outbox.has_room(messages, size)
+        return self._outbox.has_capacity(messages, size)
 
     def send_again(self, step: Step, group: Group, message: DeadMessage) -> None:
         """Put a message that an ack has sent, and that was rejected, into the outbox again."""

@@ -159,9 +159,9 @@ class Group:
         return max(times, default=0)
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether the limits allow one more message in flight in this partition."""
-        return self.allowance is None or self.allowance.has_room(self.in_flight)
+        return self.allowance is None or self.allowance.has_capacity(self.in_flight)
 
     # -- what is leased -------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class GroupLimits:
             name, partition = key[1:-3].decode(), int.from_bytes(key[-2:], "big")
             self._ledgers[name].put(partition, Share(*rows.unpack(value)))
         for ledger in self._ledgers.values():
-            ledger.look()
+            ledger.distribute()
 
     def status(self) -> LimitsStatus | None:
         """Return an immutable copy. None if no group has limits."""
@@ -122,9 +122,9 @@ class GroupLimits:
             view.put(_share_key(command.group, partition), rows.pack(*ledger.shares[partition]))
         self._store(step, command.group)
 
-    def room(self, step: Step, group: Group, most: int) -> int:
+    def available(self, step: Step, group: Group, most: int) -> int:
         """Return how many messages the group may lease now, but at most `most`."""
-        return most if group.allowance is None else group.allowance.room(group.in_flight, _now_us(step), most)
+        return most if group.allowance is None else group.allowance.available(group.in_flight, _now_us(step), most)
 
     def serve(self, step: Step, group: Group, messages: int) -> None:
         """Count leased messages of a group."""

@@ -286,7 +286,7 @@ class Jobs:
     def _only_ranks(self, arguments: dict[str, Any]) -> bool:
         """Return whether a job changes only priorities, so that messages stay at their offsets."""
         stays = arguments.get("to_ms") is None and not arguments.get("shift_ms")
-        return stays and arguments.get("priority") is not None and self._ranking.is_in_place
+        return stays and arguments.get("priority") is not None and self._ranking.keeps_offsets
 
     def _change(self, step: Step, job: Job, offset: bytes) -> None:
         found = self._log.find(offset, step.view)

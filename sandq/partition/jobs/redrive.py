@@ -27,7 +27,7 @@ from sandq.partition.pending.pending import READY
 from sandq.partition.records.claim import LEASED, NOT_DEAD, NOT_FOUND, PURGED, REDRIVEN, WAITING, Outcome
 from sandq.partition.records.leases import Made, Waiting, merged
 from sandq.partition.records.packed_ranges import PackedRanges
-from sandq.partition.shared_state import NOT_YET, TURN_READS, SharedState
+from sandq.partition.shared_state import NOT_YET, SLICE_READS, SharedState
 
 WAITING_RANGES = 9000
 """Number of waiting ranges of the group from which on a redrive pauses. More than eight tenants with failing messages
@@ -123,7 +123,7 @@ class Redrive:
         chosen: dict[bytes, DeadMessage] = {}
         outcomes: list[Outcome] = []
         size = again = again_bytes = 0
-        for message_id in self._shared.in_turns(command.ids, TURN_READS):
+        for message_id in self._shared.in_slices(command.ids, SLICE_READS):
             if size >= EACH_BYTES:
                 outcomes.append(Outcome(NOT_YET))
                 continue

@@ -19,7 +19,7 @@ from sandq.partition.shared_state import SharedState
 
 AT_ONCE: Final = 64
 """Number of messages after which to give way. Each takes some 50 us."""
-LOOKS: Final = 8000
+CHECKS: Final = 8000
 """Maximum number of messages of a step times number of groups. Checking one message in one group takes some 9 us."""
 
 
@@ -62,7 +62,7 @@ class WaitingRanks:
     def rank(self, step: Step, chosen: Sequence[bytes], priority: int, *, dry_run: bool) -> Waited:
         """Change the priority of those of these messages that wait for their next attempt. `dry_run`: only count."""
         done = sum(
-            [self._rank_one(step, offset, priority, dry_run) for offset in self._shared.in_turns(chosen, AT_ONCE)]
+            [self._rank_one(step, offset, priority, dry_run) for offset in self._shared.in_slices(chosen, AT_ONCE)]
         )
         return Waited(done, len(chosen) - done)
 
@@ -80,7 +80,7 @@ class WaitingRanks:
 
     def most(self, limit: int) -> int:
         """Return how many messages a step may check, at most `limit`."""
-        return max(min(limit, LOOKS // max(len(self._groups.by_id), 1)), 1)
+        return max(min(limit, CHECKS // max(len(self._groups.by_id), 1)), 1)
 
     # -- what the log has not any more ----------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class WaitingRanks:
         stop = rows.of_group(rows.KEPT, group_id, offsets.pack(min(until_ms, offsets.U48_MAX), 0, 0, 0))
         found = view.scan(start, stop, limit=limit, max_bytes=max_bytes) if start < stop else []
         chosen = []
-        for key, row in self._shared.in_turns(found, AT_ONCE):
+        for key, row in self._shared.in_slices(found, AT_ONCE):
             offset, fields = key[-offsets.OFFSET_BYTES :], rows.load_kept(row).fields
             # A message that is in several of these places is counted only once.
             if (fields.get(Column.PRIORITY) or 0) == priority or not is_chosen(offset, fields):

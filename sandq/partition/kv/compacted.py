@@ -76,9 +76,9 @@ class CompactedPartition(TimerPartition):
     def _store(self, step: Step, command: c.Append) -> tuple[bytes, int] | Stored:
         batch = Batch.parse(command.batch)
         check_writes(batch)
-        self.shared.give_way()
+        self.shared.yield_now()
         writes = Writes.of(batch)
-        self.shared.give_way()
+        self.shared.yield_now()
         self.compactor.appended(step, batch.count)
         store = self._writer.compare_and_set if command.split else self._writer.store_all
         return store(step, batch, writes)
@@ -105,7 +105,7 @@ class CompactedPartition(TimerPartition):
         )
 
     def _configure(self, step: Step, command: c.Configure) -> None:
-        self.compactor.look_anew(step)
+        self.compactor.check_again(step)
         super()._configure(step, command)
 
     def _schedule(self, step: Step, command: c.ScheduleCommand) -> list[Any]:

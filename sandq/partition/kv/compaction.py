@@ -126,7 +126,7 @@ class Compactor:
         if self.due_ms is None or self.due_ms > now_ms + LOOK_MS:
             self.due_ms = now_ms + LOOK_MS
 
-    def look_anew(self, step: Step) -> None:
+    def check_again(self, step: Step) -> None:
         """Check again soon, because new settings may have created work."""
         self.due_ms = self._again_ms = step.now_ms
 
@@ -136,10 +136,10 @@ class Compactor:
         if self.due_ms is None or self.due_ms > now_ms:
             return
         if self._at is None and not self._begins(step):
-            self.due_ms = self._next_look_ms(now_ms)
+            self.due_ms = self._next_check_ms(now_ms)
             return
         self.due_ms = now_ms
-        self._pass_on(step)
+        self._continue_run(step)
 
     # -- when -----------------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Compactor:
         is_large = log.state.bytes >= max(BYTES_LEAST, BYTES_FACTOR * keys.bytes)
         return is_large or self._is_quiet(now_ms) or now_ms - self._ended_ms >= PASS_MS
 
-    def _next_look_ms(self, now_ms: int) -> int | None:
+    def _next_check_ms(self, now_ms: int) -> int | None:
         times = []
         if self._may_go and self._log.state.messages > self._left:
             idle_ms = max(self._wrote_ms + IDLE_MS, now_ms + LOOK_MS, self._rested_ms)
@@ -212,7 +212,7 @@ class Compactor:
 
     # -- a pass ---------------------------------------------------------------------------------------------------
 
-    def _pass_on(self, step: Step) -> None:
+    def _continue_run(self, step: Step) -> None:
         view = step.view
         assert self._at is not None
         stop = rows.log_key(offsets.pack(self._until_s * 1000, 0, 0, 0))
@@ -281,7 +281,7 @@ class Compactor:
         state.bytes += size - entry.size
         for group in self._groups.by_id.values():
             reader = group.reader
-            reader.look_anew(rows.last_of(entry))
+            reader.drop_cache(rows.last_of(entry))
             group.note_change()
             passed = sum([offset <= group.cursor for offset in gone])
             if passed and reader.passed is not None:

@@ -47,8 +47,8 @@ class Changes(NamedTuple):
 
 def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_bytes: int, view: View) -> Changes:
     """Return a bounded part of the changes. Raise HistoryGone if changes after `after` were compacted."""
-    compactor, give_way = machine.compactor, machine.shared.give_way
-    give_way()
+    compactor, yield_now = machine.compactor, machine.shared.yield_now
+    yield_now()
     mark = compactor.removed if asked.every else compactor.forgotten
     if asked.after is None:
         return Changes(machine.end(), mark, [], False, 0)
@@ -58,7 +58,7 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
             f"{offsets.to_text(mark)}: they were compacted. Watch from the earliest on, or what is latest of each key"
         )
     rows_read: dict[bytes, bytes] = {}
-    reader = AnswerReader(asked.after, give_way, rows_read)
+    reader = AnswerReader(asked.after, yield_now, rows_read)
     wants_all = asked.every and not asked.start and asked.stop is None
     # If only some messages are selected, few are returned at a time, but many are read.
     most, most_bytes = (
@@ -68,7 +68,7 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
     is_behind = reader.head(view) is not None
     through = reader.cursor if is_behind else max(machine.end(), asked.after)
     pieces: list[Piece] = []
-    for piece in machine.log.reader.each_piece(view, ranges, rows_read, give_way):
+    for piece in machine.log.reader.each_piece(view, ranges, rows_read, yield_now):
         if wants_all:
             pieces.append(piece)
             continue
@@ -98,7 +98,7 @@ def _wanted(
     positions = _positions(piece, batch.count)
     wanted: list[int] = []
     looked = positions
-    for at, position in enumerate(machine.shared.in_turns(positions)):
+    for at, position in enumerate(machine.shared.in_slices(positions)):
         key = keys[position]
         assert key is not None
         if key < asked.start or (asked.stop is not None and key >= asked.stop):

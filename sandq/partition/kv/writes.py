@@ -57,7 +57,7 @@ class KeyWriter:
         # If a key has several writes, only the last is visible.
         versions = offsets.run(*stored)
         latest = {key: at for at, key in enumerate(writes.keys)}
-        for key, at in self._shared.in_turns(list(latest.items())):
+        for key, at in self._shared.in_slices(list(latest.items())):
             self._set(step, key, versions[at], writes, at)
         return stored
 
@@ -73,7 +73,7 @@ class KeyWriter:
         )
         refused: list[tuple[int, str]] = []
         messages = decode_fields(batch)
-        for at, fields in enumerate(self._shared.in_turns(messages)):
+        for at, fields in enumerate(self._shared.in_slices(messages)):
             key = writes.keys[at]
             expected = fields.pop(Column.EXPECTED_VERSION, None)
             present = self._keys.version(key, now_ms, view)

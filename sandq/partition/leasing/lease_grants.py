@@ -50,7 +50,7 @@ class LeaseGrants:
         self._groups.store(step, group)
         if group.halts or group.paused:
             return []
-        capacity = self._limits.room(step, group, sum([grant.limit for grant in command.grants]))
+        capacity = self._limits.available(step, group, sum([grant.limit for grant in command.grants]))
         if group.allowance is not None and capacity <= 0:
             return []
         if group.ready is not None:

@@ -62,7 +62,7 @@ class RankedGrants:
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
             most = group.most_waiting if ready.rank == queue_keys.FAIR else None
-            ready.begin(step, most, group.in_flight + capacity, self._shared.in_turns)
+            ready.begin(step, most, group.in_flight + capacity, self._shared.in_slices)
             granted = self._lease(step, group, ready, command, capacity, is_stopped=is_stopped)
             ready.is_promoting = self._buried >= BURIED  # there may be more messages behind them
         ready.end(step)
@@ -73,7 +73,7 @@ class RankedGrants:
         view = step.view
         messages = 0
         while ready.takes_more:
-            passed = group.reader.pass_due(view, until_ms, PART_ENTRIES)
+            passed = group.reader.advance_over_due(view, until_ms, PART_ENTRIES)
             if not passed:
                 return True
             if group.gaps:
@@ -85,7 +85,7 @@ class RankedGrants:
             if messages >= PROMOTED:
                 head = group.reader.head(view)
                 return head is None or offsets.deliver_ms(head.first) > until_ms
-            self._shared.give_way()
+            self._shared.yield_now()
         return True
 
     def _lease(
@@ -127,7 +127,7 @@ class RankedGrants:
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
             is_first = not lease.ranges or lease.alike == FRESH
             if is_first and not is_stopped and ageing_ms is None and not self._ttl.any_expires:
-                taken, size = ready.take_turns(step, left, max_bytes - taken_bytes)
+                taken, size = ready.serve_tenants(step, left, max_bytes - taken_bytes)
                 if taken:
                     _add_singles(lease, taken)
                     left -= len(taken)
@@ -137,13 +137,13 @@ class RankedGrants:
             if turn is None:
                 break
             queue, is_shared = turn
-            capacity = ready.limits.room_of(queue.tenant)
+            capacity = ready.limits.capacity_of(queue.tenant)
             most = 1 if is_shared else left if capacity is None else min(left, capacity)
             assert most > 0, "who has a turn has room"
             returned = ready.first_returned(queue)
             gets_nothing_new = is_stopped or queue.tenant in ready.limits.crowding.stopped
             head = None if gets_nothing_new else ready.head(queue, view)
-            room_for_new = ready.limits.room_for_new(queue.tenant)
+            capacity_for_new = ready.limits.capacity_for_new(queue.tenant)
             if returned is not None and (head is None or _first(returned) < head.first):
                 if lease.ranges and lease.alike != returned.alike:
                     break
@@ -157,7 +157,7 @@ class RankedGrants:
                 assert head is not None, "a queue that has a turn has something"
                 if not is_first:
                     break
-                most = most if room_for_new is None else min(most, room_for_new)
+                most = most if capacity_for_new is None else min(most, capacity_for_new)
                 assert most > 0, "who gets nothing new is stopped"
                 count, size = self._take_head(step, group, ready, queue, lease, head, most, max_bytes - taken_bytes)
             if count:

@@ -67,9 +67,9 @@ class LeaseSettlement:
 
     def ack(self, step: Step, items: Sequence[tuple[int, c.What]]) -> list[Lost]:
         """Ack messages. `items`: those of an `Ack`."""
-        found, in_turns = self._leases.by_token.get, self._shared.in_turns
+        found, in_slices = self._leases.by_token.get, self._shared.in_slices
         return [
-            [] if (lease := found(token)) is None else self._ack(step, lease, what) for token, what in in_turns(items)
+            [] if (lease := found(token)) is None else self._ack(step, lease, what) for token, what in in_slices(items)
         ]
 
     def outcome(self, token: int, what: c.What) -> tuple[Lost, bool]:
@@ -120,7 +120,7 @@ class LeaseSettlement:
         self._check_headers(named)
         results: list[Lost | str | Part] = []
         put_off: set[int] = set()
-        for item in self._shared.in_turns(named):
+        for item in self._shared.in_slices(named):
             # A later item for the same lease may concern the same messages, so it must not be applied before the rest
             # of this one.
             result = NOT_YET if item.token in put_off else self._nack(step, item)
@@ -456,11 +456,11 @@ class LeaseSettlement:
         head = group.reader.head(step.view)
         assert head is not None
         if head.first in group.gaps:
-            group.reader.pass_head()
+            group.reader.advance_over_head()
             self._groups.store(step, group)
             return 0
         self._unique.mark_delivered(step, group, head)
-        group.reader.pass_head()
+        group.reader.advance_over_head()
         self._dead.bury(step, group, [Range(head.first, head.length)], False, EXPIRED_UNREAD)
         return head.length
 

@@ -74,11 +74,11 @@ class Allowance:
             self.returned_us = owed_us(self.limit, back, now_us) if back.units else 0
         self.version, self.in_flight = version, in_flight
 
-    def has_room(self, in_flight: int) -> bool:
+    def has_capacity(self, in_flight: int) -> bool:
         """Return whether one more message may be leased while `in_flight` are in flight."""
         return not self.is_waiting and (self.limit.max_in_flight is None or in_flight < self.in_flight)
 
-    def room(self, in_flight: int, now_us: int, most: int) -> int:
+    def available(self, in_flight: int, now_us: int, most: int) -> int:
         """Return how many more messages may be leased now while `in_flight` are in flight, but at most `most`."""
         if self.is_waiting:
             return 0
@@ -93,7 +93,7 @@ class Allowance:
         if not part.units:
             return 0
         pace = pace_of(self.limit, part.units)
-        return pace.room(min(part.arrival_us, pace.latest_us(now_us)), now_us)
+        return pace.available(min(part.arrival_us, pace.latest_us(now_us)), now_us)
 
     def free_ms(self, now_us: int) -> int | None:
         """Return when the rate allows the next message, in ms. 0 if it may be leased now or there is no rate; None if

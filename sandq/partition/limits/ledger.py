@@ -81,17 +81,17 @@ class Ledger:
         self.own = own
         self.limit = own.limit
         self.shares: dict[int, Share] = {}
-        self.look()
+        self.distribute()
 
     def put(self, partition: int, share: Share) -> None:
-        """Set the share of a partition. Call `look` after the last one."""
+        """Set the share of a partition. Call `distribute` after the last one."""
         self.shares[partition] = share
 
     def unheard(self) -> list[int]:
         """Return the partitions that have not reported yet what they hold."""
         return [partition for partition in range(1, self.limit.partitions) if partition not in self.shares]
 
-    def look(self) -> None:
+    def distribute(self) -> None:
         """Recompute how many messages in flight are left for the home partition."""
         own, limit = self.own, self.limit
         own.is_waiting = len([one for one in self.shares if one < limit.partitions]) < limit.partitions - 1
@@ -126,7 +126,7 @@ class Ledger:
             if lower != share:
                 self.put(partition, lower)
                 changed.add(partition)
-        self.look()
+        self.distribute()
         return changed
 
     def share_out(self, targets: Iterable[Sequence[int]], own_leased: int, version: int, now_us: int) -> set[int]:
@@ -146,7 +146,7 @@ class Ledger:
             share, was = self.shares[partition], before.get(partition, NEW)
             if (share.in_flight, share.units) != (was.in_flight, was.units):
                 self.put(partition, share._replace(version=version, confirmed=False))
-        self.look()
+        self.distribute()
         return changed
 
     def _open(self, partition: int) -> Share | None:

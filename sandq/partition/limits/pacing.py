@@ -29,7 +29,7 @@ class Pace(NamedTuple):
         """Return the latest possible arrival time of the next message: the one after a whole burst."""
         return now_us + self.burst * self.interval_us
 
-    def room(self, arrival_us: int, now_us: int) -> int:
+    def available(self, arrival_us: int, now_us: int) -> int:
         """Return how many messages may be leased now."""
         return max((self.latest_us(now_us) - max(arrival_us, now_us)) // self.interval_us, 0)
 
@@ -64,9 +64,9 @@ class Pacing:
         else:
             heapq.heappush(self._heap, (arrival_us, tenant))
 
-    def room(self, tenant: str, pace: Pace, now_us: int) -> int:
+    def available(self, tenant: str, pace: Pace, now_us: int) -> int:
         """Return how many messages of a tenant may be leased now."""
-        return pace.room(self._arrival_us(tenant), now_us)
+        return pace.available(self._arrival_us(tenant), now_us)
 
     def free_us(self, tenant: str, pace: Pace, now_us: int) -> int:
         """Return when the next message of a tenant may be leased, in µs: now, or later."""

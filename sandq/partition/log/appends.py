@@ -124,18 +124,18 @@ class Appends:
         return rank is None or queue_keys.is_one(rank, batch)
 
     def _append_each(self, step: Step, command: c.Append) -> Stored:
-        give_way, stamp_ms = self._shared.give_way, step.stamp_ms
+        yield_now, stamp_ms = self._shared.yield_now, step.stamp_ms
         batch = Batch.parse(command.batch)
-        give_way()
+        yield_now()
         wanted_ms = wanted_times(batch, stamp_ms)
         position = step.take_positions(batch.count)
         times, column = _placed(wanted_ms, step.index, position, self.partition, step.floor_ms)
-        give_way()
+        yield_now()
         wanted = wanted_each(batch, stamp_ms, wanted_ms, times)
-        give_way()
+        yield_now()
         if command.split:
             messages = decode_fields(batch)
-            give_way()
+            yield_now()
             refused, outcomes = self._append_special(step, column, messages, wanted, command)
             return Stored(b"".join(column), refused, outcomes if command.on_conflict != c.REJECT else None)
         else:
@@ -148,13 +148,13 @@ class Appends:
         """Store messages for which the log needs no columns."""
         values = values_alone(batch)
         messages = decode_fields(batch) if values is None else []
-        self._shared.give_way()
+        self._shared.yield_now()
         for start in range(0, len(column), PART_MESSAGES):
             part = slice(start, start + PART_MESSAGES)
             its_values = None if values is None else values[part]
             its_wanted = None if wanted is None else wanted[part]
             self._append_part(step, column[part], messages[part], its_values, its_wanted)
-            self._shared.give_way()
+            self._shared.yield_now()
 
     def _append_part(
         self,
@@ -212,7 +212,7 @@ class Appends:
         refused: list[tuple[int, str]] = []
         outcomes: list[tuple[int, str, bytes | str]] = []
         is_keyed = self._shared.has_keyed_names
-        for at, fields in enumerate(self._shared.in_turns(messages)):
+        for at, fields in enumerate(self._shared.in_slices(messages)):
             offset = column[at]
             unique_key = fields.get(Column.UNIQUE_KEY)
             digest = None

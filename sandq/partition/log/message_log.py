@@ -36,7 +36,7 @@ from sandq.partition.reader.pieces import (
     load_kept,
     load_message,
 )
-from sandq.partition.reader.reader import FILL_TOMBSTONES, gap_around, look_for_row, tombstones, without
+from sandq.partition.reader.reader import FILL_TOMBSTONES, find_row, gap_around, tombstones, without
 from sandq.partition.records.leases import Made
 from sandq.partition.shared_state import LogState, SharedState
 
@@ -178,7 +178,7 @@ class MessageLog:
             if value is None:
                 if self.gap[0] < offset < self.gap[1]:
                     return None
-                row, size = look_for_row(view, offset)
+                row, size = find_row(view, offset)
                 if row is None:
                     if size >= LARGE_ROW_BYTES:
                         self.gap = gap_around(view, offset)
@@ -453,17 +453,17 @@ class MessageLog:
         self.reader.forget(first)
         self.state.bytes -= entry.size - len(gone) * entry.unit
         put_bytes = 0
-        for one in self._shared.in_turns(messages):
+        for one in self._shared.in_slices(messages):
             wanted_ms, is_delay = one.wanted or AS_PLACED
             light = self._needed_of(one.fields, wanted_ms)
             put_bytes += self.put(step, one.offset, one.created_ms, one.fields, light, is_delay=is_delay).size
         self.state.bytes += put_bytes
         self._shared.note_copied(put_bytes, length)  # the batch may have been compressed
-        for offset in self._shared.in_turns(gone):
+        for offset in self._shared.in_slices(gone):
             self.drop_tombstone(step, offset)
         for group in self._groups.by_id.values():
             if first <= group.reader.covered:
-                group.reader.look_anew(last)
+                group.reader.drop_cache(last)
             group.note_log_change(first)
 
 

@@ -24,7 +24,7 @@ from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.reader.reader import FILL_TOMBSTONES, tombstones
 from sandq.partition.ready import queue_keys
-from sandq.partition.shared_state import TURN_ITEMS, SharedState
+from sandq.partition.shared_state import SLICE_ITEMS, SharedState
 
 LEAST_SETTLED: Final = 1000
 SWEEP_ROWS: Final = 1000
@@ -86,22 +86,22 @@ class Sweeper:
         last = rows.last_of(rows.log_entry(*found[-1]))
         gone = set(tombstones(view, found[0][0][1:], last, FILL_TOMBSTONES)) if self._has_batch(found) else set()
         promoted = [self._promoted(group, found[0][0][1:], last, view) for group in groups]
-        for key, value in self._shared.in_turns(found):
+        for key, value in self._shared.in_slices(found):
             entry = rows.log_entry(key, value)
             end = rows.last_of(entry)
             if end > min(passed, self._holds.lowest) or len(gone) == FILL_TOMBSTONES:
                 self._left += entry.length
                 continue
             live = [offset for offset in offsets.run(entry.first, entry.length) if offset not in gone]
-            if entry.length > TURN_ITEMS:
-                self._shared.give_way()
+            if entry.length > SLICE_ITEMS:
+                self._shared.yield_now()
             if self._is_done(groups, promoted, value, entry.first, live, view):
                 self._delete(step, key, value, entry, live)
             else:
                 self._left += len(live)
         for group in groups:
             if group.is_expired:
-                group.reader.look_anew(found[-1][0][1:])  # its cache may hold rows that are deleted now
+                group.reader.drop_cache(found[-1][0][1:])  # its cache may hold rows that are deleted now
             self._groups.store(step, group)
         self._position = found[-1][0][1:]
 

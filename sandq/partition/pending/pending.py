@@ -119,7 +119,7 @@ class Pending:
         vacant: set[Bounds] = set()
         for first in range(0, len(ranges), LOOK_RANGES):
             vacant |= view.note_vacant(ranges[first : first + LOOK_RANGES])
-            self._shared.give_way()
+            self._shared.yield_now()
         return vacant
 
     # -- commands -------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Ranking:
         self._log = log
 
     @property
-    def is_in_place(self) -> bool:
+    def keeps_offsets(self) -> bool:
         """Whether a change of priority leaves messages at their offsets."""
         return self._shared.rank is not None
 
@@ -71,7 +71,7 @@ class Ranking:
         it.
         """
         view = step.view
-        if not self.is_in_place or isinstance(found, Kept):
+        if not self.keeps_offsets or isinstance(found, Kept):
             return False
         assert self._shared.rank is not None
         offset = found.offset
@@ -101,7 +101,7 @@ class Ranking:
     def note(self, step: Step, found: Found | Kept, priority: int) -> None:
         """Store the priority of a message that every group has passed in the log. The groups that have it know the
         priority."""
-        if self.is_in_place and isinstance(found, Found):
+        if self.keeps_offsets and isinstance(found, Found):
             self._put(step, found, priority)
 
     def _put(self, step: Step, found: Found, priority: int) -> LogEntry:

@@ -15,18 +15,18 @@ READ_ROWS = 250
 
 
 def read(
-    view: View, low: bytes, high: bytes, limit: int, max_bytes: int, give_way: Callable[[], None]
+    view: View, low: bytes, high: bytes, limit: int, max_bytes: int, yield_now: Callable[[], None]
 ) -> tuple[list[Range], bytes | None]:
     """Return ranges of messages above `low` and below `high`, the last one first, and the offset to go on below.
 
     There are at most `limit` messages, and no row is read after those that reach `max_bytes`. The messages within a
-    range are in rising order. The offset is None if nothing is left. `give_way` is called before each read.
+    range are in rising order. The offset is None if nothing is left. `yield_now` is called before each read.
     """
     start, stop = rows.entry_start(low), rows.log_key(high)
     ranges: list[Range] = []
     left = limit
     while True:
-        give_way()
+        yield_now()
         found = view.scan(start, stop, limit=READ_ROWS, max_bytes=ANSWER_READ_BYTES, reverse=True)
         if not found:
             return ranges, None

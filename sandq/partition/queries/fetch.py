@@ -57,14 +57,14 @@ def fetch(
     Conflict if `start` is from before a clock reset."""
     _check_start(machine, start, pending)
     closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
-    give_way, rows_read = machine.shared.give_way, dict[bytes, bytes]()
-    reader = AnswerReader(max(cursor_before(start), trimmed), give_way, rows_read)
+    yield_now, rows_read = machine.shared.yield_now, dict[bytes, bytes]()
+    reader = AnswerReader(max(cursor_before(start), trimmed), yield_now, rows_read)
     until_ms = _until_ms(machine, end, pending)
     ranges = reader.take(view, until_ms, min(max_messages, FETCH_MESSAGES), min(max_bytes, FETCH_BYTES)).ranges
     following = offsets.behind(reader.cursor) if ranges else None
     if end is not None and ranges and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
         ranges, following = _below(ranges, end), None
-    pieces = [*machine.log.reader.each_piece(view, ranges, rows_read, give_way)]
+    pieces = [*machine.log.reader.each_piece(view, ranges, rows_read, yield_now)]
     return Fetched(pieces, following, closed_ms, trimmed)
 
 
@@ -81,8 +81,8 @@ def measure(
     _check_start(machine, start, pending)
     trimmed = machine.log.state.trimmed
     read_at = machine.now_ms, trimmed, machine.clock_epoch
-    until_ms, give_way = _until_ms(machine, end, pending), machine.shared.give_way
-    reader = AnswerReader(max(cursor_before(start), trimmed), give_way)
+    until_ms, yield_now = _until_ms(machine, end, pending), machine.shared.yield_now
+    reader = AnswerReader(max(cursor_before(start), trimmed), yield_now)
     head = reader.head(view)
     if head is None or offsets.deliver_ms(head.first) > until_ms or (end is not None and head.first >= end):
         return Extent(None, None, 0, *read_at)
@@ -90,7 +90,7 @@ def measure(
     for hour in machine.log.counts.hours(
         offsets.deliver_ms(head.first) // 1000, min(until_ms, offsets.U48_MAX - 1) // 1000 + 1, view
     ):
-        give_way()
+        yield_now()
         for second, messages in hour:
             if most is not None and counted + messages > most:
                 begin = offsets.pack(second * 1000, 0, 0, 0)

@@ -18,7 +18,7 @@ def limit_reason(group: Group, now_ms: int) -> str | None:
     limit = allowance.limit
     if allowance.is_waiting:
         return "it waits for the limits of the group: not every partition has said yet what it has in flight"
-    if not group.has_room:
+    if not group.has_capacity:
         most = f"{group.in_flight} of {limit.max_in_flight} in flight"
         if allowance.in_flight != limit.max_in_flight:
             here = f"{group.in_flight} in flight here, where {allowance.in_flight} of {limit.max_in_flight} may be"

@@ -34,7 +34,7 @@ from sandq.partition.records.holders import Holder
 from sandq.partition.records.leases import History, Lease, Waiting
 from sandq.partition.records.lives import Lives, load_lives, summary, whole_history
 from sandq.partition.schedules import schedule_queries
-from sandq.partition.shared_state import TURN_ITEMS, TURN_READS
+from sandq.partition.shared_state import SLICE_ITEMS, SLICE_READS
 from sandq.partition.state_machine import TimerPartition
 
 LOOKED_AT = 1000
@@ -210,8 +210,8 @@ class PartitionQueries:
         shown: list[Shown] = []
         size, passed = 0, after
         for looked_at, message in enumerate(self._load(places, from_ms, until_ms, is_newest)):
-            if looked_at % TURN_ITEMS == TURN_ITEMS - 1:
-                self._machine.shared.give_way()
+            if looked_at % SLICE_ITEMS == SLICE_ITEMS - 1:
+                self._machine.shared.yield_now()
             if len(shown) >= limit or size >= PAGE_BYTES:
                 return shown, passed if is_newest else cursor_before(message.offset)
             passed = message.offset
@@ -243,10 +243,10 @@ class PartitionQueries:
         if is_newest:
             high = offsets.LAST if until_ms > offsets.U48_MAX else offsets.pack(max(until_ms, 0), 0, 0, 0)
             high = min(high, after or offsets.LAST)
-            ranges, end = backwards.read(self._view, start, high, LOOKED_AT, 8 * PAGE_BYTES, machine.shared.give_way)
+            ranges, end = backwards.read(self._view, start, high, LOOKED_AT, 8 * PAGE_BYTES, machine.shared.yield_now)
             return [(one, None) for one in ranges], end
         start = max(start, after or offsets.FIRST)
-        reader = AnswerReader(start, machine.shared.give_way)
+        reader = AnswerReader(start, machine.shared.yield_now)
         ranges = reader.take(self._view, until_ms - 1, LOOKED_AT, 8 * PAGE_BYTES).ranges
         return [(one, None) for one in ranges], reader.cursor if ranges else None
 
@@ -342,12 +342,12 @@ class PartitionQueries:
 
     def schedules_due(self, until_ms: int, most: int) -> list[schedule_queries.Stored]:
         """Return the schedules that fire up to `until_ms`."""
-        in_turns = partial(self._machine.shared.in_turns, most=TURN_READS)
-        return schedule_queries.due(self._view, until_ms, most, in_turns)
+        in_slices = partial(self._machine.shared.in_slices, most=SLICE_READS)
+        return schedule_queries.due(self._view, until_ms, most, in_slices)
 
     def schedules_named(self, names: Sequence[str]) -> list[bytes | None]:
         """Return the rows of schedules by name, None for those that do not exist."""
-        return schedule_queries.named(self._view, self._machine.shared.in_turns(names, TURN_READS))
+        return schedule_queries.named(self._view, self._machine.shared.in_slices(names, SLICE_READS))
 
     def cancelled_occurrences(self, stored: Iterable[schedule_queries.Stored]) -> frozenset[str]:
         """Return the names of those schedules whose next occurrence was stored ahead of its time, and then
@@ -356,7 +356,7 @@ class PartitionQueries:
         return frozenset(
             [
                 name
-                for name, row in self._machine.shared.in_turns([*stored], TURN_READS)
+                for name, row in self._machine.shared.in_slices([*stored], SLICE_READS)
                 if (made := schedule_queries.made_later(name, row, now_ms)) is not None
                 and log.find_owned(made, self._view) is None
             ]
@@ -374,7 +374,7 @@ class PartitionQueries:
         now_s = self._machine.now_ms // 1000
         found = []
         for group in self._machine.groups.by_id.values():
-            self._machine.shared.give_way()
+            self._machine.shared.yield_now()
             second, taken = max(group.reader.taken, self._machine.log.state.gone)
             second, taken = max((second, taken), (offsets.deliver_ms(group.cursor) // 1000, 0))
             ready = self._count_between(second, now_s + 1) - taken + len(group.order.blocked)
@@ -419,7 +419,7 @@ class PartitionQueries:
         Raise UnknownGroup if there is no such group.
         """
         held: dict[str, tuple[int, int]] = {}
-        for lease in self._machine.shared.in_turns([*self._machine.groups.named(group_name).leases.values()]):
+        for lease in self._machine.shared.in_slices([*self._machine.groups.named(group_name).leases.values()]):
             if messages := lease.live.bit_count():
                 before, leased_ms = held.get(lease.consumer, (0, lease.leased_ms))
                 held[lease.consumer] = before + messages, min(leased_ms, lease.leased_ms)
@@ -445,7 +445,7 @@ class PartitionQueries:
         counts = self._machine.log.counts
         ahead = self._count_between(counts.now_s + 1, now_s)
         for hour in counts.hours(now_s, stop_s, self._view):
-            self._machine.shared.give_way()
+            self._machine.shared.yield_now()
             for second, messages in hour:
                 start_ms = (first_s + (second - first_s) // unit_s * unit_s) * 1000
                 buckets[start_ms] = buckets.get(start_ms, 0) + messages
@@ -458,7 +458,7 @@ class PartitionQueries:
         total = 0
         for hour in self._machine.log.counts.hours(start_s, stop_s, self._view):
             total += sum([messages for _, messages in hour])
-            self._machine.shared.give_way()
+            self._machine.shared.yield_now()
         return total
 
     # -- parts ----------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def _before(
             before += sum([position.is_behind(queue, each) for one in given_back.ranges for each in offsets.run(*one)])
     if before > LOOKED_AT:
         return before, True
-    reader = AnswerReader(group.cursor, machine.shared.give_way)
+    reader = AnswerReader(group.cursor, machine.shared.yield_now)
     ranges = reader.take(view, machine.now_ms, LOOKED_AT, _READ_BYTES).ranges
     entries = [LogEntry(base, length, 0) for base, length in ranges if base not in group.gaps]
     for key, entry in queue_keys.split(ready.rank, entries, view):

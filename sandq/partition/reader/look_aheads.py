@@ -25,7 +25,7 @@ class LookAhead(Protocol):
     fixed_bytes: int
     """Bytes in use that cannot be evicted."""
     used: int
-    """Number of its last use, from `LookAheads.next_turn`."""
+    """Number of its last use, from `LookAheads.next_use`."""
 
     def evict(self) -> None:
         """Drop all of the cache but the head."""
@@ -46,12 +46,12 @@ class LookAheads:
         """Bytes that cannot be evicted."""
         self.evicted = 0
         """Number of evictions so far."""
-        self._turn = 0
+        self._last_use = 0
 
-    def next_turn(self) -> int:
+    def next_use(self) -> int:
         """Return the number of the next use. Later uses have higher numbers."""
-        self._turn += 1
-        return self._turn
+        self._last_use += 1
+        return self._last_use
 
     @property
     def is_over(self) -> bool:

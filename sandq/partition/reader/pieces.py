@@ -16,7 +16,7 @@ from sandq.partition.base.rows import Fields, Range
 from sandq.partition.base.view import Row, View
 from sandq.partition.reader import overlays
 from sandq.partition.reader.reader import row_holding
-from sandq.partition.shared_state import TURN_ITEMS
+from sandq.partition.shared_state import SLICE_ITEMS
 
 PIECE_MESSAGES = 1000
 PIECE_BYTES = 1 << 20
@@ -115,16 +115,16 @@ class MessageReader:
         view: View,
         ranges: Sequence[Range],
         ahead: dict[bytes, bytes],
-        give_way: Callable[[], None] | None = None,
+        yield_now: Callable[[], None] | None = None,
     ) -> Iterator[Piece]:
         """Yield the messages of `ranges` in the log, in their order, one piece at a time.
 
-        `ahead`: rows that were read already; they are removed one by one. `give_way`: called now and then; this
+        `ahead`: rows that were read already; they are removed one by one. `yield_now`: called now and then; this
         partition must not be read or changed meanwhile.
         """
         self._ahead = ahead
         try:
-            yield from self._each_piece(view, ranges if give_way is None else _in_turns(ranges, give_way))
+            yield from self._each_piece(view, ranges if yield_now is None else _in_slices(ranges, yield_now))
         finally:
             self._ahead = {}
 
@@ -330,14 +330,14 @@ def _around_others(view: View, ranges: Iterable[Range]) -> Iterator[Range]:
             yield Range(offsets.shift(one.base, at), one.length - at)
 
 
-def _in_turns(ranges: Sequence[Range], give_way: Callable[[], None]) -> Iterator[Range]:
-    """Yield the ranges. Give way after each `TURN_ITEMS` messages, or after a larger range."""
+def _in_slices(ranges: Sequence[Range], yield_now: Callable[[], None]) -> Iterator[Range]:
+    """Yield the ranges. Give way after each `SLICE_ITEMS` messages, or after a larger range."""
     messages = 0
     for one in ranges:
         yield one
         messages += one.length
-        if messages >= TURN_ITEMS:
-            give_way()
+        if messages >= SLICE_ITEMS:
+            yield_now()
             messages = 0
 
 

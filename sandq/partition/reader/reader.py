@@ -98,7 +98,7 @@ class LogReader:
         self.taken = (0, 0)
         self.passed = None
 
-    def look_anew(self, last: bytes) -> None:
+    def drop_cache(self, last: bytes) -> None:
         """Drop the cache, because rows up to this offset have changed."""
         if last > self.cursor:
             self.covered = self.cursor
@@ -243,7 +243,7 @@ class LogReader:
             if entry is None or offsets.deliver_ms(entry.first) > until_ms:
                 break
             if not judge_all and entry.extra is None and entry.length == 1:
-                singles, size = self._pass_singles(until_ms, limit, max_bytes - taken_bytes)
+                singles, size = self._advance_over_singles(until_ms, limit, max_bytes - taken_bytes)
                 taken += rows.single_ranges([single.first for single in singles])
                 plain += [single.row for single in singles]
                 limit -= len(singles)
@@ -255,7 +255,7 @@ class LogReader:
             if not verdict:
                 passed_over += entry.length
                 passed_bytes += entry.size
-                self.pass_head()
+                self.advance_over_head()
                 continue
             count = min(entry.length, limit)
             if entry.size > WHOLE_ROW_BYTES:
@@ -269,12 +269,12 @@ class LogReader:
             if count < entry.length:
                 self.entries.appendleft(entry.part(count, entry.length))
         if self._look_aheads is not None and (taken or passed_over):
-            self._kept, self.used = self._most, self._look_aheads.next_turn()
+            self._kept, self.used = self._most, self._look_aheads.next_use()
             self._count()
         at_hand = len(plain) == len(taken) and None not in plain
         return Taken(taken, taken_bytes, cast("list[bytes]", plain) if at_hand and plain else None)
 
-    def pass_due(self, view: View, until_ms: int, limit: int) -> list[LogEntry]:
+    def advance_over_due(self, view: View, until_ms: int, limit: int) -> list[LogEntry]:
         """Move the cursor over at most `limit` entries that are due at `until_ms`, and return them."""
         passed: list[LogEntry] = []
         while len(passed) < limit:
@@ -282,16 +282,16 @@ class LogReader:
             if entry is None or offsets.deliver_ms(entry.first) > until_ms:
                 break
             if entry.extra is None and entry.length == 1:
-                passed += self._pass_singles(until_ms, limit - len(passed), _NO_LIMIT)[0]
+                passed += self._advance_over_singles(until_ms, limit - len(passed), _NO_LIMIT)[0]
             else:
-                self.pass_head()
+                self.advance_over_head()
                 passed.append(entry)
         if self._look_aheads is not None and passed:
-            self._kept, self.used = self._most, self._look_aheads.next_turn()
+            self._kept, self.used = self._most, self._look_aheads.next_use()
             self._count()
         return passed
 
-    def _pass_singles(self, until_ms: int, limit: int, max_bytes: int) -> tuple[list[LogEntry], int]:
+    def _advance_over_singles(self, until_ms: int, limit: int, max_bytes: int) -> tuple[list[LogEntry], int]:
         """Pass single messages without an extra, as long as there are some, and return them and their bytes. The first
         entry must be one."""
         end = ((min(until_ms, offsets.U48_MAX) + 1) << 80).to_bytes(17, "big")[1:]
@@ -313,7 +313,7 @@ class LogReader:
         self.taken = (second, known + taken - before)
         return singles, size
 
-    def pass_head(self) -> None:
+    def advance_over_head(self) -> None:
         """Move the cursor over the first entry."""
         entry = self.entries.popleft()
         self._pass(entry, entry.length)
@@ -375,14 +375,14 @@ class LogReader:
 class AnswerReader(LogReader):
     """Reads a part of the log for the reply to a query, and yields the time slice before each read."""
 
-    def __init__(self, cursor: bytes, give_way: Callable[[], None], rows: dict[bytes, bytes] | None = None) -> None:
+    def __init__(self, cursor: bytes, yield_now: Callable[[], None], rows: dict[bytes, bytes] | None = None) -> None:
         """`rows`: receives all rows that are read, for a caller that needs their messages next."""
         super().__init__(cursor)
-        self._give_way = give_way
+        self._yield_now = yield_now
         self._rows = rows
 
     def _read(self, view: View, limit: int, max_bytes: int) -> list[Row]:
-        self._give_way()
+        self._yield_now()
         found = super()._read(view, limit, min(max_bytes, ANSWER_READ_BYTES))
         if self._rows is not None:
             self._rows.update(found)
@@ -391,10 +391,10 @@ class AnswerReader(LogReader):
 
 def row_holding(view: View, offset: bytes) -> Row | None:
     """Return the log row that contains the message at this offset. None if there is none."""
-    return look_for_row(view, offset)[0]
+    return find_row(view, offset)[0]
 
 
-def look_for_row(view: View, offset: bytes) -> tuple[Row | None, int]:
+def find_row(view: View, offset: bytes) -> tuple[Row | None, int]:
     """Return the row like `row_holding`, and the number of bytes read to find it, or to find that there is none."""
     start, stop = holding_bounds(offset)
     # Scan forwards. Rows before the start are often deleted, and a backward scan would step over all of them.

@@ -69,7 +69,7 @@ class Crowding:
             self._half = None
         if self._free is not None or self._half is not None:
             tenants = [*self.waits, *(many or ())]
-            self.stopped = {tenant for tenant in tenants if self.room(tenant, in_flight.get(tenant, 0)) == 0}
+            self.stopped = {tenant for tenant in tenants if self.available(tenant, in_flight.get(tenant, 0)) == 0}
         return before ^ self.stopped
 
     def may_stop(self, tenant: str, in_flight: int) -> bool:
@@ -81,7 +81,7 @@ class Crowding:
         in_all = self.waits.get(tenant, 0) + in_flight
         return self._half is not None and in_all + FIXED.grant_messages >= self._half
 
-    def room(self, tenant: str, in_flight: int) -> int | None:
+    def available(self, tenant: str, in_flight: int) -> int | None:
         """Return how many new messages of a tenant with `in_flight` messages in flight may be leased. None if there is
         no limit."""
         waits = self.waits.get(tenant, 0)

@@ -25,7 +25,7 @@ HEAD_ENTRIES: Final = 8
 """Number of entries that the first read of a queue loads. Each further read loads twice as many."""
 MOST_ENTRIES: Final = 1024
 HELD_SHARE: Final = 1 / 2
-"""Share of the memory for all look-aheads of a node that the queues of one group may use, beyond `HEAD_ENTRIES`
+"""Share of the memory for all load_first-aheads of a node that the queues of one group may use, beyond `HEAD_ENTRIES`
 each."""
 READ_BYTES: Final = 1 << 20
 _NO_LIMIT = 1 << 40
@@ -91,7 +91,7 @@ class QueueEntries:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    def look(self, queue: ReadyQueue, view: View) -> None:
+    def load_first(self, queue: ReadyQueue, view: View) -> None:
         """Load the first entries of a queue into memory, unless some are there."""
         if queue.entries or not queue.messages:
             return

@@ -5,10 +5,10 @@ the log, where its payload is read when it is leased. A message that was nacked,
 waiting entry (`waiting_table.py`), and returns to its queue when its time has come.
 
 Rows: each entry of a queue, by its first offset; the number of messages and the first offset of each queue; the times
-of the tenants' turns. The first entries of a queue are cached in memory; the cache grows as messages are taken.
+of fair queueing. The first entries of a queue are cached in memory; the cache grows as messages are taken.
 
-Turns are taken, and tenants become active or inactive, only between `begin` and `end`, after all due messages were
-given back. So they do not depend on the contents of caches, and a replica that was restarted writes the same rows as
+Tenants are served, and become active or inactive, only between `begin` and `end`, after all due messages were given
+back. So they do not depend on the contents of caches, and a replica that was restarted writes the same rows as
 one that was not.
 """
 
@@ -33,7 +33,7 @@ from sandq.partition.ready.queue_entries import QueueEntries
 from sandq.partition.ready.queue_order import Oldest, Returned
 from sandq.partition.ready.ready_queue import ReadyQueue, queue_bytes
 from sandq.partition.ready.tenant_limits import TenantLimits
-from sandq.partition.ready.turns import Times, Turns
+from sandq.partition.ready.tenant_scheduler import TenantScheduler, Times
 from sandq.partition.records.leases import Lease, Waiting
 
 
@@ -54,10 +54,10 @@ class ReadyQueues:
         self._group_id = group_id
         self.entries = QueueEntries(group_id, look_aheads)
         self._queue_rows = rows.of_group(rows.QUEUE, group_id)
-        self._turn_rows = rows.of_group(rows.TURNS, group_id)
+        self._time_rows = rows.of_group(rows.TURNS, group_id)
         self._waiting = waiting
         self.limits = TenantLimits(rules)
-        self._turns = Turns(self.limits.weight_of)
+        self._scheduler = TenantScheduler(self.limits.weight_of)
         self._queues: dict[bytes, ReadyQueue] = {}
         self._by_tenant: dict[str, list[ReadyQueue]] = {}
         """Queues of each tenant, sorted by priority."""
@@ -99,7 +99,7 @@ class ReadyQueues:
             self.limits.pacing.load(key[5:].decode(), rows.unpack(value)[0])
         for key, value in rows.all_of_group(view, rows.TURNS, self._group_id):
             finish, virtual = rows.unpack(value)
-            self._turns.load(key[5:].decode(), Times(finish, virtual))
+            self._scheduler.load(key[5:].decode(), Times(finish, virtual))
         for key, value in rows.all_of_group(view, rows.QUEUE, self._group_id):
             messages, first = rows.unpack(value)
             queue = self._queue(key[5:], messages, first)
@@ -209,19 +209,19 @@ class ReadyQueues:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def begin(
-        self, step: Step, most_waiting: int | None, in_flight: int, in_turns: Callable[[Sequence[str]], Iterable[str]]
+        self, step: Step, most_waiting: int | None, in_flight: int, in_slices: Callable[[Sequence[str]], Iterable[str]]
     ) -> None:
         """Begin a round of turns. All due messages must have been given back. `most_waiting` and `in_flight`: see
-        `TenantLimits.begin`. `in_turns` iterates over many tenants and yields to other work in between."""
+        `TenantLimits.begin`. `in_slices` iterates over many tenants and yields to other work in between."""
         again = self.limits.begin(step, self._by_tenant, most_waiting, in_flight)
         again |= self.limits.crowding.stopped & self._back_of.keys()
         there = sorted([tenant for tenant in again if tenant in self._by_tenant])
-        may = {tenant: self._may_have_turns(tenant) for tenant in in_turns(there)}
+        may = {tenant: self._may_be_served(tenant) for tenant in in_slices(there)}
         # First those that may have turns. When a tenant ends, the times of the nodes below its name are forgotten,
         # unless one of those is active by then. In a replica that was restarted, a tenant that ends here was never
         # active, so nothing is forgotten there.
-        for tenant in in_turns(sorted(may, key=may.__getitem__, reverse=True)):
-            self._turns.set_active(tenant, may[tenant])
+        for tenant in in_slices(sorted(may, key=may.__getitem__, reverse=True)):
+            self._scheduler.set_active(tenant, may[tenant])
         are_new = self.limits.decided()
         touched = [*self._with_returned.values(), *self._emptied.values()]
         for queue in touched:
@@ -230,10 +230,10 @@ class ReadyQueues:
         for tenant in sorted({queue.tenant for queue in touched} & self.limits.crowding.stopped):
             self._update_stopped(tenant)
         if are_new:
-            self._turns.forget_idle()
+            self._scheduler.forget_idle()
 
-    def _may_have_turns(self, tenant: str) -> bool:
-        return self.limits.may_have_turns(tenant, self._has_back)
+    def _may_be_served(self, tenant: str) -> bool:
+        return self.limits.may_be_served(tenant, self._has_back)
 
     def _has_back(self, tenant: str) -> bool:
         """Return whether messages of a tenant were given back."""
@@ -249,7 +249,7 @@ class ReadyQueues:
     def _update_stopped(self, tenant: str) -> None:
         """Update a tenant that gets no new messages: it has turns as long as messages of it were given back."""
         if tenant in self._by_tenant:
-            self._turns.set_active(tenant, self._may_have_turns(tenant))
+            self._scheduler.set_active(tenant, self._may_be_served(tenant))
 
     def _settle(self, queue: ReadyQueue) -> None:
         if self._queues.get(queue.key) is not queue:
@@ -273,12 +273,12 @@ class ReadyQueues:
             del self._by_tenant[queue.tenant]
             self._oldest.forget(queue.tenant)
             self.limits.held_up.pop(queue.tenant, None)
-            self._turns.set_active(queue.tenant, False)
+            self._scheduler.set_active(queue.tenant, False)
 
     def next(self, ageing_ms: int | None) -> tuple[ReadyQueue, bool] | None:
         """Return the queue whose turn it is, and whether only one message of it may be taken now. None if no message is
         ready. `ageing_ms`: time after which a waiting message counts as one priority better."""
-        turn = self._turns.next()
+        turn = self._scheduler.next()
         if turn is None:
             return None
         tenant, is_shared = turn
@@ -306,9 +306,9 @@ class ReadyQueues:
     def serve(self, queue: ReadyQueue, messages: int) -> None:
         """Count messages of a queue that are added to a lease, which may change the order. Call `settle` afterwards."""
         tenant = queue.tenant
-        self._turns.serve(tenant, messages)
+        self._scheduler.serve(tenant, messages)
         if self.limits.serve(tenant, messages):
-            self._turns.set_active(tenant, self._may_have_turns(tenant))
+            self._scheduler.set_active(tenant, self._may_be_served(tenant))
 
     def first_returned(self, queue: ReadyQueue) -> Waiting | None:
         """Return the first waiting entry that was given back to a queue. None if there is none."""
@@ -339,7 +339,7 @@ class ReadyQueues:
         """Return the first entry of a queue, without returned messages."""
         if not queue.messages:
             return None
-        self.entries.look(queue, view)
+        self.entries.load_first(queue, view)
         return queue.entries[0]
 
     def take(self, step: Step, queue: ReadyQueue, count: int) -> None:
@@ -347,7 +347,7 @@ class ReadyQueues:
         self.entries.take(queue, count)
         self._uncount(step, queue, count)
 
-    def take_turns(self, step: Step, limit: int, max_bytes: int) -> tuple[list[tuple[bytes, bytes]], int]:
+    def serve_tenants(self, step: Step, limit: int, max_bytes: int) -> tuple[list[tuple[bytes, bytes]], int]:
         """Take one message of each tenant whose turn it is, the fast way. Return (queue key, message) pairs, and their
         bytes.
 
@@ -356,7 +356,7 @@ class ReadyQueues:
         the message that brings the bytes to `max_bytes`.
         """
         view = step.view
-        turns, by_tenant, limits = self._turns, self._by_tenant, self.limits
+        turns, by_tenant, limits = self._scheduler, self._by_tenant, self.limits
         has_rules = limits.are_there
         taken: list[tuple[bytes, bytes]] = []
         size = 0
@@ -371,7 +371,7 @@ class ReadyQueues:
             if limits.may_crowd(tenant):
                 break
             if not queue.entries:
-                self.entries.look(queue, view)
+                self.entries.load_first(queue, view)
             first, length, its_size, extra, unit, _ = queue.entries[0]
             if length > 1 or extra is not None:
                 break
@@ -503,7 +503,7 @@ class ReadyQueues:
         self.messages -= count
         self._changed[queue.key] = queue
         if queue.messages:
-            self.entries.look(queue, step.view)
+            self.entries.load_first(queue, step.view)
             queue.first = queue.entries[0].first
             self._firsts.put(queue.number, queue.first)
         else:
@@ -521,21 +521,21 @@ class ReadyQueues:
         self.entries.save(step)
         self._store_queues(step)
         if not self._queues:
-            self._turns.rest()
+            self._scheduler.rest()
         for tenant, arrival_us in self.limits.pacing.changes():
             key = rows.of_group(rows.PACE, self._group_id, tenant.encode())
             if arrival_us is None:
                 view.delete(key)
             else:
                 view.put(key, rows.pack(arrival_us))
-        for path, times in self._turns.changes():
-            key = self._turn_rows + path.encode()
+        for path, times in self._scheduler.changes():
+            key = self._time_rows + path.encode()
             if times is None:
                 view.delete(key)
             else:
                 view.put(key, rows.pack(*times))
         if self._look_aheads is not None:
-            self.used = self._look_aheads.next_turn()
+            self.used = self._look_aheads.next_use()
             self._count()
 
     def _store_queues(self, step: Step) -> None:
@@ -555,7 +555,7 @@ class ReadyQueues:
         for tag in (rows.QUEUE, rows.TURNS):
             for key, _ in rows.all_of_group(view, tag, self._group_id):
                 view.delete(key)
-        self._turns = Turns(self.limits.weight_of)
+        self._scheduler = TenantScheduler(self.limits.weight_of)
         self.is_promoting = False
         for held in (self._queues, self._by_number, self._by_tenant, self._with_returned, self._emptied, self._back_of):
             held.clear()

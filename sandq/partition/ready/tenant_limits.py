@@ -82,7 +82,7 @@ class TenantLimits:
         return self.are_known and not (self.freed or self.crowding.is_stale)
 
     def begin(self, step: Step, tenants: Collection[str], most_waiting: int | None, in_flight: int) -> set[str]:
-        """Return the tenants for which `may_have_turns` must be called, if they have messages. `tenants`: all that have
+        """Return the tenants for which `may_be_served` must be called, if they have messages. `tenants`: all that have
         some.
 
         `most_waiting`: maximum number of waiting ranges of messages in the group, which the tenants share (`Crowding`);
@@ -102,7 +102,7 @@ class TenantLimits:
         changed = self.crowding.decide(most_waiting, self.in_flight, in_flight, many)
         return again | changed | {tenant for tenant in self.crowding.stopped if tenant not in self.held_up}
 
-    def may_have_turns(self, tenant: str, has_back: Callable[[str], bool]) -> bool:
+    def may_be_served(self, tenant: str, has_back: Callable[[str], bool]) -> bool:
         """Decide whether a tenant with messages may have turns. `has_back`: returns whether messages of a tenant were
         given back."""
         rule = self.limit_of(tenant)
@@ -110,7 +110,7 @@ class TenantLimits:
             self.pacing.limit(tenant, rule.pace, self._now_us)
         if rule is not None and self._capacity(tenant, rule) == 0:
             until_ms = None
-            if rule.pace is not None and not self.pacing.room(tenant, rule.pace, self._now_us):
+            if rule.pace is not None and not self.pacing.available(tenant, rule.pace, self._now_us):
                 until_ms = -(-self.pacing.free_us(tenant, rule.pace, self._now_us) // 1000)
             self.held_up[tenant] = until_ms
         elif tenant in self.crowding.stopped and not has_back(tenant):
@@ -142,17 +142,17 @@ class TenantLimits:
         if rule.max_in_flight is not None:
             free.append(max(rule.max_in_flight - self.in_flight[tenant] - self._filled[tenant], 0))
         if rule.pace is not None:
-            free.append(self.pacing.room(tenant, rule.pace, self._now_us))
+            free.append(self.pacing.available(tenant, rule.pace, self._now_us))
         return min(free)
 
-    def room_of(self, tenant: str) -> int | None:
+    def capacity_of(self, tenant: str) -> int | None:
         """Return how many more messages of a tenant may be added to the lease. None if there is no limit."""
         rule = self.limit_of(tenant)
         return None if rule is None else self._capacity(tenant, rule)
 
-    def room_for_new(self, tenant: str) -> int | None:
+    def capacity_for_new(self, tenant: str) -> int | None:
         """Return how many of them may be messages that were never leased. None if there is no limit."""
-        return self.crowding.room(tenant, self.in_flight[tenant] + self._filled[tenant])
+        return self.crowding.available(tenant, self.in_flight[tenant] + self._filled[tenant])
 
     def may_crowd(self, tenant: str) -> bool:
         """Return whether this lease may bring a tenant to the point where it gets no new messages."""
@@ -167,7 +167,7 @@ class TenantLimits:
         self._filled[tenant] += messages
         if rule is not None and rule.pace is not None:
             self.pacing.serve(tenant, rule.pace, messages, self._now_us)
-        if self.room_for_new(tenant) == 0:
+        if self.capacity_for_new(tenant) == 0:
             self.crowding.stopped.add(tenant)
         return True
 

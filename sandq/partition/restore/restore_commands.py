@@ -48,7 +48,7 @@ def _apply_command(partition: PartitionState, step: Step, command: c.Command) ->
             return _begin(partition, command)
         case c.RestoreRows():
             state = restoring.check_chunk(partition.restore, command.restore_id)
-            partition.restore = restoring.put_chunk(step, state, command.number, command.data, shared.give_way)
+            partition.restore = restoring.put_chunk(step, state, command.number, command.data, shared.yield_now)
             return partition.restore.shown()
         case c.RestoreEnd():
             return _end(partition, step, command)
@@ -129,7 +129,7 @@ def _restored(partition: P, view: View) -> P:
     for key, _ in view.scan(start, stop, limit=1, max_bytes=1):
         if (found := offsets.unpack(key[1:]).partition) != partition.partition:
             raise Conflict(f"they are of partition {found}, not of {partition.partition}")
-    check_whole(restored, view, partition.shared.give_way)
+    check_whole(restored, view, partition.shared.yield_now)
     return restored
 
 
@@ -139,7 +139,7 @@ def _settle(restored: PartitionState, step: Step, before: PartitionState) -> Non
     Leases end, and their messages are ready again, without a counted attempt. Groups are paused, and count as used.
     """
     shared = restored.shared
-    shared.give_way = before.shared.give_way
+    shared.yield_now = before.shared.yield_now
     restored.digests_asked = before.digests_asked
     shared.configure(before.shared.settings)
     shared.level = max(shared.level, before.shared.level)

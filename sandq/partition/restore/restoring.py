@@ -30,7 +30,7 @@ INDEX_MOST: Final = U48_MAX >> 1
 """Maximum index of the last restored entry. It leaves the same number for later entries."""
 NOT_OF_ROWS: Final = (StorageFailed, ClosedError, OSError, MemoryError, RecursionError)
 """Errors that the rows of a backup do not cause, so that other replicas may not have them."""
-TURN_ROWS: Final = 256
+SLICE_ROWS: Final = 256
 """Number of rows after which an entry gives way."""
 NOWHERE: Final = 0xFFFF_FFFF
 """Minuend for a topic that no longer exists: this number less that of the topic is a number that no topic ever gets."""
@@ -53,8 +53,8 @@ def check_chunk(state: RestoreState | None, restore_id: str) -> RestoreState:
     return state
 
 
-def put_chunk(step: Step, state: RestoreState, number: int, data: bytes, give_way: Callable[[], None]) -> RestoreState:
-    """Store the rows of a chunk, unless they are stored already, and return the new progress. `give_way`: called now
+def put_chunk(step: Step, state: RestoreState, number: int, data: bytes, yield_now: Callable[[], None]) -> RestoreState:
+    """Store the rows of a chunk, unless they are stored already, and return the new progress. `yield_now`: called now
     and then.
 
     Raise Conflict if another chunk is next, or InvalidRequest if a row cannot be read. Then no row is stored.
@@ -66,8 +66,8 @@ def put_chunk(step: Step, state: RestoreState, number: int, data: bytes, give_wa
         raise Conflict(f"chunk {number} came, and chunk {state.next_chunk} is next")
     count = size = 0
     for at, (key, value) in enumerate(_rows_here(data, dict(state.targets))):
-        if at % TURN_ROWS == 0:
-            give_way()
+        if at % SLICE_ROWS == 0:
+            yield_now()
         view.put(key, value)
         count += 1
         size += len(key) + len(value)

@@ -43,16 +43,16 @@ GROUP_TAGS: Final = (
 """Tags of rows whose keys begin with the id of a group."""
 
 
-def check_whole(restored: PartitionState, view: View, give_way: Callable[[], None]) -> None:
+def check_whole(restored: PartitionState, view: View, yield_now: Callable[[], None]) -> None:
     """Check the rows of a partition that was loaded from a backup. Raise Conflict, with the row, if one is wrong."""
     _check_numbers(restored, view)
-    _check_log(view, give_way)
-    _check_held(restored, view, give_way)
+    _check_log(view, yield_now)
+    _check_held(restored, view, yield_now)
     if restored.shared.rank is not None:
-        _check_ready(restored, view, give_way)
+        _check_ready(restored, view, yield_now)
     if KEPT_BY_KEY not in restored.shared.settings:
-        _check_overlays(view, give_way)
-    _check_outbox(view, give_way)
+        _check_overlays(view, yield_now)
+    _check_outbox(view, yield_now)
 
 
 def _check_numbers(restored: PartitionState, view: View) -> None:
@@ -78,12 +78,12 @@ def _check_numbers(restored: PartitionState, view: View) -> None:
             raise Conflict(f"{_shown(found[0][0])} names a lease that is yet to come")
 
 
-def _check_log(view: View, give_way: Callable[[], None]) -> None:
+def _check_log(view: View, yield_now: Callable[[], None]) -> None:
     """Check that payload rows exist, that moved messages are found by their ids, and that no two log rows contain the
     same offset."""
     start, stop = rows.tag_bounds(rows.LOG)
     last = b""
-    for key, value in _all(view, start, stop, give_way):
+    for key, value in _all(view, start, stop, yield_now):
         offset = key[1:]
         if offset <= last:
             raise Conflict(f"{_shown(key)} holds messages of the row before it")
@@ -102,7 +102,7 @@ def _check_log(view: View, give_way: Callable[[], None]) -> None:
                 raise Conflict(f"{_shown(key)} is of a message that was moved, and cannot be found by its id")
 
 
-def _check_held(restored: PartitionState, view: View, give_way: Callable[[], None]) -> None:
+def _check_held(restored: PartitionState, view: View, yield_now: Callable[[], None]) -> None:
     """Check that leased, waiting and blocked messages are in the log, or in rows of their group."""
     for group in restored.groups.by_id.values():
         _check_waiting(restored, group, view)
@@ -113,7 +113,7 @@ def _check_held(restored: PartitionState, view: View, give_way: Callable[[], Non
         held: list[tuple[bytes, int]] = []
         for at, (one, kept) in enumerate(_ranges(chain(leased, waiting, blocked))):
             if at % STEP_ROWS == 0:
-                give_way()
+                yield_now()
             held.append(one)
             if not _has_rows(view, group.group_id, one, kept):
                 raise Conflict(
@@ -163,21 +163,21 @@ def _has_rows(view: View, group_id: int, one: Range, kept: bool) -> bool:
     return behind is not None and behind + one.length <= length
 
 
-def _check_ready(restored: PartitionState, view: View, give_way: Callable[[], None]) -> None:
+def _check_ready(restored: PartitionState, view: View, yield_now: Callable[[], None]) -> None:
     """Check that each ready queue has rows for at least as many messages as it counts, from the first one on. There may
     be more rows, left from a seek."""
     for group_id in restored.groups.by_id:
-        for key, value in _of_group(view, rows.QUEUE, group_id, give_way):
+        for key, value in _of_group(view, rows.QUEUE, group_id, yield_now):
             messages, first = rows.unpack(value)
             start = rows.of_group(rows.READY, group_id, key[5:])
-            found = _all(view, start + first, start + offsets.LAST + b"\xff", give_way)
+            found = _all(view, start + first, start + offsets.LAST + b"\xff", yield_now)
             if sum([int(rows.unpack(row)[0]) for _, row in found]) < messages:
                 raise Conflict(f"ready queue {queue_keys.unpack(key[5:])} says {messages} messages, and has fewer")
 
 
-def _check_overlays(view: View, give_way: Callable[[], None]) -> None:
+def _check_overlays(view: View, yield_now: Callable[[], None]) -> None:
     """Check that overlays have their fields, with the size that they state."""
-    for key, value in _all(view, *rows.tag_bounds(rows.OVERLAY), give_way):
+    for key, value in _all(view, *rows.tag_bounds(rows.OVERLAY), yield_now):
         fields = rows.unpack(value)
         if len(fields) > 1:
             packed = view.get(rows.UPDATED + key[1:])
@@ -185,27 +185,27 @@ def _check_overlays(view: View, give_way: Callable[[], None]) -> None:
                 raise Conflict(f"{_shown(key)} says {fields[1]} bytes of fields, and they are not there")
 
 
-def _check_outbox(view: View, give_way: Callable[[], None]) -> None:
+def _check_outbox(view: View, yield_now: Callable[[], None]) -> None:
     """Check that each outbox batch has as many letters as it states, all of them complete."""
-    for key, value in _all(view, *rows.tag_bounds(rows.OUTBOX_BATCH), give_way):
+    for key, value in _all(view, *rows.tag_bounds(rows.OUTBOX_BATCH), yield_now):
         _, last_seq, size, *_ = rows.unpack(value)
         start = rows.OUTBOX + key[1:]
         found = [
             Letter(*rows.unpack(row))
-            for _, row in _all(view, start, rows.after(start + last_seq.to_bytes(8, "big")), give_way)
+            for _, row in _all(view, start, rows.after(start + last_seq.to_bytes(8, "big")), yield_now)
         ]
         if len(found) != size or not all([letter.fields for letter in found]):
             raise Conflict(f"{_shown(key)} says {size} messages, and these are not there as a whole")
 
 
-def _of_group(view: View, tag: bytes, group_id: int, give_way: Callable[[], None]) -> Iterator[Row]:
-    yield from _all(view, *rows.group_bounds(tag, group_id), give_way)
+def _of_group(view: View, tag: bytes, group_id: int, yield_now: Callable[[], None]) -> Iterator[Row]:
+    yield from _all(view, *rows.group_bounds(tag, group_id), yield_now)
 
 
-def _all(view: View, start: bytes, stop: bytes, give_way: Callable[[], None]) -> Iterator[Row]:
+def _all(view: View, start: bytes, stop: bytes, yield_now: Callable[[], None]) -> Iterator[Row]:
     """Yield the rows between two keys, reading some at a time."""
     while True:
-        give_way()
+        yield_now()
         found = view.scan(start, stop, limit=STEP_ROWS, max_bytes=STEP_BYTES)
         yield from found
         if not found:

@@ -16,13 +16,13 @@ Stored = tuple[str, bytes]
 
 
 def due(
-    view: View, until_ms: int, most: int, in_turns: Callable[[Sequence[Row]], Iterable[Row]] = iter
+    view: View, until_ms: int, most: int, in_slices: Callable[[Sequence[Row]], Iterable[Row]] = iter
 ) -> list[Stored]:
-    """Return the schedules that fire up to `until_ms`, the first ones first. `in_turns`: as `SharedState.in_turns`."""
+    """Return the schedules that fire up to `until_ms`, in order. `in_slices`: as `SharedState.in_slices`."""
     found = view.scan(rows.FIRE, fire_key(until_ms + 1, ""), limit=most, max_bytes=PAGE_BYTES)
     stored: list[Stored] = []
     size = 0
-    for key, _ in in_turns(found):
+    for key, _ in in_slices(found):
         _, name = fire_of(key)
         value = view.get(key_of(name))
         assert value is not None, "a row leads to a schedule that is not there"

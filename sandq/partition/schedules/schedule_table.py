@@ -47,7 +47,7 @@ FIRED: Final = "fired"
 EARLY: Final = "early"
 
 
-TURN_ITEMS: Final = 16
+SLICE_ITEMS: Final = 16
 """Number of items after which applying gives way. Each takes some 50 us."""
 
 
@@ -102,7 +102,7 @@ class ScheduleTable:
             c.PlanSchedules: self._replan,
         }[type(command)]
         results: list[Any] = []
-        for item in self._shared.in_turns(command.items, TURN_ITEMS):
+        for item in self._shared.in_slices(command.items, SLICE_ITEMS):
             try:
                 results.append(one(step, item))
             except (NotFound, InvalidRequest) as refusal:

@@ -67,7 +67,7 @@ class SendingAcks:
         size = sum([Letter(MESSAGE, 0, b"", 0, message.fields).size for message in messages])
         messages_most, bytes_most = FIXED.outbox_messages, FIXED.outbox_bytes
         outbox = self._outbox
-        if not outbox.has_room(len(messages), size):
+        if not outbox.has_capacity(len(messages), size):
             raise Overloaded(
                 f"{outbox.ack_messages} messages of {outbox.ack_bytes} bytes that acks have sent wait for other "
                 f"partitions (limits {messages_most} and {bytes_most}): nothing was acked; ack again in a moment"

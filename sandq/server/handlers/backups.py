@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.metadata.records import IdentityRecord, Topic
 from sandq.model.access import Right
 from sandq.model.names import RESTORING
@@ -32,13 +32,13 @@ TARGET_WORK = 1
 async def _topics(context: Context, request: BackupTopics) -> dict[str, Any]:
     """Return a page of topics, by name, that the caller may see, and the number of others in the same range."""
     await context.broker.backups.catch_up()
-    view, access, turn = context.broker.metadata, context.entrance.access, Turn()
+    view, access, time_slice = context.broker.metadata, context.entrance.access, TimeSlice()
     names = sorted(view.topics)
     start = 0 if request.after is None else bisect_right(names, request.after)
     rows: list[dict[str, Any]] = []
     hidden = 0
     for name in names[start:]:
-        await turn.spend(TOPIC_WORK)
+        await time_slice.spend(TOPIC_WORK)
         if len(rows) == request.limit:
             break
         if access is None or access.sees(name):
@@ -105,13 +105,13 @@ async def _restore_begin(context: Context, request: RestoreBegin) -> dict[str, A
     targets."""
     access = context.entrance.access
     if access is not None and request.targets:
-        turn, names = Turn(), dict[int, str]()
+        time_slice, names = TimeSlice(), dict[int, str]()
         for topic in list(context.broker.metadata.topics.values()):
-            await turn.spend(TARGET_WORK)
+            await time_slice.spend(TARGET_WORK)
             names[topic.number] = topic.name
         allowed = []
         for old, new in request.targets:
-            await turn.spend(TARGET_WORK)
+            await time_slice.spend(TARGET_WORK)
             if new in names and access.allows(Right.PRODUCE, names[new]):
                 allowed.append([old, new])
         request = request._replace(targets=allowed)
@@ -129,7 +129,7 @@ async def _restore_rows(context: Context, request: RestoreRows) -> Any:
 
 
 async def _encoded(context: Context, record: Topic) -> Packed:
-    return Packed((await context.info.topics.encoded(record, Turn()),))
+    return Packed((await context.info.topics.encoded(record, TimeSlice()),))
 
 
 ROUTES = (

@@ -72,11 +72,11 @@ async def _slo(context: Context, request: Slo) -> dict[str, Any]:
     slo = context.info.slo
     if slo is None:
         raise Conflict(f"node {context.info.node_id} has no lateness objective (slo)")
-    access, turn = context.entrance.access, context.connection.turn
+    access, time_slice = context.entrance.access, context.connection.time_slice
     rows: list[tuple[str, int, int]] = []
     for number, topic in enumerate(context.broker.topics()):
         if number % _TOPICS_OF_WORK == 0:
-            await turn.spend(1)
+            await time_slice.spend(1)
         stats = topic.stats
         if stats.slo_deliveries and (access is None or access.sees(topic.record.name)):
             rows.append((topic.record.name, stats.slo_deliveries, stats.slo_late))
@@ -86,7 +86,8 @@ async def _slo(context: Context, request: Slo) -> dict[str, Any]:
 
 ROUTES = (
     sliced(
-        ClusterInfo, lambda context, request: context.info.describe(context.connection.turn, context.entrance.access)
+        ClusterInfo,
+        lambda context, request: context.info.describe(context.connection.time_slice, context.entrance.access),
     ),
     immediate(ClusterClock, _clock),
     answered(ClusterInit, lambda context, request: context.info.cluster.init()),

@@ -51,28 +51,28 @@ def _on_behalf(context: Context, frame: Frame) -> None:
 
 
 async def _metadata(context: Context, request: Metadata) -> Packed:
-    names, broker, turn = request.topics, context.broker, context.connection.turn
+    names, broker, time_slice = request.topics, context.broker, context.connection.time_slice
     access = context.entrance.access  # a gateway filters by its callers' rights itself
     records = []
     work = TOPIC_WORK if access is None else TOPIC_WORK + len(access.grants) // GRANTS
     for name in dict.fromkeys(names or ()):
         if access is None:
             break
-        await turn.spend(work)
+        await time_slice.spend(work)
         if not access.sees(name[: FIXED.name_chars + 1]):
             raise access.refusal(Right.READ, name)
     for name in [*broker.catalog.topics] if names is None else dict.fromkeys(names):
-        await turn.spend(work)
+        await time_slice.spend(work)
         if names is None and access is not None and not access.sees(name):
             continue
         if names is not None or name in broker.catalog.topics:  # it may have been deleted during `spend`
-            records.append(await context.info.topics.encoded(broker.catalog.topic(name).record, turn))
+            records.append(await context.info.topics.encoded(broker.catalog.topic(name).record, time_slice))
     return Packed((msgpack.packb(context.info.nodes()), PackedArray(len(records), records)))
 
 
 async def _names(context: Context, request: TopicNames) -> list[str]:
-    turn = context.connection.turn
-    await turn.spend(sum(map(len, request.patterns)) // PATTERN_CHARS)
+    time_slice = context.connection.time_slice
+    await time_slice.spend(sum(map(len, request.patterns)) // PATTERN_CHARS)
     pattern, access = TopicPattern(request.patterns), context.entrance.access
     work = TOPIC_WORK if access is None else TOPIC_WORK + len(access.grants) // GRANTS
     found = []
@@ -81,7 +81,7 @@ async def _names(context: Context, request: TopicNames) -> list[str]:
             found.append(name)
             if len(found) == request.most:
                 break
-        await turn.spend(work)
+        await time_slice.spend(work)
     return found
 
 

@@ -29,13 +29,13 @@ def _settled(kind: type[S]) -> Route:
         return _in_parts(context, frame, work)
 
     async def _in_parts(context: Context, frame: Frame, work: int) -> None:
-        turn, parts = context.connection.turn, []
+        time_slice, parts = context.connection.time_slice, []
         for first, part in _parts(frame[4], work):
             try:
                 parts.append(kind.parse([*frame[:4], part]))
             except InvalidRequest as error:
                 raise InvalidRequest(f"{error.message} (items are counted from {first})", **error.details) from None
-            await turn.spend(PART_WORK)
+            await time_slice.spend(PART_WORK)
         answers = _Answers(context, frame[1], len(parts))
         for number, request in enumerate(parts):
             done = partial(answers.add, number)
@@ -43,7 +43,7 @@ def _settled(kind: type[S]) -> Route:
                 _settle(context, request, done)
             except SandqError as error:
                 done(error)
-            await turn.spend(PART_WORK // 4)
+            await time_slice.spend(PART_WORK // 4)
 
     return Route(kind, handle)
 

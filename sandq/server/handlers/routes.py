@@ -117,7 +117,7 @@ def answered(
         async def answer() -> Answer:
             return _reply(request_id, await work(context, request))
 
-        context.connection.turn.left -= REQUEST_WORK
+        context.connection.time_slice.left -= REQUEST_WORK
         context.connection.start(request_id, answer, wait_s(request))
 
     return Route(kind, handle)
@@ -132,7 +132,7 @@ def submitted(kind: type[R], submit: Callable[[Context, R, Done], None]) -> Rout
         def done(result: Any) -> None:
             reply_to(connection, request_id, result)
 
-        connection.turn.left -= REQUEST_WORK
+        connection.time_slice.left -= REQUEST_WORK
         submit(context, kind.parse(frame), done)
 
     return Route(kind, handle)
@@ -172,7 +172,7 @@ def handled(kind: type[R], handle: Callable[[Context, int, R], None]) -> Route:
     """Leave the reply to a function, which gets the request id."""
 
     def handle_frame(context: Context, frame: Frame) -> None:
-        context.connection.turn.left -= REQUEST_WORK
+        context.connection.time_slice.left -= REQUEST_WORK
         handle(context, frame[1], kind.parse(frame))
 
     return Route(kind, handle_frame)

@@ -128,7 +128,7 @@ class ClientSession:
         self._context.kv_gets.flush()
 
     def drained(self) -> None:
-        self._context.subscriptions.notify_room()
+        self._context.subscriptions.notify_credit()
 
     async def closed(self) -> None:
         self._context.entrance.gone()

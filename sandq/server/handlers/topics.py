@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.metadata.records import Topic
 from sandq.protocol.frames import PackedArray
 from sandq.protocol.requests_admin import (
@@ -43,7 +43,7 @@ async def _update(context: Context, request: TopicUpdate) -> Packed:
 
 
 async def _encoded(context: Context, record: Topic) -> Packed:
-    return Packed((await context.info.topics.encoded(record, Turn()),))
+    return Packed((await context.info.topics.encoded(record, TimeSlice()),))
 
 
 async def _overview(context: Context, request: Overview) -> tuple[Any, ...]:

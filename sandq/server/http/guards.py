@@ -494,11 +494,11 @@ class _Exchange:
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 piece = message.get("body", b"")
-                has_room = self._share.has_room(BODY_COPIES * len(piece))
+                has_capacity = self._share.has_capacity(BODY_COPIES * len(piece))
                 self._size += len(piece)
                 if self._size > most:
                     raise await self._too_large(most, limit)
-                if self._size > SMALL_BYTES and not has_room:
+                if self._size > SMALL_BYTES and not has_capacity:
                     await self._throw_body_away(pieces)
                     raise Refused(503, "OVERLOADED", "too many large bodies at once: send it again", retriable=True)
                 self._count()

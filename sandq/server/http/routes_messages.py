@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.client import Client, Receipt, Receipts, StoredMessage, producer_of
 from sandq.client.json_format import (
     at_once,
@@ -371,9 +371,9 @@ async def _produce(
         (arguments,) = await _for_topic(client, topic, given, now_ms)
         receipt = await client.send(topic, **arguments, partition=partition)
         return _stored(await receipt, receipt)
-    turn, messages = Turn(), []
+    time_slice, messages = TimeSlice(), []
     for at, one in enumerate(body.messages):
-        await turn.spend(MESSAGE_WORK)
+        await time_slice.spend(MESSAGE_WORK)
         try:
             messages.append({**one.arguments(), "partition": partition})
         except InvalidRequest as error:
@@ -392,9 +392,9 @@ def _at(position: int, error: InvalidRequest) -> InvalidRequest:
 
 async def _ready(producer: Producer, messages: list[dict[str, Any]]) -> list[Ready]:
     """Check all messages before the first is sent. Raise InvalidRequest, which says which message is wrong."""
-    turn, ready = Turn(), []
+    time_slice, ready = TimeSlice(), []
     for at, message in enumerate(messages):
-        await turn.spend(1)
+        await time_slice.spend(1)
         try:
             ready.append(producer.checks.message(**message))
         except InvalidRequest as error:
@@ -407,18 +407,18 @@ async def _for_topic(client: Client, topic: str, messages: list[dict[str, Any]],
 
     Raise InvalidRequest if the topic does not support a priority or a tenant. A message that was consumed from a
     compacted topic can be produced to one."""
-    turn, changed, ranked = Turn(), [], False
+    time_slice, changed, ranked = TimeSlice(), [], False
     for message in messages:
         changed.append(at_once(message, now_ms))
         ranked = ranked or "priority" in message or "tenant" in message
-        await turn.spend(1)
+        await time_slice.spend(1)
     ranked = ranked and len(messages) > 1  # a single message is checked by the client
     if changed == messages and not ranked:
         return messages
     kind = (await client.admin.topic(topic)).kind
     if ranked:
         for at, message in enumerate(messages):
-            await turn.spend(1)
+            await time_slice.spend(1)
             try:
                 check_rank(topic, kind, message.get("priority"), message.get("tenant"))
             except InvalidRequest as error:
@@ -430,14 +430,14 @@ async def _send_many(producer: Producer, messages: list[Ready], *, has_outcomes:
     """Send messages, and return the response with their outcomes. `has_outcomes`: some have an `on_conflict`."""
     results: list[Found] = []
     first: SandqError | None = None
-    turn = Turn()
+    time_slice = TimeSlice()
     sent: list[Receipts] = []
     for start in range(0, len(messages), SENT_AT_ONCE):
         if start:
-            await turn.end()
+            await time_slice.end()
         sent.append(await producer.send_ready(messages[start : start + SENT_AT_ONCE]))
     for receipts in sent:
-        await turn.spend(2 * len(receipts))
+        await time_slice.spend(2 * len(receipts))
         try:
             found = await receipts
             if has_outcomes:
@@ -460,7 +460,7 @@ async def _send_many(producer: Producer, messages: list[Ready], *, has_outcomes:
     parts = []
     for start in range(0, len(results), SENT_AT_ONCE):
         if start:
-            await turn.end()
+            await time_slice.end()
         parts.append(json.dumps(results[start : start + SENT_AT_ONCE], ensure_ascii=False, separators=(",", ":"))[1:-1])
     answer = f'{{"stored":{len(results) - failed},"failed":{failed},"results":[{",".join(parts)}]}}'
     return Response(answer, 207 if failed else 201, media_type="application/json")

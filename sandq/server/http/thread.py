@@ -48,7 +48,7 @@ class HttpThread:
         self._node.end()
 
     @property
-    def requests_under_way(self) -> int:
+    def requests_in_progress(self) -> int:
         """Number of requests in progress, without those that wait for an event."""
         return 0 if self.running is None else self.running.guard.in_progress
 
@@ -91,6 +91,6 @@ class ThreadLaunch:
         return self.thread
 
     @property
-    def requests_under_way(self) -> int:
+    def requests_in_progress(self) -> int:
         """Number of requests in progress, without those that wait for an event."""
-        return 0 if self.thread is None else self.thread.requests_under_way
+        return 0 if self.thread is None else self.thread.requests_in_progress

@@ -74,7 +74,7 @@ class TlsListener:
     async def _let_in(self, accepted: socket.socket, make: Make) -> None:
         try:
             source = source_of(str(accepted.getpeername()[0]))
-            async with self.handshakes.place(source) as place:
+            async with self.handshakes.slot(source) as place:
                 if not await self._start_protocol(accepted, make, source, place):
                     accepted.close()
         except (OSError, SandqError, ConnectionError, TimeoutError) as error:
@@ -103,7 +103,7 @@ class TlsListener:
             await loop.connect_accepted_socket(lambda: make(self.requires_tls), accepted)
             return True
         handshakes, loaded = self.handshakes, self.certificates.loaded
-        await handshakes.turn(source, place)
+        await handshakes.wait_for_step(source, place)
         handshakes.spent(source, self._cost_of(loaded))
         try:
             await loop.connect_accepted_socket(

@@ -24,7 +24,7 @@ from prometheus_client.exposition import choose_encoder
 from sandq.broker.broker import Broker
 from sandq.broker.catalog import OpenTopic
 from sandq.broker.clock.guarded_clock import ClockStatus
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
@@ -191,11 +191,11 @@ class Metrics:
         """Query which messages became due in partitions whose status has not changed since."""
         now_s = self._broker.clock.now_ms() // 1000
         asked: list[tuple[int, PartitionReplica, Any, int, int]] = []
-        turn = Turn()
+        time_slice = TimeSlice()
         for topic in self._broker.topics():
             for leader in list(topic.led().values()):
                 host, status = leader.raft_group, leader.raft_group.status
-                await turn.spend(1 + len(status.groups) // GROUPS_OF_WORK)
+                await time_slice.spend(1 + len(status.groups) // GROUPS_OF_WORK)
                 last, until_s, count = self._came_due.get(host.number, (None, 0, 0))
                 if last is not status:
                     until_s, count = status.now_ms // 1000 + 1, 0
@@ -213,10 +213,10 @@ class Metrics:
         """Query which messages become due soon, in partitions that have groups."""
         now_s = self._broker.clock.now_ms() // 1000
         hosts = []
-        turn = Turn()
+        time_slice = TimeSlice()
         for topic in self._broker.topics():
             for leader in list(topic.led().values()):
-                await turn.spend(1)
+                await time_slice.spend(1)
                 status = leader.raft_group.status
                 if status.later and len(status.groups):
                     hosts.append(leader.raft_group)
@@ -392,7 +392,7 @@ class Metrics:
     def _write_storage(self, seen: _Seen, out: Exposition) -> None:
         stats, node_log = self._stats, self._broker.node_log
         out.histogram("sandq_wal_fsync_duration_seconds", stats.fsync)
-        out.histogram("sandq_wal_pass_records", stats.pass_records)
+        out.histogram("sandq_wal_pass_records", stats.batch_records)
         out.value("sandq_wal_written_bytes_total", node_log.wal.mark)
         out.value("sandq_wal_bytes", node_log.wal.bytes_on_disk)
         out.value("sandq_wal_segments", node_log.wal.segments)

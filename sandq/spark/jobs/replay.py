@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandq.client.positions import shift_ms
 from sandq.model.errors import InvalidRequest, Unavailable
-from sandq.model.names import TAKERS
+from sandq.model.names import ACCEPTING_KINDS
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration, Instant, format_instant, instant_ms
 from sandq.spark.jobs.archive import archived
@@ -175,7 +175,7 @@ def _run(
 
     with connect(*servers, name=CLIENT_NAME) as client:
         topic_kind = client.admin.topic(topic).kind
-    taken = [name for name, kinds in TAKERS.items() if topic_kind in kinds]
+    taken = [name for name, kinds in ACCEPTING_KINDS.items() if topic_kind in kinds]
     # Each attempt must have the same rows in the same Spark partitions.
     own = own_session(spark, {"spark.sql.adaptive.enabled": "false"})
     there = {file.path: file for file in find_files(spark, [path])}
@@ -187,7 +187,7 @@ def _run(
     name = write_id or write_id_of(topic, files, {"replay": repr(asked)}, job="replay")
     set_all(own, cutting(files))
     rows = timed(chosen(frame, asked), asked)
-    ranked = [F.count(name).alias(name) for name in TAKERS]
+    ranked = [F.count(name).alias(name) for name in ACCEPTING_KINDS]
     counted = rows.agg(F.count("*"), F.min("due_ms"), F.max("due_ms"), *ranked).collect()[0]
     if not dry and counted[0]:
         sent = rows.withColumn("deliver_at", F.timestamp_millis("due_ms"))
@@ -195,7 +195,7 @@ def _run(
         columns = ("key", "value", "raw_headers", "ttl_ms", "deliver_at", *taken)
         with noted(SparkDirectories(spark), path, name, [file.path for file in files]), active(own):
             sent.select(*columns).write.format("sandq").mode("append").options(**options).save()
-    left_out = tuple(rank for rank in TAKERS if counted[rank] and rank not in taken)
+    left_out = tuple(rank for rank in ACCEPTING_KINDS if counted[rank] and rank not in taken)
     return name, counted[0], counted[1], counted[2], left_out
 
 

@@ -119,8 +119,8 @@ class _Question(NumberedBatch):
     def wire_sequence(self) -> int:
         return QUESTION
 
-    def may_pass(self, error: SandqError) -> bool:
-        return _expected_by(error) is None and super().may_pass(error)
+    def may_retry(self, error: SandqError) -> bool:
+        return _expected_by(error) is None and super().may_retry(error)
 
 
 def _expected_by(error: SandqError | None) -> int | None:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, TAKERS
+from sandq.model.names import ACCEPTING_KINDS, COMPACTED, DEFAULT_TENANT, FAIR
 from sandq.model.partitioning import delimiter_of, partition_for
 from sandq.protocol.replies import TopicRecord
 from sandq.spark.sink.columns import Number, RowErrors
@@ -132,7 +132,7 @@ class Router:
     def _check(self, record: TopicRecord, rows: Any, number: Number) -> None:
         """Whether a topic of this kind takes the rows: the broker would refuse all that are sent with them."""
         check, names = self._errors.check, rows.schema.names
-        for name, kinds in TAKERS.items():
+        for name, kinds in ACCEPTING_KINDS.items():
             if name in names and record.kind not in kinds:
                 why = f"{record.name!r} is a {record.kind} topic; one of the kind {' or '.join(kinds)} takes it"
                 check(rows.column(name).is_valid(), number, name, why)

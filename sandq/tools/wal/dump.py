@@ -118,7 +118,7 @@ def _found_record(found: Found, values: bool) -> dict[str, Any]:
         "type": "record",
         "offset": found.offset,
         "size": found.size,
-        "pass": found.pass_number,
+        "pass": found.batch_number,
         "kind": name,
         "group": group,
         "index": index,

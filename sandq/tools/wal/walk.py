@@ -37,7 +37,7 @@ class Found(NamedTuple):
     segment: int
     offset: int
     size: int
-    pass_number: int
+    batch_number: int
     record: Record
 
 
@@ -147,7 +147,7 @@ def _without_header(segment: Segment, data: bytes, why: str, is_last: bool) -> I
     if not any(data):
         yield Note(segment.number, 0, "it is prepared: nothing has been written to it yet")
         return
-    later = any(sight.pass_start != SEGMENT_HEADER_BYTES for sight in scan(data, segment.number, 0))
+    later = any(sight.batch_start != SEGMENT_HEADER_BYTES for sight in scan(data, segment.number, 0))
     kind: Literal["torn", "damage"] = "torn" if is_last and not later else "damage"
     yield Problem(segment.number, 0, len(data), kind, why)
     # Each record names its pass and offset, so records can be read without the segment's header.
@@ -170,7 +170,7 @@ def _records(segment: Segment, data: bytes, header: SegmentHeader, following: Se
         return
     later = [sight for sight in scan(data, segment.number, reader.end)]
     end = reader.end + len(data[reader.end :].rstrip(b"\0"))
-    if any(sight.pass_start > reader.end for sight in later):
+    if any(sight.batch_start > reader.end for sight in later):
         why = reader.why or "zeros, but later records follow"
         yield from _after_problem(data, header, reader.end, Problem(segment.number, reader.end, end, "damage", why))
     elif end > reader.end:
@@ -202,7 +202,7 @@ def _resume(data: bytes, header: SegmentHeader, at: int) -> tuple[Reader, list[F
     """Read from the first record at or after `at`. Return None if there is none."""
     for sight in scan(data, header.number, at):
         reader = Reader(data, header)
-        reader.end, reader.last_pass, reader.pass_start = sight.offset, sight.pass_number, sight.pass_start
+        reader.end, reader.last_batch, reader.batch_start = sight.offset, sight.batch_number, sight.batch_start
         items = list(_read(reader))
         if items:
             return reader, items
@@ -212,5 +212,5 @@ def _resume(data: bytes, header: SegmentHeader, at: int) -> tuple[Reader, list[F
 def _read(reader: Reader) -> Iterator[Found]:
     at = reader.end
     for record in reader:
-        yield Found(reader.segment, at, reader.end - at, reader.last_pass, record)
+        yield Found(reader.segment, at, reader.end - at, reader.last_batch, record)
         at = reader.end

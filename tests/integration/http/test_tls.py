@@ -137,7 +137,7 @@ async def test_clients_with_certificates_alone(tmp_path: Path, authority: Author
 
 
 async def test_what_is_renewed_is_used(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certificates, "LOOK_S", 0.01)
+    monkeypatch.setattr(certificates, "CHECK_S", 0.01)
 
     async def serial(client: httpx.AsyncClient) -> int:
         async with client.stream("GET", "/topics") as answer:

@@ -42,9 +42,12 @@ ORDINARY: Final = frozenset(
     {
         *("line", "lines", "line_number", "first_line", "last_line", "command_line", "request_line", "status_line"),
         *("walk", "place", "pass", "word", "words", "tell", "password", "on_line", "end_line", "line_bytes", "by_line"),
+        *("standing", "reported_standing", "change_standing", "changestanding", "linewriter", "lines_dropped"),
+        *("lines_lost", "lines_collapsed", "lines_most"),
     }
 )
-"""Names in which such a word has its ordinary meaning: a line of a text, a walk through a tree, a decimal place."""
+"""Names in which such a word has its ordinary meaning, such as a line of a text, a walk through a tree, a decimal place
+and the standing of a node or a clock."""
 
 TERMS: Final = re.compile(r"look_?(?:ahead|up)s?", re.IGNORECASE)
 """Terms of the field that contain such a word: a look-ahead, a look-up."""
@@ -78,7 +81,7 @@ def check_text(text: texts.Text) -> Iterator[tuple[str, str]]:
 
 def check_name(name: str) -> bool:
     """Return whether a name has a private word in it."""
-    if name.strip("_") in ORDINARY:
+    if name.strip("_").lower() in ORDINARY:
         return False
     return any(part.lower() in PRIVATE for part in _PART.findall(TERMS.sub("", name)))
 

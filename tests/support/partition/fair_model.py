@@ -1,4 +1,4 @@
-"""Whose turn is next among tenants, written from what `sandq.partition.ready.turns` promises, not from its code.
+"""Which tenant is served next, by the guarantees of `sandq.partition.ready.tenant_scheduler`, not by its code.
 
 It looks at all nodes again for each turn, and keeps no order of them.
 """

@@ -43,7 +43,7 @@ def _check_sums(bench: Bench) -> None:
     unused = min(groups.by_id.values(), key=lambda group: (group.touched_ms, group.group_id), default=None)
     assert groups.longest_unused is unused
     told = bench.status()
-    again = StatusTable(groups, machine.log.counts, machine.log.state).look(machine.now_ms, bench.view)
+    again = StatusTable(groups, machine.log.counts, machine.log.state).refresh(machine.now_ms, bench.view)
     assert list(told.groups) == list(again), "a group is another one than was told"
     assert told.dead == sum(group.dead.total() for group in groups.by_id.values())
     groups._changed[:] = changes

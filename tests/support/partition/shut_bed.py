@@ -123,13 +123,13 @@ class ShutBed:
         self.applier = Applier(self.stores, self.told.append)
         self.replica = self.load()
         own = parse_settings({}).record()
-        self.other = PartitionReplica(self.stores, OTHER_STORE, OTHER, 0, own, give_way=self.applier.give_way)
+        self.other = PartitionReplica(self.stores, OTHER_STORE, OTHER, 0, own, yield_now=self.applier.yield_now)
 
     def load(self) -> PartitionReplica:
         """Load the replica from its rows."""
         applier = self.applier
         self.replica = PartitionReplica(
-            self.stores, STORE, GROUP, 0, self.settings, self.kind, give_way=applier.give_way
+            self.stores, STORE, GROUP, 0, self.settings, self.kind, yield_now=applier.yield_now
         )
         return self.replica
 

@@ -138,7 +138,7 @@ class ClockWorld:
     def _has_majority(self) -> bool:
         return 2 * sum(self.now_s >= node.hangs_until_s for node in self.nodes.values()) > len(self.names)
 
-    def _give_way(self) -> None:
+    def _yield_now(self) -> None:
         node = self.nodes[self.leader] if self.leader is not None else None
         better = sorted(node.clock.better_peers(node.since_s)) if node is not None else []
         able = [name for name in better if self.now_s >= self.nodes[name].hangs_until_s]
@@ -195,7 +195,7 @@ class ClockWorld:
                 self._disturb()
             if self.leader is None or rng.random() < 0.01:
                 self._elect()
-            self._give_way()
+            self._yield_now()
             self.check()
 
     def check(self) -> None:

@@ -144,7 +144,7 @@ class Consumer:
     def give_room(self) -> None:
         if self._connection is not None and self._connection.subscription is not None:
             self._connection.subscription.credit = CREDIT
-            self._connection.subscription.notify_room()
+            self._connection.subscription.notify_credit()
 
     def leave(self) -> None:
         """Cleanly: what it holds is given back."""

@@ -243,7 +243,7 @@ class Node(Stepped):
     def credit(self) -> None:
         for subscription in self.subscriptions.values():
             subscription.credit = 20
-            subscription.notify_room()
+            subscription.notify_credit()
 
     def release(self) -> None:
         """A consumer leaves cleanly and comes back."""

@@ -27,9 +27,9 @@ LIVE_MS: Final = 20_000
 class Room:
     """There is always room."""
 
-    has_room = True
+    has_capacity = True
 
-    async def until_room(self) -> None: ...
+    async def wait_for_capacity(self) -> None: ...
 
     def hold(self, size: int) -> None: ...
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import trio
 
-from sandq.broker.event_loop import FIRST_WORK, SHARED_WORK, TURN_WORK, Turn
+from sandq.broker.event_loop import FIRST_WORK, SHARED_WORK, SLICE_WORK, TimeSlice
 
 ROUNDS = 60
 
@@ -20,11 +20,11 @@ async def work_of_rounds(many: int) -> tuple[list[int], list[int]]:
     number = 0
 
     async def busy(at: int) -> None:
-        turn = Turn()
+        time_slice = TimeSlice()
         while True:
             rounds[number] += 1
             each[at] += 1
-            await turn.spend(1)
+            await time_slice.spend(1)
 
     async with trio.open_nursery() as nursery:
         for at in range(many):
@@ -38,7 +38,7 @@ async def work_of_rounds(many: int) -> tuple[list[int], list[int]]:
 
 async def test_one_alone_has_all_of_it() -> None:
     rounds, _ = await work_of_rounds(1)
-    assert TURN_WORK * (len(rounds) - 1) <= sum(rounds) <= TURN_WORK * (len(rounds) + 1)
+    assert SLICE_WORK * (len(rounds) - 1) <= sum(rounds) <= SLICE_WORK * (len(rounds) + 1)
 
 
 @pytest.mark.parametrize("many", [2, 8, 16])
@@ -54,18 +54,18 @@ async def test_who_has_little_to_do_goes_past_them() -> None:
     async with trio.open_nursery() as nursery:
 
         async def busy() -> None:
-            turn = Turn()
+            time_slice = TimeSlice()
             while True:
-                await turn.spend(1)
+                await time_slice.spend(1)
 
         for _ in range(16):
             nursery.start_soon(busy)
         for _ in range(5):
             await trio.lowlevel.checkpoint()
-        turn = Turn()
+        time_slice = TimeSlice()
         for _ in range(FIRST_WORK - 1):
-            await turn.spend(1)
-            passed.append(turn.left)
+            await time_slice.spend(1)
+            passed.append(time_slice.left)
         nursery.cancel_scope.cancel()
     assert passed == [*range(FIRST_WORK - 1, 0, -1)], "it never had to wait"
 
@@ -77,7 +77,7 @@ async def test_who_is_cancelled_in_line_keeps_nobody_up(is_next: bool) -> None:
 
         async def wait(name: str, scope: trio.CancelScope) -> None:
             with scope:
-                await Turn().end()
+                await TimeSlice().end()
                 order.append(name)
 
         scopes = {name: trio.CancelScope() for name in "abc"}
@@ -85,10 +85,10 @@ async def test_who_is_cancelled_in_line_keeps_nobody_up(is_next: bool) -> None:
             nursery.start_soon(wait, name, scope)
         with trio.CancelScope() as own:
             own.cancel()
-            await Turn().end()
+            await TimeSlice().end()
         for name in "abc" if is_next else "b":
             scopes[name].cancel()
     assert set(order) <= {"a", "b", "c"}
-    turn = Turn()
-    await turn.end()
-    assert turn.left == TURN_WORK, "nobody is in line any more"
+    time_slice = TimeSlice()
+    await time_slice.end()
+    assert time_slice.left == SLICE_WORK, "nobody is in line any more"

@@ -59,7 +59,7 @@ async def test_who_waits_for_a_full_account_goes_on_when_an_eighth_is_free() -> 
     account, went = Account(80), trio.Event()
 
     async def wait() -> None:
-        await account.until_room()
+        await account.wait_for_capacity()
         went.set()
 
     account.take(100)
@@ -98,7 +98,7 @@ async def test_who_waits_for_its_address_goes_on_when_an_eighth_of_that_is_free(
     share = account.of("10.0.0.1")
 
     async def wait() -> None:
-        await share.until_room()
+        await share.wait_for_capacity()
         went.set()
 
     share.take(80)

@@ -12,7 +12,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.expiring_rows import CANCEL_MEMORY_MS
 from sandq.partition.log import appends
 from sandq.partition.reader import reader
-from sandq.partition.shared_state import TURN_ITEMS
+from sandq.partition.shared_state import SLICE_ITEMS
 from tests.support.partition.bench import Bench, T, batch_of
 
 HOUR_MS = 3_600_000
@@ -177,10 +177,10 @@ def test_one_of_it_comes_at_another_time(moments: Bench) -> None:
 
 
 def test_what_is_left_gets_its_rows_in_turns(moments: Bench) -> None:
-    messages = 4 * TURN_ITEMS
+    messages = 4 * SLICE_ITEMS
     base, count = moments.append(*[f"m{at}" for at in range(messages)], due=[5_000] * messages)
     turns: list[int] = []
-    moments.machine.shared.give_way = lambda: turns.append(len(moments.rows(rows.LOG)))
+    moments.machine.shared.yield_now = lambda: turns.append(len(moments.rows(rows.LOG)))
     cancelled = 0
     for one in offsets.run(base, count):
         moments.cancel(one)
@@ -188,4 +188,4 @@ def test_what_is_left_gets_its_rows_in_turns(moments: Bench) -> None:
         if turns:
             break
     assert messages // 2 <= cancelled < messages * 3 // 4, "it is looked at some times while they go"
-    assert len(turns) >= (messages - cancelled) // TURN_ITEMS
+    assert len(turns) >= (messages - cancelled) // SLICE_ITEMS

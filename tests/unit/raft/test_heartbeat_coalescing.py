@@ -130,7 +130,7 @@ def test_all_know_what_is_committed_before_it_is_quiet(nodes: Nodes, monkeypatch
         return sum((1, b"x") in committed for committed in nodes.committed.values())
 
     assert told() == 3
-    monkeypatch.setattr(Flight, "has_told", lambda self, commit: not self._sent)
+    monkeypatch.setattr(Flight, "has_acknowledged", lambda self, commit: not self._sent)
     assert told() == 1, "the others have it, and are never told"
 
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.peers.metadata_barrier import Unsure
 from sandq.model.caller import ANONYMOUS, Caller, host_of
@@ -233,7 +233,7 @@ class Refusing:
     """The connection of a caller that has as many requests under way as may be."""
 
     caller = Caller(ANONYMOUS, ADA)
-    turn = Turn()
+    time_slice = TimeSlice()
 
     def __init__(self) -> None:
         self.refused: list[int] = []
@@ -250,7 +250,7 @@ class Refusing:
 
 def test_gets_that_are_too_many_are_refused_one_by_one() -> None:
     connection: Any = Refusing()
-    queries: Any = SimpleNamespace(check_places=lambda request, keys: None)
+    queries: Any = SimpleNamespace(check_partitions=lambda request, keys: None)
     gets = KvGetCoalescer(connection, queries)
     for number in (1, 2):
         (frame,) = FrameReader().feed(KvGet("t", 0, False, [b"k"]).frame(number))

@@ -95,7 +95,7 @@ async def test_a_client_that_takes_nothing_while_others_wait_is_cut_off_soon(
     async with connected(memory=memory) as (connection, client):
         shrink_buffers(connection, client)
         memory.answers.take(full_bytes)
-        nursery.start_soon(memory.answers.until_room)
+        nursery.start_soon(memory.answers.wait_for_capacity)
         await wait_all_tasks_blocked()
         connection.send(bytes(LARGE))
         await passes(mock_clock, CROWDED_STALL_S - 0.1)

@@ -245,20 +245,20 @@ async def test_a_connection_is_congested_while_all_together_have_too_much(memory
     async with connected(memory, session) as (connection, client):
         await wait_all_tasks_blocked()
         connection.send(b"x" * 100_000)
-        assert not connection.congested and connection.output.has_room
+        assert not connection.congested and connection.output.has_capacity
         memory.answers.take(100 * LARGE)
-        assert connection.congested and not connection.output.has_room
+        assert connection.congested and not connection.output.has_capacity
         got = 0
         while got < 100_000:
             got += len(await client.receive_some(1 << 16))
         await until_holds(lambda: session.drains == 1)
         assert not connection.congested, "a little may be sent to everybody"
-        assert not connection.output.has_room
+        assert not connection.output.has_capacity
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.output.until_room)
+            nursery.start_soon(connection.output.wait_for_capacity)
             await wait_all_tasks_blocked()
             memory.answers.give_back(100 * LARGE)
-        assert connection.output.has_room
+        assert connection.output.has_capacity
 
 
 async def test_who_waits_goes_on_when_all_of_it_leaves_at_once(memory: MemoryBudget) -> None:
@@ -292,7 +292,7 @@ async def test_those_who_wait_for_room_go_on_one_after_the_other(memory: MemoryB
     async with connected(memory, Session()) as (connection, _), trio.open_nursery() as nursery:
 
         async def wait(number: int) -> None:
-            await connection.output.until_room()
+            await connection.output.wait_for_capacity()
             went_on.append(number)
             connection.output.hold(LARGE)
 
@@ -320,9 +320,9 @@ async def test_those_who_wait_for_room_go_on_one_after_the_other(memory: MemoryB
 async def test_what_was_read_counts_until_it_is_a_frame(memory: MemoryBudget) -> None:
     async with connected(memory, Session()) as (connection, _):
         connection.output.hold(LARGE)
-        assert memory.answers.bytes == LARGE and not connection.output.has_room, "an eighth of what all may have"
+        assert memory.answers.bytes == LARGE and not connection.output.has_capacity, "an eighth of what all may have"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.output.until_room)
+            nursery.start_soon(connection.output.wait_for_capacity)
             await wait_all_tasks_blocked()
             connection.output.let_go(LARGE)
         assert memory.answers.bytes == 0

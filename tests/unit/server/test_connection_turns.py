@@ -13,7 +13,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from sandq.broker.event_loop import SHARED_WORK, TURN_WORK, Turn
+from sandq.broker.event_loop import SHARED_WORK, SLICE_WORK, TimeSlice
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.errors import NotFound, Overloaded
 from sandq.model.limits import DEFAULT
@@ -93,7 +93,7 @@ def frames_of(count: int, size: int = 0) -> bytes:
 
 async def test_many_small_frames_come_in_several_turns(steps: Steps) -> None:
     at, done = [], trio.Event()
-    many = 3 * TURN_WORK
+    many = 3 * SLICE_WORK
 
     def handle(connection: Connection, frame: Any) -> None:
         at.append(steps.number)
@@ -103,13 +103,13 @@ async def test_many_small_frames_come_in_several_turns(steps: Steps) -> None:
     async with connected(handle) as (_, client):
         await client.send_all(frames_of(many))
         await done.wait()
-    assert max(at.count(turn) for turn in set(at)) <= TURN_WORK
+    assert max(at.count(time_slice) for time_slice in set(at)) <= SLICE_WORK
 
 
 async def test_produces_of_one_receive_go_together_over_several_turns(steps: Steps) -> None:
     at: list[int] = []
     sessions: list[Session] = []
-    many = 2 * TURN_WORK
+    many = 2 * SLICE_WORK
 
     def make_session(connection: Connection) -> Session:
         sessions.append(Session(connection, lambda connection, frame: at.append(steps.number)))
@@ -134,13 +134,13 @@ async def test_what_has_come_is_read_on_within_a_turn(monkeypatch: pytest.Monkey
     piece, pieces = 1024, 50
     monkeypatch.setattr(connection_module, "RECEIVE_BYTES", piece)
     stood, got = [], trio.Event()
-    end = Turn.end
+    end = TimeSlice.end
 
-    async def counted(turn: Turn) -> None:
-        stood.append(turn)
-        await end(turn)
+    async def counted(time_slice: TimeSlice) -> None:
+        stood.append(time_slice)
+        await end(time_slice)
 
-    monkeypatch.setattr(Turn, "end", counted)
+    monkeypatch.setattr(TimeSlice, "end", counted)
 
     def handle(connection: Connection, frame: Any) -> None:
         if frame[0] == Type.PRODUCE:
@@ -158,7 +158,7 @@ async def test_a_turn_ends_with_what_was_much_work(steps: Steps) -> None:
 
     def handle(connection: Connection, frame: Any) -> None:
         at.append(steps.number)
-        connection.turn.left -= TURN_WORK
+        connection.time_slice.left -= SLICE_WORK
         if len(at) == 50:
             done.set()
 
@@ -180,7 +180,7 @@ async def test_a_turn_gives_so_many_bytes_of_answers(steps: Steps) -> None:
         got = 0
         while got < 40 * len(answer):
             got += len(await client.receive_some(1 << 20))
-    assert max(at.count(turn) for turn in set(at)) <= (TURN_WORK << UNIT_BITS) // len(answer) + 1
+    assert max(at.count(time_slice) for time_slice in set(at)) <= (SLICE_WORK << UNIT_BITS) // len(answer) + 1
 
 
 async def test_connections_take_turns() -> None:
@@ -190,7 +190,7 @@ async def test_connections_take_turns() -> None:
     def of(number: int) -> Handle:
         def handle(connection: Connection, frame: Any) -> None:
             order.append(number)
-            connection.turn.left -= TURN_WORK
+            connection.time_slice.left -= SLICE_WORK
             if len(order) == 120:
                 done.set()
 
@@ -240,7 +240,7 @@ async def test_what_waits_of_a_client_that_is_gone_is_dropped() -> None:
     def handle(connection: Connection, frame: Any) -> Awaitable[None] | None:
         nonlocal asked
         asked += 1
-        connection.turn.left -= TURN_WORK
+        connection.time_slice.left -= SLICE_WORK
         connection.send(encode_reply(1))
         return after(gone) if asked == 1 else None
 
@@ -310,7 +310,7 @@ async def test_a_frame_that_says_much_is_much_work(steps: Steps) -> None:
     async with connected(handle) as (_, client):
         await client.send_all(frames_of(1) + frames_of(many - 1, size))
         await done.wait()
-    assert max(at.count(turn) for turn in set(at)) <= TURN_WORK // SHARED_WORK + 1
+    assert max(at.count(time_slice) for time_slice in set(at)) <= SLICE_WORK // SHARED_WORK + 1
 
 
 async def test_so_many_requests_of_a_connection_are_worked_on_at_once() -> None:
@@ -393,7 +393,7 @@ async def test_requests_that_wait_end_in_turns_with_their_connection(steps: Step
             connection.send(bytes(64 * UNSENT_BYTES))
         await client.aclose()
         await until_holds(lambda: len(ended) == most)
-    assert max(ended.count(at) for at in set(ended)) <= TURN_WORK // BEGUN_WORK
+    assert max(ended.count(at) for at in set(ended)) <= SLICE_WORK // BEGUN_WORK
 
 
 async def test_requests_that_wait_beyond_their_number_are_refused() -> None:
@@ -426,7 +426,7 @@ async def test_a_client_that_takes_no_answers_is_not_read() -> None:
         await until_holds(lambda: connection.waiting_bytes > UNSENT_BYTES)
         await wait_all_tasks_blocked()
         read = len(handled)
-        assert read < 3000 and not connection.output.has_room
+        assert read < 3000 and not connection.output.has_capacity
         assert connection.waiting_bytes <= UNSENT_BYTES + 2 * FLUSH_BYTES
         left = 3000 * len(answer)
         while left:
@@ -449,7 +449,7 @@ async def test_requests_that_tasks_work_on_are_begun_in_turns(steps: Steps) -> N
     async with connected(handle) as (_, client):
         await client.send_all(frames_of(many))
         await done.wait()
-    assert max(at.count(turn) for turn in set(at)) <= TURN_WORK // BEGUN_WORK
+    assert max(at.count(time_slice) for time_slice in set(at)) <= SLICE_WORK // BEGUN_WORK
 
 
 async def test_what_waits_for_its_turn_is_worked_on_in_turns(steps: Steps) -> None:
@@ -467,7 +467,7 @@ async def test_what_waits_for_its_turn_is_worked_on_in_turns(steps: Steps) -> No
     async with connected(handle) as (_, client):
         await client.send_all(frames_of(many))
         await until_holds(lambda: len(at) == many)
-    assert max(at.count(turn) for turn in set(at)) <= TURN_WORK // BEGUN_WORK
+    assert max(at.count(time_slice) for time_slice in set(at)) <= SLICE_WORK // BEGUN_WORK
 
 
 async def test_refusals_come_in_turns(steps: Steps) -> None:
@@ -483,4 +483,4 @@ async def test_refusals_come_in_turns(steps: Steps) -> None:
     async with connected(handle) as (_, client):
         await client.send_all(frames_of(many))
         await done.wait()
-    assert max(at.count(turn) for turn in set(at)) <= TURN_WORK // REFUSAL_WORK
+    assert max(at.count(time_slice) for time_slice in set(at)) <= SLICE_WORK // REFUSAL_WORK

@@ -50,7 +50,7 @@ def test_keys_are_those_of_the_files_as_they_are_now(file: Path, cluster: Secret
     own = Secrets(file, SETTING)
     keys = GatewayKeys(own, cluster)
     written(file, b"another one, as long\n---\nwhat nodes and gateways share")
-    assert own.look()
+    assert own.check()
     assert keys.current == (b"another one, as long", b"what nodes and gateways share", derive(CLUSTER, b"gateway"))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from sandq.broker.event_loop import TURN_WORK
+from sandq.broker.event_loop import SLICE_WORK
 from sandq.broker.leader.subscription import Subscription
 from sandq.server.subscriptions import PARTITIONS_OF_WORK, Subscriptions
 from tests.support.nodes.fake_receiver import FakeReceiver
@@ -55,4 +55,4 @@ async def test_subscriptions_end_in_turns() -> None:
     finally:
         trio.lowlevel.remove_instrument(steps)
     assert len(broker.at) == SUBSCRIPTIONS
-    assert max(broker.at.count(step) for step in set(broker.at)) <= TURN_WORK // (PARTITIONS // PARTITIONS_OF_WORK) + 1
+    assert max(broker.at.count(step) for step in set(broker.at)) <= SLICE_WORK // (PARTITIONS // PARTITIONS_OF_WORK) + 1

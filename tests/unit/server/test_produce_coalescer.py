@@ -30,7 +30,7 @@ class Connection:
     def __init__(self) -> None:
         self.answers: list[Frame] = []
         self.caller = NODE
-        self.turn = SimpleNamespace(left=0)
+        self.time_slice = SimpleNamespace(left=0)
         self.held = 0
 
     def reply_each(self, request_ids: Sequence[int], frames: bytes) -> None:
@@ -95,7 +95,7 @@ class Broker:
 
     @property
     def spent(self) -> int:
-        return -self.connection.turn.left
+        return -self.connection.time_slice.left
 
     def values(self) -> list[list[Any]]:
         """Of each batch that was taken."""

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 import trio
 
-from sandq.broker.event_loop import TURN_WORK, Turn
+from sandq.broker.event_loop import SLICE_WORK, TimeSlice
 from sandq.broker.peers.routes import Routes
 from sandq.metadata.records import Partition, Topic
 from sandq.server import topic_records
@@ -39,13 +39,13 @@ def routes() -> Routes:
 class Counted(TopicRecords):
     made = 0
 
-    async def _encode(self, record: Topic, turn: Turn) -> bytes:
+    async def _encode(self, record: Topic, time_slice: TimeSlice) -> bytes:
         self.made += 1
-        return await super()._encode(record, turn)
+        return await super()._encode(record, time_slice)
 
 
 async def told(records: TopicRecords, record: Topic) -> Any:
-    return msgpack.unpackb(await records.encoded(record, Turn()))
+    return msgpack.unpackb(await records.encoded(record, TimeSlice()))
 
 
 async def test_it_is_made_anew_when_something_is_another(routes: Routes) -> None:
@@ -78,18 +78,18 @@ async def test_it_is_made_anew_when_something_is_another(routes: Routes) -> None
 async def test_a_large_one_is_made_in_turns(routes: Routes) -> None:
     ended = 0
 
-    class Counting(Turn):
+    class Counting(TimeSlice):
         async def end(self) -> None:
             nonlocal ended
             ended += 1
             await super().end()
 
     await TopicRecords(routes).encoded(topic(partitions=4096), Counting())
-    assert ended == 4096 // TURN_WORK
+    assert ended == 4096 // SLICE_WORK
 
 
 async def test_a_leader_that_changes_meanwhile_is_told_the_next_time(routes: Routes) -> None:
-    records, record = TopicRecords(routes), topic(partitions=2 * TURN_WORK)
+    records, record = TopicRecords(routes), topic(partitions=2 * SLICE_WORK)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(told, records, record)
         await trio.lowlevel.checkpoint()

@@ -235,7 +235,7 @@ async def test_small_records_take_of_the_turn_of_who_sends_them(memory: MemoryBu
         pieces = [client.encode((frame[at : at + 10],)) for at in range(0, len(frame), 10)]
         await socket_stream.send_all(b"".join(pieces))
         await until_holds(lambda: bool(session.frames))
-        assert session.connection.turn.left <= FIRST_WORK - (len(pieces) >> RECORD_BITS)
+        assert session.connection.time_slice.left <= FIRST_WORK - (len(pieces) >> RECORD_BITS)
 
 
 async def test_the_last_words_arrive_and_then_the_end(memory: MemoryBudget) -> None:

@@ -37,23 +37,23 @@ def example(name: str) -> bytes:
 def test_the_segment_decodes() -> None:
     data = example("wal-segment").ljust(4096, b"\0")
     header = wal_format.decode_segment_header(data, 2)
-    assert header == wal_format.SegmentHeader(2, previous_end=200, opening_end=200, pass_number=12, size=4096)
+    assert header == wal_format.SegmentHeader(2, previous_end=200, opening_end=200, batch_number=12, size=4096)
     reader = wal_format.Reader(data, header)
     assert list(reader) == [
         (Kind.HARD_STATE, 7, 0, 3, msgpack.packb("n1#1")),
         (Kind.BASE, 7, 41, 2, msgpack.packb([list(names) for names in MEMBERS])),
         (Kind.ENTRY, 7, 41, 3, b"hello"),
     ]
-    assert (reader.end, reader.why, reader.last_pass, reader.pass_start) == (264, None, 13, 200)
+    assert (reader.end, reader.why, reader.last_batch, reader.batch_start) == (264, None, 13, 200)
 
 
 def test_the_segment_is_what_the_writer_writes() -> None:
     data = example("wal-segment")
     reader = wal_format.Reader(data, wal_format.SegmentHeader(2, 200, 200, 12, len(data)))
     hard_state, base, entry = reader
-    opening = wal_format.encode_pass(2, 64, 12, [hard_state, base])
+    opening = wal_format.encode_batch(2, 64, 12, [hard_state, base])
     header = wal_format.SegmentHeader(2, 200, 64 + len(opening), 12, 4096).encode()
-    assert data == header + opening + wal_format.encode_pass(2, 200, 13, [entry])
+    assert data == header + opening + wal_format.encode_batch(2, 200, 13, [entry])
 
 
 def test_a_log_of_the_segment_recovers() -> None:

@@ -18,8 +18,8 @@ from sandq.storage.wal_format import (
     Reader,
     SegmentHeader,
     decode_segment_header,
+    encode_batch,
     encode_parts,
-    encode_pass,
     segment_number,
 )
 from tests.support.storage.faulty_files import FaultyFiles, Plan
@@ -63,7 +63,7 @@ def pass_numbers(files: MemoryFiles) -> list[int]:
         header = decode_segment_header(data, segment_number(name) or 0)
         assert isinstance(header, SegmentHeader)
         reader = Reader(data, header)
-        numbers += [reader.last_pass for _ in reader]
+        numbers += [reader.last_batch for _ in reader]
     return numbers
 
 
@@ -73,7 +73,7 @@ def pass_numbers(files: MemoryFiles) -> list[int]:
 def test_a_pass_is_written_in_parts_without_copies_of_what_is_large(sizes: list[int]) -> None:
     records = [entry(index, size=size) for index, size in enumerate(sizes)]
     parts = [*encode_parts(1, 64, 9, records)]
-    assert b"".join(parts) == encode_pass(1, 64, 9, records)
+    assert b"".join(parts) == encode_batch(1, 64, 9, records)
     large = [record[4] for record in records if len(record[4]) >= PART_BYTES]
     assert [part for part in parts if any(part is payload for payload in large)] == large
     assert all(len(part) < 2 * PART_BYTES for part in parts if not any(part is payload for payload in large))
@@ -526,7 +526,7 @@ def test_a_log_inside_a_payload_is_not_taken_for_records() -> None:
     files = MemoryFiles()
     log(files, [entry(1)])
     files = files.kill()
-    later = encode_pass(1, 2048, 99, [entry(2)])
+    later = encode_batch(1, 2048, 99, [entry(2)])
     wal, _ = opened(files)
     wal.commit([(Kind.ENTRY, 7, 2, 1, later * 3)])
     files = files.kill()
@@ -640,20 +640,20 @@ def end_of_records(files: MemoryFiles, number: int = 1) -> int:
     return reader.end
 
 
-@pytest.mark.parametrize(("pass_number", "moved"), [(1, 0), (3, 0), (99, 64)])
-def test_records_left_over_from_an_earlier_pass_are_not_taken(pass_number: int, moved: int) -> None:
+@pytest.mark.parametrize(("batch_number", "moved"), [(1, 0), (3, 0), (99, 64)])
+def test_records_left_over_from_an_earlier_pass_are_not_taken(batch_number: int, moved: int) -> None:
     """What a torn pass left behind, at the very place where the next record would stand; and a record that says
     that its pass began elsewhere."""
     files = MemoryFiles()
     log(files, [entry(1)], [entry(2)])
     files = files.kill()
     end = end_of_records(files)
-    stale = encode_pass(1, end - moved, pass_number, [entry(9, size=8), entry(3)])[moved:]
+    stale = encode_batch(1, end - moved, batch_number, [entry(9, size=8), entry(3)])[moved:]
     files.open("wal/0000000001.wal").write_at(end, stale)
     wal, groups = opened(files)
     assert indices(groups[7]) == [1, 2] and wal.cut_bytes == len(stale)
     wal.commit([entry(3)])
-    assert pass_numbers(files)[-1] > pass_number
+    assert pass_numbers(files)[-1] > batch_number
     _, groups = opened(files.kill())
     assert indices(groups[7]) == [1, 2, 3]
 
@@ -677,7 +677,7 @@ def test_a_segment_opened_by_an_old_pass_is_refused() -> None:
     files = MemoryFiles()
     log(files, entries(1, 3))
     end = end_of_records(files)
-    opening = encode_pass(2, 64, 1, [base(4)])
+    opening = encode_batch(2, 64, 1, [base(4)])
     header = SegmentHeader(2, end, 64 + len(opening), 1, SEGMENT)
     files.open("wal/0000000002.wal", create_bytes=SEGMENT).write_at(0, header.encode() + opening)
     with pytest.raises(Corruption, match=r"0000000002\.wal.* opened by pass 1 behind pass"):
@@ -689,6 +689,6 @@ def test_a_kind_of_a_later_version_is_refused() -> None:
     log(files, entries(1, 3))
     files = files.kill()
     end = end_of_records(files)
-    files.open("wal/0000000001.wal").write_at(end, encode_pass(1, end, 50, [(77, 7, 4, 1, b"?")]))
+    files.open("wal/0000000001.wal").write_at(end, encode_batch(1, end, 50, [(77, 7, 4, 1, b"?")]))
     with pytest.raises(Corruption, match="kind 77"):
         opened(files)

@@ -14,8 +14,8 @@ STEP_S = 0.002
 
 
 async def shake(handshakes: Handshakes, source: str, ended: list[tuple[str, float]]) -> None:
-    async with handshakes.place(source):
-        await handshakes.turn(source)
+    async with handshakes.slot(source):
+        await handshakes.wait_for_step(source)
         handshakes.spent(source, STEP_S)
     ended.append((source, trio.current_time()))
 
@@ -34,7 +34,7 @@ async def test_all_have_a_part_of_a_core(autojump_clock: trio.testing.MockClock)
     took_s = trio.current_time() - began_s
     assert handshakes.cpu_s == pytest.approx(2000 * STEP_S)
     assert took_s == pytest.approx((2000 * STEP_S - BURST_S) / SHARE, rel=0.05)
-    assert not handshakes.under_way
+    assert not handshakes.in_progress
 
 
 async def test_one_source_has_half_and_others_go_between(autojump_clock: trio.testing.MockClock) -> None:
@@ -55,21 +55,21 @@ async def test_more_than_so_many_at_once_are_refused(autojump_clock: trio.testin
     handshakes = Handshakes()
 
     async def hold(source: str) -> None:
-        async with handshakes.place(source) as place:
+        async with handshakes.slot(source) as scope:
             handshakes.spent(source, 1000.0)
-            await handshakes.turn(source, place)  # nobody is silent
+            await handshakes.wait_for_step(source, scope)  # nobody is silent
 
     async with trio.open_nursery() as nursery:
         for _ in range(SOURCE_HANDSHAKES):
             nursery.start_soon(hold, "flood")
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(Overloaded):
-            async with handshakes.place("flood"):
+            async with handshakes.slot("flood"):
                 raise AssertionError
-        async with handshakes.place("other"):
-            assert handshakes.under_way == SOURCE_HANDSHAKES + 1
+        async with handshakes.slot("other"):
+            assert handshakes.in_progress == SOURCE_HANDSHAKES + 1
         nursery.cancel_scope.cancel()
-    assert handshakes.refused == 1 and not handshakes.under_way
+    assert handshakes.refused == 1 and not handshakes.in_progress
 
 
 async def test_sources_that_have_gone_are_forgotten(autojump_clock: trio.testing.MockClock) -> None:
@@ -87,10 +87,10 @@ async def test_who_comes_takes_the_place_of_who_has_been_silent_for_longest(
 
     async def hold(source: str, number: int) -> None:
         try:
-            async with handshakes.place(source) as place:
+            async with handshakes.slot(source) as scope:
                 if number < 2:
                     await trio.sleep(1)
-                    await handshakes.turn(source, place)  # it has said something
+                    await handshakes.wait_for_step(source, scope)  # it has said something
                 await trio.sleep_forever()
         except Overloaded:
             refused.append(number)
@@ -109,4 +109,4 @@ async def test_who_comes_takes_the_place_of_who_has_been_silent_for_longest(
         await shake(handshakes, "b", ended)
         assert len(refused) == 3, "others have places"
         nursery.cancel_scope.cancel()
-    assert not handshakes.under_way and not handshakes._silent
+    assert not handshakes.in_progress and not handshakes._silent

@@ -33,13 +33,13 @@ def settings(pair: Pair, ca: Path | None, **more: str) -> TlsSection:
 def test_files_that_change_are_read_again(authority: Authority) -> None:
     certificates = Certificates(settings(authority.node("node1"), authority.ca))
     first = certificates.loaded
-    assert not certificates.look() and certificates.loaded is first
+    assert not certificates.check() and certificates.loaded is first
     authority.node("node1", "other.example", force=True)
-    assert certificates.look() and certificates.reloads == 1
+    assert certificates.check() and certificates.reloads == 1
     assert certificates.loaded.client is not first.client
     assert is_of_host(certificates.loaded.chain[0], "other.example")
     os.utime(authority.ca)  # touched, and the same
-    assert not certificates.look() and certificates.reloads == 1
+    assert not certificates.check() and certificates.reloads == 1
 
 
 def test_a_half_written_pair_changes_nothing(authority: Authority) -> None:
@@ -49,11 +49,11 @@ def test_a_half_written_pair_changes_nothing(authority: Authority) -> None:
     other = authority.node("node2")
     pair.certificate.write_bytes(other.certificate.read_bytes())
     with capture_logs() as logs:
-        assert not certificates.look() and not certificates.look()
+        assert not certificates.check() and not certificates.check()
     assert certificates.loaded is first and "is not the key of the first certificate" in (certificates.error or "")
     assert [entry["log_level"] for entry in logs] == ["error"]  # once
     pair.key.write_bytes(other.key.read_bytes())
-    assert certificates.look() and certificates.error is None
+    assert certificates.check() and certificates.error is None
     assert is_of_node(certificates.loaded.chain[0], "node2")
 
 
@@ -67,10 +67,10 @@ def test_of_several_in_a_file_none_may_be_half_written(authority: Authority, tmp
     more = revoke([], other.directory, other.directory)[0] if which == "crl_file" else other.ca
     whole = files[which].read_bytes() + more.read_bytes()
     files[which].write_bytes(whole[:-100])
-    assert not certificates.look() and certificates.loaded is first
+    assert not certificates.check() and certificates.loaded is first
     assert f"tls.{which}" in (certificates.error or "") and "is not whole: 2 begin" in (certificates.error or "")
     files[which].write_bytes(whole)
-    assert certificates.look() and certificates.error is None
+    assert certificates.check() and certificates.error is None
 
 
 def test_what_the_system_refuses_is_tried_again(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +82,8 @@ def test_what_the_system_refuses_is_tried_again(authority: Authority, monkeypatc
 
     with monkeypatch.context() as context:
         context.setattr(os, "memfd_create", none_left)
-        assert not certificates.look() and "Too many open files" in (certificates.error or "")
-    assert any(certificates.look() for _ in range(UNUSABLE_EVERY))
+        assert not certificates.check() and "Too many open files" in (certificates.error or "")
+    assert any(certificates.check() for _ in range(UNUSABLE_EVERY))
     assert is_of_host(certificates.loaded.chain[0], "other.example")
 
 
@@ -124,9 +124,9 @@ def test_a_file_that_is_away_is_missed_and_found_again(authority: Authority) -> 
     certificates = Certificates(settings(pair, authority.ca))
     kept = pair.certificate.read_bytes()
     pair.certificate.unlink()
-    assert not certificates.look() and "cannot be read" in (certificates.error or "")
+    assert not certificates.check() and "cannot be read" in (certificates.error or "")
     pair.certificate.write_bytes(kept)
-    assert not certificates.look() and certificates.error is None  # it is what is used
+    assert not certificates.check() and certificates.error is None  # it is what is used
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandq.tls import session as session_module
-from sandq.tls.session import ENCODED_BYTES, RECORDS_AT_ONCE, WORDS_FIRST, TlsError, TlsSession
+from sandq.tls.session import EMPTY_RECORDS_FIRST, ENCODED_BYTES, RECORDS_AT_ONCE, TlsError, TlsSession
 from tests.support.key_updates import KeyUpdates, log_keys
 from tests.support.tls import NAME, contexts
 
@@ -40,9 +40,9 @@ def test_new_keys_are_taken_but_not_again_and_again(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     server, client = pair(keys)
     updates = updates_of(client, keys)
-    for _ in range(WORDS_FIRST):
+    for _ in range(EMPTY_RECORDS_FIRST):
         assert server.decode(updates.next()) == b""
-    most = 64 * WORDS_FIRST
+    most = 64 * EMPTY_RECORDS_FIRST
     assert len(server.words()) < most  # they are answered
     flood = b"".join(updates.next() for _ in range(1000))
     with pytest.raises(TlsError, match="carry nothing"):
@@ -51,7 +51,7 @@ def test_new_keys_are_taken_but_not_again_and_again(tmp_path: Path) -> None:
 
 
 def test_who_says_much_may_have_new_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "WORDS_BYTES", 1000)
+    monkeypatch.setattr(session_module, "EMPTY_RECORD_BYTES", 1000)
     keys = tmp_path / "keys"
     server, client = pair(keys)
     server._credit_bytes = 0

@@ -140,7 +140,7 @@ async def test_garbage_is_refused_and_nothing_else_happens(certificates: Certifi
         await far.send_eof()
         with pytest.raises((TlsError, ConnectionLost)):
             await let_in(near, certificates.loaded.client, handshakes, "a")
-    assert handshakes.failed == 1 and not handshakes.under_way and not handshakes.done
+    assert handshakes.failed == 1 and not handshakes.in_progress and not handshakes.done
 
 
 async def test_who_says_nothing_more_is_not_waited_for(certificates: Certificates, autojump_clock: MockClock) -> None:
@@ -151,7 +151,7 @@ async def test_who_says_nothing_more_is_not_waited_for(certificates: Certificate
         with pytest.raises(ConnectionLost, match="no TLS handshake within 10 s"):
             await let_in(near, certificates.loaded.client, handshakes, "a")
         assert trio.current_time() - began_s == pytest.approx(HANDSHAKE_S)
-    assert handshakes.failed == 1 and not handshakes.under_way
+    assert handshakes.failed == 1 and not handshakes.in_progress
 
 
 async def test_no_more_is_taken_than_a_handshake_has(

@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from sandq.broker.delivery.subscribe import held_by, known_to
-from sandq.broker.event_loop import TURN_WORK
+from sandq.broker.event_loop import SLICE_WORK
 from sandq.broker.reads.fan_out import GROUP_WORK, answers_of, read_all
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.protocol.requests import Subscribe
@@ -25,7 +25,7 @@ class Steps(trio.abc.Instrument):
 
 
 async def at_most_so_many_in_a_step(
-    work: Callable[[Callable[[], None]], Any], most: int = TURN_WORK // GROUP_WORK + 1
+    work: Callable[[Callable[[], None]], Any], most: int = SLICE_WORK // GROUP_WORK + 1
 ) -> None:
     """`work(note)` calls `note` for each partition."""
     steps, at = Steps(), []

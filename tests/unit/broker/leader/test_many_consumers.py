@@ -41,7 +41,7 @@ class Crowd(Bed):
 
 def add_credit(subscription: Subscription, more: int) -> None:
     subscription.credit += more
-    subscription.notify_room()
+    subscription.notify_credit()
 
 
 def test_consumers_without_room_are_looked_at_once() -> None:
@@ -79,7 +79,7 @@ def test_a_client_that_takes_nothing_is_given_something_once_it_does() -> None:
     crowd.produce(0)
     assert crowd.given == []
     crowd.congested = set()
-    slow.notify_room()
+    slow.notify_credit()
     crowd.settle()
     assert crowd.given == ["slow"]
 

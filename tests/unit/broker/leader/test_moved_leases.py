@@ -236,7 +236,7 @@ def test_what_is_due_at_once_makes_no_lease_look_further_ahead() -> None:
         bed.produce(0, 10 * DENSE_PER_MS)
         assert sum(bed.counts) % (10 * DENSE_PER_MS) == 0
         subscription.credit = CREDIT
-        subscription.notify_room()
+        subscription.notify_credit()
     assert sum(bed.counts) == 30 * DENSE_PER_MS
 
 

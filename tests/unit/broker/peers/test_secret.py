@@ -62,20 +62,20 @@ def test_several_have_a_line_between_them(tmp_path: Path) -> None:
 def test_a_file_is_read_again_when_it_is_another_one(tmp_path: Path) -> None:
     path = secret_file(tmp_path / "secret", OLD)
     secrets = Secrets(path)
-    assert not secrets.look() and secrets.current == (OLD,)
+    assert not secrets.check() and secrets.current == (OLD,)
     secret_file(path, OLD + b"\n---\n" + NEW)
-    assert secrets.look() and secrets.current == (OLD, NEW)
+    assert secrets.check() and secrets.current == (OLD, NEW)
     secret_file(path, OLD + b" \n---\n" + NEW + b"\n")
-    assert not secrets.look(), "they are the same"
+    assert not secrets.check(), "they are the same"
     secret_file(path, b"short")
     with pytest.raises(StartupError, match="16 to 4096"):
-        secrets.look()
-    assert not secrets.look() and secrets.current == (OLD, NEW)
+        secrets.check()
+    assert not secrets.check() and secrets.current == (OLD, NEW)
     path.unlink()
     with pytest.raises(StartupError, match="cannot be read"):
-        secrets.look()
+        secrets.check()
     secret_file(path, NEW)
-    assert secrets.look() and secrets.current == (NEW,)
+    assert secrets.check() and secrets.current == (NEW,)
 
 
 async def test_who_follows_is_told(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:

@@ -43,10 +43,10 @@ class Room:
 
     def __init__(self) -> None:
         self.account = Account(SIZE)
-        self.has_room = True
+        self.has_capacity = True
 
-    async def until_room(self) -> None:
-        await self.account.until_room()
+    async def wait_for_capacity(self) -> None:
+        await self.account.wait_for_capacity()
 
     def hold(self, size: int) -> None:
         self.account.read += size
@@ -129,7 +129,7 @@ async def test_answers_that_come_too_late_wake_who_waits_for_room(
             else:
                 rounds.cancel_scope.cancel()
         async with trio.open_nursery() as waiting:
-            waiting.start_soon(room.until_room)
+            waiting.start_soon(room.wait_for_capacity)
             await wait_all_tasks_blocked()
             answer()
         nursery.cancel_scope.cancel()

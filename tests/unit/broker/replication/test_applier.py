@@ -163,9 +163,9 @@ def test_an_entry_that_takes_long_gives_way(bed: Bed, monkeypatch: pytest.Monkey
     bed.applier.run([bed.entry(0)])
     assert bed.told.pop().statuses == {0: 1}
 
-    def give_way() -> None:
+    def yield_now() -> None:
         bed.applier.other_tasks = lambda: [Apply(1, other, 2, b"x" * WRITE_ROWS, True)]
-        bed.applier.give_way()
+        bed.applier.yield_now()
         assert [(told.results, told.statuses) for told in bed.told] == [
             ([(1, 1, [1])], {1: 1}),
             ([(1, 2, [2])], {1: 2}),
@@ -174,7 +174,7 @@ def test_an_entry_that_takes_long_gives_way(bed: Bed, monkeypatch: pytest.Monkey
         long.half_way = tuple
 
     first = Apply(0, long, 2, b"x", True)
-    long.half_way = lambda: setattr(long, "half_way", give_way)
+    long.half_way = lambda: setattr(long, "half_way", yield_now)
     bed.applier.run([first, bed.entry(1), Apply(0, long, 3, b"x", True)])
     assert [(told.results, told.statuses) for told in bed.told[2:]] == [([(0, 2, [2]), (0, 3, [3])], {0: 3})]
     assert sum(told.applied_bytes for told in bed.told) == 3 + WRITE_ROWS
@@ -184,7 +184,7 @@ def test_an_entry_that_takes_long_gives_way(bed: Bed, monkeypatch: pytest.Monkey
 
 def test_one_that_does_not_take_long_goes_on(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 1e9)
-    bed.replicas[0].half_way = bed.applier.give_way
+    bed.replicas[0].half_way = bed.applier.yield_now
     bed.applier.other_tasks = lambda: pytest.fail("nobody is asked")
     bed.applier.run([bed.entry(0)])
     assert len(bed.told) == 1
@@ -194,7 +194,7 @@ def test_entries_give_way_to_one_another_so_deep_and_no_deeper(bed: Bed, monkeyp
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     bed.replicas = [Counter(number) for number in range(DEPTH + 2)]
     for replica in bed.replicas:
-        replica.half_way = bed.applier.give_way
+        replica.half_way = bed.applier.yield_now
     waiting = [bed.entry(number) for number in range(1, DEPTH + 2)]
     deepest = []
 
@@ -219,9 +219,9 @@ def test_a_question_of_a_group_gives_way_and_one_of_none_does_not(bed: Bed, monk
         return []
 
     bed.applier.other_tasks = beside
-    bed.applier.run([Ask(bed.applier.give_way, asked.append, 0)])
+    bed.applier.run([Ask(bed.applier.yield_now, asked.append, 0)])
     assert len(asked) == 1
-    bed.applier.run([Ask(bed.applier.give_way, asked.append)])
+    bed.applier.run([Ask(bed.applier.yield_now, asked.append)])
     assert len(asked) == 1
 
 
@@ -230,7 +230,7 @@ def test_a_question_that_gave_way_is_answered(bed: Bed, monkeypatch: pytest.Monk
     answers: list[list[Any]] = []
     asked = Applier(bed.stores, lambda told: answers.append([value for _, value in told.answers]))
     asked.other_tasks = lambda: [Apply(1, bed.replicas[1], 1, b"x", True)]
-    asked.run([Ask(lambda: "first", answers.append, 0), Ask(asked.give_way, answers.append, 0)])
+    asked.run([Ask(lambda: "first", answers.append, 0), Ask(asked.yield_now, answers.append, 0)])
     assert answers == [["first"], [], [None]]
 
 
@@ -243,12 +243,12 @@ def test_so_many_questions_give_way_to_one_another_and_no_more(bed: Bed, monkeyp
         nonlocal deepest
         deepest += 1
         assert deepest <= PREEMPTED_MOST
-        return [Ask(bed.applier.give_way, lambda value: None, deepest)]
+        return [Ask(bed.applier.yield_now, lambda value: None, deepest)]
 
     bed.applier.other_tasks = beside
     for _ in range(2):
         deepest = 0
-        bed.applier.run([Ask(bed.applier.give_way, lambda value: None, 0)])
+        bed.applier.run([Ask(bed.applier.yield_now, lambda value: None, 0)])
         assert deepest == PREEMPTED_MOST
 
 
@@ -257,7 +257,7 @@ def test_no_more_bytes_of_entries_are_half_done(bed: Bed, monkeypatch: pytest.Mo
     monkeypatch.setattr(applier, "UNFINISHED_BYTES", 10)
     bed.replicas = [Counter(number) for number in range(5)]
     for replica in bed.replicas:
-        replica.half_way = bed.applier.give_way
+        replica.half_way = bed.applier.yield_now
     waiting = [bed.entry(number, 4) for number in range(1, 5)]
     bed.applier.other_tasks = lambda: [waiting.pop(0)]
     bed.applier.run([bed.entry(0, 4)])
@@ -277,7 +277,7 @@ def test_no_answer_comes_before_the_results_that_it_rests_on(bed: Bed, monkeypat
         yield bed.entry(0)
         yield bed.entry(1)
         yield from asked
-        long.half_way = bed.applier.give_way
+        long.half_way = bed.applier.yield_now
         yield bed.entry(0)
 
     bed.applier.run(tasks())
@@ -299,7 +299,7 @@ def test_who_always_has_a_long_entry_keeps_no_other_from_its_end(bed: Bed, monke
         nonlocal now_s
         for _ in range(200):
             now_s += SLICE_S
-            bed.applier.give_way()
+            bed.applier.yield_now()
 
     for replica in bed.replicas:
         replica.half_way = work
@@ -320,7 +320,7 @@ def test_who_always_has_a_long_entry_keeps_no_other_from_its_end(bed: Bed, monke
 def test_replica_says_that_an_entry_of_it_is_half_done() -> None:
     said: list[bool] = []
     settings = parse_settings({}).record()
-    replica = PartitionReplica(MemoryStores(), 1, 1, 0, settings, give_way=lambda: said.append(replica.is_mid_entry))
+    replica = PartitionReplica(MemoryStores(), 1, 1, 0, settings, yield_now=lambda: said.append(replica.is_mid_entry))
     batch = encode({Column.VALUE: [b"a"], Column.UNIQUE_KEY: [b"u"]})
     replica.apply(1, c.Entry(T, [c.Append(batch, split=True)]).encode(), True)
     assert said and all(said) and not replica.is_mid_entry
@@ -335,7 +335,7 @@ def test_an_entry_that_fails_inside_another_shuts_its_own_replica_only(
     def fail() -> None:
         raise NotFound("a fault of the state machine")
 
-    long.half_way, other.half_way = bed.applier.give_way, fail
+    long.half_way, other.half_way = bed.applier.yield_now, fail
     bed.applier.other_tasks = lambda: [bed.entry(1)]
     bed.applier.run([bed.entry(0)])
     assert long.failure is None and other.failure is not None
@@ -386,7 +386,7 @@ def test_who_must_not_wait_leaves_what_is_long_or_needs_the_disk_or_is_a_questio
 def test_who_must_not_wait_gives_way_to_nobody(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     bed.applier.other_tasks = lambda: pytest.fail("it gave way")
-    bed.replicas[0].half_way = bed.applier.give_way
+    bed.replicas[0].half_way = bed.applier.yield_now
     assert bed.applier.run_here([bed.entry()])
 
 

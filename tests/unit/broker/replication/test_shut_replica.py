@@ -91,7 +91,7 @@ def test_fault_within_an_entry_that_gives_way_shuts_only_its_own_partition(monke
         apply, left = TimerPartition._store, own._machine
 
         def failing(machine: TimerPartition, *arguments: Any, left: Any = left, apply: Any = apply) -> Any:
-            machine.shared.give_way()
+            machine.shared.yield_now()
             if machine is left:
                 raise KeyError("planted")
             return apply(machine, *arguments)

@@ -225,7 +225,7 @@ async def test_rows_are_written_while_one_partition_works_on_something_long() ->
 
         def work() -> None:
             while not ended.is_set():
-                node.node_log.applier.give_way()
+                node.node_log.applier.yield_now()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(node.runner.ask, work, group=one.number))

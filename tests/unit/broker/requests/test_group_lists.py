@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from sandq.broker.broker import LISTS_AT_ONCE
-from sandq.broker.event_loop import TURN_WORK
+from sandq.broker.event_loop import SLICE_WORK
 from sandq.broker.reads.linearizable_reads import BOUNDLESS
 from sandq.broker.requests import message_requests
 from sandq.broker.requests.message_requests import ROW_WORK, ROWS_AT_ONCE, MessageRequests
@@ -88,7 +88,7 @@ async def test_a_list_of_all_groups_is_packed_in_turns(monkeypatch: pytest.Monke
     finally:
         trio.lowlevel.remove_instrument(packed)
     assert count == PARTITIONS * GROUPS
-    assert packed.most <= TURN_WORK // ROW_WORK + ROWS_AT_ONCE and packed.rounds > 100
+    assert packed.most <= SLICE_WORK // ROW_WORK + ROWS_AT_ONCE and packed.rounds > 100
     unpacker = msgpack.Unpacker()
     for part in parts:
         unpacker.feed(part)

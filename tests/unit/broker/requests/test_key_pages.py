@@ -23,12 +23,12 @@ ALL_BYTES = 8 << 20
 def test_a_page_is_made_in_parts(value_bytes: int) -> None:
     gave_way = 0
 
-    def give_way() -> None:
+    def yield_now() -> None:
         nonlocal gave_way
         gave_way += 1
 
     settings = parse_settings({}, kind=COMPACTED).record()
-    replica = PartitionReplica(MemoryStores(), 1, 1, 0, settings, COMPACTED, give_way=give_way)
+    replica = PartitionReplica(MemoryStores(), 1, 1, 0, settings, COMPACTED, yield_now=yield_now)
     keys = [b"%05d" % number for number in range(min(2000, (6 << 20) // value_bytes))]
     batch = encode({Column.KEY: [*keys], Column.VALUE: [bytes(value_bytes)] * len(keys)})
     replica.apply(1, c.Entry(T, [c.Append(batch)]).encode(), True)

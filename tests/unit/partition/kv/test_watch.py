@@ -10,7 +10,7 @@ from sandq.model.errors import HistoryGone
 from sandq.model.piece import Piece
 from sandq.partition.kv import watch as module
 from sandq.partition.kv.watch import Changes, Watch, changes
-from sandq.partition.shared_state import TURN_ITEMS
+from sandq.partition.shared_state import SLICE_ITEMS
 from tests.support.partition.bench import ALL
 from tests.support.partition.key_bench import KeyBench
 
@@ -227,10 +227,10 @@ def test_who_watches_some_keys_is_told_of_few_and_looks_at_many(limit: int, max_
 def test_a_look_gives_way() -> None:
     bench = KeyBench()
     for number in range(4):
-        bench.write(*[(f"{number}{at}", "x") for at in range(3 * TURN_ITEMS)])
+        bench.write(*[(f"{number}{at}", "x") for at in range(3 * SLICE_ITEMS)])
     gave_way: list[bool] = []
-    bench.machine.shared.give_way = lambda: gave_way.append(True)
-    assert len(seen(look(bench, every=False, start="0"))) == 12 * TURN_ITEMS
+    bench.machine.shared.yield_now = lambda: gave_way.append(True)
+    assert len(seen(look(bench, every=False, start="0"))) == 12 * SLICE_ITEMS
     assert len(gave_way) >= 4 * 3
 
 

@@ -18,11 +18,11 @@ def limit(bench: Bench, at: int = 0, partitions: int = 1, group: str = "g", **gi
     assert bench.apply(at, c.Configure(record)) == [None]
 
 
-def room(bench: Bench) -> int:
+def available(bench: Bench) -> int:
     """How many messages may be leased now."""
     group = bench.machine.groups.named("g")
     assert group.allowance is not None
-    return group.allowance.room(group.in_flight, bench.machine.now_ms * 1000, 1000)
+    return group.allowance.available(group.in_flight, bench.machine.now_ms * 1000, 1000)
 
 
 def ack(bench: Bench, lease: Lease) -> None:
@@ -59,14 +59,14 @@ def test_whatever_frees_a_place(bench: Bench, free: Any) -> None:
     limit(bench, max_in_flight=2)
     bench.append("a", "b", "c")
     lease = bench.one()
-    assert (lease.total, room(bench)) == (2, 0)
+    assert (lease.total, available(bench)) == (2, 0)
     status = bench.status().groups.get("g")
     assert status is not None and status.next_ms is None and status.limit is not None and status.limit.next_ms == T
     assert bench.lease(at=5) == []
     free(bench, lease)
-    assert room(bench) == 2
+    assert available(bench) == 2
     bench.restart()
-    assert room(bench) == 2
+    assert available(bench) == 2
 
 
 def test_one_grant_after_the_other_gets_what_is_left(bench: Bench) -> None:

@@ -30,7 +30,7 @@ def test_parts_give_no_more_than_the_whole(
         part = parts[giver]
         if part.units:
             pace = pace_of(limit, part.units)
-            count = min(pace.room(part.arrival_us, now_us), units)
+            count = min(pace.available(part.arrival_us, now_us), units)
             parts[giver] = part = Part(part.units, pace.after(part.arrival_us, count, now_us)) if count else part
             ahead_us = max(ahead_us - (now_us - last_us), 0) + count * interval_us
             last_us = now_us

@@ -16,18 +16,18 @@ def ledger_of(partitions: int = 1, most: int | None = 10, burst: int | None = No
 
 def test_with_one_partition_all_of_it_is_there() -> None:
     ledger = ledger_of(1)
-    assert (ledger.own.in_flight, ledger.own.room(4, NOW_US, 100)) == (10, 6)
+    assert (ledger.own.in_flight, ledger.own.available(4, NOW_US, 100)) == (10, 6)
 
 
 def test_nothing_is_given_out_before_every_partition_was_heard() -> None:
     ledger = ledger_of(3)
-    assert (ledger.own.room(0, NOW_US, 100), ledger.unheard()) == (0, [1, 2])
+    assert (ledger.own.available(0, NOW_US, 100), ledger.unheard()) == (0, [1, 2])
     assert ledger.confirm([Confirmed(1, 0, 4, 0)], NOW_US) == {1}
     assert ledger.share_out([(1, 6, 0)], 0, 7, NOW_US) == {1}
-    assert ledger.shares[1].in_flight == ledger.own.room(0, NOW_US, 100) == 0
+    assert ledger.shares[1].in_flight == ledger.own.available(0, NOW_US, 100) == 0
     ledger.confirm([Confirmed(2, 0, 0, 0)], NOW_US)
     # Four are in flight in the first since before: six may be there, and four here.
-    assert ledger.own.room(0, NOW_US, 100) == 4
+    assert ledger.own.available(0, NOW_US, 100) == 4
     ledger.share_out([], 0, 8, NOW_US)
     assert (ledger.shares[1].in_flight, ledger.shares[1].version) == (6, 8)
 
@@ -63,13 +63,13 @@ def test_units_of_a_rate_go_with_what_they_owe_and_come_back() -> None:
     ledger.share_out([(1, 0, 2)], 0, 7, NOW_US)
     share = ledger.shares[1]
     assert (share.units, share.held_units, share.given_us) == (2, 2, 2000)
-    assert ledger.own.room(0, NOW_US, 100) == 1
+    assert ledger.own.available(0, NOW_US, 100) == 1
     ledger.confirm([Confirmed(1, 7, 0, 0)], NOW_US)
     ledger.share_out([(1, 0, 0)], 0, 8, NOW_US)
     assert (ledger.shares[1].held_units, ledger.own.part.units) == (2, 2)
     ledger.confirm([Confirmed(1, 8, 0, 4000)], NOW_US)
     assert ledger.own.part.units == 4
-    assert ledger.own.room(0, NOW_US, 100) == 1, "of its two units it had given all since"
+    assert ledger.own.available(0, NOW_US, 100) == 1, "of its two units it had given all since"
 
 
 def test_units_owe_the_same_where_the_clock_is_another() -> None:
@@ -80,11 +80,11 @@ def test_units_owe_the_same_where_the_clock_is_another() -> None:
         ledger.share_out([(1, 0, 4)], 0, 7, NOW_US)
         share, other = ledger.shares[1], fresh(ledger.limit, False)
         other.allow(7, 0, share.units, share.given_us, there_us)
-        assert other.room(0, there_us, 100) == 0
-        assert other.room(0, there_us + 1000, 100) == 1
+        assert other.available(0, there_us, 100) == 0
+        assert other.available(0, there_us + 1000, 100) == 1
         other.serve(1, there_us + 1000)
         other.allow(8, 0, 0, 0, there_us + 1000)
         ledger.confirm([Confirmed(1, 7, 0, 0)], NOW_US)
         ledger.share_out([(1, 0, 0)], 0, 8, NOW_US)
         ledger.confirm([Confirmed(1, 8, 0, other.returned_us)], NOW_US + 1000)
-        assert [ledger.own.room(0, NOW_US + at, 100) for at in (1000, 1999, 2000, 5000)] == [0, 0, 1, 4]
+        assert [ledger.own.available(0, NOW_US + at, 100) for at in (1000, 1999, 2000, 5000)] == [0, 0, 1, 4]

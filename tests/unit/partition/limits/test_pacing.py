@@ -17,8 +17,8 @@ def test_no_more_than_rate_and_burst(interval_us: int, burst: int, asked: list[t
     for pause_us, wanted in asked:
         now_us += pause_us
         pacing.forget(now_us)
-        count = min(pacing.room("a", pace, now_us), wanted)
-        assert (pacing.free_us("a", pace, now_us) == now_us) == (pacing.room("a", pace, now_us) > 0)
+        count = min(pacing.available("a", pace, now_us), wanted)
+        assert (pacing.free_us("a", pace, now_us) == now_us) == (pacing.available("a", pace, now_us) > 0)
         if count:
             pacing.serve("a", pace, count, now_us)
             went.append((now_us, count))
@@ -32,12 +32,12 @@ def test_no_more_than_rate_and_burst(interval_us: int, burst: int, asked: list[t
 @given(st.integers(10, 1_000_000), st.integers(1, 20), US)
 def test_it_may_go_when_it_was_said_to(interval_us: int, burst: int, pause_us: int) -> None:
     pace, pacing, now_us = Pace(interval_us, burst), Pacing(), 1_000_000_000
-    pacing.serve("a", pace, pacing.room("a", pace, now_us), now_us)
+    pacing.serve("a", pace, pacing.available("a", pace, now_us), now_us)
     free_us = pacing.free_us("a", pace, now_us)
     assert free_us == now_us + interval_us
-    assert pacing.room("a", pace, free_us) == 1
-    assert pacing.room("a", pace, free_us - 1) == 0
-    assert pacing.room("a", pace, free_us + pause_us) == min(1 + pause_us // interval_us, burst)
+    assert pacing.available("a", pace, free_us) == 1
+    assert pacing.available("a", pace, free_us - 1) == 0
+    assert pacing.available("a", pace, free_us + pause_us) == min(1 + pause_us // interval_us, burst)
 
 
 def test_what_was_told_is_gone_on_with() -> None:
@@ -47,7 +47,7 @@ def test_what_was_told_is_gone_on_with() -> None:
     assert told == ("a", 6000)
     again = Pacing()
     again.load(*told)
-    assert again.room("a", pace, 5999) == 0 and again.room("a", pace, 6000) == 1
+    assert again.available("a", pace, 5999) == 0 and again.available("a", pace, 6000) == 1
     again.forget(6000)
     assert [*again.changes()] == [("a", None)]
 
@@ -58,4 +58,4 @@ def test_a_slower_pace_and_a_clock_that_was_set_back_hold_nobody_up_for_long() -
     pacing.limit("a", pace, 5000)
     assert pacing.free_us("a", pace, 5000) == 6000
     pacing.limit("a", pace, 5500)
-    assert pacing.room("a", pace, 6000) == 1
+    assert pacing.available("a", pace, 6000) == 1

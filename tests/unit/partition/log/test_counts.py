@@ -221,7 +221,7 @@ def test_forecast_gives_way_behind_each_hour() -> None:
     for hour in range(30):
         bench.append("x", due=[hour * HOUR_MS])
     gave_way: list[bool] = []
-    bench.machine.shared.give_way = lambda: gave_way.append(True)
+    bench.machine.shared.yield_now = lambda: gave_way.append(True)
     buckets, later = PartitionQueries(bench.machine, bench.view).forecast(3600, 20, T)
     assert sum(messages for _, messages in buckets) + later in (29, 30) and len(buckets) == 20
     assert len(gave_way) >= 20

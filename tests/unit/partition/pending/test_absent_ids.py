@@ -131,7 +131,7 @@ def test_others_have_turns_while_many_are_looked_up(monkeypatch: pytest.MonkeyPa
         return note_vacant(view, ranges)
 
     monkeypatch.setattr(View, "note_vacant", noted)
-    bench.machine.shared.give_way = lambda: gave_way.append(len(looked))
+    bench.machine.shared.yield_now = lambda: gave_way.append(len(looked))
     bench.apply(20, c.Cancel([by_id(one) for one in absent(bench, 4096)]))
     assert sum(looked) > 4 * 4096 and max(looked) <= pending.LOOK_RANGES
     assert {*range(1, len(looked) + 1)} <= {*gave_way}

@@ -365,7 +365,7 @@ def test_a_job_counts_what_leaves_the_log_while_it_runs_once(monkeypatch: pytest
 
 
 def test_a_step_of_a_job_is_as_long_with_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_ranks, "LOOKS", 20)
+    monkeypatch.setattr(waiting_ranks, "CHECKS", 20)
     bench = RankedBench()
     for number in range(10):
         bench.open(f"g{number}")

@@ -14,7 +14,7 @@ from sandq.partition.base import rows
 from sandq.partition.log.appends import WHOLE_MESSAGES
 from sandq.partition.queries import fetch as log_fetch
 from sandq.partition.queries.fetch import FETCH_BYTES, Extent, Fetched, fetch, measure
-from sandq.partition.shared_state import TURN_ITEMS
+from sandq.partition.shared_state import SLICE_ITEMS
 from tests.support.partition.bench import Bench, T
 
 
@@ -158,12 +158,12 @@ def test_both_say_what_was_trimmed() -> None:
 def test_a_page_gives_way_and_lets_go_of_rows_as_it_goes(bench: Bench) -> None:
     """What is read for it is not there twice: as rows, and as the pieces that are made of them."""
     for _ in range(6):
-        bench.append("x" * (400 << 10), *map(str, range(TURN_ITEMS)))
+        bench.append("x" * (400 << 10), *map(str, range(SLICE_ITEMS)))
     bench.upkeep(at=10)
     rows_left: list[int] = []
-    bench.machine.shared.give_way = lambda: rows_left.append(len(bench.machine.log.reader._ahead))
+    bench.machine.shared.yield_now = lambda: rows_left.append(len(bench.machine.log.reader._ahead))
     found = fetch(bench.machine, bench.view, offsets.FIRST, None, 1000, FETCH_BYTES)
-    assert sum(piece.count for piece in found.pieces) == 6 * (1 + TURN_ITEMS)
+    assert sum(piece.count for piece in found.pieces) == 6 * (1 + SLICE_ITEMS)
     reads, made = rows_left[: -len(found.pieces)], rows_left[-len(found.pieces) :]
     assert len(reads) >= 6 * 400 // 1024 and set(reads) == {0}
     assert made == [5, 4, 3, 2, 1, 0]
@@ -171,10 +171,10 @@ def test_a_page_gives_way_and_lets_go_of_rows_as_it_goes(bench: Bench) -> None:
 
 
 def test_a_page_of_messages_with_rows_of_their_own_gives_way(bench: Bench) -> None:
-    bench.append(*map(str, range(10 * TURN_ITEMS)), due=[*range(10 * TURN_ITEMS)])
+    bench.append(*map(str, range(10 * SLICE_ITEMS)), due=[*range(10 * SLICE_ITEMS)])
     bench.upkeep(at=100_000)
     gave_way: list[bool] = []
-    bench.machine.shared.give_way = lambda: gave_way.append(True)
+    bench.machine.shared.yield_now = lambda: gave_way.append(True)
     found = fetch(bench.machine, bench.view, offsets.FIRST, None, 10_000, FETCH_BYTES)
-    assert sum(piece.count for piece in found.pieces) == 10 * TURN_ITEMS and len(found.pieces) == 1
+    assert sum(piece.count for piece in found.pieces) == 10 * SLICE_ITEMS and len(found.pieces) == 1
     assert len(gave_way) >= 10

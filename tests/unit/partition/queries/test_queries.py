@@ -6,7 +6,7 @@ import pytest
 
 from sandq.model.errors import UnknownGroup
 from sandq.partition.queries.queries import PartitionQueries
-from sandq.partition.shared_state import TURN_ITEMS
+from sandq.partition.shared_state import SLICE_ITEMS
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.key_bench import KeyBench
 
@@ -39,10 +39,10 @@ def test_consumers_are_told_with_the_messages_that_they_hold() -> None:
 
 def test_a_long_page_gives_way_to_other_partitions() -> None:
     bench = KeyBench()
-    for number in range(3 * TURN_ITEMS):
+    for number in range(3 * SLICE_ITEMS):
         bench.set(f"{number}", "1")
     gave_way: list[bool] = []
-    bench.machine.shared.give_way = lambda: gave_way.append(True)
+    bench.machine.shared.yield_now = lambda: gave_way.append(True)
     page, _ = PartitionQueries(bench.machine, bench.view).page(None, *ALL_TIMES, None, 1000, None, True)
-    assert len(page) == 3 * TURN_ITEMS
+    assert len(page) == 3 * SLICE_ITEMS
     assert len(gave_way) == 3 + 2, "and each time before it reads"

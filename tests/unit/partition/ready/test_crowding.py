@@ -224,11 +224,11 @@ def test_shares_are_of_what_is_free() -> None:
     for tenant, ranges in (("a", 50), ("b", 20), ("c", 1)):
         crowding.count(tenant, ranges)
     assert crowding.decide(None, {}, 1000) == set()
-    assert crowding.room("a", 1000) is None and not crowding.may_stop("a", 1000)
+    assert crowding.available("a", 1000) is None and not crowding.may_stop("a", 1000)
     assert crowding.decide(200, {}, 57) == set()
-    assert crowding.room("a", 57) is None, "129 are free, and nobody comes to that with this lease"
+    assert crowding.available("a", 57) is None, "129 are free, and nobody comes to that with this lease"
     assert crowding.decide(200, {}, 58) == set()
-    assert (crowding.room("a", 70), crowding.room("a", 80), crowding.room("z", 500)) == (9, 0, None)
+    assert (crowding.available("a", 70), crowding.available("a", 80), crowding.available("z", 500)) == (9, 0, None)
     assert crowding.decide(120, {}, 0) == {"a"}, "49 are free"
     assert crowding.decide(120, {"b": 29, "c": 47}, 76) == {"b"}, "for whom it has changed"
     assert crowding.stopped == {"a", "b"} and not crowding.is_stale

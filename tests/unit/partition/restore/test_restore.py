@@ -193,7 +193,7 @@ def test_until_the_topic_is_whole_nothing_is_taken_and_nothing_to_be_done() -> N
     for command in (c.Append(batch_of(["x"])), c.OpenGroup("g", "earliest"), c.Upkeep(), c.PauseGroup("g", False)):
         assert isinstance(made.apply(LATE, command)[0], Unavailable), command
     with pytest.raises(Unavailable, match="is being restored"):
-        made.machine.check_places()
+        made.machine.check_available()
     assert made.apply(LATE, c.Clock(), c.Touch(["g"])) == [None, None]
 
 

@@ -260,7 +260,7 @@ def test_many_give_way(bench: Bench) -> None:
     names = [f"n{number:03}" for number in range(200)]
     items = [(name, schedules.settings, {Column.VALUE: b"v"}, 0, None, T + MINUTE, T + MINUTE, False) for name in names]
     gave_way: list[bool] = []
-    bench.machine.shared.give_way = lambda: gave_way.append(True)
+    bench.machine.shared.yield_now = lambda: gave_way.append(True)
     bench.apply(0, c.PutSchedules(items))
     assert len(gave_way) >= 12
     queries = PartitionQueries(bench.machine, bench.view)

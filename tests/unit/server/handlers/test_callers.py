@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker.event_loop import Turn
+from sandq.broker.event_loop import TimeSlice
 from sandq.model.caller import Caller
 from sandq.protocol import requests as r
 from sandq.protocol import requests_access as access
@@ -52,7 +52,7 @@ class Twin:
         self.clock = SimpleNamespace(now_ms=lambda: 0)
         self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000, subscriptions_per_connection=10)
 
-    def check_places(self, request: Any, keys: Any) -> None:
+    def check_partitions(self, request: Any, keys: Any) -> None:
         """Whose keys they are does not matter to it."""
 
     def _topic(self, name: str) -> Any:
@@ -66,14 +66,14 @@ class Twin:
         return ask
 
 
-class Door:
+class PeerSlots:
     """A connection whose requests are begun at once."""
 
     def __init__(self) -> None:
         self.caller = CALLER
         self.login = None
         self.congested = False
-        self.turn = Turn()
+        self.time_slice = TimeSlice()
         self.begun: list[Callable[[], Awaitable[bytes]]] = []
         self.output = self
 
@@ -122,7 +122,7 @@ def came(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, Any]]]:
 @pytest.mark.parametrize("name", ASKED)
 async def test_a_request_arrives_with_its_caller(came: list[tuple[Any, Any]], name: str) -> None:
     info = info_of(Twin(came))
-    door = Door()
+    door = PeerSlots()
     session = ClientSession(Twin(came), door, info)  # type: ignore[arg-type]
     session.greeted = True
     try:
@@ -143,14 +143,14 @@ async def test_a_request_arrives_with_its_caller(came: list[tuple[Any, Any]], na
 @pytest.mark.parametrize("name", [name for name in ASKED if isinstance(parsed(name), (r.Subscribe, r.Lease))])
 def test_what_goes_through_all_partitions_is_as_much_work(name: str) -> None:
     def work_of(partitions: int) -> int:
-        broker, door = Twin([]), Door()
+        broker, door = Twin([]), PeerSlots()
         broker.partitions = partitions
         info = info_of(broker)
         session = ClientSession(broker, door, info)  # type: ignore[arg-type]
         session.greeted = True
-        before = door.turn.left
+        before = door.time_slice.left
         session.handle(decode(name))
-        return before - door.turn.left
+        return before - door.time_slice.left
 
     assert work_of(1000 * PARTITIONS_OF_WORK) == work_of(0) + 1000
 

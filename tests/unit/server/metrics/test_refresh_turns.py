@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import trio
 
-from sandq.broker.event_loop import TURN_WORK
+from sandq.broker.event_loop import SLICE_WORK
 from sandq.model.limits import DEFAULT
 from sandq.model.names import TIMER
 from sandq.server.metrics.metrics import GROUPS_OF_WORK, About, Metrics
@@ -74,4 +74,4 @@ async def test_what_came_due_is_looked_for_in_turns() -> None:
     finally:
         trio.lowlevel.remove_instrument(looked)
     assert looked.all == PARTITIONS * GROUPS
-    assert looked.most <= TURN_WORK * GROUPS_OF_WORK + GROUPS
+    assert looked.most <= SLICE_WORK * GROUPS_OF_WORK + GROUPS

@@ -46,7 +46,7 @@ class Slot:
             yield
 
 
-class Door:
+class PeerSlots:
     """The slots of a port. `known()` returns the sources of known peers."""
 
     def __init__(self, known: Callable[[], Collection[str]]) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import trio
 import trio.testing
 
-from sandq.broker.peers.door import KNOWN_SLOTS, SLOTS, SOURCE_SLOTS, Door, Slot
+from sandq.broker.peers.peer_slots import KNOWN_SLOTS, SLOTS, SOURCE_SLOTS, PeerSlots, Slot
 
 KNOWN = "10.0.0.1"
 
@@ -17,7 +17,7 @@ class Visitors:
     """Connections that never say anything, in the order in which they came."""
 
     def __init__(self) -> None:
-        self.door = Door(lambda: {KNOWN})
+        self.door = PeerSlots(lambda: {KNOWN})
         self._held = ExitStack()
         self.slots: list[Slot] = []
 
@@ -68,7 +68,7 @@ async def test_places_are_kept_for_where_known_peers_are() -> None:
 
 
 async def test_who_is_through_leaves_its_place() -> None:
-    door = Door(set)
+    door = PeerSlots(set)
     for _ in range(3 * SLOTS):
         with door.slot("192.0.2.1") as slot:
             pass
@@ -76,7 +76,7 @@ async def test_who_is_through_leaves_its_place() -> None:
 
 
 async def test_what_a_lost_place_waits_for_is_cancelled(autojump_clock: trio.testing.MockClock) -> None:
-    door = Door(set)
+    door = PeerSlots(set)
     ended: list[int] = []
 
     async def wait(number: int) -> None:

@@ -44,7 +44,7 @@ def attach(bed: Bed, credit: int = 100) -> Subscription:
 
 def give(bed: Bed, subscription: Subscription, more: int) -> None:
     subscription.credit += more
-    subscription.notify_room()
+    subscription.notify_credit()
     bed.settle()
 
 

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from sandq.partition.base.stale_heaps import FEW
 from sandq.partition.limits.tenant_rules import TenantRules
-from sandq.partition.ready.turns import SCALE, Times, Turns
+from sandq.partition.ready.tenant_scheduler import SCALE, TenantScheduler, Times
 from tests.support.partition.fair_model import FairModel
 
 
-def turns_of(*tenants: str, weights: dict[str, int] | None = None) -> Turns:
-    """Turns in which these tenants have something."""
-    turns = Turns(lambda path: (weights or {}).get(path, 1))
+def turns_of(*tenants: str, weights: dict[str, int] | None = None) -> TenantScheduler:
+    """TenantScheduler in which these tenants have something."""
+    turns = TenantScheduler(lambda path: (weights or {}).get(path, 1))
     for tenant in tenants:
         turns.set_active(tenant, True)
     return turns
 
 
-def taken(turns: Turns, count: int) -> list[str]:
+def taken(turns: TenantScheduler, count: int) -> list[str]:
     """Who has the next turns, of one message each."""
     found = []
     for _ in range(count):
@@ -110,7 +110,7 @@ def test_times_are_remembered() -> None:
     turns = turns_of("a", "b", "c.d", "c.e")
     taken(turns, 5)
     rows = dict(turns.changes())
-    again = Turns(lambda path: 1)
+    again = TenantScheduler(lambda path: 1)
     for path in sorted(rows):
         times = rows[path]
         if times is not None:

@@ -39,7 +39,7 @@ class Times(NamedTuple):
     """Its own virtual time, which orders its children."""
 
 
-class Line(Generic[T]):
+class SortedQueue(Generic[T]):
     """A sorted list from which items are removed at the front, and to which they are mostly added at the end. Neither
     moves the other items, unlike in a heap."""
 
@@ -95,15 +95,15 @@ class Node:
         self.active = 0
         """Number of active children."""
         # Items that are out of date are skipped when they come first.
-        self.due: Line[str] = Line()
+        self.due: SortedQueue[str] = SortedQueue()
         """Names of active children whose turn may start at the current virtual time."""
-        self.ahead: Line[tuple[int, str]] = Line()
+        self.ahead: SortedQueue[tuple[int, str]] = SortedQueue()
         """(finish, name) of active children that have had more than their share."""
         self.idle: list[tuple[int, str]] = []
         """Heap of (finish, name) of children without messages."""
 
 
-class Turns:
+class TenantScheduler:
     """The turns of one group in one partition."""
 
     def __init__(self, weight_of: Callable[[str], int]) -> None:
