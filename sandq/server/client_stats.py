@@ -28,13 +28,13 @@ class Mark(NamedTuple):
     """Histogram that its duration is added to."""
     request: str
     """Name of its type."""
-    came_s: float
+    received_s: float
     """Time when it was received, by `time.perf_counter`."""
     size: int
     """Bytes of memory that it holds, estimated."""
     counted: CallerRequests
     """The account that its bytes are counted in."""
-    asks: CallerRequests
+    sender: CallerRequests
     """The requests of the caller who sent it."""
 
 
@@ -90,7 +90,7 @@ class ClientStats:
         """Number of error replies, by request type and error code."""
         self.warnings = LogLimiter(LOGGED_PER_S)
 
-    def mark(self, kind: int, at: float, size: int, counted: CallerRequests, asks: CallerRequests) -> Mark | None:
+    def mark(self, kind: int, at: float, size: int, counted: CallerRequests, sender: CallerRequests) -> Mark | None:
         """Return the mark of a request that came at `at`; None if requests of its type get no reply."""
         if kind in _NO_REPLY:
             return None
@@ -98,4 +98,4 @@ class ClientStats:
         durations = self.durations.get(name)
         if durations is None:
             durations = self.durations[name] = Histogram(SECONDS)
-        return Mark(durations, name, at, size, counted, asks)
+        return Mark(durations, name, at, size, counted, sender)

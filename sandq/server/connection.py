@@ -119,7 +119,7 @@ class Connection:
         self.reply, self.reply_each = self._requests.reply, self._requests.reply_each
         self.send_error, self.refuse = self._requests.send_error, self._requests.refuse
         self.start, self.start_many = self._requests.start, self._requests.start_many
-        self.ask_for, self.waits = self._requests.ask_for, self._requests.waits
+        self.set_caller, self.waits = self._requests.set_caller, self._requests.waits
         self._reserved_bytes = 0
         """Bytes of request memory that are reserved for the incomplete frame."""
         self._has_partial_frame = False
@@ -271,17 +271,17 @@ class Connection:
             if self._gate is not None:
                 with self._frame_deadline_paused():
                     await self._gate()
-            came_at, came_bytes = time.perf_counter(), reader.buffered_bytes + len(plain)
+            received_at, received_bytes = time.perf_counter(), reader.buffered_bytes + len(plain)
             try:
                 most = max(self.time_slice.left, 1)
                 frames = reader.feed(plain, most)
                 if self._has_partial_frame and frames:
                     self._end_partial_frame()
                 while True:
-                    await self._handle(frames, came_at, came_bytes - reader.buffered_bytes)
+                    await self._handle(frames, received_at, received_bytes - reader.buffered_bytes)
                     if len(frames) < most:
                         break
-                    came_bytes = reader.buffered_bytes
+                    received_bytes = reader.buffered_bytes
                     most = max(self.time_slice.left, SHARED_WORK)
                     frames = reader.feed(b"", most)
                 self._session.handled()
@@ -305,7 +305,7 @@ class Connection:
                     return
                 await self._begin_partial_frame(reader)
 
-    async def _handle(self, frames: list[Frame | LargeFrame], came_at: float, came_bytes: int) -> None:
+    async def _handle(self, frames: list[Frame | LargeFrame], received_at: float, received_bytes: int) -> None:
         """Handle the frames of one receive in time slices, so that one connection cannot hold up the others.
 
         The session gathers requests that can be done together. It gets to know with `handled` that no more follow for
@@ -315,9 +315,9 @@ class Connection:
         own, marks = requests.own, requests.marks
         counted, most_bytes = own, output.most_bytes
         kind, mark, size, no_reply_bytes = -1, None, 0, 0
-        produce_bytes, other_bytes, all_bytes = sizes(frames, came_bytes)
+        produce_bytes, other_bytes, all_bytes = sizes(frames, received_bytes)
         own.count(all_bytes)
-        other_work = 1 + (came_bytes // max(len(frames), 1) >> FRAME_WORK_BITS)
+        other_work = 1 + (received_bytes // max(len(frames), 1) >> FRAME_WORK_BITS)
         at, count = 0, len(frames)
         while at < count:
             # Handling a PRODUCE only gathers it, so back-pressure is not checked for each. If PRODUCE requests are
@@ -343,10 +343,10 @@ class Connection:
             if frame[0] != kind:
                 kind = frame[0]
                 size = produce_bytes if kind == _PRODUCE else other_bytes
-                asks = requests.current
+                sender = requests.current
                 # A PRODUCE counts for the gateway itself: it merges messages of many callers into one batch.
-                counted = own if kind == _PRODUCE else asks
-                mark = stats.mark(kind, came_at, size, counted, asks)
+                counted = own if kind == _PRODUCE else sender
+                mark = stats.mark(kind, received_at, size, counted, sender)
             if mark is None:
                 no_reply_bytes += size
             elif frame[1] in marks:

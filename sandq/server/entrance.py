@@ -204,17 +204,17 @@ class Logins:
         """`at(at_ms, call)`: call the function at this time."""
         self.authenticator = authenticator
         self.at = at
-        self._there: dict[Entrance, None] = {}
+        self._connected: dict[Entrance, None] = {}
         self._changed = Signal()
         self._have_secrets_changed = False
 
     def add(self, one: Entrance) -> None:
         """Add a connection that was admitted."""
-        self._there[one] = None
+        self._connected[one] = None
 
     def discard(self, one: Entrance) -> None:
         """Remove a connection that has ended."""
-        self._there.pop(one, None)
+        self._connected.pop(one, None)
 
     def secrets_changed(self) -> None:
         """Check all gateways again: their secrets have changed."""
@@ -230,8 +230,8 @@ class Logins:
             is_due, self._have_secrets_changed = self._have_secrets_changed, False
             if is_due or _differ(view, seen):
                 time_slice = TimeSlice()
-                for one in list(self._there):
-                    if one in self._there:
+                for one in list(self._connected):
+                    if one in self._connected:
                         one.check()
                     await time_slice.spend(1)
                 seen = view

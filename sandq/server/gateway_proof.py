@@ -56,7 +56,7 @@ class GatewayProof:
         self._keys = keys
         self._node_id = node_id
         self._random_bytes = random_bytes
-        self._said = b"", b"", ""
+        self._handshake = b"", b"", ""
         """Nonce, challenge and cluster UUID of this connection's HELLO and its reply; empty when no proof is
         expected."""
         self._proved_by: list[bytes] = []
@@ -78,18 +78,18 @@ class GatewayProof:
         if type(nonce) is not bytes or len(nonce) != NONCE_BYTES:
             raise InvalidRequest(f"HELLO field 3 (options): {OPTION} must be {NONCE_BYTES} bytes")
         challenge = self._random_bytes(NONCE_BYTES)
-        self._said = nonce, challenge, cluster_uuid
+        self._handshake = nonce, challenge, cluster_uuid
         return (challenge,)
 
     def check(self, proof: bytes) -> None:
         """Check a proof; each challenge is used once. Raise Forbidden if it is wrong, ProtocolError if none is
         expected."""
-        (nonce, challenge, cluster_uuid), self._said = self._said, (b"", b"", "")
+        (nonce, challenge, cluster_uuid), self._handshake = self._handshake, (b"", b"", "")
         if not challenge:
             raise ProtocolError(f"unexpected PROVE: it is sent once, after a HELLO with the option {OPTION!r}")
-        said = nonce, challenge, self._node_id, cluster_uuid
+        signed = nonce, challenge, self._node_id, cluster_uuid
         # Try all keys, so that the duration does not reveal which of them matches.
-        fitting = [key for key in self._keys if is_gateway_proof(proof, key, *said)]
+        fitting = [key for key in self._keys if is_gateway_proof(proof, key, *signed)]
         if not fitting:
             raise Forbidden(
                 f"the proof does not match a gateway secret of node {self._node_id}: set the same {SETTING} on both; "

@@ -210,8 +210,8 @@ class ServerInfo:
 
     def _different(self, access: Access | None) -> list[dict[str, Any]]:
         """Return the partitions led here whose replicas differ, with the nodes that hold the divergent replicas."""
-        places = self.broker.metadata.partition_of_group
-        found = [(places[group], nodes) for group, nodes in self.digests.different.items() if group in places]
+        positions = self.broker.metadata.partition_of_group
+        found = [(positions[group], nodes) for group, nodes in self.digests.different.items() if group in positions]
         return [
             {"topic": topic, "partition": at, "nodes": list(nodes)}
             for (topic, at), nodes in found
@@ -221,10 +221,10 @@ class ServerInfo:
     def shut(self, access: Access | None) -> list[dict[str, Any]]:
         """Return the replicas that are shut on any node, as far as this one knows. `access`: of the caller; topics on
         which it has no right are left out."""
-        places = self.broker.metadata.partition_of_group
+        positions = self.broker.metadata.partition_of_group
         found = []
         for node, report in self.shut_replicas.all():
-            topic, at = (None, 0) if report.group == METADATA_GROUP else places.get(report.group, ("", 0))
+            topic, at = (None, 0) if report.group == METADATA_GROUP else positions.get(report.group, ("", 0))
             if topic == "" or (access is not None and topic is not None and not access.sees(topic)):
                 continue
             named = {"topic": topic, "partition": at, "node": node, "index": report.index}

@@ -49,8 +49,8 @@ class KvGetCoalescer:
     async def _answer(self, requests: list[tuple[int, KvGet]]) -> bytes:
         """Return the replies of the last requests. The others are sent as soon as their values are read."""
         while True:
-            asked = [request for _, request in requests]
-            values, stale_ms = await self._kv_requests.get(asked, self._connection.caller)
+            queries = [request for _, request in requests]
+            values, stale_ms = await self._kv_requests.get(queries, self._connection.caller)
             answered, requests = requests[: len(values)], requests[len(values) :]
             ids = [request_id for request_id, _ in answered]
             frames = encode_replies([(number, stale_ms, of) for number, of in zip(ids, values, strict=True)])

@@ -74,7 +74,7 @@ class OpenRequests:
         if self.audit.acts:
             self.audit.answered(request_id)
         if mark is not None:
-            mark.durations.observe(time.perf_counter() - mark.came_s)
+            mark.durations.observe(time.perf_counter() - mark.received_s)
             mark.counted.count(-mark.size)
         if verbose.is_on():
             log_answered(self.own, [request_id], [mark])
@@ -92,13 +92,13 @@ class OpenRequests:
             log_answered(self.own, request_ids, marks)
         mark = marks[0] if marks else None
         if mark is not None and marks.count(mark) == len(marks):  # the common case: all came together
-            mark.durations.observe(now_s - mark.came_s, len(marks))
+            mark.durations.observe(now_s - mark.received_s, len(marks))
             mark.counted.count(-mark.size * len(marks))
             self._output.send(frames)
             return
         for mark in marks:
             if mark is not None:
-                mark.durations.observe(now_s - mark.came_s)
+                mark.durations.observe(now_s - mark.received_s)
                 if mark.counted is own:
                     answered_bytes += mark.size
                 else:
@@ -110,15 +110,15 @@ class OpenRequests:
         """Send the error of a failed request. Request id 0: the error that ends the connection."""
         mark = self.marks.pop(request_id, None)
         if mark is not None:
-            mark.durations.observe(time.perf_counter() - mark.came_s)
+            mark.durations.observe(time.perf_counter() - mark.received_s)
             self._stats.failures[mark.request, error.code] += 1
             mark.counted.count(-mark.size)
         elif not request_id:
             self._stats.errors[error.code] += 1
         self._time_slice.left -= REFUSAL_WORK
         self._log_failure(request_id, mark, error)
-        asks = self.own if mark is None else mark.asks
-        self.audit.failed(request_id, "connection" if mark is None else mark.request, asks.caller, error)
+        sender = self.own if mark is None else mark.sender
+        self.audit.failed(request_id, "connection" if mark is None else mark.request, sender.caller, error)
         self.add_hint(error)
         self._output.send(encode_error(request_id, error))
         let_go(error)
@@ -133,7 +133,7 @@ class OpenRequests:
             "error": error.message,
         }
         fields = {name: value for name, value in values.items() if value is not None}
-        request_log = (self.own if mark is None else mark.asks).log
+        request_log = (self.own if mark is None else mark.sender).log
         if error.code not in OURS:
             request_log.debug("a request was refused", **fields)
         elif (held_back := self._stats.warnings.held_back()) is not None:
@@ -142,29 +142,29 @@ class OpenRequests:
     @property
     def current(self) -> CallerRequests:
         """The requests of the caller for whom the current task works."""
-        asks, own = asking.get(self.own), self.own
+        sender, own = asking.get(self.own), self.own
         # A task of another connection may send something on this one. Its context variable belongs to that connection.
-        return asks if asks is own or self._callers.get(asks.caller) is asks else own
+        return sender if sender is own or self._callers.get(sender.caller) is sender else own
 
     @property
     def caller(self) -> Caller:
         """Caller for whom the current task works."""
         return self.current.caller
 
-    def ask_for(self, caller: Caller | None) -> None:
+    def set_caller(self, caller: Caller | None) -> None:
         """Set the caller of the requests that follow; None: the connection itself. Call from the reader task only."""
         own = self.own
-        asks = own if caller is None else self._callers.get(caller)
-        if caller is not None and asks is None and (len(self._callers) < CALLERS or caller.access is not None):
+        sender = own if caller is None else self._callers.get(caller)
+        if caller is not None and sender is None and (len(self._callers) < CALLERS or caller.access is not None):
             request_log = own.log.bind(principal=caller.principal, peer=caller.address, gateway=own.caller.address)
-            asks = CallerRequests(caller, self._memory, self._limits, request_log, has_connection=False)
-            self._callers[caller] = asks
-        elif caller is not None and asks is not None:
-            asks.caller = caller  # its rights may have changed
-        asking.set(asks or own)
+            sender = CallerRequests(caller, self._memory, self._limits, request_log, has_connection=False)
+            self._callers[caller] = sender
+        elif caller is not None and sender is not None:
+            sender.caller = caller  # its rights may have changed
+        asking.set(sender or own)
         # Bound for the tasks that are started for this caller, too.
         structlog.contextvars.bind_contextvars(principal=self.caller.principal, peer=self.caller.address)
-        if asks is None or asks is own:
+        if sender is None or sender is own:
             structlog.contextvars.unbind_contextvars("gateway")
         else:
             structlog.contextvars.bind_contextvars(gateway=own.caller.address)
@@ -181,22 +181,22 @@ class OpenRequests:
         if not wait_s:
             self.start_many([request_id], work)
             return
-        asks, scope = self.current, trio.CancelScope()
-        asks.listen()
+        sender, scope = self.current, trio.CancelScope()
+        sender.listen()
         self._listening[scope] = None
-        self.nursery.start_soon(self._listen, scope, asks, self._begun(asks, [request_id], work, wait_s))
+        self.nursery.start_soon(self._listen, scope, sender, self._begun(sender, [request_id], work, wait_s))
 
     def start_many(self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]]) -> None:
         """Run requests that are done together; `work` returns their replies, one after the other.
 
         Raise Overloaded if the caller of a gateway has too many requests in progress."""
-        asks = self.current
-        asks.begin(len(request_ids))
-        asks.do(len(request_ids), self._begun(asks, request_ids, work), self.nursery)
+        sender = self.current
+        sender.begin(len(request_ids))
+        sender.do(len(request_ids), self._begun(sender, request_ids, work), self.nursery)
 
     def _begun(
         self,
-        asks: CallerRequests,
+        sender: CallerRequests,
         request_ids: Sequence[int],
         work: Callable[[], Awaitable[Answer]],
         wait_s: float = 0.0,
@@ -204,15 +204,17 @@ class OpenRequests:
         """Return a function that does the work and answers the requests. Their timeout begins now."""
         self._time_slice.left -= BEGUN_WORK
         timeout_s = self._timeout_s + wait_s
-        return partial(self._work, asks, request_ids, work, timeout_s, trio.current_time() + timeout_s)
+        return partial(self._work, sender, request_ids, work, timeout_s, trio.current_time() + timeout_s)
 
-    async def _listen(self, scope: trio.CancelScope, asks: CallerRequests, done: Callable[[], Awaitable[None]]) -> None:
+    async def _listen(
+        self, scope: trio.CancelScope, sender: CallerRequests, done: Callable[[], Awaitable[None]]
+    ) -> None:
         with scope:
             try:
                 await done()
             finally:
                 del self._listening[scope]
-                asks.listening -= 1
+                sender.listening -= 1
 
     async def end_listening(self) -> None:
         """Cancel the requests that wait for an event, in time slices, because there may be many."""
@@ -223,7 +225,7 @@ class OpenRequests:
 
     async def _work(
         self,
-        asks: CallerRequests,
+        sender: CallerRequests,
         request_ids: Sequence[int],
         work: Callable[[], Awaitable[Answer]],
         timeout_s: float,
@@ -241,7 +243,7 @@ class OpenRequests:
             else:
                 return
         if within.cancelled_caught:
-            asks.log.warning("a request took too long", requests=len(request_ids), timeout_s=timeout_s)
+            sender.log.warning("a request took too long", requests=len(request_ids), timeout_s=timeout_s)
         for request_id in request_ids:
             self.send_error(request_id, failure)
 
@@ -260,8 +262,8 @@ class OpenRequests:
     def clear(self) -> None:
         """Release everything: the connection has ended, so no replies are needed."""
         self.audit.end()
-        for asks in (self.own, *self._callers.values()):
-            asks.clear()
+        for sender in (self.own, *self._callers.values()):
+            sender.clear()
         self.marks.clear()
 
 

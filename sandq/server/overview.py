@@ -278,7 +278,7 @@ def _is_same(before: Sequence[PartitionSeen], now: Sequence[PartitionSeen]) -> b
 
 
 def _group(name: str, found: GroupNumbers, reason: str | None, now_ms: int) -> GroupRow:
-    by_room, by_rate = found.held_up(now_ms) or (False, False)
+    by_limit, by_rate = found.held_up(now_ms) or (False, False)
     return GroupRow(
         name,
         found.ready,
@@ -289,7 +289,7 @@ def _group(name: str, found: GroupNumbers, reason: str | None, now_ms: int) -> G
         bool(found.paused),
         reason,
         found.oldest_ms,
-        by_room + 2 * by_rate,
+        by_limit + 2 * by_rate,
         push=None,
         push_error=None,
         push_error_ms=None,

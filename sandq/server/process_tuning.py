@@ -136,13 +136,13 @@ def limits_within_files(limits: Limits) -> Limits:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return limits
-    room = max(files - RESERVED - files // STORE_PART, 8)
-    if limits.connections + limits.http_connections <= room:
+    available = max(files - RESERVED - files // STORE_PART, 8)
+    if limits.connections + limits.http_connections <= available:
         return limits
     fitting = dataclasses.replace(
         limits,
-        connections=min(limits.connections, max(room * 3 // 4, room - limits.http_connections)),
-        http_connections=min(limits.http_connections, max(room // 4, room - limits.connections)),
+        connections=min(limits.connections, max(available * 3 // 4, available - limits.http_connections)),
+        http_connections=min(limits.http_connections, max(available // 4, available - limits.connections)),
     )
     log.warning(
         "so few files may be open here that connections are limited further",

@@ -91,9 +91,9 @@ class QuotaMeters:
                 wait_s = math.inf if not bytes_per_s else meter.bytes_full_at - now - 1 + 1 / bytes_per_s
                 self._check(meter, principal, "bytes_per_s", bytes_per_s, wait_s)
         if per_s:
-            meter.requests_full_at = _taken(meter.requests_full_at, now, requests / per_s, is_free)
+            meter.requests_full_at = _charged(meter.requests_full_at, now, requests / per_s, is_free)
         if bytes_per_s:
-            meter.bytes_full_at = _taken(meter.bytes_full_at, now, size / bytes_per_s, is_free and not carries)
+            meter.bytes_full_at = _charged(meter.bytes_full_at, now, size / bytes_per_s, is_free and not carries)
         meter.requests += requests
         meter.bytes += size
 
@@ -111,7 +111,7 @@ class QuotaMeters:
         meter, bytes_per_s = self._meter(principal), quota.bytes_per_s
         meter.bytes += size
         if bytes_per_s and meter.rates == (quota.requests_per_s, bytes_per_s):
-            meter.bytes_full_at = _taken(meter.bytes_full_at, self._clock(), size / bytes_per_s, False)
+            meter.bytes_full_at = _charged(meter.bytes_full_at, self._clock(), size / bytes_per_s, False)
 
     def _check(self, meter: Meter, principal: str, name: str, most: int, wait_s: float) -> None:
         if wait_s <= _LEAST_S:
@@ -192,7 +192,7 @@ class QuotaMeters:
         }
 
 
-def _taken(full_at: float, now: float, seconds: float, is_free: bool) -> float:
+def _charged(full_at: float, now: float, seconds: float, is_free: bool) -> float:
     """Return when a bucket will be full after `seconds` worth of it are taken. `is_free`: take no more than it
     holds."""
     later = max(full_at, now) + seconds

@@ -182,9 +182,9 @@ class ClientServer:
     async def _refuse(self, stream: trio.SocketStream, source: str, session: TlsSession | None) -> None:
         """Close a connection that gets no slot, after an attempt to send the error."""
         self._stats.refused += 1
-        words = encode_error(0, Overloaded(f"{self._why_none(source)}: {_REMEDY}"))
+        reply = encode_error(0, Overloaded(f"{self._why_none(source)}: {_REMEDY}"))
         with suppress(OSError):
-            os.write(stream.socket.fileno(), words if session is None else session.encode((words,)))
+            os.write(stream.socket.fileno(), reply if session is None else session.encode((reply,)))
         await trio.aclose_forcefully(stream)
 
     def _may_greet(self, stream: trio.SocketStream) -> bool:
@@ -236,7 +236,7 @@ def _is_of_this_machine(stream: trio.SocketStream) -> bool:
     """Return whether a client is on this machine: its address is a loopback address, or the one that it connected
     to."""
     try:
-        there, here = stream.socket.getpeername()[0], stream.socket.getsockname()[0]
+        remote, local = stream.socket.getpeername()[0], stream.socket.getsockname()[0]
     except OSError:
         return False
-    return there == here or is_loopback(there)
+    return remote == local or is_loopback(remote)

@@ -105,7 +105,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         "a page by HTTP": ("1,000 rows", size(ndjson.PAGE_BYTES)),
         "the consumers of a group in one answer": (f"{CONSUMERS_MAX:,} of a node",),
         "a stream by HTTP": (
-            f"{event_streams.TAKE_MESSAGES} messages a lease",
+            f"{event_streams.LEASE_MESSAGES} messages a lease",
             f"{event_streams.HEARTBEAT_S:g} s without one",
         ),
         "the HTTP process of a node": (

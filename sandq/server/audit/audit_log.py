@@ -188,7 +188,7 @@ class AuditLog:
                 self._changed.wait_for(lambda: self._lines or self._is_closed)
                 if not self._lines:
                     break
-                lines, unreported = self._taken(), self._unreported
+                lines, unreported = self._dequeue(), self._unreported
             if unreported:
                 lines.insert(0, self._line({"request": LINES_LOST, "lost": unreported}))
             data = b"".join(lines)
@@ -206,7 +206,7 @@ class AuditLog:
                 self._wrote(lines, unreported, is_lost=False)
         files.close()
 
-    def _taken(self) -> list[bytes]:
+    def _dequeue(self) -> list[bytes]:
         """Return the lines to write next. They count as queued until they are written."""
         lines: list[bytes] = []
         size = 0

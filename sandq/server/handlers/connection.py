@@ -45,9 +45,9 @@ def _on_behalf(context: Context, frame: Frame) -> None:
     except InvalidRequest as error:
         # The caller of all following requests is unknown, so the connection must end.
         raise ProtocolError(error.message) from None
-    who, gateway = principal or ANONYMOUS, context.connection.address
-    access = None if grants is None else Access.of(who, grants, {})
-    context.connection.ask_for(None if address is None else Caller(who, address, gateway, access))
+    identity, gateway = principal or ANONYMOUS, context.connection.address
+    access = None if grants is None else Access.of(identity, grants, {})
+    context.connection.set_caller(None if address is None else Caller(identity, address, gateway, access))
 
 
 async def _metadata(context: Context, request: Metadata) -> Packed:

@@ -35,7 +35,7 @@ class AuditNotes:
     def __init__(self, client: Client) -> None:
         self._cluster = cluster_of(client)
         self._queue: deque[_Note] = deque()
-        self._came = anyio.Event()
+        self._arrived = anyio.Event()
         self._lost = 0
 
     def refused(self, address: str, principal: str | None, call: str, error: SandqError, request_id: str) -> None:
@@ -50,15 +50,15 @@ class AuditNotes:
             about["lost"], self._lost = self._lost, 0
         note = AuditNote(_sendable(call), about, error.code[:40], request_id[:TEXT_CHARS])
         self._queue.append(_Note(address, principal, note))
-        self._came.set()
+        self._arrived.set()
 
     async def run(self) -> None:
         """Send notes to nodes until cancelled."""
         failed_s = -math.inf
         while True:
             if not self._queue:
-                self._came = anyio.Event()
-                await self._came.wait()
+                self._arrived = anyio.Event()
+                await self._arrived.wait()
             address, principal, note = self._queue.popleft()
             why = "no answer"
             try:

@@ -65,25 +65,25 @@ class HttpBackups:
             raise Conflict("a backup is running here already: wait until it is done")
         progress = self._running = Progress()
         try:
-            place, key = await self._opened()
+            location, key = await self._opened()
         except BaseException:
             self._running = None
             raise
-        self._tasks.start_soon(self._make, place, key, topics, progress)
+        self._tasks.start_soon(self._make, location, key, topics, progress)
         return _shown(progress)
 
-    async def _make(self, place: Place, key: BackupKey | None, topics: Sequence[str] | None, own: Progress) -> None:
-        def tell(progress: Progress) -> None:
+    async def _make(self, location: Place, key: BackupKey | None, topics: Sequence[str] | None, own: Progress) -> None:
+        def update_progress(progress: Progress) -> None:
             self._running = progress
 
         try:
             manifest = await create_backup(
                 self._client,
-                place,
+                location,
                 topics=topics,
                 identities=self._target is not None and self._target.identities,
                 key=key,
-                on_progress=tell,
+                on_progress=update_progress,
             )
             self._last = {"backup_id": manifest.backup_id, "error": None}
         except Exception as error:  # a failure must not end the server
@@ -111,9 +111,9 @@ class HttpBackups:
             raise Conflict("a restore is running here already: wait until it is done")
         progress = self._restoring = Progress()
         try:
-            place, key = await self._opened()
-            await in_thread(partial(manifests.read, place, backup_id, key), place.shown)
-            behind = await in_thread(partial(increments.count, place, backup_id), place.shown)
+            location, key = await self._opened()
+            await in_thread(partial(manifests.read, location, backup_id, key), location.shown)
+            behind = await in_thread(partial(increments.count, location, backup_id), location.shown)
             if behind and not base:
                 raise Conflict(
                     f"backup {backup_id} has increments: restore its latest state with `sandctl backup restore`, which "
@@ -123,14 +123,14 @@ class HttpBackups:
             self._restoring = None
             raise
 
-        def tell(progress: Progress) -> None:
+        def update_progress(progress: Progress) -> None:
             self._restoring = progress
 
         async def restore() -> None:
             try:
                 done = await restore_backup(
                     self._client,
-                    place,
+                    location,
                     backup_id,
                     topics=topics,
                     names=names,
@@ -138,7 +138,7 @@ class HttpBackups:
                     resume_groups=resume_groups,
                     with_increments=False,
                     key=key,
-                    on_progress=tell,
+                    on_progress=update_progress,
                 )
                 last = {"topics": dict(done.topics), "warnings": list(done.warnings), "error": None}
                 self._last_restore = {"backup_id": backup_id, **last}
@@ -153,8 +153,8 @@ class HttpBackups:
 
     async def list(self) -> dict[str, Any]:
         """Return all backups, and the progress of the backup and the restore that run here."""
-        place, key = await self._opened()
-        found = await list_backups(place, key=key)
+        location, key = await self._opened()
+        found = await list_backups(location, key=key)
         running = None if self._running is None else _shown(self._running)
         restoring = None if self._restoring is None else _shown(self._restoring)
         making = {"running": running, "last": self._last}
@@ -167,8 +167,8 @@ class HttpBackups:
 
     async def verify(self, backup_id: str) -> dict[str, Any]:
         """Read a whole backup and check it. Raise NoBackup, DamagedBackup or WrongKey."""
-        place, key = await self._opened()
-        return (await verify_chain(place, backup_id, key=key)).shown()
+        location, key = await self._opened()
+        return (await verify_chain(location, backup_id, key=key)).shown()
 
     async def _opened(self) -> tuple[Place, BackupKey | None]:
         target = self._target

@@ -123,7 +123,7 @@ class _Connection(HttpToolsProtocol):
         if given_up is not None:
             given_up.transport.abort()
         if self._has_slot and self._requires_tls:
-            self._leave_with(PLAIN)
+            self._close_with(PLAIN)
         elif self._has_slot:
             shown = certificate_of(transport)
             name = None if shown is None else client_name(read(shown), self._server.client_name_of)
@@ -133,7 +133,7 @@ class _Connection(HttpToolsProtocol):
         elif self._server.refused < REFUSED_MOST:
             self._server.refused += 1
             self._is_refused = True
-            self._leave_with(FULL)
+            self._close_with(FULL)
         else:
             self._has_ended = True
             transport.write(FULL)
@@ -147,7 +147,7 @@ class _Connection(HttpToolsProtocol):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
-        self._drop_what_follows()
+        self._drop_rest()
         self._unset_keepalive_if_required()
         self._stop_stall()
         super().connection_lost(exc)
@@ -155,20 +155,20 @@ class _Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer the request in progress within a deadline, if it was received completely. Start no further request."""
         self._has_ended = True
-        self._drop_what_follows()
+        self._drop_rest()
         if not self._is_running or (self._running is self.cycle and self.cycle.more_body):
             return False
         self._end_after(self._deadlines.leave_s)
         return True
 
     def shutdown(self) -> None:
-        self._drop_what_follows()
+        self._drop_rest()
         if self._running is not None and self._is_running:
             self._running.keep_alive = False
         elif not self.transport.is_closing():
             self.transport.close()
 
-    def _drop_what_follows(self) -> None:
+    def _drop_rest(self) -> None:
         self.pipeline.clear()
         self._ahead.clear()
 
@@ -176,7 +176,7 @@ class _Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
-    def _leave_with(self, answer: bytes) -> None:
+    def _close_with(self, answer: bytes) -> None:
         """Send a last response and close the connection after a moment.
 
         Reading goes on meanwhile: closing a socket with unread data would discard the response."""
@@ -261,12 +261,12 @@ class _Connection(HttpToolsProtocol):
             else:
                 self.pipeline.popleft()
         if not self._is_running and not self.pipeline:
-            self._say_refusal(refusal)
+            self._send_refusal(refusal)
 
-    def _say_refusal(self, refusal: _Refusal) -> None:
+    def _send_refusal(self, refusal: _Refusal) -> None:
         why = str(refusal).encode("ascii", "replace")
         headers = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(why)
-        self._leave_with(STATUS_LINE[refusal.status] + headers + why)
+        self._close_with(STATUS_LINE[refusal.status] + headers + why)
 
     # -- callbacks of the parser -------------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class _Connection(HttpToolsProtocol):
         if self.transport.is_closing() or self._is_running:
             return
         if self._refusal is not None:
-            self._say_refusal(self._refusal)
+            self._send_refusal(self._refusal)
             return
         if not self.flow.write_paused:
             self._server.open.set_idle(self, True)

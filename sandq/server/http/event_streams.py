@@ -43,7 +43,7 @@ IN_FLIGHT_DEFAULT: Final = 100
 """Number of messages that a client may hold unsettled by default."""
 HEARTBEAT_S: Final = 10.0
 """Time without messages after which a heartbeat is sent, in seconds."""
-TAKE_MESSAGES: Final = 100
+LEASE_MESSAGES: Final = 100
 """Maximum number of messages of one lease request."""
 PIECE_BYTES: Final = 64 << 10
 """Approximate size of the events that are sent together, in bytes."""
@@ -88,7 +88,7 @@ class _EventStream(Response):
 
     async def take(self, wait_s: float) -> bool:
         """Lease as many messages as the client may hold. Return whether there were any."""
-        free = min(self._in_flight.free, TAKE_MESSAGES)
+        free = min(self._in_flight.free, LEASE_MESSAGES)
         lease_s = self._wanted.lease_ms / 1000
         found = await self._leases.take(free, wait=wait_s, lease=lease_s, start=self._wanted.start)
         for message in found:
@@ -119,19 +119,19 @@ class _EventStream(Response):
     async def _send_all(self, send: Send, hold: Hold) -> None:
         """Send messages until the stream cannot continue; the last event is the reason."""
 
-        async def say(events: bytes) -> None:
+        async def send_events(events: bytes) -> None:
             await send({"type": "http.response.body", "body": events, "more_body": True})
 
-        await say(_BEGINNING)
+        await send_events(_BEGINNING)
         try:
             while True:
-                await self._send_unsent(say, hold)
+                await self._send_unsent(send_events, hold)
                 if not await self._more():
-                    await say(_HEARTBEAT)
+                    await send_events(_HEARTBEAT)
         except SandqError as error:
-            await say(error_event(error))
+            await send_events(error_event(error))
 
-    async def _send_unsent(self, say: Callable[[bytes], Awaitable[None]], hold: Hold) -> None:
+    async def _send_unsent(self, send_events: Callable[[bytes], Awaitable[None]], hold: Hold) -> None:
         unsent = self._unsent
         while unsent:
             piece, count = b"", 0
@@ -139,7 +139,7 @@ class _EventStream(Response):
                 piece += _event(unsent[count])
                 count += 1
             hold(sum([len(message.value) for message in unsent]))
-            await say(piece)
+            await send_events(piece)
             for _ in range(count):
                 unsent.popleft()
         hold(0)

@@ -49,7 +49,7 @@ BODY_SHARE: Final = 4 / 5
 """Part of the memory for the requests of one address that one body may use."""
 SMALL_BYTES: Final = 4096
 """Size up to which a body is read even if the memory is used up, in bytes."""
-ANSWER_BYTES: Final = 3 << 20
+RESPONSE_BYTES: Final = 3 << 20
 """Memory reserved for a response, in bytes. The largest are pages, of which several copies exist, too."""
 PIECES_BYTES: Final = 5 << 19
 """Approximate bytes that are read ahead for a response sent in pieces: a batch of 1 MiB, and its messages."""
@@ -221,11 +221,11 @@ class Guard:
                 "(limits.http_waiting): ask without waiting, or again in a moment"
             )
         self._in_progress.give(source)
-        exchange.count_answer(0)
+        exchange.count_response(0)
         try:
             yield exchange.hold
         finally:
-            exchange.count_answer(ANSWER_BYTES)
+            exchange.count_response(RESPONSE_BYTES)
             self._in_progress.add(source)
             waiting.give(source)
 
@@ -339,7 +339,7 @@ class Guard:
         has_schedules = is_carrying and _CARRIES_SCHEDULES.fullmatch(path) is not None
         await self._read_body(exchange, headers, carries or has_schedules)
         if not carries and scope["path"] not in ALWAYS_ANSWERED:
-            await exchange.reserve_answer()
+            await exchange.reserve_response()
         if exchange.only_head:
             scope["method"] = "GET"
         scope["headers"] = [
@@ -437,7 +437,7 @@ class _Exchange:
         self._closes = closes
         self._size = 0
         """Bytes of the body that have arrived."""
-        self._answer_bytes = 0
+        self._response_bytes = 0
         self._ahead_bytes = PIECES_BYTES
         self._counted = 0
         """Bytes that are charged to the share."""
@@ -450,29 +450,29 @@ class _Exchange:
         return self._size
 
     def _count(self) -> None:
-        more = REQUEST_BYTES + BODY_COPIES * self._size + self._answer_bytes - self._counted
+        more = REQUEST_BYTES + BODY_COPIES * self._size + self._response_bytes - self._counted
         self._counted += more
         if more > 0:
             self._share.take(more)
         elif more < 0:
             self._share.give_back(-more)
 
-    def count_answer(self, size: int) -> None:
+    def count_response(self, size: int) -> None:
         """Set the number of bytes that the response holds, or may hold."""
-        self._answer_bytes = size
+        self._response_bytes = size
         self._count()
 
     def hold(self, size: int) -> None:
         """Set the number of bytes that were read for a response in pieces. For routes that count these themselves."""
         self._ahead_bytes = size
-        self.count_answer(size)
+        self.count_response(size)
 
-    async def reserve_answer(self) -> None:
+    async def reserve_response(self) -> None:
         """Wait for the memory of the response. Raise Refused."""
         with anyio.move_on_after(RESERVE_S):
-            await self._share.reserve(ANSWER_BYTES)
-            self._counted += ANSWER_BYTES
-            self._answer_bytes = ANSWER_BYTES
+            await self._share.reserve(RESPONSE_BYTES)
+            self._counted += RESPONSE_BYTES
+            self._response_bytes = RESPONSE_BYTES
             return
         why = "requests use all the memory that they may (limits.memory_bytes): send it again in a moment"
         raise Refused(503, "OVERLOADED", why, retriable=True)
@@ -548,7 +548,7 @@ class _Exchange:
             message = {**message, "body": b""}
         if message["type"] == "http.response.body":
             # A response in pieces holds more than the piece that is sent.
-            self.count_answer(len(message.get("body", b"")) + (self._ahead_bytes if message.get("more_body") else 0))
+            self.count_response(len(message.get("body", b"")) + (self._ahead_bytes if message.get("more_body") else 0))
         await self._send(message)
 
     async def refuse(self, scope: Scope, refused: Refused) -> None:

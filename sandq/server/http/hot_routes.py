@@ -47,7 +47,7 @@ class HotRoutes:
             if refused is not None:
                 await problems.of_error(Request(scope, receive), refused)(scope, receive, send)
                 return
-            response = await _answer(route, Request(scope, receive), {**names, "body": body})
+            response = await _respond(route, Request(scope, receive), {**names, "body": body})
             await response(scope, receive, send)
             return
 
@@ -84,7 +84,7 @@ def _parsed(route: APIRoute, message: Message) -> Any:
     return None if mistakes else parsed
 
 
-async def _answer(route: APIRoute, request: Request, arguments: dict[str, Any]) -> Response:
+async def _respond(route: APIRoute, request: Request, arguments: dict[str, Any]) -> Response:
     try:
         found = await route.endpoint(request, **arguments)
     except SandqError as error:

@@ -124,7 +124,7 @@ class HttpLogins:
             await other.wait()
         event = self._asking[key] = anyio.Event()
         try:
-            caller = await self._ask(key, token, certificate)
+            caller = await self._identify(key, token, certificate)
             self._keep(key, caller)
             return caller
         except BaseException:
@@ -134,7 +134,7 @@ class HttpLogins:
             del self._asking[key]
             event.set()
 
-    async def _ask(self, key: bytes, token: str | None, certificate: str | None) -> HttpCaller | None:
+    async def _identify(self, key: bytes, token: str | None, certificate: str | None) -> HttpCaller | None:
         if (refused := self._cluster.refused) is not None and not self._cluster.connections():
             raise not_let_in(refused)
         try:

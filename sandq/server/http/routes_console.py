@@ -116,7 +116,7 @@ async def root(request: Request) -> Response:
     """Return the console if the client accepts HTML, and otherwise redirect to the description of the API."""
     if "text/html" not in request.headers.get("accept", ""):
         return RedirectResponse("/docs", headers={"vary": "Accept"})
-    return _answer(request, assets()[PAGE])
+    return _respond(request, assets()[PAGE])
 
 
 @router.get("/console/{asset}", include_in_schema=False)
@@ -124,10 +124,10 @@ async def asset(request: Request, asset: str) -> Response:
     found = assets().get(asset)
     if found is None or asset == PAGE:
         return problem(request.state.request_id, 404, "NO_ROUTE", "the console has no such file")
-    return _answer(request, found)
+    return _respond(request, found)
 
 
-def _answer(request: Request, found: Asset) -> Response:
+def _respond(request: Request, found: Asset) -> Response:
     is_packed = _GZIP.search(request.headers.get("accept-encoding", "")) is not None
     tag = f"{found.tag}-gzip" if is_packed else found.tag
     headers = {**HEADERS, "etag": f'"{tag}"'}

@@ -123,28 +123,28 @@ class _Stream(Response):
             await problems.of_error(self._request, error)(scope, receive, send)
 
     async def _send_all(self, send: Send, hold: Hold) -> None:
-        async def say(events: bytes) -> None:
+        async def send_events(events: bytes) -> None:
             hold(len(events))
             await send({"type": "http.response.body", "body": events, "more_body": True})
 
-        await say(_BEGINNING)
+        await send_events(_BEGINNING)
         while True:
             view: ClusterView | None = None
             with anyio.move_on_after(HEARTBEAT_S):
                 try:
                     view = await self._watch.next(self._watcher.number)
                 except SandqError as error:  # the next refresh may succeed
-                    await say(error_event(error, "trouble"))
+                    await send_events(error_event(error, "trouble"))
                     continue
             if view is None:
-                await say(_HEARTBEAT)
+                await send_events(_HEARTBEAT)
                 continue
             # Encode all events now: a slow client then holds only these bytes, which are counted, and not the view.
             events = list(self._watcher.events(view))
             del view
-            await self._say_all(events, send, hold)
+            await self._send_events(events, send, hold)
 
-    async def _say_all(self, events: list[bytes], send: Send, hold: Hold) -> None:
+    async def _send_events(self, events: list[bytes], send: Send, hold: Hold) -> None:
         left = sum([len(event) for event in events])
         for event in events:
             hold(left)

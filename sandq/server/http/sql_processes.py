@@ -71,7 +71,7 @@ class SqlProcesses:
                 async with self._slots.one(owner):
                     is_running = True
                     scope.deadline = until_s + GRACE_S
-                    return await self._asked(statement, until_s)
+                    return await self._run_statement(statement, until_s)
         except TimeoutError:
             if is_running:
                 raise TimedOut(f"the statement has not ended within {self._seconds:g} s (sql.timeout)") from None
@@ -79,13 +79,13 @@ class SqlProcesses:
                 f"other statements used all slots for {self._seconds:g} s (sql.timeout); ask again"
             ) from None
 
-    async def _asked(self, statement: Mapping[str, Any], until_s: float) -> bytes:
+    async def _run_statement(self, statement: Mapping[str, Any], until_s: float) -> bytes:
         while True:
             process = self._idle.pop() if self._idle else await self._started()
-            is_new, is_done = not process.answers, False
+            is_new, is_done = not process.runs, False
             try:
                 seconds = max(until_s - anyio.current_time(), 0.1)
-                answer = await process.ask({**statement, "seconds": seconds})
+                answer = await process.run({**statement, "seconds": seconds})
                 is_done = True
             except _Ended as error:
                 if not is_new:
@@ -120,7 +120,7 @@ class SqlProcesses:
             raise Unavailable(f"a process of SQL cannot be started: {error.strerror or error}") from None
         started = _SqlProcess(process)
         try:
-            await started.tell(self._begin)
+            await started.send(self._begin)
         except BaseException:
             await started.end()
             raise
@@ -142,18 +142,18 @@ class _SqlProcess:
     def __init__(self, process: anyio.abc.Process) -> None:
         self._process = process
         self._received = bytearray()
-        self.answers = 0
+        self.runs = 0
         """Number of statements that it has answered."""
 
-    async def tell(self, line: bytes) -> None:
+    async def send(self, line: bytes) -> None:
         """Write a line. If the process has ended, reading its answer reports that."""
         assert self._process.stdin is not None
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             await self._process.stdin.send(line)
 
-    async def ask(self, statement: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+    async def run(self, statement: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         """Return the answer to a statement: head and body. Raise _Ended."""
-        await self.tell(json.dumps(statement).encode() + b"\n")
+        await self.send(json.dumps(statement).encode() + b"\n")
         while (at := self._received.find(b"\n")) < 0:
             await self._receive()
         head: Mapping[str, Any] = json.loads(self._received[:at])
@@ -163,7 +163,7 @@ class _SqlProcess:
             await self._receive()
         body = bytes(self._received[:size])
         del self._received[:size]
-        self.answers += 1
+        self.runs += 1
         return head, body
 
     async def _receive(self) -> None:

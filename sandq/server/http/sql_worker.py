@@ -44,7 +44,7 @@ IDLE_S: Final = 120.0
 """Time without a statement after which the process ends, in seconds."""
 LIFE_S: Final = 3600.0
 """Age at which the process ends after a statement, in seconds. The next process loads certificates again."""
-ANSWER_BYTES: Final = 8 << 20
+RESULT_BYTES: Final = 8 << 20
 """Maximum size of a result, in bytes."""
 SPARE_BYTES: Final = 64 << 20
 """Memory that the process may have in addition to the limits of one statement, in bytes."""
@@ -134,7 +134,7 @@ def _nodes_tls(request: Mapping[str, Any] | None) -> ClientTls | None:
 async def _answered(request: Mapping[str, Any], servers: list[str], tls: ClientTls | None, budget: Budget) -> bytes:
     """Run a statement, and return the bytes of its answer."""
     try:
-        body = await _answer(request, servers, tls, budget)
+        body = await _execute(request, servers, tls, budget)
         return json.dumps({"body": len(body)}).encode() + b"\n" + body
     except BaseExceptionGroup as group:
         failure = _first(group)
@@ -157,7 +157,7 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
     return found
 
 
-async def _answer(request: Mapping[str, Any], servers: list[str], tls: ClientTls | None, budget: Budget) -> bytes:
+async def _execute(request: Mapping[str, Any], servers: list[str], tls: ClientTls | None, budget: Budget) -> bytes:
     import dataclasses
 
     import anyio
@@ -175,7 +175,7 @@ async def _answer(request: Mapping[str, Any], servers: list[str], tls: ClientTls
                 ask_access = None if access is None else partial(_known, access)
                 session = Session(client, ducks, own, database=request["database"], ask_access=ask_access)
                 session.variables.set(ALLOW, int(request["full_scan"]))
-                answer = await session.run(request["statement"])
+                result = await session.run(request["statement"])
     except TimeoutError:
         raise TimedOut(f"the statement has not ended within {own.seconds:g} s") from None
     except SqlError as error:
@@ -186,11 +186,11 @@ async def _answer(request: Mapping[str, Any], servers: list[str], tls: ClientTls
         raise InvalidRequest(error.message.replace(f"SET {ALLOW} = 1", "say full_scan")) from None
     finally:
         ducks.close()
-    if answer.kill is not None:
+    if result.kill is not None:
         raise InvalidRequest("KILL is only for the MySQL port: over HTTP, a statement ends when its client disconnects")
     from sandq.server.http.sql_json import as_json
 
-    return as_json(answer.table, request["limit"], ANSWER_BYTES)
+    return as_json(result.table, request["limit"], RESULT_BYTES)
 
 
 async def _known(access: Access) -> Access:

@@ -74,7 +74,7 @@ class ReportedNode:
         self._reported_s = now_s()
         """Time of the last report, in seconds."""
         self._asking = anyio.Lock()
-        self._asked = 0
+        self._request_number = 0
         self._metrics: tuple[bytes, str] | None = None
         self._answered = anyio.Event()
         self.stop = anyio.Event()
@@ -90,7 +90,7 @@ class ReportedNode:
             case {"health": [failure, stalled, ready]}:
                 self._health, self._reported_s = (failure, stalled, ready), self._now_s()
                 self._report()
-            case {"metrics": number, "content_type": content_type} if number == self._asked:
+            case {"metrics": number, "content_type": content_type} if number == self._request_number:
                 self._metrics = body, content_type
                 self._answered.set()
             case {"gateway_secret": digits}:
@@ -123,10 +123,10 @@ class ReportedNode:
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in a format of Prometheus, and their content type. Raise Unavailable."""
         async with self._asking:
-            self._asked += 1
+            self._request_number += 1
             self._metrics, self._answered = None, anyio.Event()
             self._report()
-            self._send(encode({"metrics": self._asked, "accept": accept}))
+            self._send(encode({"metrics": self._request_number, "accept": accept}))
             with anyio.move_on_after(METRICS_S):
                 await self._answered.wait()
             if self._metrics is None:

@@ -190,7 +190,7 @@ class Metrics:
     async def refresh(self) -> None:
         """Query which messages became due in partitions whose status has not changed since."""
         now_s = self._broker.clock.now_ms() // 1000
-        asked: list[tuple[int, PartitionReplica, Any, int, int]] = []
+        selected: list[tuple[int, PartitionReplica, Any, int, int]] = []
         time_slice = TimeSlice()
         for topic in self._broker.topics():
             for leader in list(topic.led().values()):
@@ -201,9 +201,9 @@ class Metrics:
                     until_s, count = status.now_ms // 1000 + 1, 0
                 if status.later > count and until_s <= now_s and status.groups.is_any_due(now_s * 1000):
                     assert isinstance(host.replica, PartitionReplica)
-                    asked.append((host.number, host.replica, status, until_s, count))
-        for start in range(0, len(asked), REFRESH_PARTITIONS):
-            part = asked[start : start + REFRESH_PARTITIONS]
+                    selected.append((host.number, host.replica, status, until_s, count))
+        for start in range(0, len(selected), REFRESH_PARTITIONS):
+            part = selected[start : start + REFRESH_PARTITIONS]
             counted = await self._broker.ask(partial(_due_in, part, now_s + 1))
             for (number, _, status, _, count), more in zip(part, counted, strict=True):
                 self._came_due[number] = (status, now_s + 1, count + more)
@@ -233,9 +233,11 @@ class Metrics:
         hosts = [leader.raft_group for topic in fair for leader in topic.led().values()]
         known = self._tenants
         self._tenants = {host.number: known[host.number] for host in hosts if host.number in known}
-        asked = [host for host in hosts if self._tenants.get(host.number, (None,))[0] is not host.status]
-        for start in range(0, len(asked), REFRESH_FAIR_PARTITIONS):
-            part = [(host.number, host.status, host.replica) for host in asked[start : start + REFRESH_FAIR_PARTITIONS]]
+        selected = [host for host in hosts if self._tenants.get(host.number, (None,))[0] is not host.status]
+        for start in range(0, len(selected), REFRESH_FAIR_PARTITIONS):
+            part = [
+                (host.number, host.status, host.replica) for host in selected[start : start + REFRESH_FAIR_PARTITIONS]
+            ]
             found = await self._broker.ask(partial(_tenants_in, [replica for *_, replica in part]))
             for (number, status, _), rows in zip(part, found, strict=True):
                 self._tenants[number] = (status, rows)
@@ -415,9 +417,9 @@ def _first(pair: tuple[Any, Any]) -> Any:
     return pair[0]
 
 
-def _due_in(asked: Iterable[tuple[int, PartitionReplica, Any, int, int]], stop_s: int) -> list[int]:
+def _due_in(selected: Iterable[tuple[int, PartitionReplica, Any, int, int]], stop_s: int) -> list[int]:
     """Count due messages. Called on the thread that owns the partitions."""
-    return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in asked]
+    return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in selected]
 
 
 def _soon_in(replicas: Iterable[Any], start_s: int) -> list[tuple[int, ...]]:

@@ -147,7 +147,7 @@ class GroupNumbers:
         if not self.limits:
             return None
         found = [limit.holds_up(now_ms) for limit in self.limits]
-        return any([by_room for by_room, _ in found]), any([by_rate for _, by_rate in found])
+        return any([by_limit for by_limit, _ in found]), any([by_rate for _, by_rate in found])
 
 
 class Board:

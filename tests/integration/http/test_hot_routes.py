@@ -64,14 +64,14 @@ def told(response: httpx.Response, topic: str) -> tuple[int, list[tuple[str, str
 
 async def test_they_are_answered_as_fastapi_answers(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     past: list[str] = []
-    answer, pass_all_on = hot_routes._answer, False
+    answer, pass_all_on = hot_routes._respond, False
     find = HotRoutes._find
 
     async def noted(route: Any, request: Any, arguments: Any) -> Any:
         past.append(request.url.path)
         return await answer(route, request, arguments)
 
-    monkeypatch.setattr(hot_routes, "_answer", noted)
+    monkeypatch.setattr(hot_routes, "_respond", noted)
     monkeypatch.setattr(HotRoutes, "_find", lambda hot, scope: None if pass_all_on else find(hot, scope))
     for topic in (HOT, OTHER):
         await web.post("/topics", {"name": topic, "partitions": 1}, 201)
@@ -101,7 +101,7 @@ async def test_a_fault_in_one_is_told_as_a_fault(
     async def fails(*args: Any) -> Any:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr(hot_routes, "_answer", fails)
+    monkeypatch.setattr(hot_routes, "_respond", fails)
     found = await web.raw("POST", "/topics/t", json={"text": "a"})
     assert (found.status_code, found.json()["code"]) == (500, "INTERNAL")
     assert "a fault" in capsys.readouterr().out

@@ -259,8 +259,8 @@ async def test_cancel_and_move(web: Web) -> None:
     [
         ({"by": "unique_key", "tenant": "acme"}, "tenant: topic 't' is a timer topic; one of the kind fair has them"),
         ({"by": "unique_key", "tenant": "a b"}, "tenant: 'a b' is not allowed"),
-        ({"tenant": "acme"}, "tenant: it goes with unique_key"),
-        ({"key": "k"}, "key: it goes with unique_key"),
+        ({"tenant": "acme"}, "tenant: it belongs to unique_key"),
+        ({"key": "k"}, "key: it belongs to unique_key"),
         ({"by": "unique_key", "key": "k", "tenant": "acme"}, "key and tenant: one of them"),
     ],
 )

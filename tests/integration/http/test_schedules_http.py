@@ -144,7 +144,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"name": "\ud800", "text": "", "every": "1h"}, "name"),
     ({"name": "", "text": "", "every": "1h"}, "1..255"),
     ({"name": "a", "every": "1h"}, "one of text, value and json"),
-    ({"name": "a", "value": None, "every": "1h"}, "null is none"),
+    ({"name": "a", "value": None, "every": "1h"}, "null is not allowed"),
     ({"name": "a", "text": "", "every": "1h", "misfire": "perhaps"}, "misfire"),
     ({"name": "a", "text": "", "every": "1h", "misfire_most": 3}, "misfire_most"),
     ({"name": "a", "text": "", "every": "1h", "count": 0}, "count"),

@@ -250,7 +250,7 @@ async def test_little_is_read_for_a_client_that_takes_nothing(
     web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the system keeps for it is less than what there is."""
-    monkeypatch.setattr(event_streams, "TAKE_MESSAGES", 2)
+    monkeypatch.setattr(event_streams, "LEASE_MESSAGES", 2)
     total = 12
     await topic(web)
     async with connected(web_node) as api:

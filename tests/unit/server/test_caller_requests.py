@@ -54,7 +54,7 @@ class Session(NothingTogether):
 
     def handle(self, frame: Any) -> None:
         if frame[0] == Type.ON_BEHALF:
-            self.connection.ask_for(None if frame[3] is None else Caller(frame[2] or ANONYMOUS, frame[3]))
+            self.connection.set_caller(None if frame[3] is None else Caller(frame[2] or ANONYMOUS, frame[3]))
             return
         self.asked.append((frame[1], self.connection.caller.address))
         if self.refusal is not None:
@@ -190,10 +190,10 @@ async def test_of_very_many_callers_the_last_are_the_gateway(
 
 async def test_what_is_done_by_a_task_of_another_connection_is_its_own(memory: MemoryBudget) -> None:
     async with gateway(memory) as at, gateway(memory) as other:
-        other.connection.ask_for(Caller(ANONYMOUS, ADA))  # as this task does, from here on
+        other.connection.set_caller(Caller(ANONYMOUS, ADA))  # as this task does, from here on
         assert other.connection.caller.address == ADA
         assert at.connection.caller.address == f"{GATEWAY}:1"
-        at.connection.ask_for(Caller(ANONYMOUS, ADA))
+        at.connection.set_caller(Caller(ANONYMOUS, ADA))
         assert at.connection.caller.address == ADA
         assert other.connection.caller.address == f"{GATEWAY}:1"
 
@@ -222,11 +222,11 @@ def test_who_has_no_connection_of_its_own_is_refused_when_too_much_is_to_be_work
     beside.begin(2)
     with pytest.raises(Overloaded, match=f"2 requests of {ADA} are being worked on"):
         beside.begin(1)
-    for asks in (alone, beside):
-        asks.listen()
-        asks.listen()
+    for sender in (alone, beside):
+        sender.listen()
+        sender.listen()
         with pytest.raises(Overloaded, match="2 requests of this connection wait for events"):
-            asks.listen()
+            sender.listen()
 
 
 class Refusing:
