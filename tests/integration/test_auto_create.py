@@ -174,7 +174,7 @@ async def test_a_node_of_a_version_that_makes_none_is_asked_again_later(
     maker: sandq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandq.protocol.requests_admin.TopicEnsure.type", 240)
-    with pytest.raises(Unavailable, match="is of a version that cannot: ask again") as refused:
+    with pytest.raises(Unavailable, match="runs a version that cannot create them on demand: try again") as refused:
         await maker.produce("made.a", b"x")
     assert refused.value.retriable
 

@@ -93,7 +93,7 @@ async def test_a_cluster_has_so_many_topics_and_partitions(tmp_path: Path) -> No
 
 async def test_a_node_has_so_many_partitions(tmp_path: Path) -> None:
     refused = (
-        r"no room for 2 more replicas of partitions: node1 holds 3, and a node holds 4 at most "
+        r"the nodes cannot hold 2 more replicas of partitions: node1 holds 3, and a node holds 4 at most "
         r"\(limits.partitions_per_node\): add nodes, .* or raise it"
     )
     config = small_config(tmp_path, LIMITS__PARTITIONS_PER_NODE="4")

@@ -90,7 +90,7 @@ async def test_a_node_that_says_it_again_and_again_is_believed(
     api: sandq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await api.admin.create_topic("t", kind="compacted", partitions=5)
-    monkeypatch.setattr("sandq.client.kv.keys._places", lambda record: KeyPartitions(5, b"/"))
+    monkeypatch.setattr("sandq.client.kv.keys._routing", lambda record: KeyPartitions(5, b"/"))
     key = next(key for key in KEYS if KeyPartitions(5).of(key.encode()) != KeyPartitions(5, b"/").of(key.encode()))
     with pytest.raises(InvalidRequest, match=r"belongs to partition \d, not \d: topic 't' has 5 partitions and no"):
         await api.kv("t").get(key)

@@ -210,7 +210,7 @@ class Rebalancer:
     async def _report(self, led: _Led) -> None:
         """Report a moved group, once it is certain that this node still leads it.
 
-        A deposed leader that does not know it may see a configuration that has changed since."""
+        A deposed leader that has not noticed may see a configuration that has changed since."""
         host, wanted = led.host, led.wanted
         try:
             await host.confirm_leadership()
