@@ -108,7 +108,7 @@ class Catalog:
             raise Unavailable(f"the current metadata is not known here, as its replica is shut: {shut.reason}")
         await self._progress.until(await self._barrier.index())
 
-    # -- asking ---------------------------------------------------------------------------------------------------
+    # -- lookups --------------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> OpenTopic:
         """Return a topic. Raise UnknownTopic; Unsure, while this node does not know whether it exists; Unavailable."""

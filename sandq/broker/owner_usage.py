@@ -96,7 +96,7 @@ class OwnerUsage:
         if most is not None and (count := pending()) is not None and held.pending_messages + count > most:
             raise _full(owner, "pending_messages", held.pending_messages, most, count)
 
-    # -- adding up ------------------------------------------------------------------------------------------------
+    # -- sums -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Sum up once a second. This node must take part in its cluster."""

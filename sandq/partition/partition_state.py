@@ -177,7 +177,7 @@ class PartitionState:
             self.resets.load(reset)
         return self
 
-    # -- what the host asks ---------------------------------------------------------------------------------------
+    # -- values for the host --------------------------------------------------------------------------------------
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Authenticator:
         """Rights and quotas by principal, of those that were requested since the last change."""
         self._fresh_s = -FRESH_S
 
-    # -- who it is ------------------------------------------------------------------------------------------------
+    # -- authentication -------------------------------------------------------------------------------------------
 
     async def identify(self, token: str | None, certificate: str | None) -> Login | None:
         """Authenticate a client by its token or, without one, by its certificate.
@@ -168,7 +168,7 @@ class Authenticator:
             self._found[record.principal] = found
         return found
 
-    # -- what is known --------------------------------------------------------------------------------------------
+    # -- freshness of the metadata --------------------------------------------------------------------------------
 
     def _known(self) -> MetadataView:
         view = self.refresh()

@@ -39,7 +39,7 @@ class WholeRestores:
         self._asked: dict[int, tuple[str, Callable[[Sequence[int]], None]]] = {}
         """The node that was asked, and the callback for its complete groups, by number."""
 
-    # -- asking ---------------------------------------------------------------------------------------------------
+    # -- requesting side ------------------------------------------------------------------------------------------
 
     async def check(self, topic: Topic, restore_id: str) -> None:
         """Return if all partitions are complete.
@@ -94,7 +94,7 @@ class WholeRestores:
                 "restored, as their leaders did not answer; ask again in a moment"
             )
 
-    # -- being asked ----------------------------------------------------------------------------------------------
+    # -- answering side -------------------------------------------------------------------------------------------
 
     def _complete_here(self, groups: Sequence[int], restore_id: str) -> list[int]:
         """Return those of the groups that are completely restored on this node."""

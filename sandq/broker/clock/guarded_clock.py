@@ -94,7 +94,7 @@ class GuardedClock:
         for on_step in self._on_step:
             on_step()
 
-    # -- whether it can be trusted --------------------------------------------------------------------------------
+    # -- trust ----------------------------------------------------------------------------------------------------
 
     @property
     def reason(self) -> str | None:

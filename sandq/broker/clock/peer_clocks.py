@@ -133,7 +133,7 @@ class PeerClocks:
         """True if peers' clocks were known at the last judgement."""
         self._peers: dict[str, _Peer] = {}
 
-    # -- what is heard --------------------------------------------------------------------------------------------
+    # -- reports of peers -----------------------------------------------------------------------------------------
 
     def linked(self, node: str, now_s: float) -> None:
         """Register a linked peer."""
@@ -163,7 +163,7 @@ class PeerClocks:
         """Forget a peer whose link has ended."""
         self._peers.pop(node, None)
 
-    # -- what follows ---------------------------------------------------------------------------------------------
+    # -- judgement ------------------------------------------------------------------------------------------------
 
     def offsets(self, own_base_s: float, now_s: float) -> dict[str, Interval]:
         """Return how far each peer's clock is ahead of this node's guarded clock, if known now."""

@@ -144,7 +144,7 @@ class Cluster:
         self._belongs.set()
         await self._on_joined()
 
-    # -- as a member ----------------------------------------------------------------------------------------------
+    # -- membership -----------------------------------------------------------------------------------------------
 
     async def take_part(self, metadata: RaftGroup) -> None:
         """Start as a member. Register this node at once if it leads the metadata alone."""

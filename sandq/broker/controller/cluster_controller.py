@@ -203,7 +203,7 @@ class ClusterController:
             return all(node != peer.node_id for peer in self._directory.linked())
         return record.standing == REMOVING and not holds(view.topics.values(), node)
 
-    # -- who holds what -------------------------------------------------------------------------------------------
+    # -- assignments ----------------------------------------------------------------------------------------------
 
     async def _settle(self, metadata: RaftGroup) -> None:
         """Record the reports of group leaders."""

@@ -130,7 +130,7 @@ class Reconciler:
         if is_news:
             self._done = dict(view.topics)
 
-    # -- what must be here ----------------------------------------------------------------------------------------
+    # -- replicas to keep or open ---------------------------------------------------------------------------------
 
     async def _remove_obsolete(self, view: MetadataView) -> None:
         """Remove the replicas that no group needs any more. Keep those of groups that this node does not know yet."""
@@ -212,7 +212,7 @@ class Reconciler:
             highest_level=self._node_log.levels.highest,
         )
 
-    # -- what must not be here ------------------------------------------------------------------------------------
+    # -- replicas to remove ---------------------------------------------------------------------------------------
 
     async def _close_topic(self, opened: OpenTopic) -> None:
         """Close a topic that was deleted, or whose name belongs to a new topic."""

@@ -139,7 +139,7 @@ class GroupWaiters:
     def _is_untouched(self) -> bool:
         return self._touch_ms is None or self._touch_ms <= self._clock.now_ms()
 
-    # -- what is due ----------------------------------------------------------------------------------------------
+    # -- due partitions -------------------------------------------------------------------------------------------
 
     def due(self) -> list[PartitionLeader]:
         """Return the partitions to check now."""
@@ -216,7 +216,7 @@ class GroupWaiters:
         if self._is_wanted():
             self.wake(1)
 
-    # -- who waits ------------------------------------------------------------------------------------------------
+    # -- waiting requests -----------------------------------------------------------------------------------------
 
     def _is_wanted(self) -> bool:
         """Return whether there is work for a waiting request."""

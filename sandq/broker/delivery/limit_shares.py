@@ -151,7 +151,7 @@ class LimitShares:
         if is_news:
             self.on_change(leader)
 
-    # -- the others -----------------------------------------------------------------------------------------------
+    # -- the other partitions -------------------------------------------------------------------------------------
 
     def _take_offers(self, leader: PartitionLeader, items: list[Offer]) -> None:
         """Apply shares sent by the home partition, and report the state of this one."""

@@ -87,7 +87,7 @@ class ShutReplicas:
         self._heard: dict[str, tuple[ShutReport, ...]] = {}
         """The latest reports of other nodes."""
 
-    # -- what is known --------------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
 
     def of_node(self, node: str) -> tuple[ShutReport, ...]:
         """Return the shut replicas of a node."""

@@ -192,7 +192,7 @@ class ScheduleRequests:
         times = await self._in_thread(_preview, request, now_ms)
         return times, zones.data_version()
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- helpers --------------------------------------------------------------------------------------------------
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run a long computation on a thread. It must not use the state of this node."""

@@ -163,7 +163,7 @@ class Group:
         """Whether the limits allow one more message in flight in this partition."""
         return self.allowance is None or self.allowance.has_capacity(self.in_flight)
 
-    # -- what is leased -------------------------------------------------------------------------------------------
+    # -- leases ---------------------------------------------------------------------------------------------------
 
     def add_lease(self, lease: Lease) -> None:
         """Add a lease. It stays until `end_lease`."""
@@ -192,7 +192,7 @@ class Group:
             self._logged_firsts.add(holder, first, living)
             self._since.add(holder, holder.since_ms, living)
 
-    # -- what waits -----------------------------------------------------------------------------------------------
+    # -- waiting messages -----------------------------------------------------------------------------------------
 
     def add_waiting(self, entry: Waiting) -> None:
         """Add an entry. It stays until its messages are leased again or expire."""
@@ -269,7 +269,7 @@ class Group:
         heapq.heapify(self._queue)
         self.popped_ms = 0
 
-    # -- what stops it --------------------------------------------------------------------------------------------
+    # -- pauses ---------------------------------------------------------------------------------------------------
 
     @property
     def halts(self) -> bool:
@@ -381,7 +381,7 @@ class Group:
         entry = single_row_entry(view, offset)
         return None if entry.extra is None else entry.extra.order
 
-    # -- what it is done with -------------------------------------------------------------------------------------
+    # -- progress -------------------------------------------------------------------------------------------------
 
     def first_unacked(self) -> bytes | None:
         """Return the lowest offset at or below the cursor for which the log is kept: leased, waiting, blocked or

@@ -79,7 +79,7 @@ class GroupLimits:
         ledger = self._ledgers.get(name)
         return None if ledger is None else ledger.status()
 
-    # -- changing -------------------------------------------------------------------------------------------------
+    # -- changes --------------------------------------------------------------------------------------------------
 
     def configure(self, step: Step) -> None:
         """Apply the current settings of the topic."""

@@ -52,7 +52,7 @@ class LeaseTable:
             self._ended[lease.token] = lease
             self._ended_ranges += len(lease.ranges)
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- lookups --------------------------------------------------------------------------------------------------
 
     def live_of(self, group_name: str, consumer: str) -> list[Lease]:
         """Return the live leases of a consumer, in the order of their tokens. Empty if the group does not exist."""
@@ -91,7 +91,7 @@ class LeaseTable:
         lease = self.by_token.get(token)
         return lease is None or lease.ended != 0 or lease.deadline_ms != deadline_ms
 
-    # -- changing -------------------------------------------------------------------------------------------------
+    # -- changes --------------------------------------------------------------------------------------------------
 
     def add(self, step: Step, group: Group, lease: Lease) -> None:
         """Store a lease that was just granted."""

@@ -28,7 +28,7 @@ class GroupSummaries:
         """The ttl rules with which `_expiries` was computed."""
         self._expiries: LeastOf[int] = LeastOf()
 
-    # -- what the log must keep -----------------------------------------------------------------------------------
+    # -- log that groups need -------------------------------------------------------------------------------------
 
     def done_below(self) -> bytes | None:
         """Return the offset below which every group is done with all messages. None if no group keeps the log."""
@@ -65,7 +65,7 @@ class GroupSummaries:
         blocked_ms = offsets.deliver_ms(blocked)
         return blocked_ms if since_ms is None else min(since_ms, blocked_ms)
 
-    # -- what expires ---------------------------------------------------------------------------------------------
+    # -- expiry ---------------------------------------------------------------------------------------------------
 
     def next_expiry_ms(self, view: View) -> int | None:
         """Return the time at which the first message of any group expires, in ms. None if none does."""

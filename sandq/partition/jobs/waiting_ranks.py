@@ -82,7 +82,7 @@ class WaitingRanks:
         """Return how many messages a step may check, at most `limit`."""
         return max(min(limit, CHECKS // max(len(self._groups.by_id), 1)), 1)
 
-    # -- what the log has not any more ----------------------------------------------------------------------------
+    # -- messages that are no longer in the log -------------------------------------------------------------------
 
     def first_group(self, above: int = -1) -> int | None:
         """Return the id of the first group above this one. None if there is none."""

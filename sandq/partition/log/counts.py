@@ -60,7 +60,7 @@ class Counts:
     def load(self, state: tuple[int, int, int, int]) -> None:
         self.now_s, self.later, self._first_hour, self._next_seq = state
 
-    # -- changing -------------------------------------------------------------------------------------------------
+    # -- changes --------------------------------------------------------------------------------------------------
 
     def add(self, deliver_ms: int, count: int) -> None:
         """Add `count` messages at this time, or remove them if it is negative."""
@@ -184,7 +184,7 @@ class Counts:
             view.put(_key(hour), _packed(total))
         self._rows[hour] = 1
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- lookups --------------------------------------------------------------------------------------------------
 
     def between(self, start_s: int, stop_s: int, view: View) -> int:
         """Return the number of messages with start <= second < stop."""

@@ -136,7 +136,7 @@ class MessageLog:
         The gap contains no messages, and only that same entry could add some. So the large row need not be read again.
         """
 
-    # -- in -------------------------------------------------------------------------------------------------------
+    # -- storing --------------------------------------------------------------------------------------------------
 
     def put(
         self, step: Step, offset: bytes, created_ms: int, fields: Fields, light: Fields, *, is_delay: bool = False
@@ -162,7 +162,7 @@ class MessageLog:
                 group.reader.insert(entries)
                 group.note_log_change(entries[0].first)
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- lookups --------------------------------------------------------------------------------------------------
 
     def find(self, message_id: bytes, view: View) -> Found | None:
         """Return the message with this id, at its current offset. None if it is not in the log."""
@@ -236,7 +236,7 @@ class MessageLog:
             return load_message(view, found.offset, found.value)
         return next(self.reader.messages(view, [Range(found.offset, 1)]))
 
-    # -- out ------------------------------------------------------------------------------------------------------
+    # -- removing -------------------------------------------------------------------------------------------------
 
     def cancel(self, step: Step, found: Found | Kept, *, remember: bool = True) -> None:
         """Cancel a message that its producer may change. `remember`: keep a tombstone for a while, so that a repeated

@@ -102,7 +102,7 @@ class Trimmer:
             if first:
                 self._schedule.due_ms = max(now_ms + self._schedule.pause_ms, offsets.deliver_ms(first[0][0][1:]))
 
-    # -- what may go ----------------------------------------------------------------------------------------------
+    # -- limit of a trim ------------------------------------------------------------------------------------------
 
     @property
     def _settings(self) -> dict[str, object]:
@@ -234,7 +234,7 @@ class Trimmer:
                 group.gaps.clear_passed(step, group.cursor)
                 self._groups.store(step, group)
 
-    # -- what pins it ---------------------------------------------------------------------------------------------
+    # -- pins -----------------------------------------------------------------------------------------------------
 
     def _next_pin_ms(self) -> int | None:
         """Return when the first of the messages that keep the log will be copied to a row of its group, in ms."""

@@ -227,7 +227,7 @@ class Pending:
             return Outcome(NOT_FOUND)
         return Outcome(TOO_LATE, GONE)
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- lookups --------------------------------------------------------------------------------------------------
 
     def id_of(self, target: c.Target, now_ms: int, view: View) -> bytes | None:
         kind, name, tenant, key = c.MessageName(*target)

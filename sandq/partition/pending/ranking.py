@@ -116,7 +116,7 @@ class Ranking:
             return rows.log_entry(found.key, row)
         return log.rewrite(step, found, Change(priority))
 
-    # -- many at once ---------------------------------------------------------------------------------------------
+    # -- bulk operations ------------------------------------------------------------------------------------------
 
     def rank_each(self, step: Step, offsets: Sequence[bytes], priority: int, *, dry_run: bool) -> Ranked:
         """Change the priority of these messages of the log, which must be in log order, as far as it can be done

@@ -461,7 +461,7 @@ class PartitionQueries:
             self._machine.shared.yield_now()
         return total
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- helpers --------------------------------------------------------------------------------------------------
 
     def _state(self, offset: bytes) -> str:
         return self._machine.pending.state_of(offset, self._machine.now_ms, self._view)

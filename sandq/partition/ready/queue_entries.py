@@ -47,7 +47,7 @@ class QueueEntries:
         """Maximum number of small entries that a queue reads or keeps at once. For larger entries, the same number of
         bytes."""
 
-    # -- in -------------------------------------------------------------------------------------------------------
+    # -- adding ---------------------------------------------------------------------------------------------------
 
     def append(self, step: Step, queue: ReadyQueue, entry: LogEntry) -> None:
         """Append an entry to its queue. If it stays in memory, `save` puts its row later."""
@@ -89,7 +89,7 @@ class QueueEntries:
         queue.held_bytes += more
         self.bytes += more
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- lookups --------------------------------------------------------------------------------------------------
 
     def load_first(self, queue: ReadyQueue, view: View) -> None:
         """Load the first entries of a queue into memory, unless some are there."""
@@ -163,7 +163,7 @@ class QueueEntries:
                 return count, True
         return count, left > 0
 
-    # -- out ------------------------------------------------------------------------------------------------------
+    # -- removing -------------------------------------------------------------------------------------------------
 
     def take(self, queue: ReadyQueue, count: int) -> None:
         """Take the first `count` messages out of the first entry of a queue."""

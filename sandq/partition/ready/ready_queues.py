@@ -112,7 +112,7 @@ class ReadyQueues:
         """Return the number of queues."""
         return len(self._queues)
 
-    # -- in -------------------------------------------------------------------------------------------------------
+    # -- adding ---------------------------------------------------------------------------------------------------
 
     def add(self, step: Step, key: bytes, entry: LogEntry) -> None:
         """Append an entry of the log to a queue. All other entries of the queue must be below it."""
@@ -206,7 +206,7 @@ class ReadyQueues:
         if self.rank == queue_keys.FAIR:
             self.limits.count_lease(lease)
 
-    # -- out ------------------------------------------------------------------------------------------------------
+    # -- removing -------------------------------------------------------------------------------------------------
 
     def begin(
         self, step: Step, most_waiting: int | None, in_flight: int, in_slices: Callable[[Sequence[str]], Iterable[str]]
@@ -581,7 +581,7 @@ class ReadyQueues:
             self._look_aheads.fixed_bytes += self._queue_bytes - self.fixed_bytes
             self.held_bytes, self.fixed_bytes = self.entries.bytes, self._queue_bytes
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- lookups --------------------------------------------------------------------------------------------------
 
     @property
     def lowest(self) -> bytes | None:

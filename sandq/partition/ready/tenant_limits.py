@@ -69,7 +69,7 @@ class TenantLimits:
         rule = rules.find(tenant)
         return rule if rule.is_limit else None
 
-    # -- who may have turns ---------------------------------------------------------------------------------------
+    # -- eligible tenants -----------------------------------------------------------------------------------------
 
     @property
     def are_known(self) -> bool:
@@ -135,7 +135,7 @@ class TenantLimits:
         self.held_up.clear()
         self.freed.clear()
 
-    # -- what may be given ----------------------------------------------------------------------------------------
+    # -- capacity -------------------------------------------------------------------------------------------------
 
     def _capacity(self, tenant: str, rule: TenantRule) -> int:
         free = []

@@ -224,7 +224,7 @@ class ScheduleTable:
         step.view.put(key_of(name), schedule.row())
         return [FIRED, outcome]
 
-    # -- parts ----------------------------------------------------------------------------------------------------
+    # -- helpers --------------------------------------------------------------------------------------------------
 
     def _fate(self, step: Step, schedule: Schedule) -> str:
         """Return the outcome of an occurrence whose message was not stored ahead of its time."""

@@ -93,7 +93,7 @@ class Forwarding:
         self._outbox.end(step, target)
         return SENT if isinstance(command, c.OutboxSent) else REFUSED
 
-    # -- what becomes of letters ----------------------------------------------------------------------------------
+    # -- outcomes of letters --------------------------------------------------------------------------------------
 
     def _sent(self, step: Step, target: Target, seq: int, letter: Letter) -> None:
         self._shared.totals.forwarded += 1
