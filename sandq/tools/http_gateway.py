@@ -21,10 +21,10 @@ from sandq.model.config_tls import OFF, REQUIRE, TlsSection
 from sandq.model.errors import InvalidRequest, StartupError
 from sandq.server import logs, process_tuning
 from sandq.server.gateway_proof import SETTING
-from sandq.server.http.alone import bind, serve_alone
 from sandq.server.http.backups import target_of
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
+from sandq.server.http.standalone import bind, serve_standalone
 from sandq.server.http.tls_listener import TlsListener
 from sandq.server.process_tuning import collect_rarely, give_back_heap
 from sandq.tls.certificates import Certificates
@@ -83,7 +83,7 @@ def serve_gateway(
             tasks.start_soon(_stop_on_signal, stop, announce)
             if secrets is not None:
                 tasks.start_soon(_follow_secrets, secrets)
-            await serve_alone(listeners, settings, config.limits, deadlines, stop, on_ready, tls_listener)
+            await serve_standalone(listeners, settings, config.limits, deadlines, stop, on_ready, tls_listener)
             tasks.cancel_scope.cancel()
 
     try:

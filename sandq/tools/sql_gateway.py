@@ -132,7 +132,7 @@ def serve_gateway(
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises SandqError. `ca`: the authority of the nodes' certificates, for TLS."""
     # Imported late: it loads all of the HTTP server, which a node does not need to start a process of SQL.
-    from sandq.server.http.alone import bind
+    from sandq.server.http.standalone import bind
 
     check_installed()
     host, port = _address(listen, config)

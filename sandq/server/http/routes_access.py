@@ -13,7 +13,7 @@ from sandq.model.access import ROLES
 from sandq.model.caller import ANONYMOUS
 from sandq.model.errors import NotFound
 from sandq.model.times import instant_ms
-from sandq.server.http import answers, bodies_access
+from sandq.server.http import bodies_access, responses
 from sandq.server.http.caller import caller_of
 from sandq.server.http.gateway import Found, gateway_of
 from sandq.server.http.paths import segment_router
@@ -26,7 +26,7 @@ Principal = Annotated[
 RoleName = Annotated[str, Path(description="The role's name.")]
 
 
-@router.get("/whoami", operation_id="whoami", response_model=answers.Whoami, summary="Get the caller and its rights")
+@router.get("/whoami", operation_id="whoami", response_model=responses.Whoami, summary="Get the caller and its rights")
 async def whoami(request: Request) -> Found:
     caller = caller_of(request)
     if caller is None:
@@ -38,7 +38,9 @@ async def whoami(request: Request) -> Found:
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-@router.get("/tokens", operation_id="listTokens", response_model=answers.Identities, summary="List all tokens, by name")
+@router.get(
+    "/tokens", operation_id="listTokens", response_model=responses.Identities, summary="List all tokens, by name"
+)
 async def list_tokens(request: Request) -> Found:
     """The texts of tokens are not included."""
     found = await gateway_of(request).client.admin.identities()
@@ -46,7 +48,7 @@ async def list_tokens(request: Request) -> Found:
 
 
 @router.post(
-    "/tokens", operation_id="createToken", status_code=201, response_model=answers.NewToken, summary="Create a token"
+    "/tokens", operation_id="createToken", status_code=201, response_model=responses.NewToken, summary="Create a token"
 )
 async def create_token(request: Request, body: bodies_access.TokenIn) -> Found:
     """The text of the token is only in this response. 409 if there is a token with this name."""
@@ -59,7 +61,7 @@ async def create_token(request: Request, body: bodies_access.TokenIn) -> Found:
 @router.post(
     "/tokens/{name}/rotate",
     operation_id="rotateToken",
-    response_model=answers.NewToken,
+    response_model=responses.NewToken,
     summary="Replace the text of a token",
 )
 async def rotate_token(request: Request, name: TokenName, body: bodies_access.Expiring | None = None) -> Found:
@@ -79,7 +81,7 @@ async def revoke_token(request: Request, name: TokenName) -> None:
 
 
 @router.get(
-    "/identities", operation_id="listIdentities", response_model=answers.Identities, summary="List all identities"
+    "/identities", operation_id="listIdentities", response_model=responses.Identities, summary="List all identities"
 )
 async def list_identities(request: Request) -> Found:
     return {"identities": [_shown(one) for one in await gateway_of(request).client.admin.identities()]}
@@ -89,7 +91,7 @@ async def list_identities(request: Request) -> Found:
     "/identities",
     operation_id="createIdentity",
     status_code=201,
-    response_model=answers.Identity,
+    response_model=responses.Identity,
     summary="Create an identity for a certificate, or for a subject of an external issuer",
 )
 async def create_identity(request: Request, body: bodies_access.IdentityIn) -> Found:
@@ -101,7 +103,7 @@ async def create_identity(request: Request, body: bodies_access.IdentityIn) -> F
 
 
 @router.get(
-    "/identities/{principal}", operation_id="getIdentity", response_model=answers.Identity, summary="Get an identity"
+    "/identities/{principal}", operation_id="getIdentity", response_model=responses.Identity, summary="Get an identity"
 )
 async def get_identity(request: Request, principal: Principal) -> Found:
     for one in await gateway_of(request).client.admin.identities():
@@ -113,7 +115,7 @@ async def get_identity(request: Request, principal: Principal) -> Found:
 @router.patch(
     "/identities/{principal}",
     operation_id="updateIdentity",
-    response_model=answers.Identity,
+    response_model=responses.Identity,
     summary="Change the rights of an identity",
 )
 async def update_identity(request: Request, principal: Principal, body: bodies_access.IdentityChanges) -> Found:
@@ -134,7 +136,7 @@ async def delete_identity(request: Request, principal: Principal) -> None:
 # -- roles -------------------------------------------------------------------------------------------------------------
 
 
-@router.get("/roles", operation_id="listRoles", response_model=answers.Roles, summary="List all roles")
+@router.get("/roles", operation_id="listRoles", response_model=responses.Roles, summary="List all roles")
 async def list_roles(request: Request) -> Found:
     """Built-in roles first."""
     built_in = [{"name": name, "grants": [*map(str, rights)], "built_in": True} for name, rights in ROLES.items()]

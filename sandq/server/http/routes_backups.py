@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Path, Request
 
-from sandq.server.http import answers, bodies
+from sandq.server.http import bodies, responses
 from sandq.server.http.gateway import Found, gateway_of, run_waiting
 from sandq.server.http.strict import router_of
 
@@ -18,7 +18,7 @@ BackupId = Annotated[str, Path(description="The backup's name.")]
     "/backups",
     operation_id="createBackup",
     status_code=202,
-    response_model=answers.BackupProgress,
+    response_model=responses.BackupProgress,
     summary="Start a backup",
 )
 async def create_backup(request: Request, body: bodies.BackupIn | None = None) -> Found:
@@ -27,7 +27,7 @@ async def create_backup(request: Request, body: bodies.BackupIn | None = None) -
     return await gateway_of(request).backups.begin(None if body is None else body.topics)
 
 
-@router.get("/backups", operation_id="listBackups", response_model=answers.Backups, summary="List all backups")
+@router.get("/backups", operation_id="listBackups", response_model=responses.Backups, summary="List all backups")
 async def list_backups(request: Request) -> Found:
     """Oldest first, including unusable ones with the reason, and the progress of the backup that is running here."""
     return await gateway_of(request).backups.list()
@@ -36,7 +36,7 @@ async def list_backups(request: Request) -> Found:
 @router.post(
     "/backups/{backup}/verify",
     operation_id="verifyBackup",
-    response_model=answers.Backup,
+    response_model=responses.Backup,
     summary="Verify a backup by reading all of it",
 )
 async def verify_backup(request: Request, backup: BackupId) -> Found:
@@ -49,7 +49,7 @@ async def verify_backup(request: Request, backup: BackupId) -> Found:
     "/backups/{backup}/restore",
     operation_id="restoreBackup",
     status_code=202,
-    response_model=answers.BackupProgress,
+    response_model=responses.BackupProgress,
     summary="Start to restore a backup",
 )
 async def restore_backup(request: Request, backup: BackupId, body: bodies.RestoreIn | None = None) -> Found:

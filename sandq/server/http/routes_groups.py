@@ -24,7 +24,7 @@ from sandq.client.json_format import (
 from sandq.model.access import Right
 from sandq.model.errors import InvalidRequest, LeaseLost, SandqError, UnknownGroup
 from sandq.model.times import duration_ms
-from sandq.server.http import answers, bodies
+from sandq.server.http import bodies, responses
 from sandq.server.http.caller import authorize
 from sandq.server.http.event_streams import EVENTS, GIVE_BACK_S, IN_FLIGHT_DEFAULT, Wanted, event_stream
 from sandq.server.http.gateway import Found, gateway_of, run_waiting, while_connected
@@ -40,13 +40,13 @@ Reason = Annotated[
     Query(description="Reason why the messages are dead."),
 ]
 GROUP = "/topics/{topic}/groups/{group}"
-BY_IDS = answers.Job | answers.DeadOutcomes
+BY_IDS = responses.Job | responses.DeadOutcomes
 """Response to a request about dead letters: counts if it selects by filters, an outcome for each of `ids`."""
 _COUNTS = ("lag", "ready", "leased", "waiting", "dead")
 
 
 @router.post(
-    f"{GROUP}/lease", operation_id="leaseMessages", response_model=answers.LeasedMessages, summary="Lease messages"
+    f"{GROUP}/lease", operation_id="leaseMessages", response_model=responses.LeasedMessages, summary="Lease messages"
 )
 async def lease(request: Request, topic: TopicName, group: GroupName, body: bodies.LeaseIn | None = None) -> Found:
     """Lease messages that are ready now. If there are none, wait for the first ones, up to `wait`.
@@ -108,7 +108,7 @@ async def stream(
 @router.post(
     f"{GROUP}/ack",
     operation_id="ackMessages",
-    response_model=answers.Settled,
+    response_model=responses.Settled,
     summary="Ack messages: they are not delivered again",
 )
 async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies.AckThenIn) -> Found:
@@ -132,7 +132,7 @@ async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies
 @router.post(
     f"{GROUP}/nack",
     operation_id="nackMessages",
-    response_model=answers.Settled,
+    response_model=responses.Settled,
     summary="Nack messages: they are delivered again",
 )
 async def nack(request: Request, topic: TopicName, group: GroupName, body: bodies.NackIn) -> Found:
@@ -148,7 +148,7 @@ async def nack(request: Request, topic: TopicName, group: GroupName, body: bodie
 @router.post(
     f"{GROUP}/dead",
     operation_id="rejectMessages",
-    response_model=answers.Settled,
+    response_model=responses.Settled,
     summary="Reject messages: they become dead letters at once",
 )
 async def reject(request: Request, topic: TopicName, group: GroupName, body: bodies.RejectIn) -> Found:
@@ -160,7 +160,7 @@ async def reject(request: Request, topic: TopicName, group: GroupName, body: bod
     return _settled(leases, held, lost)
 
 
-@router.post(f"{GROUP}/extend", operation_id="extendLeases", response_model=answers.Extended, summary="Extend leases")
+@router.post(f"{GROUP}/extend", operation_id="extendLeases", response_model=responses.Extended, summary="Extend leases")
 async def extend(request: Request, topic: TopicName, group: GroupName, body: bodies.ExtendIn) -> Found:
     """Extends the whole lease of each message. 409 LEASE_LOST as for ack."""
     held = body.held()
@@ -202,7 +202,7 @@ def _settled(
 @router.get(
     "/topics/{topic}/groups",
     operation_id="listGroups",
-    response_model=answers.Groups,
+    response_model=responses.Groups,
     summary="List the groups of a topic, with their lag",
 )
 async def list_(request: Request, topic: TopicName) -> Found:
@@ -211,7 +211,7 @@ async def list_(request: Request, topic: TopicName) -> Found:
     return {"groups": [_group(name, rows) for name in names]}
 
 
-@router.get(GROUP, operation_id="getGroup", response_model=answers.Group, summary="Get a group")
+@router.get(GROUP, operation_id="getGroup", response_model=responses.Group, summary="Get a group")
 async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
     rows = await gateway_of(request).client.admin.groups(topic)
     if all(row["group"] != group for row in rows):
@@ -222,7 +222,7 @@ async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
 @router.get(
     f"{GROUP}/consumers",
     operation_id="listConsumers",
-    response_model=answers.Consumers,
+    response_model=responses.Consumers,
     summary="List the consumers of a group, and the messages they hold",
 )
 async def consumers(request: Request, topic: TopicName, group: GroupName) -> Found:
@@ -267,7 +267,7 @@ async def delete(
     await gateway_of(request).client.admin.delete_group(topic, group, force=force)
 
 
-@router.post(f"{GROUP}/seek", operation_id="seekGroup", response_model=answers.Seeked, summary="Move a group")
+@router.post(f"{GROUP}/seek", operation_id="seekGroup", response_model=responses.Seeked, summary="Move a group")
 async def seek(request: Request, topic: TopicName, group: GroupName, body: bodies.SeekIn) -> Found:
     """Everything from there on is delivered again. Messages before that count as acked."""
     cursors = await gateway_of(request).client.admin.seek_group(topic, group, body.to)
@@ -277,7 +277,7 @@ async def seek(request: Request, topic: TopicName, group: GroupName, body: bodie
 @router.get(
     f"{GROUP}/dead",
     operation_id="listDeadLetters",
-    response_model=answers.DeadPage,
+    response_model=responses.DeadPage,
     responses=NDJSON,
     summary="List dead letters",
 )

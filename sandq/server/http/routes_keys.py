@@ -14,7 +14,7 @@ from sandq.client.kv import NOW, KeyRange
 from sandq.model.errors import InvalidRequest, NotFound
 from sandq.model.offsets import from_text, unpack
 from sandq.model.times import duration_ms
-from sandq.server.http import answers, bodies, problems
+from sandq.server.http import bodies, problems, responses
 from sandq.server.http.gateway import Found, gateway_of, run_waiting, while_connected
 from sandq.server.http.ndjson import DEFAULT_LIMIT, NDJSON, PAGE_BYTES, Limit, as_ndjson, page_of, wants_ndjson
 from sandq.server.http.paths import bytes_of, is_known, key_of, only, refuse, text_of, version_of
@@ -58,7 +58,7 @@ Prefix = Annotated[str | None, Query(description="Only keys that begin with this
 @router.get(
     "/topics/{topic}/keys",
     operation_id="listKeys",
-    response_model=answers.KeyPage,
+    response_model=responses.KeyPage,
     responses=NDJSON,
     summary="List keys in order",
 )
@@ -95,7 +95,9 @@ async def list_(
     return {"keys": [shown(entry) for entry in page], "next": next_}
 
 
-@router.get(KEY, operation_id="getKey", response_model=answers.Entry, responses=_READ, summary="Get the value of a key")
+@router.get(
+    KEY, operation_id="getKey", response_model=responses.Entry, responses=_READ, summary="Get the value of a key"
+)
 async def get(
     request: Request,
     response: Response,
@@ -130,7 +132,7 @@ async def get(
     return entry_json(entry, as_text=as_text)
 
 
-@router.put(KEY, operation_id="putKey", response_model=answers.Put, responses=_CHANGED, summary="Put a value")
+@router.put(KEY, operation_id="putKey", response_model=responses.Put, responses=_CHANGED, summary="Put a value")
 async def put(
     request: Request,
     response: Response,
@@ -162,7 +164,7 @@ async def put(
 @router.delete(
     KEY,
     operation_id="deleteKey",
-    response_model=answers.Deleted,
+    response_model=responses.Deleted,
     responses={412: _CHANGED[412]},
     summary="Delete a key",
 )
@@ -179,7 +181,7 @@ async def delete(
 @router.get(
     "/topics/{topic}/changes",
     operation_id="watchKeys",
-    response_model=answers.Changes,
+    response_model=responses.Changes,
     summary="Wait for changes of keys",
 )
 async def changes(

@@ -27,7 +27,7 @@ from sandq.client.producer import Producer, Ready, check_rank, delay_of
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError, let_go
 from sandq.protocol.requests_messages import DEAD_ELSEWHERE, PREVIEW_BYTES_MAX
-from sandq.server.http import answers, bodies
+from sandq.server.http import bodies, responses
 from sandq.server.http.caller import check_delays
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.ndjson import DEFAULT_LIMIT, NDJSON, Limit, as_ndjson, page_of, wants_ndjson
@@ -41,7 +41,7 @@ MESSAGE_WORK: Final = 8
 SENT_AT_ONCE: Final = 256
 """Number of messages that are handed to the producer, or encoded, in one time slice."""
 PRODUCED: dict[int | str, dict[str, Any]] = {
-    207: {"model": answers.StoredMany, "description": "Some were stored and some were not: see `results`."},
+    207: {"model": responses.StoredMany, "description": "Some were stored and some were not: see `results`."},
 }
 By = Annotated[Literal["id", "unique_key"], Query(description="How the message is identified.")]
 Tenant = Annotated[
@@ -88,7 +88,7 @@ State = Annotated[
 @router.get(
     "/topics/{topic}/messages",
     operation_id="listMessages",
-    response_model=answers.Page,
+    response_model=responses.Page,
     responses=NDJSON,
     summary="List messages in the order of delivery",
 )
@@ -144,7 +144,7 @@ async def list_(
 @router.delete(
     "/topics/{topic}/messages",
     operation_id="cancelMessages",
-    response_model=answers.Job,
+    response_model=responses.Job,
     summary="Cancel many pending messages",
 )
 async def cancel_all(
@@ -173,7 +173,7 @@ async def cancel_all(
 @router.patch(
     "/topics/{topic}/messages",
     operation_id="moveMessages",
-    response_model=answers.Job,
+    response_model=responses.Job,
     summary="Reschedule many pending messages",
 )
 async def move_all(request: Request, topic: TopicName, body: bodies.MoveAllIn) -> Found:
@@ -186,7 +186,7 @@ async def move_all(request: Request, topic: TopicName, body: bodies.MoveAllIn) -
 @router.get(
     "/topics/{topic}/messages/{message}",
     operation_id="getMessage",
-    response_model=answers.StoredMessage,
+    response_model=responses.StoredMessage,
     summary="Get a message",
 )
 async def get(
@@ -206,7 +206,7 @@ async def get(
 @router.get(
     "/topics/{topic}/messages/{message}/why",
     operation_id="explainMessage",
-    response_model=answers.Why,
+    response_model=responses.Why,
     summary="Explain what a message waits for",
 )
 async def why(
@@ -224,7 +224,7 @@ async def why(
 @router.patch(
     "/topics/{topic}/messages/{message}",
     operation_id="updateMessage",
-    response_model=answers.Changed,
+    response_model=responses.Changed,
     summary="Update or reschedule a pending message",
 )
 async def update(
@@ -255,7 +255,7 @@ async def update(
 @router.delete(
     "/topics/{topic}/messages/{message}",
     operation_id="cancelMessage",
-    response_model=answers.Changed,
+    response_model=responses.Changed,
     summary="Cancel a pending message",
 )
 async def cancel(
@@ -288,7 +288,7 @@ def _named(message: str, by: str, tenant: str | None, key: str | None, encoding:
     "/topics/{topic}",
     operation_id="produce",
     status_code=201,
-    response_model=answers.Stored | answers.StoredMany,
+    response_model=responses.Stored | responses.StoredMany,
     responses=PRODUCED,
     summary="Produce one message, or many",
 )
@@ -306,7 +306,7 @@ async def produce(request: Request, topic: TopicName, body: bodies.ProduceIn) ->
     "/topics/{topic}/{partition:int}",
     operation_id="produceTo",
     status_code=201,
-    response_model=answers.Stored | answers.StoredMany,
+    response_model=responses.Stored | responses.StoredMany,
     responses=PRODUCED,
     summary="Produce to a given partition",
 )
@@ -323,7 +323,7 @@ async def produce_to(
 @router.get(
     "/topics/{topic}/{partition:int}",
     operation_id="fetchPartition",
-    response_model=answers.LogPage,
+    response_model=responses.LogPage,
     responses=NDJSON,
     summary="Read a partition's log",
 )

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, Response
 from sandq.client.admin import partition_rows
 from sandq.model.access import Right
 from sandq.protocol.requests_audit import LINES_MOST
-from sandq.server.http import answers, bodies
+from sandq.server.http import bodies, responses
 from sandq.server.http.caller import access_of
 from sandq.server.http.cluster_watch import may_hear_of
 from sandq.server.http.gateway import Found, gateway_of, while_connected
@@ -43,7 +43,7 @@ _POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' 
     "/cluster",
     operation_id="getCluster",
     tags=CLUSTER,
-    response_model=answers.Cluster,
+    response_model=responses.Cluster,
     summary="Get the cluster as this node sees it",
 )
 async def cluster(request: Request) -> Found:
@@ -57,7 +57,9 @@ async def cluster(request: Request) -> Found:
     return found
 
 
-@router.get("/cluster/nodes", operation_id="listNodes", tags=CLUSTER, response_model=answers.Nodes, summary="Its nodes")
+@router.get(
+    "/cluster/nodes", operation_id="listNodes", tags=CLUSTER, response_model=responses.Nodes, summary="Its nodes"
+)
 async def nodes(request: Request) -> Found:
     found = await gateway_of(request).client.admin.cluster()
     return {"nodes": found["nodes"], "others": found["others"]}
@@ -67,7 +69,7 @@ async def nodes(request: Request) -> Found:
     "/cluster/init",
     operation_id="initCluster",
     tags=CLUSTER,
-    response_model=answers.Founded,
+    response_model=responses.Founded,
     summary="Found the cluster with this node",
 )
 async def init(request: Request) -> Found:
@@ -81,7 +83,7 @@ async def init(request: Request) -> Found:
     operation_id="drainNode",
     status_code=202,
     tags=CLUSTER,
-    response_model=answers.Changing,
+    response_model=responses.Changing,
     summary="Drain a node: move its replicas away",
 )
 async def drain(request: Request, node: NodeName, body: bodies.DrainIn | None = None) -> Found:
@@ -96,7 +98,7 @@ async def drain(request: Request, node: NodeName, body: bodies.DrainIn | None = 
     "/cluster/nodes/{node}/dump",
     operation_id="dumpNode",
     tags=CLUSTER,
-    response_model=answers.Dump,
+    response_model=responses.Dump,
     summary="Dump the internal state of a node",
 )
 async def dump(request: Request, node: NodeName) -> Found:
@@ -109,7 +111,7 @@ async def dump(request: Request, node: NodeName) -> Found:
     "/cluster/nodes/{node}/log-level",
     operation_id="getLogLevel",
     tags=CLUSTER,
-    response_model=answers.LogLevel,
+    response_model=responses.LogLevel,
     summary="Get a node's log level",
 )
 async def get_log_level(request: Request, node: NodeName) -> Found:
@@ -120,7 +122,7 @@ async def get_log_level(request: Request, node: NodeName) -> Found:
     "/cluster/nodes/{node}/log-level",
     operation_id="setLogLevel",
     tags=CLUSTER,
-    response_model=answers.LogLevel,
+    response_model=responses.LogLevel,
     summary="Change a node's log level",
 )
 async def set_log_level(request: Request, node: NodeName, body: bodies.LogLevelIn) -> Found:
@@ -134,7 +136,7 @@ async def set_log_level(request: Request, node: NodeName, body: bodies.LogLevelI
     operation_id="removeNode",
     status_code=202,
     tags=CLUSTER,
-    response_model=answers.Changing,
+    response_model=responses.Changing,
     summary="Remove a node that was drained, or has failed",
 )
 async def remove(request: Request, node: NodeName) -> Found:
@@ -148,7 +150,7 @@ async def remove(request: Request, node: NodeName) -> Found:
     "/audit",
     operation_id="listAudit",
     tags=CLUSTER,
-    response_model=answers.Audit,
+    response_model=responses.Audit,
     summary="List audited requests and refusals",
 )
 async def audit(
@@ -168,7 +170,7 @@ async def audit(
     "/slo",
     operation_id="getSlo",
     tags=CLUSTER,
-    response_model=answers.Slo,
+    response_model=responses.Slo,
     summary="Compare lateness with the objective",
 )
 async def slo(
@@ -186,7 +188,7 @@ async def slo(
     "/cluster/partitions",
     operation_id="listPartitions",
     tags=CLUSTER,
-    response_model=answers.Partitions,
+    response_model=responses.Partitions,
     summary="List the leader and the replicas of each partition",
 )
 async def partitions(
@@ -233,7 +235,7 @@ async def rebuild(request: Request, body: bodies.RebuildIn) -> None:
     "/cluster/finalize",
     operation_id="finalizeCluster",
     tags=CLUSTER,
-    response_model=answers.Finalized,
+    response_model=responses.Finalized,
     summary="Raise the feature level permanently",
 )
 async def finalize(request: Request, body: bodies.FinalizeIn | None = None) -> Found:
@@ -248,7 +250,7 @@ async def finalize(request: Request, body: bodies.FinalizeIn | None = None) -> F
     "/cluster/clock",
     operation_id="getClock",
     tags=CLUSTER,
-    response_model=answers.Clock,
+    response_model=responses.Clock,
     summary="Get a node's guarded clock",
 )
 async def clock(request: Request) -> Found:
@@ -259,7 +261,7 @@ async def clock(request: Request) -> Found:
     "/cluster/clock/accept",
     operation_id="acceptClock",
     tags=CLUSTER,
-    response_model=answers.Clock,
+    response_model=responses.Clock,
     summary="Trust the wall clock again",
 )
 async def accept_clock(request: Request) -> Found:
@@ -271,7 +273,7 @@ async def accept_clock(request: Request) -> Found:
     "/cluster/clock/reset",
     operation_id="resetClock",
     tags=CLUSTER,
-    response_model=answers.ClockReset,
+    response_model=responses.ClockReset,
     summary="Reset the clock of a partition",
 )
 async def reset_clock(request: Request, body: bodies.ClockResetIn) -> Found:
@@ -285,7 +287,7 @@ async def reset_clock(request: Request, body: bodies.ClockResetIn) -> Found:
     "/livez",
     operation_id="getLiveness",
     tags=NODE,
-    response_model=answers.Health,
+    response_model=responses.Health,
     responses=_UNWELL,
     summary="Check that the process responds",
 )
@@ -301,7 +303,7 @@ async def livez(request: Request) -> Any:
     "/healthz",
     operation_id="getHealth",
     tags=NODE,
-    response_model=answers.Health,
+    response_model=responses.Health,
     responses=_UNWELL,
     summary="Check that the node can store messages",
 )
@@ -320,7 +322,7 @@ async def healthz(request: Request) -> Any:
     "/readyz",
     operation_id="getReadiness",
     tags=NODE,
-    response_model=answers.Health,
+    response_model=responses.Health,
     responses=_UNWELL,
     summary="Check that the node is ready for requests",
 )

@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from sandq.client.json_format import when
 from sandq.model.errors import Overloaded, SandqError, Unavailable
 from sandq.model.sources import source_of
-from sandq.server.http import answers_overview as answers
 from sandq.server.http import problems
+from sandq.server.http import responses_overview as responses
 from sandq.server.http.caller import access_of, address_of, caller_of
 from sandq.server.http.cluster_watch import ClusterView, ClusterWatch, Watcher, findings_of, may_read, packed
 from sandq.server.http.event_streams import EVENTS, MEDIA_TYPE, error_event
@@ -33,7 +33,7 @@ _HEARTBEAT: Final = b": -\n\n"
 @router.get(
     "/overview",
     operation_id="getOverview",
-    response_model=answers.Overview,
+    response_model=responses.Overview,
     summary="Get all topics with rates, lag, bytes and lateness",
 )
 async def overview(
@@ -83,7 +83,7 @@ async def stream(request: Request) -> Response:
 @router.get(
     "/topics/{topic}/history",
     operation_id="getHistory",
-    response_model=answers.History,
+    response_model=responses.History,
     summary="Get the last hour of a topic",
 )
 async def history(request: Request, topic: TopicName) -> Found:

@@ -9,7 +9,7 @@ from fastapi import Request
 
 from sandq.client.json_format import when
 from sandq.model.errors import NotFound
-from sandq.server.http import answers, bodies
+from sandq.server.http import bodies, responses
 from sandq.server.http.gateway import Found, gateway_of
 from sandq.server.http.routes_groups import GROUP, GroupName
 from sandq.server.http.routes_topics import TopicName
@@ -21,7 +21,7 @@ router = router_of("groups")
 @router.get(
     "/topics/{topic}/pushes",
     operation_id="listPushes",
-    response_model=answers.Pushes,
+    response_model=responses.Pushes,
     summary="List the groups of a topic that are pushed",
 )
 async def list_(request: Request, topic: TopicName) -> Found:
@@ -31,7 +31,7 @@ async def list_(request: Request, topic: TopicName) -> Found:
 @router.get(
     f"{GROUP}/push",
     operation_id="getPush",
-    response_model=answers.Push,
+    response_model=responses.Push,
     summary="Get the push settings and state of a group",
 )
 async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
@@ -44,7 +44,7 @@ async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
 @router.put(
     f"{GROUP}/push",
     operation_id="setPush",
-    response_model=answers.PushSettings,
+    response_model=responses.PushSettings,
     summary="Push the messages of a group to a URL",
 )
 async def set_(request: Request, topic: TopicName, group: GroupName, body: bodies.PushIn) -> Found:

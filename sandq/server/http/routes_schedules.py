@@ -9,8 +9,8 @@ from fastapi import Path, Query, Request
 from sandq.client import Schedule, Schedules
 from sandq.client.schedules import fire_json, schedule_json
 from sandq.protocol.requests_schedules import TIMES_MOST
-from sandq.server.http import answers_schedules as answers
 from sandq.server.http import bodies_schedules as bodies
+from sandq.server.http import responses_schedules as responses
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.ndjson import DEFAULT_LIMIT, NDJSON, Limit, as_ndjson, page_of, wants_ndjson
 from sandq.server.http.paths import segment_router
@@ -27,7 +27,7 @@ Tenant = Annotated[str | None, Query(description="In a fair topic: the tenant; `
 @router.get(
     ALL,
     operation_id="listSchedules",
-    response_model=answers.SchedulePage,
+    response_model=responses.SchedulePage,
     responses=NDJSON,
     summary="List schedules by name",
 )
@@ -58,7 +58,7 @@ async def list_(
     ALL,
     operation_id="createSchedules",
     status_code=201,
-    response_model=answers.Schedule | answers.SchedulesStored,
+    response_model=responses.Schedule | responses.SchedulesStored,
     summary="Create a schedule, or many",
 )
 async def create(request: Request, topic: TopicName, body: bodies.MakeIn) -> Any:
@@ -74,7 +74,7 @@ async def create(request: Request, topic: TopicName, body: bodies.MakeIn) -> Any
 @router.post(
     "/schedules/preview",
     operation_id="previewSchedule",
-    response_model=answers.Fires,
+    response_model=responses.Fires,
     summary="Preview when a schedule would fire",
 )
 async def preview(request: Request, body: bodies.PreviewIn) -> Found:
@@ -87,7 +87,7 @@ async def preview(request: Request, body: bodies.PreviewIn) -> Found:
 @router.get(
     ONE,
     operation_id="getSchedule",
-    response_model=answers.Schedule,
+    response_model=responses.Schedule,
     summary="Get a schedule, its state and its last occurrences",
 )
 async def show(
@@ -96,7 +96,7 @@ async def show(
     return schedule_json(await _of(request, topic).get(name, tenant=tenant), as_text=as_text)
 
 
-@router.patch(ONE, operation_id="updateSchedule", response_model=answers.Schedule, summary="Change a schedule")
+@router.patch(ONE, operation_id="updateSchedule", response_model=responses.Schedule, summary="Change a schedule")
 async def update(
     request: Request, topic: TopicName, name: ScheduleName, body: bodies.ScheduleUpdate, tenant: Tenant = None
 ) -> Found:
@@ -113,7 +113,7 @@ async def delete(request: Request, topic: TopicName, name: ScheduleName, tenant:
 
 
 @router.get(
-    f"{ONE}/next", operation_id="nextOccurrences", response_model=answers.Fires, summary="List the next occurrences"
+    f"{ONE}/next", operation_id="nextOccurrences", response_model=responses.Fires, summary="List the next occurrences"
 )
 async def next_(
     request: Request,
@@ -149,7 +149,7 @@ async def resume(request: Request, topic: TopicName, name: ScheduleName, tenant:
 @router.post(
     f"{ONE}/trigger",
     operation_id="triggerSchedule",
-    response_model=answers.Triggered,
+    response_model=responses.Triggered,
     summary="Send a schedule's message now",
 )
 async def trigger(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> Found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Request
 from fastapi.responses import Response
 
-from sandq.server.http import answers, bodies
+from sandq.server.http import bodies, responses
 from sandq.server.http.caller import address_of, caller_of
 from sandq.server.http.gateway import gateway_of, run_waiting
 from sandq.server.http.queries import Statement
@@ -14,7 +14,7 @@ from sandq.server.http.strict import router_of
 router = router_of("sql")
 
 
-@router.post("/sql", operation_id="runSql", response_model=answers.SqlRows, summary="Run an SQL statement")
+@router.post("/sql", operation_id="runSql", response_model=responses.SqlRows, summary="Run an SQL statement")
 async def run_sql(request: Request, body: bodies.SqlIn) -> Response:
     """Read-only: SELECT, SHOW, DESCRIBE and EXPLAIN over messages, groups, keys and the cluster. 409 if SQL is off in
     the configuration. The statement ends when its time is over, or the client disconnects."""

@@ -12,7 +12,7 @@ from sandq.model.access import Right
 from sandq.model.errors import InvalidSetting
 from sandq.model.outbox import DEAD_LETTER_TOPIC
 from sandq.protocol.requests_messages import BUCKETS_MAX
-from sandq.server.http import answers, bodies
+from sandq.server.http import bodies, responses
 from sandq.server.http.caller import access_of, authorize
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.strict import router_of
@@ -22,7 +22,7 @@ TopicName = Annotated[str, Path(description="The topic's name.")]
 
 
 @router.post(
-    "/topics", operation_id="createTopic", status_code=201, response_model=answers.Topic, summary="Create a topic"
+    "/topics", operation_id="createTopic", status_code=201, response_model=responses.Topic, summary="Create a topic"
 )
 async def create(request: Request, body: bodies.TopicCreate) -> Found:
     """409 TOPIC_EXISTS if there is a topic with this name."""
@@ -37,7 +37,7 @@ async def create(request: Request, body: bodies.TopicCreate) -> Found:
     return topic_json(record)
 
 
-@router.get("/topics", operation_id="listTopics", response_model=answers.Topics, summary="List all topics, by name")
+@router.get("/topics", operation_id="listTopics", response_model=responses.Topics, summary="List all topics, by name")
 async def list_(request: Request) -> Found:
     """Only topics on which the caller has some right."""
     records, access = await gateway_of(request).client.admin.list_topics(), access_of(request)
@@ -45,7 +45,10 @@ async def list_(request: Request) -> Found:
 
 
 @router.get(
-    "/topics/{topic}", operation_id="getTopic", response_model=answers.TopicHeld, summary="Get a topic and its contents"
+    "/topics/{topic}",
+    operation_id="getTopic",
+    response_model=responses.TopicHeld,
+    summary="Get a topic and its contents",
 )
 async def show(request: Request, topic: TopicName) -> Found:
     admin = gateway_of(request).client.admin
@@ -55,7 +58,7 @@ async def show(request: Request, topic: TopicName) -> Found:
 @router.patch(
     "/topics/{topic}",
     operation_id="updateTopic",
-    response_model=answers.Topic,
+    response_model=responses.Topic,
     summary="Change settings; add partitions or replicas",
 )
 async def update(request: Request, topic: TopicName, body: bodies.TopicUpdate) -> Found:
@@ -78,7 +81,7 @@ async def delete(request: Request, topic: TopicName) -> None:
 @router.post(
     "/topics/{topic}/purge",
     operation_id="purgeTopic",
-    response_model=answers.Job,
+    response_model=responses.Job,
     summary="Remove all messages that are not leased",
 )
 async def purge(request: Request, topic: TopicName) -> Found:
@@ -91,7 +94,7 @@ async def purge(request: Request, topic: TopicName) -> Found:
 @router.get(
     "/topics/{topic}/forecast",
     operation_id="forecastTopic",
-    response_model=answers.Forecast,
+    response_model=responses.Forecast,
     summary="Forecast when messages become due",
 )
 async def forecast(

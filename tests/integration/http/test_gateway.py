@@ -17,7 +17,7 @@ import trio
 
 from sandq.model.config_types import Address
 from sandq.node.running import Serving
-from sandq.server.http import alone, guards
+from sandq.server.http import guards, standalone
 from sandq.server.http.bounds import FULL, SPARE_SLOTS
 from sandq.server.http.connections import AHEAD_BYTES
 from tests.support.nodes.gateway import PATIENT, gateway
@@ -283,7 +283,7 @@ async def test_it_ends_what_waits_and_answers_it(small: Serving) -> None:
 
 
 async def test_it_is_ready_while_the_cluster_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone, "POLL_S", 0.01)
+    monkeypatch.setattr(standalone, "POLL_S", 0.01)
     stop = trio.Event()
 
     async def run(task_status: trio.TaskStatus[Serving]) -> None:

@@ -15,9 +15,9 @@ from sandq.client.tls import ClientTls
 from sandq.model.config_sql import SqlSection
 from sandq.model.config_types import Address
 from sandq.model.limits import Limits
-from sandq.server.http.alone import bind, serve_alone
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
+from sandq.server.http.standalone import bind, serve_standalone
 from sandq.server.http.tls_listener import TlsListener
 from tests.support.waiting import PATIENCE_S
 
@@ -61,7 +61,7 @@ async def gateway(
 
     async def serve(portal: BlockingPortal) -> None:
         stops.append((portal, anyio.Event()))
-        await serve_alone(
+        await serve_standalone(
             listeners, settings, limits, deadlines, stops[0][1], lambda: token.run_sync_soon(ready.set), tls
         )
 

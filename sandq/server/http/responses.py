@@ -7,11 +7,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Answer(BaseModel):
+class ResponseModel(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class Topic(Answer):
+class Topic(ResponseModel):
     name: str
     kind: str
     partitions: int
@@ -29,11 +29,11 @@ class TopicHeld(Topic):
     stats: list[dict[str, Any]] = Field(description="Contents of each partition.")
 
 
-class Topics(Answer):
+class Topics(ResponseModel):
     topics: list[Topic]
 
 
-class Stored(Answer):
+class Stored(ResponseModel):
     id: str = Field(description="26 characters that identify the message for good, even after it is moved.")
     offset: str
     partition: int
@@ -49,7 +49,7 @@ class Stored(Answer):
     )
 
 
-class Refusal(Answer):
+class Refusal(ResponseModel):
     """Why a message of many was not stored."""
 
     code: str
@@ -57,7 +57,7 @@ class Refusal(Answer):
     retriable: bool
 
 
-class StoredOne(Answer):
+class StoredOne(ResponseModel):
     """The outcome of a message of many: the members for a single message, or an `error`."""
 
     id: str | None = None
@@ -69,7 +69,7 @@ class StoredOne(Answer):
     error: Refusal | None = None
 
 
-class StoredMany(Answer):
+class StoredMany(ResponseModel):
     stored: int
     failed: int
     results: list[StoredOne] = Field(description="In order: `id`, `offset` and `partition`, or an `error`.")
@@ -85,7 +85,7 @@ _HEADERS: Any = Field(default=None, description='Headers, if there are any; byte
 _HEADERS_BASE64: Any = Field(default=None, description="The headers, if they are no map with text keys.")
 
 
-class Message(Answer):
+class Message(ResponseModel):
     id: str
     offset: str
     topic: str
@@ -105,14 +105,14 @@ class Message(Answer):
 _VERSION: Any = Field(description="26 characters that identify this write. Versions of a key sort by time.")
 
 
-class Put(Answer):
+class Put(ResponseModel):
     key: str | None = _KEY
     key_base64: str | None = _KEY_BASE64
     version: str = _VERSION
     partition: int
 
 
-class Entry(Answer):
+class Entry(ResponseModel):
     key: str | None = _KEY
     key_base64: str | None = _KEY_BASE64
     json_: Any = _JSON
@@ -125,16 +125,16 @@ class Entry(Answer):
     partition: int
 
 
-class Deleted(Answer):
+class Deleted(ResponseModel):
     version: str = Field(description="Version of the deletion.")
 
 
-class KeyPage(Answer):
+class KeyPage(ResponseModel):
     keys: list[Entry]
     next: str | None = Field(description="`start` of the next page; null on the last page.")
 
 
-class Change(Answer):
+class Change(ResponseModel):
     key: str | None = _KEY
     key_base64: str | None = _KEY_BASE64
     json_: Any = _JSON
@@ -148,7 +148,7 @@ class Change(Answer):
     partition: int
 
 
-class Changes(Answer):
+class Changes(ResponseModel):
     changes: list[Change]
     position: str = Field(description="`after` of the next request.")
 
@@ -160,16 +160,16 @@ class Leased(Message):
     lease_until: str
 
 
-class LeasedMessages(Answer):
+class LeasedMessages(ResponseModel):
     messages: list[Leased]
     without_leader: list[int] = Field(description="Partitions without a leader: their messages are missing here.")
 
 
-class Settled(Answer):
+class Settled(ResponseModel):
     settled: int
 
 
-class Extended(Answer):
+class Extended(ResponseModel):
     lease_until: str | None = Field(description="End of the lease that ends first now; null if there are none.")
 
 
@@ -185,7 +185,7 @@ class StoredMessage(Message):
     size: int = Field(description="Bytes of its value.")
 
 
-class Page(Answer):
+class Page(ResponseModel):
     messages: list[StoredMessage]
     next: str | None = Field(description="`after` of the next page; null on the last page.")
 
@@ -206,45 +206,45 @@ class DeadLetter(Message):
     not_forwarded: str | None = Field(default=None, description="Why the dead letter topic did not accept it.")
 
 
-class DeadPage(Answer):
+class DeadPage(ResponseModel):
     messages: list[DeadLetter]
     next: str | None
 
 
-class LogPage(Answer):
+class LogPage(ResponseModel):
     messages: list[Message]
     next: str | None = Field(description="`start` of the next page; null on the last page.")
 
 
-class Why(Answer):
+class Why(ResponseModel):
     id: str
     state: str
     groups: list[dict[str, Any]]
 
 
-class Changed(Answer):
+class Changed(ResponseModel):
     id: str
     offset: str | None = None
 
 
-class Job(Answer):
+class Job(ResponseModel):
     matched: int
     done: int
     too_late: int = Field(description="Matching messages that a consumer had received already.")
 
 
-class DeadOutcome(Answer):
+class DeadOutcome(ResponseModel):
     id: str
     outcome: str = Field(description="`redriven`, `purged`, `not_dead` or `not_found`.")
     state: str | None = Field(default=None, description="If `not_dead`: `leased`, `waiting` or `ready`.")
 
 
-class DeadOutcomes(Answer):
+class DeadOutcomes(ResponseModel):
     done: int = Field(description="Number of messages that were redriven or purged.")
     results: list[DeadOutcome] = Field(description="One entry for each of `ids`, in order; repeated ids have one.")
 
 
-class PushSettings(Answer):
+class PushSettings(ResponseModel):
     group: str
     url: str
     secrets: list[str] = Field(description="Hints; the secrets are not shown.")
@@ -252,7 +252,7 @@ class PushSettings(Answer):
     request_timeout: str
 
 
-class PushNode(Answer):
+class PushNode(ResponseModel):
     node: str
     state: str
     retry_in_ms: int | None = Field(description="If `waiting`: time until the next try.")
@@ -273,11 +273,11 @@ class Push(PushSettings):
     nodes: list[PushNode]
 
 
-class Pushes(Answer):
+class Pushes(ResponseModel):
     pushes: list[Push]
 
 
-class Group(Answer):
+class Group(ResponseModel):
     group: str
     lag: int = Field(description="Messages that are due and not acked: ready, leased and waiting.")
     ready: int
@@ -306,7 +306,7 @@ class Group(Answer):
     partitions: list[dict[str, Any]]
 
 
-class Consumer(Answer):
+class Consumer(ResponseModel):
     consumer: str
     address: str | None = Field(description="Address of its connection; null if it sends lease requests instead.")
     since: str | None = Field(description="When it subscribed.")
@@ -316,25 +316,25 @@ class Consumer(Answer):
     leased_at: str | None = Field(description="When the oldest of these was leased.")
 
 
-class Consumers(Answer):
+class Consumers(ResponseModel):
     consumers: list[Consumer] = Field(description="Consumers with the most messages first.")
     left_out: int = Field(description="Minimum number of further consumers, which are not listed.")
 
 
-class Groups(Answer):
+class Groups(ResponseModel):
     groups: list[Group]
 
 
-class Seeked(Answer):
+class Seeked(ResponseModel):
     cursors: dict[str, str] = Field(description="New position in each partition.")
 
 
-class Bucket(Answer):
+class Bucket(ResponseModel):
     start: str
     messages: int
 
 
-class Forecast(Answer):
+class Forecast(ResponseModel):
     now: str
     unit: str
     buckets: list[Bucket] = Field(description="Units of time; those without messages are left out.")
@@ -346,7 +346,7 @@ class Forecast(Answer):
 _OTHERS = "Members that are not nodes of the cluster: not joined yet, or other machines of the same Serf cluster."
 
 
-class Node(Answer):
+class Node(ResponseModel):
     """A registered node, with its state as known by gossip."""
 
     node: str
@@ -361,24 +361,24 @@ class Node(Answer):
     feature_levels: list[int] = Field(description="Lowest and highest feature level that its version supports.")
 
 
-class Changing(Answer):
+class Changing(ResponseModel):
     node: str
     standing: str
 
 
-class Finalized(Answer):
+class Finalized(ResponseModel):
     before: int = Field(description="Feature level of the cluster before.")
     after: int = Field(description="Highest level that all nodes support.")
     dry_run: bool = Field(description="Whether the level was not changed.")
 
 
-class LogLevel(Answer):
+class LogLevel(ResponseModel):
     level: str = Field(description="Current level.")
     configured: str = Field(description="Level in the configuration.")
     until_ms: int | None = Field(description="When the configured level is restored; null: at a restart, or already.")
 
 
-class Dump(Answer):
+class Dump(ResponseModel):
     process: dict[str, Any]
     threads: list[dict[str, Any]] = Field(description="Threads with their stacks, innermost frame first.")
     tasks: list[dict[str, Any]] = Field(description="Tasks of the event loop, with their depths and stacks.")
@@ -394,7 +394,7 @@ class Dump(Answer):
     log: list[str] = Field(description="The last log lines.")
 
 
-class Partition(Answer):
+class Partition(ResponseModel):
     topic: str
     partition: int
     leader: str | None
@@ -407,11 +407,11 @@ class Partition(Answer):
     )
 
 
-class Partitions(Answer):
+class Partitions(ResponseModel):
     partitions: list[Partition]
 
 
-class Cluster(Answer):
+class Cluster(ResponseModel):
     cluster: str
     cluster_uuid: str = Field(description="Empty if the node that answers belongs to no cluster yet.")
     waiting: str | None = Field(description="Why it belongs to none yet, for people.")
@@ -433,16 +433,16 @@ class Cluster(Answer):
     )
 
 
-class Founded(Answer):
+class Founded(ResponseModel):
     cluster_uuid: str
 
 
-class Nodes(Answer):
+class Nodes(ResponseModel):
     nodes: list[Node]
     others: list[dict[str, Any]] = Field(description=_OTHERS)
 
 
-class Clock(Answer):
+class Clock(ResponseModel):
     guarded_ms: int
     wall_ms: int
     drift_ms: int = Field(description="Wall clock minus guarded clock.")
@@ -452,18 +452,18 @@ class Clock(Answer):
     peers: dict[str, int] = Field(description="Guarded clock of each other node, minus this node's.")
 
 
-class ClockReset(Answer):
+class ClockReset(ResponseModel):
     outcome: str = Field(description="begun, under_way (it had begun before), or not_ahead (no reset is needed).")
     floor_ms: int = Field(description="The partition's floor before.")
     now_ms: int = Field(description="The partition's time afterwards.")
     clock_epoch: int = Field(description="Number of resets of its clock.")
 
 
-class Health(Answer):
+class Health(ResponseModel):
     status: str
 
 
-class Audit(Answer):
+class Audit(ResponseModel):
     lines: list[dict[str, Any]] = Field(
         description="Oldest first: `time`, `node`, `principal`, `peer`, `gateway`, `request`, `about`, `result`, "
         "`request_id`."
@@ -473,12 +473,12 @@ class Audit(Answer):
     missing: dict[str, str] = Field(description="Nodes whose lines are missing, with the reason.")
 
 
-class SloBucket(Answer):
+class SloBucket(ResponseModel):
     up_to_ms: float | None = Field(description="Upper bound of the lateness in this bucket; null: no bound.")
     deliveries: int
 
 
-class SloNode(Answer):
+class SloNode(ResponseModel):
     node: str
     since_ms: int = Field(description="Since when it counts.")
     deliveries: int
@@ -491,13 +491,13 @@ class SloNode(Answer):
     clock_median_ms: int | None = Field(description="Median of the others' clocks, minus its own.")
 
 
-class SloTopic(Answer):
+class SloTopic(ResponseModel):
     topic: str
     deliveries: int = Field(description="Number since the nodes started.")
     late: int
 
 
-class Slo(Answer):
+class Slo(ResponseModel):
     lateness_ms: int = Field(description="Maximum lateness of a delivery that is in time.")
     target: float = Field(description="Share of deliveries that should be in time.")
     window_ms: int = Field(description="Duration that the objective covers.")
@@ -520,13 +520,13 @@ class Slo(Answer):
     missing: dict[str, str] = Field(description="Nodes that are missing, with the reason.")
 
 
-class Whoami(Answer):
+class Whoami(ResponseModel):
     principal: str
     grants: list[str] | None = Field(description="Rights and their scope; null: everything.")
     quota: dict[str, int]
 
 
-class Identity(Answer):
+class Identity(ResponseModel):
     principal: str
     grants: list[str]
     created_at: str
@@ -539,28 +539,28 @@ class NewToken(Identity):
     token: str = Field(description="Its text, which is shown only once.")
 
 
-class Identities(Answer):
+class Identities(ResponseModel):
     identities: list[Identity]
 
 
-class Role(Answer):
+class Role(ResponseModel):
     name: str
     grants: list[str]
     built_in: bool
 
 
-class Roles(Answer):
+class Roles(ResponseModel):
     roles: list[Role]
 
 
-class BackupProgress(Answer):
+class BackupProgress(ResponseModel):
     partitions: int
     partitions_done: int
     bytes: int = Field(description="Estimated bytes of all rows.")
     bytes_done: int
 
 
-class Backup(Answer):
+class Backup(ResponseModel):
     backup_id: str
     problem: str | None = Field(default=None, description="Why it is unusable; null if it is usable.")
     kind: str | None = None
@@ -582,17 +582,17 @@ class Backup(Answer):
     )
 
 
-class LastBackup(Answer):
+class LastBackup(ResponseModel):
     backup_id: str | None = Field(description="null if it failed.")
     error: str | None
 
 
-class SqlColumn(Answer):
+class SqlColumn(ResponseModel):
     name: str
     type: str = Field(description="Type name of Arrow.")
 
 
-class SqlRows(Answer):
+class SqlRows(ResponseModel):
     columns: list[SqlColumn]
     rows: list[list[Any]] = Field(
         description='Times are text, in UTC, as are integers beyond 2^53; bytes that are not UTF-8 are {"base64": ...}.'
@@ -600,14 +600,14 @@ class SqlRows(Answer):
     more: bool = Field(description="Whether there are more rows than `limit`.")
 
 
-class LastRestore(Answer):
+class LastRestore(ResponseModel):
     backup_id: str
     topics: dict[str, str] = Field(description="New name of each topic of the backup.")
     warnings: list[str]
     error: str | None
 
 
-class Backups(Answer):
+class Backups(ResponseModel):
     backups: list[Backup]
     running: BackupProgress | None = Field(description="Progress of the backup that is running here.")
     last: LastBackup | None = Field(description="The last backup that was made here since the start.")

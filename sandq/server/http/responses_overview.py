@@ -6,13 +6,13 @@ from typing import Any
 
 from pydantic import Field
 
-from sandq.server.http.answers import Answer
+from sandq.server.http.responses import ResponseModel
 
 _LATE_50: Any = Field(description="Median lateness of first deliveries, in ms; null if there were none.")
 _LATE_99: Any = Field(description="99th percentile of the lateness of first deliveries, in ms.")
 
 
-class TopicOverview(Answer):
+class TopicOverview(ResponseModel):
     """A topic as one row. Rates cover the last `over_ms` of the response, and lateness the last minute."""
 
     topic: str
@@ -41,7 +41,7 @@ class TopicOverview(Answer):
     late_p99_ms: float | None = _LATE_99
 
 
-class GroupOverview(Answer):
+class GroupOverview(ResponseModel):
     """A group as one row."""
 
     topic: str
@@ -65,7 +65,7 @@ class GroupOverview(Answer):
     oldest_at: str | None
 
 
-class Finding(Answer):
+class Finding(ResponseModel):
     """A situation that needs attention."""
 
     situation: str = Field(description="Name of the situation in docs/operations.md, What needs attention.")
@@ -77,7 +77,7 @@ class Finding(Answer):
     group: str | None = None
 
 
-class Overview(Answer):
+class Overview(ResponseModel):
     at: str = Field(description="Time by the clock of the nodes.")
     over_ms: int = Field(description="Duration that rates cover.")
     topics: list[TopicOverview]
@@ -89,7 +89,7 @@ class Overview(Answer):
     missing: dict[str, str] = Field(description="Nodes whose partitions are missing here, with the reason.")
 
 
-class HistorySlot(Answer):
+class HistorySlot(ResponseModel):
     """Counts of events in one slot of time."""
 
     start: str
@@ -101,7 +101,7 @@ class HistorySlot(Answer):
     late_p99_ms: float | None = _LATE_99
 
 
-class History(Answer):
+class History(ResponseModel):
     slot_ms: int
     slots: list[HistorySlot] = Field(description="Slots with events, oldest first.")
     missing: dict[str, str] = Field(description="Nodes whose partitions are missing here, with the reason.")

@@ -98,7 +98,7 @@ class GatewayState:
         return out.text(encode(self._registry)), content_type
 
 
-async def serve_alone(
+async def serve_standalone(
     listeners: list[socket.socket],
     settings: HttpSettings,
     limits: Limits,

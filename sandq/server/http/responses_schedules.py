@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import Field
 
-from sandq.server.http.answers import Answer
+from sandq.server.http.responses import ResponseModel
 
 
-class Occurrence(Answer):
+class Occurrence(ResponseModel):
     occurrence_at: str
     fired_at: str
     outcome: str = Field(
@@ -18,7 +18,7 @@ class Occurrence(Answer):
     id: str | None = Field(description="Id of its message.")
 
 
-class Schedule(Answer):
+class Schedule(ResponseModel):
     """A schedule: the members that were given, and its state."""
 
     name: str
@@ -58,26 +58,26 @@ class Schedule(Answer):
     history: list[Occurrence] = Field(description="The last ten occurrences.")
 
 
-class SchedulePage(Answer):
+class SchedulePage(ResponseModel):
     schedules: list[Schedule]
     next: str | None = Field(description="`after` of the next page; null on the last page.")
 
 
-class SchedulesStored(Answer):
+class SchedulesStored(ResponseModel):
     created: int
     changed: int
     unchanged: int
 
 
-class Fire(Answer):
+class Fire(ResponseModel):
     occurrence_at: str
     local: str | None = Field(description="The same in the schedule's time zone.")
     fire_at: str = Field(description="Delivery time of its message, including the jitter.")
 
 
-class Fires(Answer):
+class Fires(ResponseModel):
     next: list[Fire]
 
 
-class Triggered(Answer):
+class Triggered(ResponseModel):
     id: str = Field(description="Id of the message.")
