@@ -103,7 +103,7 @@ class Window:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Window:
-        """Build it from its row in a summary: its fields in order."""
+        """Build a window from its row in a summary, which has the fields in order."""
         return cls(**dict(zip([each.name for each in fields(cls)], row, strict=True)))
 
     @property

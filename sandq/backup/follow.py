@@ -74,7 +74,7 @@ class Increment:
     """Topics that are not followed any more: they were deleted, or the right on them was lost."""
 
     def shown(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the increment as JSON."""
         return {
             "backup_id": self.backup_id,
             "increment": self.number,

@@ -38,7 +38,7 @@ class Listed:
         return self.spans[-1][1] if self.spans else None
 
     def shown(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the backup and its state as JSON."""
         if self.manifest is not None:
             chain_fields = {
                 "increments": self.increments,

@@ -67,7 +67,7 @@ class PartitionPart:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> PartitionPart:
-        """Build it from JSON."""
+        """Build the part of a partition from JSON."""
         files = tuple(FilePart(**file) for file in found["files"])
         return cls(found["partition"], found["index"], found["time_ms"], found["level"], files)
 
@@ -144,7 +144,7 @@ class Manifest:
         raise NoBackup(f"backup {self.backup_id} has no topic {name!r}")
 
     def shown(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the manifest as JSON."""
         return {
             "backup_id": self.backup_id,
             "kind": self.kind,

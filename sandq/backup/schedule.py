@@ -171,8 +171,10 @@ class BackupSchedule:
             self.standing.next_ms = last.begun_ms + int(self._every_s * 1000)
 
     async def _cluster(self) -> str | None:
-        """Return the UUID of the cluster, because the place may also have other clusters' backups; None if
-        unreachable."""
+        """Return the UUID of the cluster; None if it cannot be reached.
+
+        It tells the cluster's own backups from those of other clusters in the same place.
+        """
         with suppress(SandqError, OSError):
             found = await BackupTransfer(self._client).catalog()
             return str(found["cluster_uuid"])

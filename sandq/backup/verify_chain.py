@@ -31,7 +31,7 @@ class VerifiedChain:
     """Number of partitions that were replayed; None if it was not requested."""
 
     def shown(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the result as JSON."""
         found = {"increments": self.increments, "spans": [list(span) for span in self.spans], "replayed": self.replayed}
         return {**self.manifest.shown(), **found}
 

@@ -292,7 +292,7 @@ class GossipMembership:
             limit_s = self._timing.probe_interval_s - self._timing.probe_timeout_s
         core, intake = self._running, self._intake
         try:
-            with intake.asked() as slot:
+            with intake.outgoing() as slot:
                 request: Ping | PushPull | None = ask.ping
                 if request is None:
                     request = await intake.do(slot, core.building_push_pull(False))
@@ -309,7 +309,7 @@ class GossipMembership:
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         try:
-            with self._intake.asked_by(_host(stream)) as slot:
+            with self._intake.incoming(_host(stream)) as slot:
                 with trio.move_on_after(self._timing.stream_timeout_s):
                     await self._answer(stream, slot)
             self.traffic["streams_refused" if slot.is_lost else "streams_in"] += 1
@@ -342,7 +342,7 @@ class GossipMembership:
         """Exchange states with a seed. Raises ConnectionLost, ProtocolError; Unavailable if either side refuses the
         other."""
         core = self._running
-        with self._intake.asked() as slot:
+        with self._intake.outgoing() as slot:
             request = await self._intake.do(slot, core.building_push_pull(True))
             limit_s = self._timing.stream_timeout_s
             answer = await ask_over_stream(self._streams, seed, request, limit_s, self._intake, slot)

@@ -1,9 +1,9 @@
-"""Limit the slots, memory and CPU time of gossip streams, before a sender has proved anything.
+"""Limit the slots, memory and CPU time of gossip streams, because any host can open one.
 
-A stream proves only with its last byte that its sender has a key, and without keys it proves nothing. So slots are
-shared as at the peer port (`door`). All streams share a memory budget; if it is exhausted, the oldest stream of an
-unknown source is dropped. Work beyond a first time slice is done for one stream of unknown sources and one of members
-at a time, so that only one large state at a time takes more memory than its bytes.
+Only the last byte of a stream proves that its sender has a key, and without keys nothing proves it. So slots are
+shared as at the peer port (see `PeerSlots`). All streams share a memory budget; if it is exhausted, the oldest stream
+of an unknown source is dropped. Work beyond a first time slice is done for one stream of unknown sources and one of
+members at a time: a decoded state takes more memory than its bytes, so few large ones must exist at once.
 """
 
 from __future__ import annotations
@@ -39,26 +39,27 @@ class Intake:
         self._on_slice = on_slice
         self._held: dict[Slot, int] = {}
         """Bytes of the shared budget by stream, the oldest stream first."""
-        self._busy_with_members = trio.Lock()
-        self._busy_with_strangers = trio.Lock()
+        self._members_lock = trio.Lock()
+        self._others_lock = trio.Lock()
+        """Held during long work for a stream of an unknown source; the other lock, for a stream of a member."""
 
     @contextmanager
-    def asked_by(self, host: str) -> Iterator[Slot]:
+    def incoming(self, host: str) -> Iterator[Slot]:
         """Take a slot for an incoming stream. If the slot is lost to another stream, the block ends quietly."""
-        with self._slots.slot(host) as slot, self._noted(slot):
+        with self._slots.slot(host) as slot, self._tracked(slot):
             yield slot
 
     @contextmanager
-    def asked(self) -> Iterator[Slot]:
+    def outgoing(self) -> Iterator[Slot]:
         """Take a slot for an outgoing stream. Raises ConnectionLost if the stream is dropped for lack of memory."""
         slot = Slot("", is_known=True)
-        with slot.held(), self._noted(slot):
+        with slot.held(), self._tracked(slot):
             yield slot
         if slot.is_lost:
             raise ConnectionLost("other gossip streams use all of the memory budget, so the reply was dropped")
 
     @contextmanager
-    def _noted(self, slot: Slot) -> Iterator[None]:
+    def _tracked(self, slot: Slot) -> Iterator[None]:
         self._held[slot] = 0
         try:
             yield
@@ -87,7 +88,7 @@ class Intake:
         time_slice = TimeSlice()
         ended = _go_on(steps, time_slice)
         if ended is None:
-            async with self._busy_with_members if slot.is_known else self._busy_with_strangers:
+            async with self._members_lock if slot.is_known else self._others_lock:
                 while ended is None:
                     self._on_slice()
                     await time_slice.end()

@@ -16,7 +16,7 @@ from sandq.protocol.replies import Deliver
 M = TypeVar("M")
 
 REPORT_S: Final = 5.0
-"""Maximum time that a message waits until the broker knows that it was begun, in seconds."""
+"""Maximum time to wait until the broker has stored that a message was begun, in seconds."""
 
 
 class DeliveredChunk(Chunk):
@@ -62,7 +62,7 @@ class Arrival:
 
     @property
     def needs_report(self) -> bool:
-        """True if the broker must know that the next message was begun before it is taken."""
+        """True if the broker must store that the next message was begun, before the iterator takes it."""
         return self.begin_first and self.chunk.state.find(HELD, self.position) >= self.chunk.begun
 
     async def report(self, *, whole: bool) -> None:

@@ -38,7 +38,7 @@ class NackChange(NamedTuple):
         return cls(priority, packed)
 
     def to_map(self) -> dict[str, int | bytes]:
-        """Return the change as an item of a NACK has it."""
+        """Return the changed fields, as an item of a NACK request has them."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 

@@ -189,7 +189,7 @@ class Subscription:
     def take_arrived(self) -> Message | None:
         """Return the next message if it has arrived; never wait.
 
-        None also if the broker must know first that the message was begun.
+        Also returns None if the broker must first store that the message was begun: only `__anext__` can wait for that.
         """
         while self._arrivals and self._is_open and self._error is None:
             if self._arrivals[0].needs_report:

@@ -324,7 +324,7 @@ def _check_has_run(handler: Callable[[Any], object], found: object) -> None:
 
 
 def check_options(handler: object, concurrency: object) -> None:
-    """Raise InvalidRequest if these cannot be run."""
+    """Raise InvalidRequest if the handler cannot be called with a message, or `concurrency` is invalid."""
     if not callable(handler):
         raise InvalidRequest(f"handler: a function that takes a message is expected, not {handler!r}")
     _check_signature(handler)

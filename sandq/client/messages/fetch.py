@@ -42,7 +42,7 @@ class Stretch(NamedTuple):
 
     @classmethod
     def of(cls, topic: str, partition: int, start: Point | None, end: Point | None, pending: bool) -> Stretch:
-        """Build it from the caller's arguments. Raises InvalidRequest, InvalidTime."""
+        """Check the caller's arguments, and build a stretch from them. Raises InvalidRequest, InvalidTime."""
         if type(partition) is not int or not 0 <= partition <= PARTITION_MAX:
             raise InvalidRequest(f"partition: an int within 0..{PARTITION_MAX} is expected, not {partition!r}")
         first = offset_of(start, offset_model.FIRST)

@@ -47,7 +47,7 @@ class StoredMessage:
 
     @classmethod
     def of(cls, topic: str, record: MessageRecord) -> StoredMessage:
-        """Build it from the broker's record."""
+        """Build a stored message from the broker's record of it."""
         return cls(
             id=offset_model.to_text(record.id),
             offset=offset_model.to_text(record.offset),
@@ -165,7 +165,7 @@ class DeadLetter:
 
     @classmethod
     def of(cls, topic: str, group: str, record: DeadRecord) -> DeadLetter:
-        """Build it from the broker's record."""
+        """Build a dead letter from the broker's record of it."""
         return cls(
             id=offset_model.to_text(record.id),
             offset=offset_model.to_text(record.offset),

@@ -70,7 +70,7 @@ class Schedule:
 
     @classmethod
     def of(cls, topic: str, partition: int, record: ScheduleRecord) -> Schedule:
-        """Build it from the broker's record."""
+        """Build a schedule from the broker's record of it."""
         settings = record.settings
         return cls(
             name=of_schedule(record.name)[0],
