@@ -209,7 +209,7 @@ REFUSED: list[tuple[str, str, Any, int, str]] = [
     ("PATCH", "/topics/t", {"partitions": 1}, 400, "cannot become fewer"),
     ("PATCH", "/topics/t", {"replicas": 2}, 400, "2 replicas, and 1 nodes"),
     ("PATCH", "/topics/t", {"partitions": 0}, 400, "body.partitions"),
-    ("PATCH", "/topics/t", {"partitions": 3, "numPartitions": 3}, 400, "are the same"),
+    ("PATCH", "/topics/t", {"partitions": 3, "numPartitions": 3}, 400, "mean the same"),
     ("PATCH", "/topics/t", {}, 400, "nothing to change"),
 ]
 
