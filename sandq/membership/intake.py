@@ -3,7 +3,7 @@
 Only the last byte of a stream proves that its sender has a key, and without keys nothing proves it. So slots are
 shared as at the peer port (see `PeerSlots`). All streams share a memory budget; if it is exhausted, the oldest stream
 of an unknown source is dropped. Work beyond a first time slice is done for one stream of unknown sources and one of
-members at a time: a decoded state takes more memory than its bytes, and large ones together could exhaust it.
+members at a time: a decoded state takes more memory than its bytes, and several large ones could exhaust the memory.
 """
 
 from __future__ import annotations

@@ -145,7 +145,10 @@ async def test_what_cannot_be(tmp_path: Path) -> None:
 
 
 async def test_each_node_holds_so_many_partitions(tmp_path: Path) -> None:
-    refused = r"the nodes cannot hold \d more replicas .* node[123] holds \d, .* 4 at most \(limits.partitions_per_node\): add nodes"
+    refused = (
+        r"the nodes cannot hold \d more replicas .* node[123] holds \d, .* "
+        r"4 at most \(limits.partitions_per_node\): add nodes"
+    )
     async with three_nodes(tmp_path, LIMITS__PARTITIONS_PER_NODE="4") as nodes, nodes.connect() as client:
         await until_registered(nodes)
         await client.admin.create_topic("t", partitions=6, replicas=2)
