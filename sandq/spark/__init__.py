@@ -1,4 +1,5 @@
-"""The Spark pipeline's parts; they need pyarrow, and what is Spark's own stands in modules of its own.
+"""The Spark integration: `source` reads topics, `sink` writes to them, `jobs` are complete programs.
 
-Nothing is imported here: a worker that reads one partition loads what that needs.
+It needs pyarrow. Only some modules import pyspark, so that the others can be used and tested without it. This module
+imports nothing: a worker that reads one partition loads only the modules that it needs.
 """

@@ -1,4 +1,4 @@
-"""Who a job is to the cluster, by a token of its options or of a file that every executor has, and how it speaks."""
+"""Credentials of a query for the cluster: a token, or a file with one on every executor, and the settings of TLS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ OPTIONS: Final = (TOKEN, TOKEN_FILE, INSECURE, *TLS)
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """As the options have them; without any the environment says who it is (`SANDQ_TOKEN`, `SANDQ_TOKEN_FILE`)."""
+    """Credentials from the options.
+
+    If neither `token` nor `token_file` is set, the client uses the environment (`SANDQ_TOKEN`, `SANDQ_TOKEN_FILE`).
+    """
 
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
@@ -28,35 +31,38 @@ class Credentials:
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
-    """Files, which are read where tasks run; what is not said of TLS, the environment says (`SANDQ_CA`)."""
+    """Path of a PEM file, like `ca` and `cert`; the processes that connect read them.
+
+    Settings of TLS that are None come from the environment (`SANDQ_CA` and its like).
+    """
 
     def arguments(self) -> dict[str, Any]:
-        """Of `connect`."""
+        """Return the keyword arguments for `connect`."""
         token: Any = self.token if self.token_file is None else self._read
-        said = {"token": token, "insecure": self.insecure or None}
-        said |= {name: getattr(self, name) for name in TLS}
-        return {name: value for name, value in said.items() if value is not None}
+        values = {"token": token, "insecure": self.insecure or None}
+        values |= {name: getattr(self, name) for name in TLS}
+        return {name: value for name, value in values.items() if value is not None}
 
     def _read(self) -> str:
-        """The token, for each connection anew. Raises InvalidRequest."""
+        """Read the token from its file; called for each new connection. Raises InvalidRequest."""
         try:
             return Path(str(self.token_file)).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
-            raise InvalidRequest(f"{TOKEN_FILE} {self.token_file}: {why}") from None
+            reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+            raise InvalidRequest(f"{TOKEN_FILE} {self.token_file}: {reason}") from None
 
 
-NOBODY: Final = Credentials()
+NO_CREDENTIALS: Final = Credentials()
 
 
 def credentials_of(texts: OptionTexts) -> Credentials:
-    """What options say; mistakes are gathered there."""
+    """Parse the credentials; mistakes are added to `texts.mistakes`."""
     found = Credentials(
-        texts.one(TOKEN, _token, None),
-        texts.one(TOKEN_FILE, _file, None),
-        texts.one(INSECURE, truth, False),
-        texts.one(TLS[0], truth, None),
-        *(texts.one(name, _file, None) for name in TLS[1:]),
+        texts.value(TOKEN, _token, None),
+        texts.value(TOKEN_FILE, _file, None),
+        texts.value(INSECURE, truth, False),
+        texts.value(TLS[0], truth, None),
+        *(texts.value(name, _file, None) for name in TLS[1:]),
     )
     if found.token is not None and found.token_file is not None:
         texts.mistakes.append(f"{TOKEN} and {TOKEN_FILE}: one of them is enough")
@@ -64,7 +70,7 @@ def credentials_of(texts: OptionTexts) -> Credentials:
 
 
 def _token(text: str) -> str:
-    """It never shows what it was."""
+    """Check a token. The error never contains the token."""
     if not 0 < len(text) <= TOKEN_CHARS or not text.isascii() or not text.isprintable() or " " in text:
         raise InvalidRequest(f"1 to {TOKEN_CHARS} visible ASCII characters are expected")
     return text

@@ -1,7 +1,7 @@
-"""`spark.read.format("sandq")` and its like: what Spark calls, and where that is done.
+"""The data source `sandq` of Spark: implements the classes that `spark.read.format("sandq")` and its like call.
 
-Options are checked in `schema`, which Spark calls first: an error that `streamReader` raises is hidden by another one.
-Spark loads this in a process of its own for each of its questions: the client is loaded by those that need it.
+`schema` checks the options, because Spark calls it first and replaces an error of `streamReader` by a different one.
+Spark starts a process for each call and imports this module in it. So the client is imported only where it is needed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 try:
-    import pyarrow  # noqa: F401 - to say in time what is missing
+    import pyarrow  # noqa: F401 - to report at once that it is missing
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceReader,
@@ -89,7 +89,7 @@ class SandqDataSource(DataSource):
 
 
 def struct_of(options: SourceOptions) -> StructType:
-    """The columns, as Spark names their types; those of `columns.schema`."""
+    """Return the columns of the source as a Spark schema; the same columns as `columns.schema`."""
     times, pairs = TimestampType(), StructType([StructField("key", StringType()), StructField("value", BinaryType())])
     headers = [StructField("headers", ArrayType(pairs))] if options.extra.headers else []
     raw = [StructField("raw_headers", BinaryType()), StructField("ttl_ms", LongType())] if options.extra.raw else []
@@ -113,7 +113,7 @@ def struct_of(options: SourceOptions) -> StructType:
 
 
 def _read(options: SourceOptions, partition: InputPartition | None, narrowed: Narrowed) -> Iterator[Any]:
-    # Spark asks so when there is nothing to read.
+    # Spark passes None if there is nothing to read.
     task = None if partition is None else partition.value
     if task is None:
         return iter(())
@@ -121,17 +121,21 @@ def _read(options: SourceOptions, partition: InputPartition | None, narrowed: Na
         from sandq.spark.source.reading import read_task
 
         found = read_task(
-            task, options.servers, options.extra, fail_on_data_loss=options.fail_on_data_loss, who=options.who
+            task,
+            options.servers,
+            options.extra,
+            fail_on_data_loss=options.fail_on_data_loss,
+            credentials=options.credentials,
         )
     else:
         from sandq.spark.source.latest import read_latest
 
-        found = read_latest(task, options.servers, options.extra, options.who)
+        found = read_latest(task, options.servers, options.extra, options.credentials)
     return map(narrowed.rows, found)
 
 
 class BatchReader(DataSourceReader):
-    """Plans on the driver, reads on the workers."""
+    """The reader of a batch: the driver plans its tasks, the workers read them."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -142,7 +146,7 @@ class BatchReader(DataSourceReader):
         from sandq.spark.source.brokers import ClientBrokers
         from sandq.spark.source.latest import plan_latest
 
-        brokers = ClientBrokers(self._options.servers, self._options.who)
+        brokers = ClientBrokers(self._options.servers, self._options.credentials)
         try:
             plan = plan_latest if self._options.view == LATEST_VALUES else plan_batch
             return [InputPartition(task) for task in plan(self._options, brokers, self._narrowed)]
@@ -154,18 +158,24 @@ class BatchReader(DataSourceReader):
 
 
 class FilteredBatchReader(BatchReader):
-    """One that is told the query's filters. Spark does not let a reader have the method unless its setting
-    spark.sql.python.filterPushdown.enabled is true, so only who asks for it has this one."""
+    """A batch reader that gets the query's filters.
+
+    Spark rejects a reader with `pushFilters` unless its setting spark.sql.python.filterPushdown.enabled is true. So
+    this class is used only with the option `pushFilters`.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         from sandq.spark.source.filters import narrowed
 
         self._narrowed = narrowed(filters)
-        return filters  # Spark filters once more
+        return filters  # Spark applies all of them again
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives on the driver as long as its query; a copy of it, without a client, reads on the workers."""
+    """The reader of a stream: lives on the driver as long as its query.
+
+    The workers read with a copy of it, which has no client.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -190,7 +200,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open().report()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._open().aim()
+        self._open().set_target()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         tasks = self._open().tasks(Positions.parse(start), Positions.parse(end))
@@ -203,7 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._open().committed(Positions.parse(end))
 
     def stop(self) -> None:
-        """The hold stays, for who goes on from the checkpoint."""
+        """Close the client. The hold stays, because the query may continue from its checkpoint."""
         if self._brokers is not None:
             self._brokers.close()
             self._brokers = self._stream = None
@@ -214,6 +224,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             from sandq.spark.source.streams import Stream
 
             self._options.check_stream()
-            self._brokers = ClientBrokers(self._options.servers, self._options.who)
+            self._brokers = ClientBrokers(self._options.servers, self._options.credentials)
             self._stream = Stream(self._options, self._brokers)
         return self._stream

@@ -1,6 +1,6 @@
-"""What the options of the source and of the sink have in common: texts by name, in any case, and how they are read.
+"""Parsing of options, for the source and the sink: texts by name; the case of names does not matter.
 
-Mistakes are gathered rather than raised, so that a user is told all of them at once.
+Mistakes are collected instead of raised, so that one error names all of them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The source or the sink (`name`), and its options. `path`: what to do instead of naming a path. `of_spark`: in
-    lower case, what Spark takes for itself and hands over as well."""
+    """The source or the sink (`name`), and the names of its options.
+
+    `path`: the hint if a user gives a path. `of_spark`: names, in lower case, of options that Spark uses itself and
+    also passes on.
+    """
 
     name: str
     options: tuple[str, ...]
@@ -32,11 +35,11 @@ class Side:
     of_spark: frozenset[str] = frozenset()
 
     def by_lower(self) -> dict[str, str]:
-        """The proper names, by their lower case."""
+        """Return the names of the options by their lower-case form."""
         return {option.lower(): option for option in self.options}
 
     def unknown(self, given: str) -> str:
-        """The mistake of naming an option that is not there, with the one that may have been meant."""
+        """Return the error text for an unknown option, with a suggestion."""
         lower, proper = given.lower(), self.by_lower()
         if lower == "path":
             return f"path: {self.path}"
@@ -44,19 +47,19 @@ class Side:
             return f"{shown(given)}: that is an option of Kafka's {self.name}; the brokers are named with {SERVERS}"
         close = difflib.get_close_matches(lower, proper, n=1)
         if not close:
-            # sandq.subscribe, or servers alone
+            # A name within another, such as "sandq.subscribe", or "servers" for sandq.bootstrap.servers.
             close = [name for name in proper if name in lower or (len(given) > 3 and lower in name)]
         hint = f"did you mean {proper[close[0]]}?" if close else f"there are {', '.join(self.options)}"
         return f"{shown(given)}: no such option; {hint}"
 
     def refuse(self, mistakes: Sequence[str]) -> None:
-        """InvalidSetting that names every mistake, when there are any."""
+        """Raise InvalidSetting with all mistakes, if there are any."""
         if mistakes:
             raise InvalidSetting(f"sandq {self.name}: " + "; ".join(mistakes))
 
 
 class OptionTexts:
-    """What was given, by proper name, and what is wrong with it."""
+    """The given options by name, and the mistakes found in them so far."""
 
     def __init__(self, options: Mapping[str, str], side: Side) -> None:
         self.mistakes: list[str] = []
@@ -68,17 +71,21 @@ class OptionTexts:
                 if given.lower() not in side.of_spark:
                     self.mistakes.append(side.unknown(given))
             elif name in self._texts:
-                self.mistakes.append(f"{name}: it is given twice, in different case")
+                self.mistakes.append(f"{name}: it is given twice, in different upper and lower case")
             else:
                 self._texts[name] = text.strip()
 
     @property
     def names(self) -> frozenset[str]:
-        """Which options were given."""
+        """Names of the options that were given."""
         return frozenset(self._texts)
 
-    def one(self, name: str, parse: Callable[[str], T], default: D) -> T | D:
-        """An option's value; its default when it is not given, or is wrong (`parse` raises InvalidRequest)."""
+    def value(self, name: str, parse: Callable[[str], T], default: D) -> T | D:
+        """Return the parsed value of an option.
+
+        Returns `default` if the option is missing or wrong. It is wrong if `parse` raises InvalidRequest: that adds a
+        mistake.
+        """
         if name not in self._texts:
             return default
         try:
@@ -92,13 +99,13 @@ class OptionTexts:
 
 
 def shown(value: object) -> str:
-    """What a user gave, as an error repeats it."""
+    """Return a user's value as error messages show it: shortened if it is long."""
     text = str(value)
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
 
 
 def servers(text: str) -> tuple[str, ...]:
-    """ "host:port,host:port"."""
+    """Parse "host:port,host:port"."""
     found = tuple(part.strip() for part in text.split(","))
     for server in found:
         parse_server(server)
@@ -106,14 +113,14 @@ def servers(text: str) -> tuple[str, ...]:
 
 
 def truth(text: str) -> bool:
-    """ "true" or "false", in any case."""
+    """Parse "true" or "false" in upper or lower case."""
     if text.lower() not in ("true", "false"):
         raise InvalidRequest(f"true or false is expected, not {shown(text)!r}")
     return text.lower() == "true"
 
 
 def one_of(choices: Mapping[str, T]) -> Callable[[str], T]:
-    """What one of these words stands for, in any case."""
+    """Return a parser that accepts the words of `choices`, in upper or lower case, and returns their values."""
 
     def parse(text: str) -> T:
         if text.lower() not in choices:
@@ -124,7 +131,7 @@ def one_of(choices: Mapping[str, T]) -> Callable[[str], T]:
 
 
 def whole_number(most: int) -> Callable[[str], int]:
-    """1 to `most`, in decimal."""
+    """Return a parser of decimal numbers within 1..`most`."""
 
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and len(text) <= 18 and 1 <= int(text) <= most):
@@ -135,7 +142,7 @@ def whole_number(most: int) -> Callable[[str], int]:
 
 
 def duration_within(least_ms: int, most_ms: int) -> Callable[[str], int]:
-    """A duration as `times` has it, in milliseconds."""
+    """Return a parser of durations (`model.times`) within these limits; its result is in milliseconds."""
 
     def parse(text: str) -> int:
         ms = duration_ms(text)

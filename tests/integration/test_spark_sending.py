@@ -213,7 +213,10 @@ async def test_a_compacted_topic(node: Serving, api: sandq.Client) -> None:
     entries = [await kv.get(key) for key in keys]
     assert [None if one is None else int(one.value) for one in entries] == [0, 1000, None, *range(3, 100)]
     bad = pa.record_batch({"value": pa.array([b"1", b"2"]), "key": pa.array(["k", None])})
-    with pytest.raises(InvalidRequest, match=r"row 1 of Spark partition 1 .* column key: topic 't' is compacted"):
+    with pytest.raises(
+        InvalidRequest,
+        match=r"row 1 of Spark partition 1 .* column key: it is missing or empty: topic 't' is compacted",
+    ):
         await write(node.client_port, [bad])
 
 
@@ -284,8 +287,8 @@ async def test_ranks_that_a_topic_does_not_take(node: Serving, api: sandq.Client
     await api.admin.create_topic("p", kind="priority")
     for column, topic, says in (
         ({"priority": pa.array([None, 0])}, "t", "column priority: 't' is a timer topic; one of the kind priority or"),
-        ({"tenant": [None, "acme"]}, "t", "column tenant: 't' is a timer topic; one of the kind fair takes it"),
-        ({"tenant": [None, "acme"]}, "p", "column tenant: 'p' is a priority topic; one of the kind fair takes it"),
+        ({"tenant": [None, "acme"]}, "t", "column tenant: 't' is a timer topic; topics of the kind fair accept it"),
+        ({"tenant": [None, "acme"]}, "p", "column tenant: 'p' is a priority topic; topics of the kind fair accept it"),
     ):
         with pytest.raises(InvalidRequest, match=f"row 1 of Spark partition 1 .*{says}"):
             await write(node.client_port, [table([1, 2], **column)], topic=topic)

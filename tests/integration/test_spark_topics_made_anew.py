@@ -23,7 +23,7 @@ from sandq.spark.source import columns, latest
 from sandq.spark.source.brokers import ClientBrokers
 from sandq.spark.source.options import parse_options
 from sandq.spark.source.planning import Task
-from sandq.spark.source.reading import asking
+from sandq.spark.source.reading import page_fetcher
 from sandq.testing import Broker, broker
 
 BYTES = 400_000
@@ -71,7 +71,7 @@ def test_between_the_plan_of_a_batch_and_its_tasks(node: Broker, view: str) -> N
     (planned,) = reader.partitions()
     assert values(reader.read(planned)) == [*range(10)]
     make_anew(node, range(100, 120))
-    with pytest.raises(UnknownTopic, match="there is another one of this name"):
+    with pytest.raises(UnknownTopic, match="a new topic has its name"):
         list(reader.read(planned))
     (planned,) = reader.partitions()
     assert values(reader.read(planned)) == [*range(100, 120)], "a new batch is of the new topic"
@@ -86,7 +86,7 @@ def test_between_two_pages_of_a_task(node: Broker, monkeypatch: pytest.MonkeyPat
     got = values([next(batches)])
     make_anew(node, range(100, 150), size=BYTES)
     # The page that was on its way may be here as well, or have been asked for while there was no such topic at all.
-    with pytest.raises(UnknownTopic, match=r"there is another one of this name|there is no topic 't'"):
+    with pytest.raises(UnknownTopic, match=r"a new topic has its name|there is no topic 't'"):
         for batch in batches:
             got += values([batch])
     assert got == [*range(len(got))] and len(got) < 50
@@ -98,18 +98,18 @@ def test_a_client_that_knows_the_topic_that_was(node: Broker) -> None:
     brokers = ClientBrokers((node.address,))
     try:
         wanted = options(node).topics
-        ((place, found),) = brokers.places(wanted).items()
+        ((tp, found),) = brokers.partitions(wanted).items()
         closed = offsets.pack(node.now_ms(), 0, 0, 0)
-        ask = asking(brokers.client, Task("t", place.number, 0, offsets.FIRST, closed))
-        assert brokers.measure(place, "t", offsets.FIRST, None).messages == 10
-        assert sum(len(piece.batch) for piece in ask(offsets.FIRST).pieces)
+        fetch_page = page_fetcher(brokers.client, Task("t", tp.number, 0, offsets.FIRST, closed))
+        assert brokers.measure(tp, "t", offsets.FIRST, None).messages == 10
+        assert sum(len(piece.batch) for piece in fetch_page(offsets.FIRST).pieces)
         make_anew(node, range(100, 105))
-        with pytest.raises(UnknownTopic, match="there is another one of this name"):
-            brokers.measure(place, "t", offsets.FIRST, None)
-        with pytest.raises(UnknownTopic, match="there is another one of this name"):
-            ask(offsets.FIRST)
-        ((anew, found),) = brokers.places(wanted).items()
-        assert anew.number > place.number and found.topic == "t"
+        with pytest.raises(UnknownTopic, match="a new topic has its name"):
+            brokers.measure(tp, "t", offsets.FIRST, None)
+        with pytest.raises(UnknownTopic, match="a new topic has its name"):
+            fetch_page(offsets.FIRST)
+        ((anew, found),) = brokers.partitions(wanted).items()
+        assert anew.number > tp.number and found.topic == "t"
         reply = brokers.measure(anew, "t", offsets.FIRST, None)
         assert (reply.number, reply.messages) == (anew.number, 5)
     finally:
@@ -160,9 +160,9 @@ def test_between_the_plan_of_a_micro_batch_and_its_tasks(node: Broker, queries: 
     queries.append(query := Query(node))
     tasks = query.plan()
     make_anew(node, range(100, 120))
-    with pytest.raises(UnknownTopic, match="there is another one of this name"):
+    with pytest.raises(UnknownTopic, match="a new topic has its name"):
         query.read(tasks)
-    with pytest.raises(HistoryGone, match=r"partition 0 of topic .t. \(number \d+\) is gone"):
+    with pytest.raises(HistoryGone, match=r"partition 0 of topic .t. \(number \d+\) does not exist"):
         query.tasks()
 
 
@@ -219,7 +219,7 @@ def test_between_the_plan_and_the_latest_values(node: Broker, kind: str) -> None
     (planned,) = reader.partitions()
     assert values(reader.read(planned)) == [*range(20)]
     make_anew(node, range(0), kind=kind)
-    with pytest.raises(UnknownTopic, match="there is another one of this name"):
+    with pytest.raises(UnknownTopic, match="a new topic has its name"):
         list(reader.read(planned))
 
 
@@ -234,7 +234,7 @@ def test_between_two_pages_of_the_latest_values(node: Broker, monkeypatch: pytes
     got = values([next(batches)])
     make_anew(node, range(0), kind="compacted")
     put(node, range(100, 3000))
-    with pytest.raises(UnknownTopic, match="there is another one of this name"):
+    with pytest.raises(UnknownTopic, match="a new topic has its name"):
         for batch in batches:
             got += values([batch])
             assert max(got) < 2000, f"rows of both topics: {got}"

@@ -288,7 +288,7 @@ async def test_spark_reads_by_it(tmp_path: Path, authority: Authority) -> None:
         def look() -> int:
             brokers = ClientBrokers(options.servers, options.who)
             try:
-                return len(brokers.places(options.topics))
+                return len(brokers.partitions(options.topics))
             finally:
                 brokers.close()
 

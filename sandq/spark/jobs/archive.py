@@ -171,7 +171,7 @@ def _has_news(at: Directories, path: str, options: Mapping[str, str]) -> bool:
         return True
     position = _position(at, path, last)
     found = parse_options(options)
-    brokers = ClientBrokers(found.servers, found.who)
+    brokers = ClientBrokers(found.servers, found.credentials)
     try:
         return Stream(found, brokers).latest(position, None) != position
     finally:

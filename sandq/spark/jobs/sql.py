@@ -27,7 +27,7 @@ from sandq.spark.jobs.archive import archive_at
 from sandq.spark.jobs.session import failure
 from sandq.spark.option_texts import SERVERS
 from sandq.spark.source.options import EARLIEST
-from sandq.spark.source.positions import Place, Positions
+from sandq.spark.source.positions import Positions, TopicPartition
 from sandq.spark.source.streams import first_of
 from sandq.sync import connect
 
@@ -100,7 +100,7 @@ def messages(
     options["failOnDataLoss"] = str(fail_on_data_loss)
     if until is not None:
         options["endingTimestamp"] = str(instant_ms(until))
-    places = {record.name: list(range(len(record.partitions))) for record in records}
+    partitions = {record.name: list(range(len(record.partitions))) for record in records}
     parts = []
     there = None if archive is None else archive_at(spark, archive)
     if there is None and since is not None:
@@ -112,15 +112,19 @@ def messages(
         if until is not None:
             # Of partitions that are archived beyond it, the archive has all that is asked for.
             end = offset_model.to_text(offset_model.pack(instant_ms(until), 0, 0, 0))
-            places = {
-                topic: [one for one in of if starts[topic][str(one)] == EARLIEST or starts[topic][str(one)] < end]
-                for topic, of in places.items()
+            partitions = {
+                topic: [one for one in numbers if starts[topic][str(one)] == EARLIEST or starts[topic][str(one)] < end]
+                for topic, numbers in partitions.items()
             }
-        named = {topic: {str(one): starts[topic][str(one)] for one in of} for topic, of in places.items() if of}
+        named = {
+            topic: {str(one): starts[topic][str(one)] for one in numbers}
+            for topic, numbers in partitions.items()
+            if numbers
+        }
         options["startingOffsets"] = json.dumps(named)
-    places = {topic: partitions for topic, partitions in places.items() if partitions}
-    if places:
-        options["assign"] = json.dumps(places)
+    partitions = {topic: numbers for topic, numbers in partitions.items() if numbers}
+    if partitions:
+        options["assign"] = json.dumps(partitions)
         parts.append(_columns(spark.read.format("sandq").options(**options).load(), F.lit(False)))
     found = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
     for bound, below in ((since, False), (until, True)):
@@ -133,13 +137,13 @@ def messages(
 def _starts(records: Sequence[TopicRecord], positions: Positions, since: Instant | None) -> dict[str, dict[str, str]]:
     """Where the brokers are asked from on, for each partition: behind what is archived. A topic that is not archived is
     as the brokers have it; a partition that was added to one that is, is to be there whole."""
-    known = {place.number for place in positions}
+    known = {tp.number for tp in positions}
     least = offset_model.FIRST if since is None else offset_model.pack(instant_ms(since), 0, 0, 0)
     starts: dict[str, dict[str, str]] = {record.name: {} for record in records}
     for record in records:
         for partition in range(len(record.partitions)):
-            place = Place(record.number, partition)
-            start = positions.cursors.get(place, first_of(place, known))
+            tp = TopicPartition(record.number, partition)
+            start = positions.cursors.get(tp, first_of(tp, known))
             is_open = start == offset_model.FIRST
             starts[record.name][str(partition)] = EARLIEST if is_open else offset_model.to_text(max(start, least))
     return starts

@@ -1,1 +1,1 @@
-"""The sink: rows cut into chunks, each stored once."""
+"""The sink: splits rows into chunks, and stores each chunk once."""

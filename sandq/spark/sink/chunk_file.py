@@ -1,4 +1,4 @@
-"""Chunks kept in a temporary file, in case they have to be sent again."""
+"""`KeptChunks`: a temporary file of chunks that may have to be sent again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sandq.spark.sink.chunks import Chunk
 _HEAD: Final = struct.Struct("<QIHB?I")
 
 
-class Kept:
-    """Chunks of one topic partition, in order. The file is gone with the object, or the process."""
+class KeptChunks:
+    """Chunks of one topic partition, in order. The file is deleted with the object, or when the process ends."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -26,7 +26,7 @@ class Kept:
             self._file.write(_HEAD.pack(*head) + chunk.data)
 
     def read(self, topic: str, partition: int) -> Iterator[Chunk]:
-        """All of them."""
+        """Return all chunks in their order."""
         if self._file is None:
             return
         self._file.seek(0)

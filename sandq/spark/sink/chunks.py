@@ -1,12 +1,14 @@
-"""Rows cut into chunks, the batches that the sink sends: the same rows in the same order give the same chunks.
+"""Splits rows into chunks, the batches that the sink sends: the same rows in the same order give the same chunks.
 
-Neither time nor the way in which Arrow happened to slice the rows matters. Rows are gathered into *blocks*, by number
-and bytes alone; whatever else is decided (what goes where, what is full) is decided once a block.
+Neither time nor the sizes of Spark's record batches influence the chunks. Rows are first collected into *blocks*, whose
+limits depend only on the number and the bytes of rows. All later decisions (the partition of a row, which chunks are
+full) are made once per block.
 
-    record batches -> blocks -> by target (`partitioner`) -> lines -> chunks, numbered 1, 2, 3, ... in a topic partition
+    record batches -> blocks -> by target (`partitioner`) -> row queues -> chunks, numbered from 1 per topic partition
 
-Each chunk carries a checksum of all before it in its topic partition, its *chain*. That is for attempts whose rows came
-in another order: a broker compares the last five chunks of a producer only, and by their chains all others as well.
+Each chunk has a checksum of all chunks before it in its topic partition, its *chain*. It detects attempts whose rows
+came in a different order: a broker compares only the last five chunks of a producer, and with their chains it compares
+all chunks before them.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ BLOCK_ROWS: Final = 8192
 BLOCK_BYTES: Final = 8 << 20
 CHUNK_ROWS: Final = 16_384
 CHUNK_BYTES: Final = 4 << 20
-"""A chunk has at most so many; a larger row is one of its own."""
+"""Maximum bytes of a chunk; a larger row is a chunk by itself."""
 WAITING_BYTES: Final = 64 << 20
-"""When more wait for their chunks to be full, over all targets, chunks are sent that are not."""
+"""Maximum bytes of queued rows over all targets; with more, chunks are sent before they are full."""
 _CRC: Final = slice(4, 8)
 
 
@@ -41,24 +43,24 @@ class Chunk(NamedTuple):
     topic: str
     partition: int
     number: int
-    """In its topic partition, from 1 on."""
+    """Number in its topic partition, from 1."""
     rows: int
     chain: int
-    """Of the chunks before it, as `sequence_of` takes it."""
+    """Checksum of the chunks before it, for `sequence_of`."""
     on_conflict: int
     ignorable: bool
-    """Whether writing all of it again, under any name, stores nothing twice: its rows have unique keys."""
+    """True if the chunk may be written again by any producer without duplicates, because all rows have unique keys."""
     data: bytes
-    """The batch."""
+    """The encoded batch."""
 
 
-class Line:
-    """Rows in order, as record batches with a column of sizes."""
+class RowQueue:
+    """A queue of rows: record batches with a column of sizes."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.bytes = 0
-        self._batches: deque[tuple[Any, int]] = deque()  # and their bytes
+        self._batches: deque[tuple[Any, int]] = deque()  # (record batch, its bytes)
 
     def add(self, batch: Any) -> None:
         if batch.num_rows:
@@ -68,7 +70,7 @@ class Line:
             self.bytes += size
 
     def fits(self, most_rows: int, most_bytes: int) -> int:
-        """How many of the first rows are within both; one at least."""
+        """Return the number of rows at the front that fit both limits; at least 1."""
         found = 0
         for batch, size in self._batches:
             rows = batch.num_rows
@@ -83,7 +85,7 @@ class Line:
         return max(found, 1)
 
     def take(self, count: int) -> list[Any]:
-        """The first rows, taken out: one or more record batches."""
+        """Remove the first `count` rows and return them as record batches."""
         taken = []
         while count:
             batch, size = self._batches.popleft()
@@ -101,75 +103,74 @@ class Line:
 
 
 def blocks(batches: Iterable[Any]) -> Iterator[Any]:
-    """The rows of record batches in order, as record batches that do not depend on how those were cut."""
-    line = Line()
+    """Return the rows in their order, as blocks that do not depend on the sizes of the given record batches."""
+    queue = RowQueue()
     for batch in batches:
-        line.add(batch)
-        while line.rows > BLOCK_ROWS or line.bytes > BLOCK_BYTES:
-            yield _one(line.take(line.fits(BLOCK_ROWS, BLOCK_BYTES)))
-    while line.rows:
-        yield _one(line.take(line.fits(BLOCK_ROWS, BLOCK_BYTES)))
+        queue.add(batch)
+        while queue.rows > BLOCK_ROWS or queue.bytes > BLOCK_BYTES:
+            yield _joined(queue.take(queue.fits(BLOCK_ROWS, BLOCK_BYTES)))
+    while queue.rows:
+        yield _joined(queue.take(queue.fits(BLOCK_ROWS, BLOCK_BYTES)))
 
 
-def _one(batches: list[Any]) -> Any:
+def _joined(batches: list[Any]) -> Any:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 class Chunker:
-    """The rows of one task on their way into chunks."""
+    """Splits the rows of one task into chunks."""
 
     def __init__(self, on_conflict: int, batch_bytes: int) -> None:
-        """`on_conflict`: of rows with a unique key. `batch_bytes`: what the broker takes as a batch."""
+        """`on_conflict` is for rows with a unique key. `batch_bytes`: largest batch that the broker accepts."""
         self._on_conflict = on_conflict
         self._most_bytes = min(CHUNK_BYTES, batch_bytes // 2)
-        self._lines: dict[Target, Line] = {}
-        self._places: dict[tuple[str, int], _Place] = {}
+        self._queues: dict[Target, RowQueue] = {}
+        self._chains: dict[tuple[str, int], _Chain] = {}
         self._bytes = 0
 
     def add(self, target: Target, rows: Any) -> None:
-        """Rows for a target, in order."""
-        line = self._lines.setdefault(target, Line())
-        self._bytes -= line.bytes
-        line.add(rows)
-        self._bytes += line.bytes
+        """Queue rows for a target."""
+        queue = self._queues.setdefault(target, RowQueue())
+        self._bytes -= queue.bytes
+        queue.add(rows)
+        self._bytes += queue.bytes
 
     def full(self) -> Iterator[Chunk]:
-        """What is to be sent now; to be asked for after each block."""
-        for target, line in self._lines.items():
-            while line.rows > CHUNK_ROWS or line.bytes > self._most_bytes:
-                yield self._cut(target, line)
+        """Return the chunks to send now. Call it after each block."""
+        for target, queue in self._queues.items():
+            while queue.rows > CHUNK_ROWS or queue.bytes > self._most_bytes:
+                yield self._cut(target, queue)
         if self._bytes > WAITING_BYTES:
-            for target, line in self._lines.items():
-                if line.rows:
-                    yield self._cut(target, line)
+            for target, queue in self._queues.items():
+                if queue.rows:
+                    yield self._cut(target, queue)
 
     def rest(self) -> Iterator[Chunk]:
-        """What is left, at the end of the rows; after `full`."""
-        for target, line in self._lines.items():
-            while line.rows:
-                yield self._cut(target, line)
+        """Return the chunks of all queued rows. Call it after the last `full`."""
+        for target, queue in self._queues.items():
+            while queue.rows:
+                yield self._cut(target, queue)
 
-    def _cut(self, target: Target, line: Line) -> Chunk:
-        place = self._places.setdefault((target.topic, target.partition), _Place())
-        count = line.fits(CHUNK_ROWS, self._most_bytes)
-        self._bytes -= line.bytes
-        rows = line.take(count)
-        self._bytes += line.bytes
+    def _cut(self, target: Target, queue: RowQueue) -> Chunk:
+        position = self._chains.setdefault((target.topic, target.partition), _Chain())
+        count = queue.fits(CHUNK_ROWS, self._most_bytes)
+        self._bytes -= queue.bytes
+        rows = queue.take(count)
+        self._bytes += queue.bytes
         data = encode_rows(rows, relative=target.relative)
-        place.number += 1
-        chain = place.chain & MAX_CHAIN
-        place.chain = xxhash.xxh3_64_intdigest(data[_CRC], seed=place.chain)
+        position.number += 1
+        chain = position.chain & MAX_CHAIN
+        position.chain = xxhash.xxh3_64_intdigest(data[_CRC], seed=position.chain)
         unique = [batch.column("unique_key").null_count for batch in rows if "unique_key" in batch.schema.names]
         has_unique = sum(unique) < count if unique else False
         ignorable = bool(unique) and not any(unique) and self._on_conflict == IGNORE
         on_conflict = self._on_conflict if has_unique else REJECT
-        return Chunk(target.topic, target.partition, place.number, count, chain, on_conflict, ignorable, data)
+        return Chunk(target.topic, target.partition, position.number, count, chain, on_conflict, ignorable, data)
 
 
-class _Place:
-    """What was cut for a topic partition."""
+class _Chain:
+    """Number of chunks of a topic partition so far, and the checksum of all of them."""
 
     def __init__(self) -> None:
         self.number = 0
         self.chain = 0
-        """Of the checksums of all its chunks."""

@@ -1,20 +1,20 @@
-"""The sink's columns: which there are, and a DataFrame's record batches in the one form that is written.
+"""The columns of the sink: checks a DataFrame's columns, and converts its record batches into the form that is written.
 
     value        binary, string            required; null deletes the key, in a compacted topic only
     key          binary, string            messages of one key go to one partition
-    headers      map<string, string or binary>, or array<struct<key, value>> as the source gives them
+    headers      map<string, string or binary>, or array<struct<key, value>> as in the source
     raw_headers  binary                    the same as msgpack, in place of `headers`
     topic        string                    required, unless the option `topic` is given
-    partition    int                       null: chosen by the key, else in turn
-    deliver_at   timestamp, or bigint (epoch ms); rounded up to milliseconds, so that nothing is early
-    delay_ms     bigint                    counted from when the broker stores the message; not with deliver_at
-    ttl_ms       bigint                    so long after its delivery time a message that nobody holds is dead
+    partition    int                       null: chosen by the key, else by rotation
+    deliver_at   timestamp, or bigint (epoch ms); rounded up to milliseconds, so that no message is early
+    delay_ms     bigint                    counted from the time at which the broker stores it; not with deliver_at
+    ttl_ms       bigint                    this long after its delivery time, a message that no consumer holds is dead
     unique_key   binary, string            1..1024 bytes
-    priority     bigint, int               lower goes first; topics of the kinds priority and fair take it
-    tenant       string                    chooses the partition; topics of the kind fair take it, null: the default one
+    priority     bigint, int               lower first; only in topics of the kinds priority and fair
+    tenant       string                    chooses the partition; only in topics of the kind fair; null: the default one
 
-What else the source gives (offset, timestamp, state, attempts, message_id) is left out, so that what was read can be
-written. Any other column is a mistake. All checks are by column, and an error names the first row that is wrong.
+Other columns of the source (offset, timestamp, state, attempts, message_id) are ignored, so that rows of the source can
+be written. Any other column is an error. Checks run on whole columns, and an error names the first wrong row.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from sandq.model.times import LEAST_INSTANT_MS, TIME_MAX_MS
 BYTES: Final = ("value", "key", "headers", "unique_key")
 TIMES: Final = ("deliver_at", "delay_ms", "ttl_ms")
 SIZE: Final = "size"
-"""Bytes of a row, as they are counted for chunks."""
+"""Column with the bytes of each row, which limit the size of chunks."""
 OF_SOURCE: Final = frozenset({"offset", "timestamp", "state", "attempts", "message_id"})
 DELAY_MAX_MS: Final = 2**47
-"""A later end than this has no place in an offset, for another 4,000 years."""
+"""Maximum delay, so that the delivery time fits into an offset for the next 4,000 years."""
 HEADERS_KEPT_BYTES: Final = 8 << 20
-"""Of packed headers that are kept for rows with the same ones."""
+"""Maximum bytes of the cache of packed headers."""
 
 HEADERS_OVERHEAD: Final = 500
-"""What keeping one costs beside its bytes, about."""
+"""Approximate bytes of a cache entry in addition to the packed headers."""
 
 _TEXT: Final = ("binary", "string")
 _LONG: Final = ("bigint", "int", "smallint", "tinyint")
@@ -65,8 +65,10 @@ _TYPES: Final[dict[str, tuple[str, ...]]] = {
 
 
 def check_columns(fields: Iterable[tuple[str, str]], topic: str | None) -> tuple[str, ...]:
-    """The columns that are written, of (name, type as Spark's simpleString gives it). InvalidSetting names every
-    mistake."""
+    """Return the names of the columns to write.
+
+    `fields` has (name, type as in Spark's simpleString) of all columns. Raises InvalidSetting with all mistakes.
+    """
     found: list[str] = []
     mistakes: list[str] = []
     for name, kind in fields:
@@ -85,44 +87,47 @@ def check_columns(fields: Iterable[tuple[str, str]], topic: str | None) -> tuple
     if topic is None and "topic" not in found:
         mistakes.append("topic: neither the option nor the column is given")
     if {"headers", "raw_headers"} <= set(found):
-        mistakes.append("raw_headers: headers is there as well; drop one of them")
+        mistakes.append("raw_headers: there is also a column headers; drop one of them")
     if mistakes:
         raise InvalidSetting("sandq sink: " + "; ".join(mistakes))
     return tuple(name for name in found if name != "topic" or topic is None)
 
 
 def _is_text(kind: str) -> bool:
-    """varchar(n) and char(n) are strings with a check."""
+    """Return whether a type is varchar(n) or char(n): strings whose length Spark limits."""
     return kind.startswith(("varchar(", "char("))
 
 
 Number = Callable[[int], int]
-"""The number of the row at a place of a record batch."""
+"""Returns the number of a row in the Spark partition, given its index in a record batch."""
 
 
 class RowErrors:
-    """Errors about rows of a Spark partition, by their numbers."""
+    """Creates errors that name a row of a Spark partition by its number."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
 
-    def at(self, row: int, column: str, why: str) -> InvalidRequest:
-        """The error about a row."""
+    def at(self, row: int, column: str, problem: str) -> InvalidRequest:
+        """Return the error for a row."""
         return InvalidRequest(
-            f"sandq sink: row {row} of Spark partition {self._partition} (both from 0), column {column}: {why}",
+            f"sandq sink: row {row} of Spark partition {self._partition} (both from 0), column {column}: {problem}",
             row=row,
             column=column,
         )
 
-    def check(self, bad: Any, number: Number, column: str, why: str | Callable[[int], str]) -> None:
-        """Raise for the first True of a boolean array; a null is none."""
-        place = pc.index(bad, True).as_py()
-        if place >= 0:
-            raise self.at(number(place), column, why if isinstance(why, str) else why(place))
+    def check(self, bad: Any, number: Number, column: str, problem: str | Callable[[int], str]) -> None:
+        """Raise an error for the first True of a boolean array; nulls are ignored.
+
+        `problem`: the text, or a function that returns it for the index of the row.
+        """
+        index = pc.index(bad, True).as_py()
+        if index >= 0:
+            raise self.at(number(index), column, problem if isinstance(problem, str) else problem(index))
 
 
 class Columns:
-    """Brings record batches into the form that is written: binary columns, times in milliseconds, sizes."""
+    """Converts record batches into the form that is written: binary columns, times in milliseconds, sizes."""
 
     def __init__(self, names: Sequence[str], checks: MessageValidation, errors: RowErrors) -> None:
         self._names = names
@@ -137,8 +142,10 @@ class Columns:
         self._headers_bytes = 0
 
     def read(self, batch: Any, first: int) -> Any:
-        """A batch (pyarrow.RecordBatch) whose first row has this number. InvalidRequest names the first bad row of a
-        column."""
+        """Convert a pyarrow.RecordBatch; `first` is the number of its first row.
+
+        Raises InvalidRequest for the first wrong row of a column.
+        """
         number = first.__add__
         found: dict[str, Any] = {}
         for name in self._names:
@@ -177,8 +184,8 @@ class Columns:
                 pc.greater(lengths, most),
                 number,
                 name,
-                lambda place, lengths=lengths, most=most, limit=limit: (  # type: ignore[misc]
-                    f"{lengths[place]} bytes; {most} is the limit ({limit})"
+                lambda row, lengths=lengths, most=most, limit=limit: (  # type: ignore[misc]
+                    f"{lengths[row]} bytes; {most} is the limit ({limit})"
                 ),
             )
             if name == "unique_key":
@@ -189,16 +196,15 @@ class Columns:
         return sizes
 
     def _priority(self, column: Any, number: Number) -> Any:
-        """Priorities as int64, as a batch has them."""
+        """Convert priorities to int64, the type in a batch, and check their range."""
         column = column.cast(pa.int64())
         least, most = FIXED.priority_least, FIXED.priority_most
         bad = pc.or_(pc.less(column, least), pc.greater(column, most))
-        why = f"is not within {least}..{most}"
-        self._errors.check(bad, number, "priority", lambda place: f"{column[place]} {why}")
+        self._errors.check(bad, number, "priority", lambda row: f"{column[row]} is not within {least}..{most}")
         return column
 
     def _tenant(self, column: Any, number: Number) -> Any:
-        """Tenants as binary. Each name is looked at once, however many rows have it."""
+        """Convert tenants to binary, and check each different name once."""
         for name in column.unique().to_pylist():
             try:
                 if name is not None:
@@ -209,49 +215,51 @@ class Columns:
         return column.cast(pa.binary())
 
     def _time(self, name: str, column: Any, number: Number) -> Any:
-        """Milliseconds as int64."""
+        """Convert times and durations to milliseconds as int64, and check their range."""
         check = self._errors.check
         is_number = not pa.types.is_timestamp(column.type)
         if not is_number:
             micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
-            # Up: what is delivered at the millisecond is then never early.
+            # Round up, so that no message is delivered early.
             column = pc.divide(pc.add(micros, 999), 1000)
         else:
             column = column.cast(pa.int64())
         if name == "deliver_at":
             meant = "looks like seconds; epoch milliseconds are expected" if is_number else "is before March 1973"
-            check(pc.less(column, LEAST_INSTANT_MS), number, name, lambda place: f"{column[place]} ms {meant}")
-            check(pc.greater(column, TIME_MAX_MS), number, name, f"it lies after the last instant, {TIME_MAX_MS} ms")
+            check(pc.less(column, LEAST_INSTANT_MS), number, name, lambda row: f"{column[row]} ms {meant}")
+            check(
+                pc.greater(column, TIME_MAX_MS), number, name, f"it is after the last possible time, {TIME_MAX_MS} ms"
+            )
         else:
             least = 1 if name == "ttl_ms" else 0
             bad = pc.or_(pc.less(column, least), pc.greater(column, DELAY_MAX_MS))
-            check(bad, number, name, lambda place: f"{column[place]} is not within {least}..{DELAY_MAX_MS}")
+            check(bad, number, name, lambda row: f"{column[row]} is not within {least}..{DELAY_MAX_MS}")
         return column
 
     def _check_pairs(self, columns: dict[str, Any], number: Number) -> None:
-        """What does not go together in one row."""
+        """Check that no row has both a time and a delay."""
         if "deliver_at" in columns and "delay_ms" in columns:
             both = pc.and_(columns["deliver_at"].is_valid(), columns["delay_ms"].is_valid())
-            self._errors.check(both, number, "delay_ms", "deliver_at is set as well; one of them says when")
+            self._errors.check(both, number, "delay_ms", "deliver_at is set as well; set only one of them")
 
     def _packed(self, column: Any, number: Number) -> Any:
-        """Headers, msgpack: the only column that costs Python's time row by row."""
+        """Encode headers as msgpack. This is the only column that needs Python code for each row."""
         is_map = pa.types.is_map(column.type)
         cells: list[bytes | None] = []
         kept = self._headers
-        for place, row in enumerate(column.to_pylist()):
+        for index, row in enumerate(column.to_pylist()):
             pairs = () if not row else tuple(row) if is_map else tuple([_pair(item) for item in row])
             if pairs not in kept:
                 if self._headers_bytes > HEADERS_KEPT_BYTES:
                     kept.clear()
                     self._headers_bytes = 0
-                kept[pairs] = cell = self._pack(pairs, number(place))
+                kept[pairs] = cell = self._pack(pairs, number(index))
                 self._headers_bytes += len(cell or b"") + HEADERS_OVERHEAD
             cells.append(kept[pairs])
         return pa.array(cells, pa.binary())
 
     def _check_raw(self, column: Any, number: Number) -> None:
-        """That they are headers: whoever reads the message could not read them else."""
+        """Check that the bytes are valid headers: consumers could not read the message otherwise."""
         for cell in column.unique().to_pylist():
             try:
                 headers_unpack(cell)
@@ -262,7 +270,7 @@ class Columns:
     def _pack(self, pairs: tuple[tuple[str, Any], ...], row: int) -> bytes | None:
         headers = dict(pairs)
         if len(headers) < len(pairs):
-            raise self._errors.at(row, "headers", "one name is there twice")
+            raise self._errors.at(row, "headers", "a name occurs twice")
         try:
             return headers_pack(headers, max_bytes=self._limits["headers"][1])
         except SandqError as error:
@@ -270,5 +278,5 @@ class Columns:
 
 
 def _pair(item: dict[str, Any] | None) -> tuple[Any, Any]:
-    """A null among the headers has no name, which is refused like any name that is no text."""
+    """Return (name, value). For a null the name is None, which is refused later because it is no text."""
     return (item["key"], item["value"]) if item is not None else (None, None)

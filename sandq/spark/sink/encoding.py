@@ -1,4 +1,4 @@
-"""Rows in the sink's form as a batch of the broker: Arrow's buffers are the batch's, no Python runs per row."""
+"""Encodes rows as a batch of the broker. It copies whole Arrow buffers; no Python code runs per row."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sandq.model.batch_format import FLAG_RELATIVE, TYPE_BYTES, TYPE_INT64, Colu
 
 _BYTES: Final = (("value", Column.VALUE), ("key", Column.KEY), ("headers", Column.HEADERS))
 _BYTES_BEHIND: Final = (("tenant", Column.TENANT), ("unique_key", Column.UNIQUE_KEY))
-"""Behind the numbers: the ids of a batch's columns rise."""
+"""Columns that come after the numbers, because the ids of a batch's columns must ascend."""
 
 
 def encode_rows(rows: Sequence[Any], *, relative: bool) -> bytes:
-    """The batch of one or more record batches (`columns.Columns`), at least one row in all. `relative`: their
-    times are delays; else they are instants, or null.
+    """Encode record batches (`columns.Columns`) with at least one row as one batch.
 
-    The same rows give the same bytes, however they are cut into record batches.
+    `relative`: the rows have delays; otherwise they have times, or null. The same rows always give the same bytes,
+    independent of their division into record batches.
     """
     count = sum(batch.num_rows for batch in rows)
     encoded = [_bytes(column, _joined(rows, name)) for name, column in _BYTES if _has(rows, name)]
@@ -37,21 +37,21 @@ def encode_rows(rows: Sequence[Any], *, relative: bool) -> bytes:
 
 
 def _has(rows: Sequence[Any], name: str) -> bool:
-    """Whether a column is to be written: one that is null throughout says nothing, except for values."""
+    """Return whether a column is encoded. Columns with only nulls are left out, except for values."""
     if name not in rows[0].schema.names:
         return False
     return name == "value" or any(batch.column(name).null_count < batch.num_rows for batch in rows)
 
 
 def _joined(rows: Sequence[Any], name: str) -> Any:
-    # A copy, also of a single one: its buffers begin at the first row, whatever it was a slice of.
+    # This also copies a single array: a slice shares the buffers of its origin, the copy's buffers begin at row 0.
     return pa.concat_arrays([batch.column(name) for batch in rows])
 
 
 def _bytes(column: int, array: Any) -> Encoded:
     validity = _validity(array)
     if validity:
-        array = pc.fill_null(array, b"")  # a null's place in the data may hold something
+        array = pc.fill_null(array, b"")  # Arrow does not define the data of a null
     _, bounds, data = array.buffers()
     ends = bounds.slice(0, 4 * (len(array) + 1)).to_pybytes()
     size = int.from_bytes(ends[-4:], "little")
@@ -70,7 +70,7 @@ def _numbers(column: int, array: Any) -> Encoded:
 
 
 def _validity(array: Any) -> list[bytes]:
-    """The bitmap, if there are nulls; bits behind the last row are 0."""
+    """Return the validity bitmap, or nothing if there are no nulls. Bits after the last row are 0."""
     if not array.null_count:
         return []
     count = len(array)

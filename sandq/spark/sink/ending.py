@@ -1,15 +1,15 @@
-"""Whether a task's rows have come to their end, or were cut off.
+"""`check_ended` finds out whether the rows of a task are complete or were cut off.
 
-When something before the sink fails (a function of the user, a shuffle, a task that is killed), Spark shuts the stream
-of rows down, and to a Python writer that looks as if there were no more rows. What it would store then, the last chunk
-of each partition, would have fewer rows than that of the attempt that follows, which would find rows other than its
-own.
+If something before the sink fails (a function of the user, a shuffle, a killed task), Spark closes the stream of rows.
+A Python writer cannot distinguish that from the end of the rows. It would store a last chunk with too few rows. The
+next attempt has all rows, and would find that the stored chunk differs from its own.
 
-The one difference is in the stream of the worker itself: behind rows that came to their end, Spark sends a mark, and
-behind those that were cut off, nothing. The worker looks for that mark too, but after the writer. So it is looked at
-here, and left for the worker to read. Spark hands the stream to nobody; it is a local variable of the worker's main
-function. Where that is not found nothing can be told, and a warning says so: an attempt after one that was cut off may
-then fail with `ChangedRows`. Nothing is lost or doubled by that.
+The worker's input stream shows the difference: after complete rows Spark sends an end mark, after cut-off rows it sends
+nothing. The worker itself reads the mark only after the writer has returned. So this module peeks at it, and leaves it
+in the stream. Spark does not pass the stream to writers: it is a local variable of the worker's main function.
+
+If the variable is not found, a warning is logged. An attempt after one that was cut off may then fail with
+`ChangedRows`. No row is lost or stored twice because of that.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NAME: Final = "infile"
 
 
 def check_ended() -> None:
-    """Unavailable when the rows of the task that runs in this thread were cut off. To be called behind the last one."""
+    """Raise Unavailable if the rows of the task in this thread were cut off. Call it after the last row."""
     stream = _stream()
     if stream is None:
-        log.warning("this release of Spark does not let a writer see whether its rows were cut off")
+        log.warning("with this release of Spark, a writer cannot detect that its rows were cut off")
     elif not stream.peek(1):
         raise Unavailable(
-            "sandq sink: the rows of this task were cut off, because something before the sink failed; what that was "
-            "is in the error of the task"
+            "sandq sink: the rows of this task were cut off, because something before the sink failed; see the error "
+            "of the task"
         )
 
 

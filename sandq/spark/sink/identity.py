@@ -1,16 +1,16 @@
-"""Who writes: the names by which the broker knows the chunks of a task, whichever attempt of it sends them.
+"""`Identity`: the producer id and epoch of a task, which are the same for all attempts of the task.
 
-A task of a write is an idempotent producer of its own (`partition/producers/producers.py`). Its id follows from the
-write's name and the number of the Spark partition, its epoch from the micro-batch; within the epoch each topic
-partition counts 1, 2, 3, ... So an attempt that is run again, and a micro-batch that is replayed after a restart, name
-their chunks as the first attempt did; and once a later micro-batch has begun, what is left of an earlier one is fenced.
+Each task of a write is an idempotent producer (`partition/producers/producers.py`). Its id is computed from the write's
+name and the number of the Spark partition. Its epoch is computed from the number of the micro-batch. Within the epoch,
+chunks are numbered from 1 in each topic partition. So a repeated attempt, and a replay of a micro-batch after a
+restart, give their chunks the same numbers as the first attempt. Once a later micro-batch has begun, the broker fences
+late attempts of earlier ones.
 
-* A stream's name is its query id, which is in its checkpoint. The same stream from a new checkpoint is another one.
-* A batch's name is `writeId`; without it, one that the driver makes up for this write, so that its tasks can be tried
-  again and the write as a whole is new each time. A write that is repeated under its `writeId` must be divided into
-  the same Spark partitions.
+* A stream's name is its query id, which is stored in its checkpoint. With a new checkpoint it is a different stream.
+* A batch's name is its `writeId`. Without one, the driver chooses a random name: then tasks can be retried, but each
+  write is a new one. If a write is repeated with its `writeId`, it must have the same Spark partitions.
 
-PERSISTED: `producer_id`. A broker knows the producers of writes that another version of this began.
+PERSISTED: `producer_id`. Brokers remember producers of writes that began with a different version of sandq.
 """
 
 from __future__ import annotations
@@ -25,48 +25,51 @@ from sandq.model.errors import InvalidRequest
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
-"""Local properties of a task of a stream. Spark names them nowhere in its documentation."""
+"""Local properties of a stream's tasks. Spark does not document them."""
 EPOCH_MAX: Final = 2**32 - 1
 _ID_BITS: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a task is to the broker."""
+    """Identifies a task to the broker."""
 
     name: str
-    """Of the write."""
+    """Name of the write."""
     partition: int
-    """Spark's."""
+    """Number of the Spark partition."""
     epoch: int = 1
     resent: bool = False
-    """Whether an earlier attempt may have sent the same."""
+    """Whether an earlier attempt may have sent the same chunks."""
 
     @property
     def producer_id(self) -> int:
-        """63 bits, not 0."""
+        """Id of the producer: 63 bits, never 0."""
         digest = blake2b(f"{self.name}\0{self.partition}".encode(), digest_size=8, person=b"sandq sink").digest()
         return int.from_bytes(digest, "big") >> (64 - _ID_BITS) or 1
 
-    def another(self) -> Identity:
-        """One that nobody ever had."""
+    def renewed(self) -> Identity:
+        """Return a new identity with a random name, for the same Spark partition."""
         return replace(self, name=f"again\0{uuid.uuid4()}", epoch=1, resent=False)
 
 
-def of_batch(write_id: str | None) -> str:
-    """The name of a batch write."""
+def name_of_batch(write_id: str | None) -> str:
+    """Return the name of a batch write."""
     return f"write\0{uuid.uuid4()}" if write_id is None else f"writeId\0{write_id}"
 
 
-def of_stream(partition: int, local_property: Callable[[str], str | None]) -> Identity:
-    """A task of a micro-batch, by its local properties. InvalidRequest when they do not tell."""
+def identity_in_stream(partition: int, local_property: Callable[[str], str | None]) -> Identity:
+    """Return the identity of a micro-batch's task from its local properties.
+
+    Raises InvalidRequest if Spark has not set them.
+    """
     query_id, batch_id = local_property(QUERY_ID), local_property(BATCH_ID)
     if not query_id or batch_id is None or not (batch_id.isascii() and batch_id.isdecimal()):
         raise InvalidRequest(
-            f"sandq sink: the task has no {QUERY_ID} ({query_id!r}) or no {BATCH_ID} ({batch_id!r}), by which a "
-            "micro-batch that is written again is known; this release of Spark cannot be used for exactly-once streams"
+            f"sandq sink: the task has no {QUERY_ID} ({query_id!r}) or no {BATCH_ID} ({batch_id!r}), which identify a "
+            "repeated micro-batch; this release of Spark cannot be used for exactly-once streams"
         )
     epoch = int(batch_id) + 1
     if epoch > EPOCH_MAX:
-        raise InvalidRequest(f"sandq sink: micro-batch {batch_id} is beyond the last one, {EPOCH_MAX - 1}")
+        raise InvalidRequest(f"sandq sink: micro-batch {batch_id} is larger than the largest number, {EPOCH_MAX - 1}")
     return Identity(f"query\0{query_id}", partition, epoch, resent=True)

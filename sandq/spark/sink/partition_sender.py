@@ -1,27 +1,30 @@
-"""Chunks on their way to the broker, each stored once, whichever attempt of a task sends it.
+"""`PartitionSender`: sends chunks to one topic partition; each is stored once, also if several attempts send it.
 
-A topic partition remembers of the task (`identity`) how many chunks it has stored, and the checksums of the last five.
-So the sender of one topic partition begins by asking how many are *known* there. Then:
+For each task (`identity`), a topic partition remembers the number of chunks that it has stored, and the checksums of
+the last five. So the sender first asks for that number: the *known* chunks. Then:
 
-* Those beyond are new, and stored in the order of their numbers. Whatever is sent twice, because an answer was lost, a
-  leader went, or two attempts work at once, is stored once.
-* The last five of those known are sent again, and the broker compares: it refuses one that is not the same.
-* Older ones are not sent. They were the same, because the last five are, and each of those says a checksum of all
-  before it (`model.sequence`: the chain): five times 16 bits.
-* Nothing new is sent before all that are known have been found the same. And an attempt must not end before it has sent
-  as many as are known.
+* Later chunks are new. The broker stores them in the order of their numbers. If a chunk is sent twice, because a reply
+  was lost, a leader failed or two attempts run at once, it is stored once.
+* The last five known chunks are sent again. The broker compares them, and refuses one that differs.
+* Older chunks are not sent. Each of the last five contains 16 bits of a checksum of all chunks before it (the chain,
+  see `model.sequence`). So if the last five are the same, the older ones are the same.
+* No new chunk is sent before all known chunks were found equal. An attempt that ends with fewer chunks than are known
+  has different rows as well.
 
-What does not pass this has other rows than the attempt before: no chunk of it is taken as stored without having been
-compared, be it by itself or by the chains of those behind it. It is an error, `ChangedRows`. Or all chunks of the
-partition are written again under a name that nobody had: when `again` asks for it, at the price of duplicates; and
-without that, when all rows have a unique key and a taken one is ignored. For that, chunks are kept in a file as long as
-it is not sure that they are stored.
+If a check fails, the attempt has different rows than an earlier one. The sender raises `ChangedRows`, or it writes all
+chunks of the partition again as a new producer. It does so if `again` is set, which accepts duplicates, or if all rows
+have unique keys and taken keys are ignored, which avoids duplicates. To make this possible, chunks are kept in a file
+until it is certain that they are stored.
 
-What remains. A broker forgets a producer after seven days, or for 10,000 others in one topic partition: a task that is
-run again after that doubles its rows. (Within 15 minutes the broker refuses it, for it knows that it may have forgotten
-it.) An attempt that is still at work though Spark gave it up, and that has other rows, may leave rows behind those of
-the attempt that counts; and a topic partition for which an attempt has no rows at all is not asked what an earlier one
-with other rows stored there. Those rows are doubled, never lost. The comparison is by 32-bit checksums.
+Some cases remain in which rows are stored twice, but never lost:
+
+* A broker forgets a producer after seven days, or after 10,000 other producers in the topic partition. A task that is
+  repeated later stores its rows again. (In the first 15 minutes the broker refuses such a task, because it knows that
+  it may have forgotten it.)
+* An attempt with different rows that still runs after Spark has given it up may store rows after those of the attempt
+  that counts.
+* If an attempt has no rows for a topic partition, it does not notice that an earlier attempt stored rows there.
+* The comparison uses 32-bit checksums.
 """
 
 from __future__ import annotations
@@ -55,39 +58,41 @@ from sandq.model.limits import FIXED
 from sandq.model.sequence import MAX_NUMBER, RESENT, sequence_of
 from sandq.protocol.replies import Offsets
 from sandq.protocol.requests import IGNORE, REJECT
-from sandq.spark.sink.chunk_file import Kept
+from sandq.spark.sink.chunk_file import KeptChunks
 from sandq.spark.sink.chunks import Chunk
 from sandq.spark.sink.identity import Identity
 
 log = logging.getLogger("sandq.spark")
 
 RETRY_S: Final = 120.0
-"""Chunks are sent again until none was confirmed for so long; then the task fails. Five of them, one behind the other,
-stay below the broker's `producer_retry_ms`."""
+"""Time without a confirmed chunk after which the task fails, in s; until then chunks are sent again.
+
+The five chunks in flight together stay below the broker's `producer_retry_ms`, also if they follow one after the other.
+"""
 COMPARED: Final = FIXED.producer_answers
-"""The broker compares the last so many; and so many are under way at once."""
-QUESTION: Final = MAX_NUMBER
-"""A number that no chunk ever has: the broker answers which one is next."""
+"""Number of last chunks that the broker compares; also the maximum number of chunks in flight."""
+PROBE_NUMBER: Final = MAX_NUMBER
+"""A number that no chunk has. The broker refuses it, and the error names the next number that it expects."""
 AGAIN_BYTES: Final = 16 << 20
-"""Of kept chunks that are read, and sent again, at once."""
+"""Bytes of kept chunks that are read and sent again together."""
 _HELP: Final = (
     "make the rows of each Spark partition the same in every attempt (sortWithinPartitions; no random values, no "
     "current time), or give them a unique_key column; with onChangedRows=again the rows of the task are written again, "
-    "and some of them will be there twice"
+    "and some of them will be stored twice"
 )
 
 
 class ChangedRows(Conflict):
-    """An attempt has other rows than an earlier one that stored some; details: the `reason` to think so."""
+    """An attempt has different rows than an earlier one that stored some; `reason` in the details says why."""
 
 
 class _SentChunk(NumberedBatch):
-    """A chunk under way."""
+    """A chunk in flight."""
 
     __slots__ = ("chunk", "is_resent")
 
     def __init__(self, chunk: Chunk, base: int, identity: Identity) -> None:
-        """`base`: the broker counts from there."""
+        """`base`: number of the chunk that the broker counts as number 0."""
         super().__init__(anyio.current_time(), chunk.on_conflict)
         self.chunk = chunk
         self.is_resent = identity.resent
@@ -101,74 +106,79 @@ class _SentChunk(NumberedBatch):
         return sequence | RESENT if self.is_resent or self.sent_at != NEVER else sequence
 
 
-class _Question(NumberedBatch):
-    """A batch that is refused in any case: the refusal says which number is next."""
+class _Probe(NumberedBatch):
+    """A batch that the broker always refuses, to read the next number that it expects from the error."""
 
     __slots__ = ()
 
     def __init__(self, chunk: Chunk, identity: Identity) -> None:
         super().__init__(anyio.current_time(), REJECT)
-        self.data, self.epoch, self.sequence = Batch.parse(chunk.data).slice(0, 1), identity.epoch, QUESTION
+        self.data, self.epoch, self.sequence = Batch.parse(chunk.data).slice(0, 1), identity.epoch, PROBE_NUMBER
 
     def __len__(self) -> int:
         return 1
 
     def order(self) -> tuple[int, int]:
-        return self.epoch, 0  # before chunks that wait for its answer
+        return self.epoch, 0  # before the chunks, which wait for its result
 
     def wire_sequence(self) -> int:
-        return QUESTION
+        return PROBE_NUMBER
 
     def may_retry(self, error: SandqError) -> bool:
         return _expected_by(error) is None and super().may_retry(error)
 
 
 def _expected_by(error: SandqError | None) -> int | None:
-    """The number that a broker expects next, if that is what an error says."""
+    """Return the number that the broker expects next, from an OutOfSequence error; None for other errors."""
     expected = error.details.get("expected") if isinstance(error, OutOfSequence) else None
     return expected if type(expected) is int else None
 
 
 class PartitionSender(BatchSender[NumberedBatch]):
-    """See the module's docstring. Its methods are of the client's event loop; numbers are those of the chunks."""
+    """Sends the chunks of one topic partition, as the module's docstring describes.
+
+    Call its methods in the client's event loop. All numbers are numbers of chunks.
+    """
 
     def __init__(self, cluster: Cluster, topic: str, partition: int, identity: Identity, *, again: bool) -> None:
-        """`again`: write changed rows again."""
+        """`again`: write changed rows again instead of raising ChangedRows."""
         options = replace(cluster.options, delivery_timeout_s=RETRY_S, in_flight_batches=COMPARED)
         self._changed = Signal()
         super().__init__(cluster, options, topic, partition, identity.producer_id, self._changed.set)
         self.already_stored = self.again = 0  # chunks
         self._identity = identity
         self._again = again
-        self._base = 0  # the broker counts from here
-        self._known: int | None = None  # the last number that the broker had, when it was asked
-        self._confirmed = 0  # the last number that is stored
+        self._base = 0  # number of the chunk that the broker counts as number 0
+        self._known: int | None = None  # last number that the broker had stored when it was asked
+        self._confirmed = 0  # last number that is certainly stored
         self._is_ignorable = True
-        self._kept = Kept()  # since it was sure last
+        self._kept = KeptChunks()  # the chunks since `_is_certain` was true last
 
     async def deliver(self, chunks: list[Chunk]) -> None:
-        """Have chunks stored, those next in order. ChangedRows; what a chunk fails with for good; what was to be tried
-        again, after RETRY_S."""
+        """Store the next chunks; return when all are stored.
+
+        Raises ChangedRows, a permanent error of a chunk, or the last temporary error after RETRY_S.
+        """
         self._is_ignorable = self._is_ignorable and all([chunk.ignorable for chunk in chunks])
         try:
             await self._store(chunks)
         except ChangedRows as changed:
             await self._store_again(changed, chunks)
-        if self._is_sure or not self._may_repeat:
+        if self._is_certain or not self._may_repeat:
             self._kept.clear()
         else:
             self._kept.add(chunks)
 
     async def finish(self) -> None:
-        """All was delivered. ChangedRows when an earlier attempt stored more."""
+        """End the attempt after the last chunk. Raises ChangedRows if an earlier attempt stored more chunks."""
         if self._known is not None and self._confirmed < self._known:
             more = f"an earlier attempt stored {self._known} chunks, and this one ends with {self._confirmed}"
             await self._store_again(self._changed_rows(more), [])
             self._kept.clear()
 
     @property
-    def _is_sure(self) -> bool:
-        """Whether all that was delivered is stored, and no earlier attempt has been further."""
+    def _is_certain(self) -> bool:
+        """Whether all delivered chunks are certainly stored, because no earlier attempt stored more chunks."""
         return self._known is not None and self._confirmed >= self._known
 
     @property
@@ -176,12 +186,12 @@ class PartitionSender(BatchSender[NumberedBatch]):
         return self._again or self._is_ignorable
 
     async def _store_again(self, changed: ChangedRows, chunks: list[Chunk]) -> None:
-        """Everything since it was sure last, under a name that nobody had."""
+        """Write the kept chunks and `chunks` again, as a new producer."""
         if not self._may_repeat:
             raise changed
-        how = "their unique keys keep them from being doubled" if self._is_ignorable else "some will be there twice"
+        how = "their unique keys prevent duplicates" if self._is_ignorable else "some will be stored twice"
         log.warning("%s: %s; the rows are written again: %s", self.where, changed.details["reason"], how)
-        self._identity = self._identity.another()
+        self._identity = self._identity.renewed()
         self.producer_id = self._identity.producer_id
         self._known = None
         for part in _parts(self._kept.read(self.topic, self.partition), chunks):
@@ -191,60 +201,65 @@ class PartitionSender(BatchSender[NumberedBatch]):
             await self._store(part)
             self.again += len(part)
 
-    # What is sent.
+    # -- sending --------------------------------------------------------------------------------------------------
 
     async def _store(self, chunks: list[Chunk]) -> None:
-        left, flying = deque(chunks), deque[_SentChunk]()
+        left, in_flight = deque(chunks), deque[_SentChunk]()
         try:
             if self._known is None:
-                self._known = await self._ask(chunks[0])
-            while left or flying:
-                if not flying and left[0].number <= self._known_now - COMPARED:
+                self._known = await self._ask_last(chunks[0])
+            while left or in_flight:
+                if not in_flight and left[0].number <= self._known_now - COMPARED:
                     self._skip(left.popleft())
                     continue
-                while left and len(flying) < COMPARED:
-                    flying.append(_SentChunk(left.popleft(), self._base, self._identity))
-                    self.add(flying[-1])
-                sent = flying.popleft()
-                await self._end_of(sent)
+                while left and len(in_flight) < COMPARED:
+                    in_flight.append(_SentChunk(left.popleft(), self._base, self._identity))
+                    self.add(in_flight[-1])
+                sent = in_flight.popleft()
+                await self._wait_for(sent)
                 await self._confirm(sent)
-                for batch in flying:
+                # RETRY_S counts from the last confirmed chunk.
+                for batch in in_flight:
                     batch.opened_at = anyio.current_time()
         finally:
             self.abandon(lambda batch: ClosedError("the task was ended"))
 
     def may_send(self, batch: NumberedBatch) -> bool:
-        """Nothing new before all that is known is confirmed: what was changed must not be stored beside it."""
+        """Return whether a batch may be sent.
+
+        New chunks must wait until all known ones are confirmed. Otherwise rows of two different attempts could be
+        stored next to each other.
+        """
         is_new = isinstance(batch, _SentChunk) and batch.chunk.number > self._known_now
-        return (not is_new or self._is_sure) and super().may_send(batch)
+        return (not is_new or self._is_certain) and super().may_send(batch)
 
     def expired(self, batch: NumberedBatch, limit_s: float) -> SandqError:
-        """What a chunk was refused with last, and which one it is."""
-        what = f"chunk {batch.chunk.number}" if isinstance(batch, _SentChunk) else "the number of the last chunk"
+        """Return the last error of a batch, with the number of its chunk."""
+        name = f"chunk {batch.chunk.number}" if isinstance(batch, _SentChunk) else "the number of the last chunk"
         last = batch.returned_with or self.last_error
         if last is None and batch.unknown:
-            last = TimedOut("no answer")
+            last = TimedOut("no reply")
         elif last is None:
             last = Unavailable(f"the partition has no leader that can be reached{self.cluster.error_summary()}")
-        return again(last, f"{what} was not confirmed in {limit_s:g} s; the last: {last.message}")
+        return again(last, f"{name} was not confirmed in {limit_s:g} s; the last error: {last.message}")
 
     @property
     def _known_now(self) -> int:
         return self._known or 0
 
-    async def _ask(self, chunk: Chunk) -> int:
-        """The last number that the broker has."""
-        question = _Question(chunk, self._identity)
-        self.waiting.appendleft(question)
-        await self._end_of(question)
-        if (expected := _expected_by(question.error)) is not None:
+    async def _ask_last(self, chunk: Chunk) -> int:
+        """Ask the broker for the number of the last chunk that it has stored. The probe contains a row of `chunk`."""
+        probe = _Probe(chunk, self._identity)
+        self.waiting.appendleft(probe)
+        await self._wait_for(probe)
+        if (expected := _expected_by(probe.error)) is not None:
             return self._base + expected - 1
-        if question.error is not None:
-            raise self._explained(question.error)
-        raise ProtocolError(f"{self.where}: the broker took a batch with number {QUESTION}")
+        if probe.error is not None:
+            raise self._explained(probe.error)
+        raise ProtocolError(f"{self.where}: the broker accepted a batch with number {PROBE_NUMBER}")
 
-    async def _end_of(self, batch: NumberedBatch) -> None:
-        """Send, and send again, until a batch is confirmed, refused or out of time."""
+    async def _wait_for(self, batch: NumberedBatch) -> None:
+        """Send batches, also repeatedly, until `batch` is confirmed, refused or expired."""
         while True:
             now = anyio.current_time()
             self.expire(now)
@@ -253,19 +268,21 @@ class PartitionSender(BatchSender[NumberedBatch]):
                 return
             self.cluster.check_open()
             with anyio.move_on_after(self.next_time(now) - now):
-                # What flies will be answered; what does not waits for a pause to end, or for a leader.
+                # Batches in flight get a reply. Without any, wait for the end of a pause, or for a leader.
                 await (self._changed.wait() if self.flying else self.cluster.wait_for_change())
 
-    # What is answered.
+    # -- results --------------------------------------------------------------------------------------------------
 
     async def _confirm(self, sent: _SentChunk) -> None:
+        """Process the result of a chunk. Raises its error, if it is not stored."""
         chunk = sent.chunk
         if isinstance(sent.error, AlreadyStored):
-            self._known = await self._ask(chunk)
+            # A concurrent attempt may have stored later chunks, so that this one was not compared.
+            self._known = await self._ask_last(chunk)
             if chunk.number <= self._known - COMPARED:
                 self._skip(chunk)
                 return
-            # It was compared, and its answer is too large for the broker to be kept.
+            # The chunk was compared, but the broker did not keep the result, because it was too large.
             if chunk.on_conflict != IGNORE:
                 raise DuplicateKey(f"{self.where}: over {FIXED.answer_ids} rows have a unique key that is taken")
         elif sent.error is not None:
@@ -277,7 +294,7 @@ class PartitionSender(BatchSender[NumberedBatch]):
         self._confirmed = chunk.number
 
     def _skip(self, chunk: Chunk) -> None:
-        """The broker has one with its number; the chains of those behind it tell that it is this one."""
+        """Count a chunk as stored without sending it; the chains of later chunks prove that it is the same."""
         self._confirmed = chunk.number
         self.already_stored += 1
 
@@ -286,7 +303,7 @@ class PartitionSender(BatchSender[NumberedBatch]):
         first = min(offsets.conflicts)
         return DuplicateKey(
             f"{self.where}: {len(offsets.conflicts)} rows of a chunk have a unique key that is taken; the first "
-            f"is {keys[first]!r}, of a message that is {offsets.conflicts[first]}. They were not stored, others "
+            f"is {keys[first]!r}, of a message that is {offsets.conflicts[first]}. They were not stored, the others "
             "were; onConflict=ignore leaves such rows out"
         )
 
@@ -294,21 +311,21 @@ class PartitionSender(BatchSender[NumberedBatch]):
         if isinstance(error, ProducerFenced):
             return again(
                 error,
-                f"{self.where}: a later micro-batch, or another query of the same checkpoint, has written since; this "
-                f"attempt is over ({error.message})",
+                f"{self.where}: a later micro-batch, or a second query with the same checkpoint, has written since; "
+                f"this attempt has ended ({error.message})",
             )
         if type(error) is Conflict:
-            return self._changed_rows(f"a chunk is not what an earlier attempt stored in its place ({error.message})")
+            return self._changed_rows(f"a chunk differs from the one that an earlier attempt stored ({error.message})")
         return again(error, f"{self.where}: {error.message}")
 
-    def _changed_rows(self, what: str) -> ChangedRows:
+    def _changed_rows(self, reason: str) -> ChangedRows:
         where = f"{self.where}, Spark partition {self._identity.partition}"
-        text = f"the rows differ between attempts of a task ({where}): {what}. To be exactly once, {_HELP}"
-        return ChangedRows(text, reason=what)
+        text = f"the rows differ between attempts of a task ({where}): {reason}. To write each row once, {_HELP}"
+        return ChangedRows(text, reason=reason)
 
 
 def _parts(kept: Iterator[Chunk], chunks: list[Chunk]) -> Iterator[list[Chunk]]:
-    """Kept chunks, then those that are at hand, not too many at once."""
+    """Return the kept chunks in parts of about AGAIN_BYTES, then `chunks` as the last part."""
     part: list[Chunk] = []
     size = 0
     for chunk in kept:

@@ -1,14 +1,18 @@
-"""Which partition a row goes to: the same one in every attempt, whoever leads what.
+"""Chooses the partition of each row: the same partition in every attempt of a task.
 
-    the column `partition`, else by the key, else by the unique_key (as all clients of sandq do), else in turn: the rows
-    of one block with neither go to one partition, those of the next block to the next
+The first of these rules that applies to a row decides:
 
-Keys, and rows in turn, are spread over the partitions that the topic *began* with. Their number never changes, that of
-all partitions may be raised between two attempts: rows would be in another place then, and some twice. What remains:
-once a topic was given more partitions, a key may be written to another one than other producers choose for it now, and
-the new ones get only rows that name them. The column `partition` chooses otherwise.
+1. the column `partition`
+2. the key, as in all clients of sandq
+3. the unique_key
+4. rotation: the rows of one block without any of these go to one partition, those of the next block to the next one
 
-In a fair topic the tenant of a row alone chooses, over the partitions that the topic began with.
+In a fair topic, only the tenant decides.
+
+Rules 2 to 4 and tenants use only the partitions with which the topic was created, because their number never changes.
+The number of all partitions may be raised between two attempts. Rows would then go to different partitions, and some
+would be stored twice. The disadvantage: in a topic that got more partitions, other producers may choose a different
+partition for the same key, and the new partitions get only rows that name them in the column `partition`.
 """
 
 from __future__ import annotations
@@ -29,12 +33,15 @@ from sandq.spark.sink.columns import Number, RowErrors
 log = logging.getLogger("sandq.spark")
 
 KEYS_KEPT: Final = 65_536
-"""Keys and tenants whose partition is remembered."""
+"""Maximum number of keys and tenants whose partition is cached."""
 _partition_for = lru_cache(maxsize=KEYS_KEPT)(partition_for)
 
 
 class Target(NamedTuple):
-    """Where rows go together. `relative`: after delays, which no batch has together with instants."""
+    """Destination of rows that are sent together.
+
+    `relative`: the rows have delays. A batch has either delays or times.
+    """
 
     topic: str
     partition: int
@@ -42,25 +49,29 @@ class Target(NamedTuple):
 
 
 class Router:
-    """Splits blocks of rows by where they go."""
+    """Splits blocks of rows by their target."""
 
     def __init__(
         self, topic: str | None, topics: Callable[[str], TopicRecord], spark_partition: int, errors: RowErrors
     ) -> None:
-        """`topic`: of all rows; None: the column says. `topics` asks for one; it raises UnknownTopic."""
+        """`topic`: the topic of all rows; None if the column `topic` names it. `topics` returns the record of a topic,
+        or raises UnknownTopic."""
         self._topic = topic
-        self._ask = topics
-        self._turn = spark_partition
+        self._read_topic = topics
+        self._rotation = spark_partition
         self._errors = errors
         self._records: dict[str, TopicRecord] = {}
 
     def split(self, block: Any, first: int) -> Iterator[tuple[Target, Any]]:
-        """The rows of a block (pyarrow.RecordBatch; its first row has this number) by target, in their order. To be
-        called with every block in turn. InvalidRequest about rows that their topic does not take."""
-        turn, self._turn = self._turn, self._turn + 1
+        """Return the rows of a block by target; the rows of each target keep their order.
+
+        `block` is a pyarrow.RecordBatch, `first` the number of its first row. Call it with all blocks in their order.
+        Raises InvalidRequest for rows that their topic does not accept.
+        """
+        rotation, self._rotation = self._rotation, self._rotation + 1
         for topic, rows, number in self._by_topic(block, first):
             record = self._record(topic)
-            partitions = self._partitions(record, rows, number, turn)
+            partitions = self._partitions(record, rows, number, rotation)
             self._check(record, rows, number)
             for (partition, relative), part in _by_code(rows, partitions):
                 yield Target(topic, partition, relative), part
@@ -68,13 +79,14 @@ class Router:
     def _record(self, topic: str) -> TopicRecord:
         record = self._records.get(topic)
         if record is None:
-            record = self._records[topic] = self._ask(topic)
+            record = self._records[topic] = self._read_topic(topic)
             now, initial = len(record.partitions), record.initial_partitions
             if now > initial:
                 log.warning(
-                    "topic %s has %d partitions and began with %d: rows that name no partition go to those",
+                    "topic %s has %d partitions and was created with %d: rows that name no partition go to those %d",
                     topic,
                     now,
+                    initial,
                     initial,
                 )
         return record
@@ -85,13 +97,13 @@ class Router:
             return
         column = block.column("topic")
         for topic in column.unique().to_pylist():
-            places = pc.indices_nonzero(pc.equal(column, topic))
-            yield topic, block.take(places), lambda place, places=places: first + places[place].as_py()  # type: ignore[misc]
+            chosen = pc.indices_nonzero(pc.equal(column, topic))
+            yield topic, block.take(chosen), lambda row, chosen=chosen: first + chosen[row].as_py()  # type: ignore[misc]
 
-    def _partitions(self, record: TopicRecord, rows: Any, number: Number, turn: int) -> Any:
-        """The partition of every row (int32)."""
+    def _partitions(self, record: TopicRecord, rows: Any, number: Number, rotation: int) -> Any:
+        """Return the partition of every row (int32)."""
         initial = record.initial_partitions
-        in_turn = pa.scalar(turn % initial, pa.int32())
+        rotated = pa.scalar(rotation % initial, pa.int32())
         names = rows.schema.names
         if record.kind == FAIR:
             default = pa.scalar(_partition_for(DEFAULT_TENANT.encode(), initial), pa.int32())
@@ -103,54 +115,57 @@ class Router:
             by = ("key", "unique_key")
             chosen = {name: _by_key(rows.column(name), initial, delimiter) for name in by if name in names}
         if "partition" not in names:
-            return pc.coalesce(*chosen.values(), in_turn) if chosen else pa.repeat(in_turn, rows.num_rows)
-        asked = rows.column("partition")
+            return pc.coalesce(*chosen.values(), rotated) if chosen else pa.repeat(rotated, rows.num_rows)
+        named = rows.column("partition")
         last = len(record.partitions) - 1
         self._errors.check(
-            pc.greater(asked, last),
+            pc.greater(named, last),
             number,
             "partition",
-            lambda place: (
-                f"topic {record.name!r} has partitions 0..{last}, there is no {asked[place]}; without the "
-                "column it is chosen by the key"
+            lambda row: (
+                f"topic {record.name!r} has partitions 0..{last}, there is no {named[row]}; without the "
+                "column, the key chooses the partition"
             ),
         )
         bound = {COMPACTED: "key", FAIR: "tenant"}.get(record.kind, "unique_key")
         if bound in chosen:
             wanted = pc.coalesce(*chosen.values())
-            is_other = pc.not_equal(asked, wanted)
-            if bound == "unique_key":  # a key alone binds no row to a partition
-                is_other = pc.and_(is_other, rows.column(bound).is_valid())
+            is_wrong = pc.not_equal(named, wanted)
+            if bound == "unique_key":  # a row with only a key may name any partition
+                is_wrong = pc.and_(is_wrong, rows.column(bound).is_valid())
 
-            def problem(place: int) -> str:
-                by = next(name for name, partitions in chosen.items() if partitions[place].is_valid)
-                return f"the row's {by} belongs to {wanted[place]}, not {asked[place]}"
+            def problem(row: int) -> str:
+                by = next(name for name, partitions in chosen.items() if partitions[row].is_valid)
+                return f"the row's {by} belongs to {wanted[row]}, not {named[row]}"
 
-            self._errors.check(is_other, number, "partition", problem)
-        return pc.coalesce(asked, *chosen.values(), in_turn)
+            self._errors.check(is_wrong, number, "partition", problem)
+        return pc.coalesce(named, *chosen.values(), rotated)
 
     def _check(self, record: TopicRecord, rows: Any, number: Number) -> None:
-        """Whether a topic of this kind takes the rows: the broker would refuse all that are sent with them."""
+        """Check that the topic's kind accepts the rows: the broker would refuse the whole chunk of a bad row."""
         check, names = self._errors.check, rows.schema.names
         for name, kinds in ACCEPTING_KINDS.items():
             if name in names and record.kind not in kinds:
-                why = f"{record.name!r} is a {record.kind} topic; one of the kind {' or '.join(kinds)} takes it"
-                check(rows.column(name).is_valid(), number, name, why)
+                problem = f"{record.name!r} is a {record.kind} topic; topics of the kind {' or '.join(kinds)} accept it"
+                check(rows.column(name).is_valid(), number, name, problem)
         if record.kind != COMPACTED:
-            why = f"it is null: {record.name!r} is a topic without keys to delete"
-            check(rows.column("value").is_null(), number, "value", why)
+            problem = f"it is null: topic {record.name!r} is not compacted, so there is no key to delete"
+            check(rows.column("value").is_null(), number, "value", problem)
             return
-        why = f"topic {record.name!r} is compacted, each of its messages is a write to a key"
+        problem = f"it is missing or empty: topic {record.name!r} is compacted, each of its messages writes a key"
         key = rows.column("key") if "key" in names else pa.nulls(rows.num_rows, pa.binary())
-        check(pc.equal(pc.fill_null(pc.binary_length(key), 0), 0), number, "key", why)
+        check(pc.equal(pc.fill_null(pc.binary_length(key), 0), 0), number, "key", problem)
         for name in ("deliver_at", "delay_ms", "unique_key"):
             if name in names:
-                why = f"topic {record.name!r} is compacted, it has no such thing; leave the column out"
-                check(rows.column(name).is_valid(), number, name, why)
+                problem = f"topic {record.name!r} is compacted and does not support it; leave the column out"
+                check(rows.column(name).is_valid(), number, name, problem)
 
 
 def _by_key(keys: Any, partitions: int, delimiter: bytes = b"") -> Any:
-    """The partition of every key (int32), by its partition key; null where there is none."""
+    """Return the partition of every key (int32); null where the key is null.
+
+    If the topic has a delimiter, only the part of the key before it chooses the partition.
+    """
     encoded = keys.dictionary_encode()
     known = encoded.dictionary.to_pylist()
     found = [_partition_for(key.partition(delimiter)[0] if delimiter else key, partitions) for key in known]
@@ -158,7 +173,7 @@ def _by_key(keys: Any, partitions: int, delimiter: bytes = b"") -> Any:
 
 
 def _by_code(rows: Any, partitions: Any) -> Iterator[tuple[tuple[int, bool], Any]]:
-    """((partition, whether they are after delays), rows), each once; the rows of each stay in their order."""
+    """Return ((partition, whether the rows have delays), rows) for each combination; the rows keep their order."""
     codes = pc.multiply(partitions, 2)
     if "delay_ms" in rows.schema.names:
         codes = pc.add(codes, rows.column("delay_ms").is_valid().cast(pa.int32()))
@@ -166,7 +181,7 @@ def _by_code(rows: Any, partitions: Any) -> Iterator[tuple[tuple[int, bool], Any
     if extent["min"] == extent["max"]:
         runs, sorted_rows = [(extent["min"], rows.num_rows)], rows
     else:
-        order = pc.array_sort_indices(codes)  # which keeps the order of equal ones
+        order = pc.array_sort_indices(codes)  # a stable sort
         ends = pc.run_end_encode(codes.take(order))
         runs = list(zip(ends.values.to_pylist(), ends.run_ends.to_pylist(), strict=True))
         sorted_rows = rows.take(order)

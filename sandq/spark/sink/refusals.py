@@ -1,10 +1,11 @@
-"""What a task says when its rows cannot be written, however often it is run: to the driver, which fails the write once.
+"""Refusals: errors of a write that no retry can fix, such as a wrong row.
 
-Spark runs a task that raises again, four times unless it is told otherwise, and reads its rows again for that. So a
-refusal is no error of the task but what it returns, and the driver raises it instead of a commit. So that a long write
-does not go on to its end for that, it is noted in a file beside those that Spark gives to the executor: tasks of the
-same write that it runs, or begins later, see it between two blocks of rows and end with the same refusal. (In local
-mode that is all tasks.)
+If a task raises an error, Spark runs it again, by default up to four times, and computes its rows again. So for a
+refusal a task raises nothing. It returns the refusal, and the driver raises it instead of committing.
+
+So that the other tasks do not write to their end in vain, a task also stores its refusal in a file in the executor's
+directory of files. The tasks of the same write on this executor check for the file before each record batch, and end
+with the same refusal. In local mode these are all tasks.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ _ENDING: Final = ".sandq-refused"
 
 
 class RowRefused(InvalidRequest):
-    """A row cannot be written, or where it is to go is not there; writing it again cannot help."""
+    """A row cannot be written, or its topic does not exist; a retry cannot help."""
 
 
 class Stopped(Exception):
-    """Another task of the write was refused: this is what it said."""
+    """A different task of the write was refused; the text is that task's refusal."""
 
 
 def is_refusal(error: SandqError) -> bool:
-    """Whether running the task again cannot help, on whichever machine."""
+    """Return whether a retry of the task cannot fix the error, on any machine."""
     return "row" in error.details or isinstance(error, UnknownTopic | DuplicateKey)
 
 
 class Refusal:
-    """Whether a write was refused, for its tasks; pickled on its way to them."""
+    """The refusal of a write, shared by its tasks on an executor; Spark pickles it and sends it to them."""
 
     def __init__(self) -> None:
         self._name = f"{uuid.uuid4().hex}{_ENDING}"
 
     def note(self, directory: str, text: str) -> None:
-        """Tell the other tasks of this executor. Where that cannot be written they go on to their end."""
+        """Store a refusal for the other tasks on this executor. If that fails, these tasks run to their end."""
         path = Path(directory, self._name)
         draft = path.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
@@ -48,6 +49,6 @@ class Refusal:
             draft.replace(path)
 
     def check(self, directory: str) -> None:
-        """Raise Stopped when another task was refused."""
+        """Raise Stopped if a different task was refused."""
         with contextlib.suppress(OSError):
             raise Stopped(Path(directory, self._name).read_text(encoding="utf-8"))

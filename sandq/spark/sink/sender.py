@@ -1,5 +1,7 @@
-"""Send the chunks of one task to the broker: made in the task's thread, sent in the client's, by a `PartitionSender`
-for each topic partition. While one round of chunks is under way, the next is made.
+"""`Sender`: sends the chunks of one task to the broker, with a `PartitionSender` for each topic partition.
+
+The task's thread makes chunks, and the client's thread sends them. Chunks are sent in rounds: while one round is sent,
+the next one is made.
 """
 
 from __future__ import annotations
@@ -23,24 +25,24 @@ from sandq.sync import Client
 log = logging.getLogger("sandq.spark")
 
 ROUND_BYTES: Final = 16 << 20
-"""Of the chunks that are sent together; twice as many are in memory."""
+"""Bytes of chunks from which a round is sent; up to twice as many are in memory."""
 
 
 @dataclass
 class Written:
-    """What a task wrote."""
+    """Counts of the rows and chunks that a task has written."""
 
     rows: int = 0
     chunks: int = 0
     already_stored: int = 0
-    """Of the chunks: by an earlier attempt."""
+    """Number of chunks that an earlier attempt had stored."""
     again: int = 0
-    """Of the chunks: written under another name, for the rows of an earlier attempt were others."""
+    """Number of chunks written with a new producer id, because an earlier attempt had different rows."""
     topics: set[str] = field(default_factory=set)
 
 
 class Sender:
-    """Sends the chunks of one task through a client; for one thread."""
+    """Sends the chunks of one task through a client; not thread-safe."""
 
     def __init__(self, client: Client, identity: Identity, *, again: bool = False) -> None:
         self._client = client
@@ -52,7 +54,7 @@ class Sender:
         self._round: dict[PartitionSender, list[Chunk]] = {}
         self._bytes = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sandq-spark")
-        self._under_way: Future[None] | None = None
+        self._sending: Future[None] | None = None
 
     def _each(
         self, work: Callable[[PartitionSender], Awaitable[None]], partition_senders: Iterable[PartitionSender]
@@ -60,23 +62,26 @@ class Sender:
         self._client.call(lambda client: each(work, partition_senders))
 
     def topic(self, name: str) -> TopicRecord:
-        """What the cluster tells of a topic. UnknownTopic."""
+        """Return the record of a topic from the cluster. Raises UnknownTopic."""
         return self._client.call(lambda client: cluster_of(client).topic(name))
 
     @property
     def checks(self) -> MessageValidation:
-        """The broker's limits."""
+        """Checks with the broker's limits."""
         return MessageValidation(self._client.limits)
 
-    # The chunks.
+    # -- chunks ---------------------------------------------------------------------------------------------------
 
     def send(self, chunk: Chunk) -> None:
-        """Have a chunk sent soon. Raises what an earlier one failed with, as `PartitionSender.deliver`."""
-        place = (chunk.topic, chunk.partition)
-        partition_sender = self._partition_senders.get(place)
+        """Add a chunk to the current round; send the round if it is full.
+
+        Raises the errors of `PartitionSender.deliver` for chunks of earlier rounds.
+        """
+        key = (chunk.topic, chunk.partition)
+        partition_sender = self._partition_senders.get(key)
         if partition_sender is None:
-            partition_sender = self._partition_senders[place] = PartitionSender(
-                self._cluster, *place, self._identity, again=self._again
+            partition_sender = self._partition_senders[key] = PartitionSender(
+                self._cluster, *key, self._identity, again=self._again
             )
         self._round.setdefault(partition_sender, []).append(chunk)
         self._bytes += len(chunk.data)
@@ -86,7 +91,7 @@ class Sender:
             self._begin_round()
 
     def finish(self) -> Written:
-        """Wait until all is stored; raises as `send`."""
+        """Wait until all chunks are stored. Raises the same errors as `send`."""
         self._begin_round()
         self._end_round()
         self._each(PartitionSender.finish, self._partition_senders.values())
@@ -99,21 +104,21 @@ class Sender:
         return written
 
     def close(self) -> None:
-        """Leave it, finished or not; what is under way ends with the client."""
+        """Stop, finished or not. A round that is being sent ends when the client is closed."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _begin_round(self) -> None:
         self._end_round()
         if self._round:
             chunks, self._round, self._bytes = self._round, {}, 0
-            self._under_way = self._pool.submit(
+            self._sending = self._pool.submit(
                 self._each, lambda partition_sender: partition_sender.deliver(chunks[partition_sender]), list(chunks)
             )
 
     def _end_round(self) -> None:
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            under_way.result()
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.result()
 
 
 async def _cluster_of(client: AsyncClient) -> Cluster:

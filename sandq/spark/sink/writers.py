@@ -1,9 +1,9 @@
-"""The sink as Spark uses it: a writer for a batch, one for a stream, and what a task does without Spark.
+"""The writers that Spark calls, for batches (`BatchWriter`) and streams (`StreamWriter`), and `write_rows` for a task.
 
-A task writes its rows through a client of its own, each row once however often Spark runs it (`partition_sender` says
-how). The driver only counts, and raises what tasks were refused with (`refusals`): what a task has written is stored
-and delivered from then on, also when the write fails as a whole. So `abort` takes nothing back. A stream replays its
-last micro-batch after a failure, which completes it.
+Each task connects a client and writes its rows; `partition_sender` makes sure that each row is stored once, also if
+Spark repeats the task. The driver only adds up counts and raises refusals (`refusals`). Rows are stored and delivered
+as soon as a task has written them, also if the write fails as a whole. So `abort` undoes nothing. After a failure, a
+stream replays its last micro-batch, which stores the missing rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sandq.model.errors import InvalidRequest, InvalidSetting, SandqError
 from sandq.spark.sink.chunks import Chunker, blocks
 from sandq.spark.sink.columns import Columns, RowErrors, check_columns
 from sandq.spark.sink.ending import check_ended
-from sandq.spark.sink.identity import Identity, of_batch, of_stream
+from sandq.spark.sink.identity import Identity, identity_in_stream, name_of_batch
 from sandq.spark.sink.options import SinkOptions, parse_sink_options
 from sandq.spark.sink.partitioner import Router
 from sandq.spark.sink.refusals import Refusal, RowRefused, Stopped, is_refusal
@@ -35,21 +35,21 @@ CLIENT_NAME: Final = "sandq-spark-sink"
 
 @dataclass
 class Committed(WriterCommitMessage):
-    """What a task says of itself to the driver."""
+    """The result of a task, sent to the driver."""
 
     written: Written
     refused: str | None = None
-    """Why its rows, or those of another task of the write, cannot be written."""
+    """Text of the refusal, if rows of this or a different task of the write were refused."""
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """For `df.write.format("sandq")`. InvalidSetting names what is wrong with options and columns."""
+    """Return the writer for `df.write.format("sandq")`. Raises InvalidSetting for wrong options or columns."""
     found, columns = _checked(options, schema, overwrite)
-    return BatchWriter(found, columns, of_batch(found.write_id))
+    return BatchWriter(found, columns, name_of_batch(found.write_id))
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """For `df.writeStream.format("sandq")`; as `batch_writer`."""
+    """Return the writer for `df.writeStream.format("sandq")`. Raises InvalidSetting for wrong options or columns."""
     found, columns = _checked(options, schema, overwrite)
     found.check_stream()
     return StreamWriter(found, columns)
@@ -64,7 +64,7 @@ def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) ->
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Of one batch write; pickled on its way to the tasks."""
+    """Writer of a batch; Spark pickles it and sends it to the tasks."""
 
     def __init__(self, options: SinkOptions, columns: Sequence[str], name: str) -> None:
         self._options = options
@@ -83,17 +83,17 @@ class BatchWriter(DataSourceArrowWriter):
         log.info("%s", _summary(messages))
 
     def abort(self, messages: list[Any]) -> None:
-        log.warning("the write failed; what its tasks had sent stays: %s. %s", _summary(messages), self._advice)
+        log.warning("the write failed; rows that were already sent stay: %s. %s", _summary(messages), self._advice)
 
     @property
     def _advice(self) -> str:
         if self._options.write_id is None:
-            return "Writing again stores it twice; a writeId prevents that next time"
-        return "Writing again under the same writeId stores the rest"
+            return "Writing again stores these rows twice; a writeId prevents that next time"
+        return "Writing again with the same writeId stores the rest"
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Of a stream; Spark makes it anew for each micro-batch."""
+    """Writer of a stream; Spark creates a new one for each micro-batch."""
 
     def __init__(self, options: SinkOptions, columns: Sequence[str]) -> None:
         self._options = options
@@ -102,7 +102,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> Committed:
         context = _context()
-        identity = of_stream(context.partitionId(), context.getLocalProperty)
+        identity = identity_in_stream(context.partitionId(), context.getLocalProperty)
         return _written(iterator, self._columns, self._options, identity, self._refusal)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
@@ -111,7 +111,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[Any], batchId: int) -> None:
         log.warning(
-            "micro-batch %d failed; what its tasks had sent stays: %s. Its replay stores the rest",
+            "micro-batch %d failed; rows that were already sent stay: %s. Its replay stores the rest",
             batchId,
             _summary(messages),
         )
@@ -120,7 +120,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def _written(
     rows: Iterator[Any], columns: Sequence[str], options: SinkOptions, identity: Identity, refusal: Refusal
 ) -> Committed:
-    """What a task of Spark returns. Raises what `write_rows` raises, if that may pass."""
+    """Write the rows of a Spark task and return its result. Raises only errors that a retry may fix."""
     directory = SparkFiles.getRootDirectory()
 
     def checked() -> Iterator[Any]:
@@ -141,7 +141,7 @@ def _written(
 
 
 def _check_refused(messages: Sequence[Committed | None]) -> None:
-    """RowRefused when a task was refused."""
+    """Raise RowRefused if a task was refused."""
     for refused in [message.refused for message in messages if message is not None and message.refused is not None]:
         raise RowRefused(refused)
 
@@ -153,14 +153,16 @@ def write_rows(
     identity: Identity,
     ended: Callable[[], None] = lambda: None,
 ) -> Written:
-    """All rows of a task (pyarrow.RecordBatch, with the columns of `check_columns`), stored when it returns. `ended` is
-    called behind the last one; it raises when that is not the end.
+    """Write the rows of a task; return when all are stored.
 
-    InvalidRequest: a row cannot be written; rows before it may be stored. ChangedRows: an earlier attempt stored other
-    rows. UnknownTopic, DuplicateKey. Errors that may pass are raised after `partition_sender.RETRY_S`, the task may be
-    run again.
+    `batches` are pyarrow.RecordBatch with the columns of `check_columns`. `ended` is called after the last one; it
+    raises if the rows were cut off there.
+
+    Raises InvalidRequest if a row cannot be written; rows before it may be stored. Raises ChangedRows if an earlier
+    attempt stored different rows; also UnknownTopic, DuplicateKey. Temporary errors are raised after
+    `partition_sender.RETRY_S`; the task may be repeated then.
     """
-    with connect(*options.servers, name=CLIENT_NAME, **options.who.arguments()) as client:
+    with connect(*options.servers, name=CLIENT_NAME, **options.credentials.arguments()) as client:
         sender = Sender(client, identity, again=options.again)
         try:
             errors = RowErrors(identity.partition)
@@ -186,18 +188,18 @@ def _normal(batches: Iterable[Any], columns: Columns, ended: Callable[[], None])
     for batch in batches:
         yield columns.read(batch, first)
         first += batch.num_rows
-    ended()  # before the last block, which may fill chunks
+    ended()  # before the last block is returned, because it may fill chunks
 
 
 def _context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise InvalidRequest("sandq sink: rows are written by a task of Spark; there is none here")
+        raise InvalidRequest("sandq sink: rows can only be written in a task of Spark; no task is running here")
     return context
 
 
 def _summary(messages: Sequence[Committed | None]) -> str:
-    """What the tasks say, added up; None is one that failed."""
+    """Return the added counts of all tasks as a text. None stands for a task that failed."""
     done = [message.written for message in messages if message is not None and message.refused is None]
     rows, chunks = sum(one.rows for one in done), sum(one.chunks for one in done)
     topics = sorted({topic for one in done for topic in one.topics})
@@ -205,7 +207,7 @@ def _summary(messages: Sequence[Committed | None]) -> str:
     if already := sum(one.already_stored for one in done):
         text += f"; {already} chunks were stored by earlier attempts"
     if again := sum(one.again for one in done):
-        text += f"; {again} chunks were written again, for their rows had changed"
+        text += f"; {again} chunks were written again, because their rows had changed"
     if failed := len(messages) - len(done):
-        text += f"; {failed} tasks failed, and may have stored some of theirs"
+        text += f"; {failed} tasks failed, and may have stored some of their rows"
     return text

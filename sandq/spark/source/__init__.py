@@ -1,1 +1,1 @@
-"""The source: planning, positions, reading a partition's log as Arrow's record batches."""
+"""The source: plans tasks, keeps the positions of streams, and reads partitions as Arrow record batches."""

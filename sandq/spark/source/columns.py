@@ -1,11 +1,11 @@
-"""Pieces of a partition's log as Arrow's record batches, with the columns that Spark's readers are promised.
+"""Converts pieces of a partition's log into Arrow record batches with the columns of the source.
 
-Keys and values are the batch's own buffers (a batch keeps them as Arrow does); several batches are merged, which copies
-them once, in C. What the broker knows of each message (offset, time) is computed for all messages of a piece together.
-Only headers cost Python's time message by message, and only when they are asked for.
+Keys and values are used without a copy, because a batch stores them in Arrow's format. Merging several batches copies
+them once, in C. Offsets, ids and times are computed for all messages of a piece together. Only headers need Python code
+for each message, and only if the query includes them.
 
-Spark checks the types of the first record batch only and misreads what comes later in another one, so `schema` is the
-one place that says what they are.
+Spark checks the types of the first record batch only, and misreads later ones with different types. So all types are
+defined once, in `schema`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from sandq.model.piece import Piece
 from sandq.spark.source.options import PLAIN, Extra
 
 BATCH_ROWS: Final = 10_000
-"""A record batch is given when it has so many rows, or more: a piece is never cut."""
+"""Number of rows from which a record batch is returned; it may have more, because pieces are not split."""
 BATCH_BYTES: Final = 16 << 20
-"""Or when its pieces have so many bytes: large messages come in smaller batches. Arrow's 32-bit offsets need it."""
+"""Bytes of pieces from which a record batch is returned, so that Arrow's 32-bit offsets suffice."""
 TIMES: Final = pa.timestamp("us", tz="UTC")
 HEADERS: Final = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 HEADERS_RAW: Final = "headers"
 _BYTES: Final = offset_model.OFFSET_BYTES
 _SLICES: Final = 16
-"""Live spans of a piece that are taken as a slice each; where there are more, taking by position is quicker."""
+"""Maximum number of live spans of a piece that are sliced; for more of them, Arrow's `take` is faster."""
 
 Span = tuple[int, int]
-"""(First position, stop) of messages that are live."""
+"""(First position, stop) of consecutive live messages."""
 
 
 def schema(extra: Extra = PLAIN) -> Any:
-    """The columns (pyarrow.Schema): those of Spark's Kafka connector, then ours."""
+    """Return the columns (pyarrow.Schema): those of Spark's Kafka connector, then those of sandq."""
     headers = [("headers", HEADERS)] if extra.headers else []
     raw = [("raw_headers", pa.binary()), ("ttl_ms", pa.int64())] if extra.raw else []
     rank = [("priority", pa.int32()), ("tenant", pa.string())] if extra.rank else []
@@ -66,7 +66,7 @@ def schema(extra: Extra = PLAIN) -> Any:
 
 
 class Rows:
-    """Rows that gather until they are worth a record batch; used again after `take`."""
+    """Collects rows until there are enough for a record batch; can be used again after `take`."""
 
     def __init__(self, topic: str, partition: int, extra: Extra = PLAIN) -> None:
         self._topic = topic
@@ -79,7 +79,7 @@ class Rows:
     def _begin(self) -> None:
         self.count = 0
         self._bytes = 0
-        self._keys: list[Any] = []  # Arrow's arrays, which hold on to the batches that they look into
+        self._keys: list[Any] = []  # Arrow arrays, which keep the batches alive whose memory they use
         self._values: list[Any] = []
         self._texts: list[bytes] = []
         self._ids: list[bytes] = []
@@ -97,7 +97,7 @@ class Rows:
         return self.count >= BATCH_ROWS or self._bytes >= BATCH_BYTES
 
     def add(self, piece: Piece) -> None:
-        """The live messages of a piece. ProtocolError when its parts do not fit together."""
+        """Add the live messages of a piece. Raises ProtocolError if its parts do not fit together."""
         batch = _parsed(piece)
         spans = _spans(piece.live, batch.count)
         if not spans:
@@ -106,7 +106,7 @@ class Rows:
         count = sum(stop - first for first, stop in spans)
         self._values += _parts(_array(batch, Column.VALUE), spans, whole)
         self._keys += _column(batch, Column.KEY, spans, whole, count)
-        self._add_places(piece, spans, whole)
+        self._add_offsets(piece, spans, whole)
         self._created.append(_times(piece.created_ms, spans, whole))
         if self._extra.raw:
             self._raw_headers += _column(batch, Column.HEADERS, spans, whole, count)
@@ -120,8 +120,8 @@ class Rows:
         self.count += count
         self._bytes += _size(batch)
 
-    def _add_places(self, piece: Piece, spans: Sequence[Span], whole: bool) -> None:
-        """Offsets, ids and delivery times."""
+    def _add_offsets(self, piece: Piece, spans: Sequence[Span], whole: bool) -> None:
+        """Add the offsets, ids and delivery times of a piece."""
         if len(piece.offsets) == _BYTES:
             count = sum(stop - first for first, stop in spans)
             self._deliver_at.append(offset_model.deliver_ms(piece.offsets).to_bytes(8, "little") * count)
@@ -131,8 +131,8 @@ class Rows:
         if not self._has_texts:
             return
         if len(piece.offsets) == _BYTES:
-            reached = max(stop for _, stop in spans)
-            texts = _chosen(texts_of_run(piece.offsets, reached), CHARS, spans, whole)
+            stop = max(stop for _, stop in spans)
+            texts = _chosen(texts_of_run(piece.offsets, stop), CHARS, spans, whole)
         else:
             texts = texts_of_column(column)
         self._texts.append(texts)
@@ -143,7 +143,7 @@ class Rows:
             self._ids.append(texts_of_column(_chosen(piece.ids, _BYTES, spans, whole)))
 
     def take(self) -> Any:
-        """What has gathered, as a pyarrow.RecordBatch."""
+        """Return the collected rows as a pyarrow.RecordBatch, and begin a new one."""
         offsets = _texts_array(self._texts, self.count) if self._has_texts else None
         makers: dict[str, Callable[[], Any]] = {
             "key": lambda: _joined(self._keys),
@@ -178,9 +178,9 @@ def _parsed(piece: Piece) -> Batch:
         ("ids", piece.ids, _BYTES),
         ("created_ms", piece.created_ms if isinstance(piece.created_ms, bytes) else None, 8),
     )
-    for what, column, size in columns:
+    for name, column, size in columns:
         if column is not None and len(column) != batch.count * size:
-            raise ProtocolError(f"piece: {what} has {len(column)} bytes for {batch.count} messages")
+            raise ProtocolError(f"piece: {name} has {len(column)} bytes for {batch.count} messages")
     return batch
 
 
@@ -194,22 +194,22 @@ def _spans(live: Sequence[Sequence[int]] | None, count: int) -> list[Span]:
 
 
 def _column(batch: Batch, column: int, spans: Sequence[Span], whole: bool, count: int) -> list[Any]:
-    """The live cells of a column, nulls when it is not there."""
+    """Return the live cells of a column; nulls if the batch does not have the column."""
     if column in batch.columns:
         return _parts(_array(batch, column), spans, whole)
     return [pa.nulls(count, _arrow_type(column))]
 
 
-def _cast(arrays: Sequence[Any], kind: Any, what: str) -> list[Any]:
-    """Arrays of a column in the type that Spark is promised. ProtocolError when a cell has no place there."""
+def _cast(arrays: Sequence[Any], kind: Any, name: str) -> list[Any]:
+    """Convert arrays of a column to the type in `schema`. Raises ProtocolError if a cell does not fit."""
     try:
         return [array.cast(kind) for array in arrays]
     except pa.ArrowInvalid as error:
-        raise ProtocolError(f"piece: {what}: {error}") from None
+        raise ProtocolError(f"piece: {name}: {error}") from None
 
 
 def _array(batch: Batch, column: int) -> Any:
-    """A column as Arrow's array over the batch's own buffers."""
+    """Return a column as an Arrow array that uses the batch's memory."""
     validity, offsets, data = batch.buffers(column)
     bits = None if validity is None else pa.py_buffer(validity)
     buffers = [pa.py_buffer(data)] if TYPE_OF[column] == TYPE_INT64 else [pa.py_buffer(offsets), pa.py_buffer(data)]
@@ -225,7 +225,7 @@ def _parts(array: Any, spans: Sequence[Span], whole: bool) -> list[Any]:
         return [array]
     if len(spans) <= _SLICES:
         return [array.slice(first, stop - first) for first, stop in spans]
-    return [array.take(pa.array([place for first, stop in spans for place in range(first, stop)], pa.int32()))]
+    return [array.take(pa.array([row for first, stop in spans for row in range(first, stop)], pa.int32()))]
 
 
 def _chosen(column: bytes, size: int, spans: Sequence[Span], whole: bool) -> bytes:
@@ -233,7 +233,7 @@ def _chosen(column: bytes, size: int, spans: Sequence[Span], whole: bool) -> byt
 
 
 def _times(times: int | bytes, spans: Sequence[Span], whole: bool) -> bytes:
-    """int64, little-endian, for every live message."""
+    """Return the times of all live messages: int64, little-endian."""
     if isinstance(times, int):
         return times.to_bytes(8, "little", signed=True) * sum(stop - first for first, stop in spans)
     return _chosen(times, 8, spans, whole)
@@ -247,7 +247,7 @@ def _size(batch: Batch) -> int:
 
 
 def _joined(arrays: Sequence[Any]) -> Any:
-    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)  # which copies a single one, too
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)  # would also copy a single array
 
 
 def _texts_array(texts: Sequence[bytes], count: int) -> Any:
@@ -257,7 +257,7 @@ def _texts_array(texts: Sequence[bytes], count: int) -> Any:
 
 @lru_cache(maxsize=4)
 def _bounds(count: int) -> Any:
-    """The offsets buffer of texts that are all of one length."""
+    """Return Arrow's offsets buffer for `count` texts of CHARS characters each."""
     return pa.py_buffer(pack_ints("i", range(0, (count + 1) * CHARS, CHARS)))
 
 
@@ -267,8 +267,8 @@ def _times_array(times: Sequence[bytes], count: int) -> Any:
 
 
 def headers_array(cells: Sequence[bytes | None]) -> Any:
-    """The column `headers`; None has a null."""
-    known: dict[bytes, list[tuple[str, bytes | None]]] = {}  # most messages have the headers of another one
+    """Return the column `headers`; None becomes a null."""
+    known: dict[bytes, list[tuple[str, bytes | None]]] = {}  # many messages have equal headers: parse them once
     keys: list[str] = []
     values: list[bytes | None] = []
     bounds: list[int | None] = []
@@ -295,7 +295,7 @@ def _pairs(cell: bytes) -> list[tuple[str, bytes | None]]:
 
 
 def header_bytes(value: object) -> bytes | None:
-    """A header's value as Spark sees it: bytes as they are, text as UTF-8, anything else as JSON writes it."""
+    """Return a header's value for Spark: bytes unchanged, text as UTF-8, other values as JSON."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -304,5 +304,5 @@ def header_bytes(value: object) -> bytes | None:
 
 
 def _base64(data: bytes) -> dict[str, str]:
-    """Return bytes inside a map or an array as JSON has them."""
+    """Return the JSON form of bytes inside a map or an array."""
     return {"base64": base64.b64encode(data).decode()}

@@ -1,7 +1,6 @@
-"""Filters of a query, as Spark pushes them down, and what they leave to read.
+"""Converts the filters that Spark pushes down into a `Narrowed`: bounds of the data that a batch reads.
 
-A filter that is of no use here is passed over: Spark filters what it gets once more, by all of them, so nothing depends
-on what was understood.
+Unsupported filters are ignored, because Spark applies all filters again to the rows that it gets.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _COMPARED: Final[Mapping[type[Filter], Callable[[Any, Any], bool]]] = {
 
 
 def narrowed(filters: Iterable[Filter]) -> Narrowed:
-    """What is left by filters that must all be true."""
+    """Return the bounds of the rows for which all filters can be true."""
     found = WHOLE
     for one in filters:
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
@@ -62,7 +61,7 @@ def narrowed(filters: Iterable[Filter]) -> Narrowed:
 
 
 def _values(one: Filter) -> list[Any] | None:
-    """What a filter compares with; None: nothing that is looked at here."""
+    """Return the values that a filter compares with; None if the filter is not supported."""
     if isinstance(one, In):
         values = [value for value in one.value if value is not None]
         return values or None
@@ -83,7 +82,7 @@ def _compared(one: Filter) -> Callable[[Any, Any], bool]:
 def _in_time(found: Narrowed, one: Filter, values: list[Any]) -> Narrowed:
     if not all(isinstance(value, datetime) and value.tzinfo is not None for value in values):
         return found
-    # Up and down to milliseconds: Spark compares by microseconds.
+    # Spark compares microseconds, offsets have milliseconds: round so that no matching message is left out.
     ceilings = [-((_EPOCH - value) // _MS) for value in values]
     floors = [(value - _EPOCH) // _MS for value in values]
     start, end = found.start_ms, found.end_ms

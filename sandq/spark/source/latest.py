@@ -1,8 +1,8 @@
-"""The present values of a compacted topic's keys, a task for each partition.
+"""The view `latest`: reads the current value of each key of compacted topics, with one task per partition.
 
-A partition is scanned page by page, each as it stood when it was read: a key that is written meanwhile comes with the
-value before or the one after, and one that had a value all the time comes once. `offset` and `message_id` are the
-version, `timestamp` and `deliver_at` the time of the write.
+A task scans its partition page by page. A key that is written during the scan has its old or its new value. A key that
+has a value during the whole scan appears exactly once. `offset` and `message_id` are the key's version; `timestamp` and
+`deliver_at` are the time of the write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 from sandq.client import Entry
 from sandq.model import offsets as offset_model
 from sandq.model.errors import UnknownTopic
-from sandq.spark.credentials import NOBODY, Credentials
+from sandq.spark.credentials import NO_CREDENTIALS, Credentials
 from sandq.spark.source.brokers import CLIENT_NAME, Brokers, check_kinds
 from sandq.spark.source.columns import BATCH_BYTES, BATCH_ROWS, TIMES, headers_array, schema
 from sandq.spark.source.narrowing import WHOLE, Narrowed
@@ -27,7 +27,7 @@ from sandq.sync import Client, connect
 
 @dataclass(frozen=True, slots=True)
 class LatestTask:
-    """A partition whose keys one task reads."""
+    """A task that reads the keys of one partition."""
 
     topic: str
     number: int
@@ -35,22 +35,24 @@ class LatestTask:
 
 
 def plan_latest(options: SourceOptions, brokers: Brokers, narrowed: Narrowed = WHOLE) -> list[LatestTask]:
-    """A task for each partition. InvalidRequest when a topic is not compacted."""
-    places = brokers.places(options.topics)
-    check_kinds(places, options)
+    """Return a task for each partition. Raises InvalidRequest if a topic is not compacted."""
+    partitions = brokers.partitions(options.topics)
+    check_kinds(partitions, options)
     return [
-        LatestTask(found.topic, place.number, place.partition)
-        for place, found in sorted(places.items())
-        if narrowed.has(found.topic, place.partition)
+        LatestTask(found.topic, tp.number, tp.partition)
+        for tp, found in sorted(partitions.items())
+        if narrowed.has(found.topic, tp.partition)
     ]
 
 
 def read_latest(
-    task: LatestTask, servers: tuple[str, ...], extra: Extra = PLAIN, who: Credentials = NOBODY
+    task: LatestTask, servers: tuple[str, ...], extra: Extra = PLAIN, credentials: Credentials = NO_CREDENTIALS
 ) -> Iterator[Any]:
-    """What the keys have (pyarrow.RecordBatch, with `columns.schema`), in their order, through a client of its own.
-    UnknownTopic: the topic was deleted, before or while it is read."""
-    with connect(*servers, name=CLIENT_NAME, **who.arguments()) as client:
+    """Return the entries of a task in the order of keys, as pyarrow.RecordBatch with `columns.schema`.
+
+    Connects a client for this task. Raises UnknownTopic if the topic was deleted before or during the scan.
+    """
+    with connect(*servers, name=CLIENT_NAME, **credentials.arguments()) as client:
         _check_number(client, task)
         entries = iter(client.kv(task.topic).scan(partition=task.partition))
         while rows := list(islice(entries, BATCH_ROWS)):
@@ -61,16 +63,18 @@ def read_latest(
 
 
 def _check_number(client: Client, task: LatestTask) -> None:
-    """UnknownTopic when there is another topic of this name by now. Numbers never come back: if there is not, all rows
-    so far are of the right one. A page of keys does not say its topic's, MEASURE does, at no cost for an empty range.
+    """Raise UnknownTopic if a new topic has the name by now.
+
+    Topic numbers are never reused: if the number is still the same, all rows so far are from the planned topic. A page
+    of keys does not contain the topic's number, so a MEASURE of an empty range, which is cheap, reads it.
     """
     nothing = offset_model.to_text(offset_model.FIRST)
     if client.measure(task.topic, task.partition, nothing, nothing).number != task.number:
-        raise UnknownTopic(f"topic {task.topic!r} was deleted; there is another one of this name", topic=task.topic)
+        raise UnknownTopic(f"topic {task.topic!r} was deleted; a new topic has its name", topic=task.topic)
 
 
 def record_batch(entries: list[Entry], task: LatestTask, extra: Extra = PLAIN) -> Any:
-    """Entries as rows."""
+    """Return entries as a record batch."""
     raw = [entry.headers_bytes for entry in entries]
     versions = pa.array([entry.version for entry in entries], pa.string())
     written = [offset_model.deliver_ms(entry.version_bytes) for entry in entries]
@@ -92,13 +96,13 @@ def record_batch(entries: list[Entry], task: LatestTask, extra: Extra = PLAIN) -
 
 
 def _times_to_live(entries: list[Entry], written: list[int]) -> Any:
-    """Milliseconds from the write on."""
+    """Return the times to live, in ms from the write."""
     ends = [entry.expires_ms for entry in entries]
     return pa.array([None if end is None else end - at for end, at in zip(ends, written, strict=True)], pa.int64())
 
 
 def _in_size(entries: list[Entry]) -> Iterator[list[Entry]]:
-    """Parts of no more than BATCH_BYTES, unless one entry has more."""
+    """Split entries into parts of at most BATCH_BYTES; a larger entry is a part by itself."""
     part: list[Entry] = []
     size = 0
     for entry in entries:

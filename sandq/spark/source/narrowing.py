@@ -1,7 +1,7 @@
-"""What of a batch is asked for, by filters of the query.
+"""`Narrowed`: the part of a batch that the filters of its query select.
 
-Topics and partitions choose what is planned, delivery times are bounds of it (an offset begins with one), and keys
-leave rows out before they go to the JVM.
+Topics and partitions select the partitions to plan. Delivery times bound the ranges, because an offset begins with a
+delivery time. Keys select rows before these are sent to the JVM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALL: Final = frozenset(range(offset_model.PARTITION_MAX + 1))
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """What is left to read; delivery times in epoch ms, the end not included."""
+    """Bounds of the rows to read. Delivery times are in epoch ms; the end is exclusive."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] = _ALL
@@ -28,15 +28,15 @@ class Narrowed:
     keys: frozenset[bytes] | None = None
 
     def has(self, topic: str, partition: int) -> bool:
-        """Whether something of a partition is asked for."""
+        """Return whether the partition may have selected rows."""
         return partition in self.partitions and (self.topics is None or topic in self.topics)
 
     def end(self) -> bytes | None:
-        """The first offset that may not be; None: all may."""
+        """Return the exclusive end as an offset; None if there is no end."""
         return None if self.end_ms == offset_model.U48_MAX else offset_model.pack(self.end_ms, 0, 0, 0)
 
     def rows(self, batch: Any) -> Any:
-        """Those of a record batch (pyarrow.RecordBatch) that have a key that is asked for."""
+        """Return the rows of a record batch (pyarrow.RecordBatch) that have a selected key."""
         if self.keys is None:
             return batch
         return batch.filter(pc.is_in(batch.column("key"), pa.array(sorted(self.keys), pa.binary())))

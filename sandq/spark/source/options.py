@@ -1,32 +1,34 @@
-"""The options of the source, as Spark hands them over: text by name, in any case. They follow Spark's Kafka connector.
+"""The options of the source: texts by name, from Spark; the case of names does not matter.
+
+They follow Spark's Kafka connector.
 
     sandq.bootstrap.servers   "host:port,host:port"
-    token, token_file         says who reads, or a file that every executor has; else SANDQ_TOKEN, SANDQ_TOKEN_FILE
-    insecure                  true: the token is sent in the clear to other machines, too
+    token, token_file         a token, or a file with one on every executor; by default SANDQ_TOKEN, SANDQ_TOKEN_FILE
+    insecure                  true: the token is sent to other machines without encryption, too
     subscribe                 topics: "orders,payments"       \\
     subscribePattern          a regular expression             | one of these
     assign                    JSON {"orders": [0, 1]}         /
-    startingOffsets           "earliest" | "latest" (streams only) | JSON {"orders": {"0": offset or a word of these}}
-    endingOffsets             "latest" | the same JSON; not for streams
-    startingTimestamp         an instant: RFC 3339 or epoch milliseconds; instead of startingOffsets
-    endingTimestamp           likewise, excluded; not for streams
+    startingOffsets           "earliest" | "latest" (streams only) | JSON {"orders": {"0": an offset or such a word}}
+    endingOffsets             "latest" | the same JSON; batches only; exclusive
+    startingTimestamp         a time: RFC 3339 or epoch milliseconds; instead of startingOffsets
+    endingTimestamp           the same for the end; batches only; exclusive
     startingOffsetsByTimestamp, endingOffsetsByTimestamp
-                              the same by partition: JSON {"orders": {"0": instant}}; instead of the others
-    maxOffsetsPerTrigger      messages of one micro-batch, about; for streams only
-    minOffsetsPerTrigger      with fewer a micro-batch waits, for maxTriggerDelay at most; for streams only
-    minPartitions             tasks at least
-    failOnDataLoss            true: an error when data was trimmed before it was read; false: a warning
+                              the same by partition: JSON {"orders": {"0": time}}; instead of the others
+    maxOffsetsPerTrigger      approximate number of messages per micro-batch; streams only
+    minOffsetsPerTrigger      with fewer messages, a micro-batch waits, at most maxTriggerDelay; streams only
+    minPartitions             minimum number of tasks
+    failOnDataLoss            true: an error if data was trimmed before it was read; false: a warning
     includeHeaders            true: the column `headers`
-    includeRaw                true: the columns `raw_headers` and `ttl_ms`, for who writes the messages as they are
+    includeRaw                true: the columns `raw_headers` and `ttl_ms`, to write messages again unchanged
     includeRank               true: the columns `priority` and `tenant`
-    columns                   "key,value": these columns alone, of all that there are; instead of the three above
-    pushFilters               true: filters on topic, partition, deliver_at and key narrow what is read; for batches
-    view                      what is read: "log" (what is due), "pending" (what is not), "all" (both; these two are for
-                              batches), "latest" (the present value of each key of a compacted topic; for batches)
-    holdName, holdTtl         of streams: the name under which they keep what they have yet to read from being trimmed,
-                              and for how long after they were last heard of. "none" as a name: no hold
+    columns                   "key,value": only these columns; instead of the three options above
+    pushFilters               true: filters on topic, partition, deliver_at and key limit what is read; batches only
+    view                      "log" (messages that are due), "pending" (messages that are not), "all" (both), "latest"
+                              (the current value of each key of a compacted topic); all but "log" are for batches only
+    holdName, holdTtl         streams only: the name of the hold, which keeps unread messages from being trimmed, and
+                              how long it stays after its last renewal; holdName "none": no hold
 
-A partition that a JSON of offsets or instants does not name begins at its earliest, and ends at its latest.
+A partition that a JSON of offsets or times does not name is read from its beginning, or to its end.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from sandq.model.limits import FIXED
 from sandq.model.names import check_name
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import instant_ms
-from sandq.spark.credentials import NOBODY, Credentials, credentials_of
+from sandq.spark.credentials import NO_CREDENTIALS, Credentials, credentials_of
 from sandq.spark.credentials import OPTIONS as CREDENTIALS
 from sandq.spark.option_texts import (
     SERVERS,
@@ -61,7 +63,7 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
 TASKS_MAX: Final = 10_000
-"""Tasks of one batch; more would only be overhead for Spark's scheduler."""
+"""Maximum number of tasks of a batch; more would only cost time in Spark's scheduler."""
 OFFSETS_MAX: Final = 10**12
 
 LOG: Final = "log"
@@ -97,14 +99,14 @@ TRIGGER_DELAY_MOST_MS: Final = 7 * 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Which partitions are read: named topics, those whose whole name matches a pattern, or certain partitions."""
+    """The partitions to read: of named topics, of topics whose whole name matches a pattern, or single partitions."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def wants(self, topic: str, partition: int) -> bool:
-        """Whether a partition is among them."""
+        """Return whether a partition is selected."""
         if self.assigned:
             return partition in self.assigned.get(topic, ())
         return topic in self.names if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
@@ -117,8 +119,11 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where reading begins or ends: by partition if `offsets` or `instants_ms` names it, else at the instant, else at
-    the word."""
+    """The start or the end of reading.
+
+    For a partition in `offsets` or `instants_ms` it is that value, otherwise `instant_ms` if it is set, otherwise
+    `word` (EARLIEST or LATEST).
+    """
 
     word: str
     instant_ms: int | None = None
@@ -126,7 +131,7 @@ class Bound:
     instants_ms: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def of(self, topic: str, partition: int) -> str | int:
-        """EARLIEST, LATEST, an instant (epoch ms), or the text of an offset."""
+        """Return the bound of a partition: EARLIEST, LATEST, a time (epoch ms), or the text of an offset."""
         named = self.offsets.get(topic, {}).get(partition)
         if named is not None:
             return named
@@ -137,8 +142,10 @@ class Bound:
 
 
 class Extra(NamedTuple):
-    """Columns that are there when they are asked for. `raw`: headers as bytes, and times to live. `rank`: priorities
-    and tenants. `only`: of all columns, those that are there; empty: all."""
+    """The optional columns. `raw`: headers as bytes, and times to live. `rank`: priorities and tenants.
+
+    `only`: the selected columns; if it is empty, all columns are returned.
+    """
 
     headers: bool = False
     raw: bool = False
@@ -146,7 +153,7 @@ class Extra(NamedTuple):
     only: tuple[str, ...] = ()
 
     def has(self, name: str) -> bool:
-        """Whether a column is there, if what it is a part of is."""
+        """Return whether `only` allows a column; the flags are not considered."""
         return not self.only or name in self.only
 
 
@@ -155,13 +162,13 @@ COLUMNS: Final = (
     *("key", "value", "topic", "partition", "offset", "timestamp", "headers", "deliver_at", "message_id"),
     *("raw_headers", "ttl_ms", "priority", "tenant"),
 )
-"""All columns that there are, in their order."""
+"""All columns, in their order."""
 _INCLUDES: Final = ("includeHeaders", "includeRaw", "includeRank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What a read was asked for."""
+    """The parsed options of a read."""
 
     topics: Topics
     servers: tuple[str, ...] = (DEFAULT_SERVER,)
@@ -176,18 +183,18 @@ class SourceOptions:
     push_filters: bool = False
     view: str = LOG
     hold_name: str | None = None
-    """None: one is drawn when the stream begins."""
+    """Name of the hold; None if the stream chooses a random name."""
     hold_ttl_ms: int = HOLD_TTL_MS
-    who: Credentials = NOBODY
+    credentials: Credentials = NO_CREDENTIALS
     given: frozenset[str] = frozenset()
-    """Which options were named."""
+    """Names of the options that were given."""
 
     def check_batch(self) -> None:
-        """InvalidSetting when there is something that only a stream can do."""
+        """Raise InvalidSetting if an option is not allowed in a batch."""
         mistakes = []
         if self.starting.word == LATEST and self.starting.instant_ms is None:
             mistakes.append("startingOffsets: a batch cannot begin at 'latest'; nothing would be read")
-        if _names_word(self.starting, LATEST):
+        if _is_anywhere(self.starting, LATEST):
             mistakes.append("startingOffsets: a batch cannot begin at 'latest' of a partition")
         if self.max_offsets_per_trigger is not None:
             mistakes.append("maxOffsetsPerTrigger: it is for streams; endingOffsets bounds a batch")
@@ -196,19 +203,19 @@ class SourceOptions:
             f"{name}: it is for streams; a batch waits for nothing" for name in _TRIGGERS if name in self.given
         ]
         if self.view == LATEST_VALUES:
-            told = [name for name in (*_BOUNDS, "minPartitions") if name in self.given]
-            mistakes += [f"{name}: the latest values are read whole, a task for each partition" for name in told]
+            refused = [name for name in (*_BOUNDS, "minPartitions") if name in self.given]
+            mistakes += [f"{name}: the view 'latest' always reads whole partitions, one task each" for name in refused]
         if self.view == PENDING and any(self.ending.offsets) | any(self.starting.offsets):
             mistakes.append("startingOffsets, endingOffsets: pending messages are bounded by timestamps")
         _SOURCE.refuse(mistakes)
 
     def check_stream(self) -> None:
-        """InvalidSetting when there is something that only a batch can do."""
+        """Raise InvalidSetting if an option is not allowed in a stream."""
         mistakes = []
         if self.given & _ENDINGS:
             mistakes.append(f"{', '.join(sorted(self.given & _ENDINGS))}: a stream has no end; that is for spark.read")
         if self.view != LOG:
-            mistakes.append(f"view: a stream reads the log; {self.view!r} is for spark.read, as it stands at a moment")
+            mistakes.append(f"view: a stream reads the log; {self.view!r} is for spark.read")
         if "pushFilters" in self.given:
             mistakes.append("pushFilters: Spark pushes filters into batches only")
         most = self.max_offsets_per_trigger
@@ -221,33 +228,35 @@ DEFAULTS: Final = SourceOptions(topics=Topics())
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
-    """The options of a read. InvalidSetting names every mistake."""
+    """Parse the options of a read. Raises InvalidSetting with all mistakes."""
     texts, default = OptionTexts(options, _SOURCE), DEFAULTS
     found = SourceOptions(
         topics=_topics(texts),
-        servers=texts.one(SERVERS, servers, default.servers),
+        servers=texts.value(SERVERS, servers, default.servers),
         starting=_bound(texts, "starting", EARLIEST),
         ending=_bound(texts, "ending", LATEST),
-        max_offsets_per_trigger=texts.one(
+        max_offsets_per_trigger=texts.value(
             "maxOffsetsPerTrigger", whole_number(OFFSETS_MAX), default.max_offsets_per_trigger
         ),
-        min_offsets_per_trigger=texts.one(
+        min_offsets_per_trigger=texts.value(
             "minOffsetsPerTrigger", whole_number(OFFSETS_MAX), default.min_offsets_per_trigger
         ),
-        max_trigger_delay_ms=texts.one(
+        max_trigger_delay_ms=texts.value(
             "maxTriggerDelay", duration_within(1, TRIGGER_DELAY_MOST_MS), default.max_trigger_delay_ms
         ),
-        min_partitions=texts.one("minPartitions", whole_number(TASKS_MAX), default.min_partitions),
-        fail_on_data_loss=texts.one("failOnDataLoss", truth, default.fail_on_data_loss),
+        min_partitions=texts.value("minPartitions", whole_number(TASKS_MAX), default.min_partitions),
+        fail_on_data_loss=texts.value("failOnDataLoss", truth, default.fail_on_data_loss),
         extra=_extra(texts),
-        push_filters=texts.one("pushFilters", truth, default.push_filters),
-        view=texts.one("view", one_of({view: view for view in VIEWS}), default.view),
-        hold_name=texts.one("holdName", lambda text: check_name("hold", text), default.hold_name),
-        hold_ttl_ms=texts.one("holdTtl", duration_within(FIXED.hold_least_ms, FIXED.hold_most_ms), default.hold_ttl_ms),
-        who=credentials_of(texts),
+        push_filters=texts.value("pushFilters", truth, default.push_filters),
+        view=texts.value("view", one_of({view: view for view in VIEWS}), default.view),
+        hold_name=texts.value("holdName", lambda text: check_name("hold", text), default.hold_name),
+        hold_ttl_ms=texts.value(
+            "holdTtl", duration_within(FIXED.hold_least_ms, FIXED.hold_most_ms), default.hold_ttl_ms
+        ),
+        credentials=credentials_of(texts),
         given=texts.names,
     )
-    if _names_word(found.ending, EARLIEST):
+    if _is_anywhere(found.ending, EARLIEST):
         texts.mistakes.append("endingOffsets: nothing ends at 'earliest'")
     texts.mistakes += _not_read(found)
     texts.mistakes += _of_neither(found)
@@ -256,13 +265,13 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
 
 
 def _extra(texts: OptionTexts) -> Extra:
-    includes = [texts.one(name, truth, False) for name in _INCLUDES]
-    only = texts.one("columns", _columns, ())
+    includes = [texts.value(name, truth, False) for name in _INCLUDES]
+    only = texts.value("columns", _columns, ())
     if not only:
         return Extra(includes[0], includes[1], includes[2])
-    told = [name for name in _INCLUDES if name in texts.names]
-    if told:
-        texts.mistakes.append(f"{', '.join(told)}: the option columns says already which there are")
+    redundant = [name for name in _INCLUDES if name in texts.names]
+    if redundant:
+        texts.mistakes.append(f"{', '.join(redundant)}: the option columns already selects the columns")
     return Extra("headers" in only, not {"raw_headers", "ttl_ms"}.isdisjoint(only), _has_rank(only), only)
 
 
@@ -271,27 +280,32 @@ def _has_rank(only: tuple[str, ...]) -> bool:
 
 
 def _not_read(found: SourceOptions) -> list[str]:
-    """Places that are named and not read: the one that was meant would be read from its beginning."""
+    """Return mistakes for partitions with a bound that are not read.
+
+    Such a bound is probably meant for a different partition, which would silently be read from its beginning.
+    """
     if found.topics == Topics():
         return []
     sides = (("starting", found.starting), ("ending", found.ending))
     named = [
-        (f"{side}{what}", topic, partition)
+        (f"{side}{suffix}", topic, partition)
         for side, bound in sides
-        for what, by_topic in (("Offsets", bound.offsets), ("OffsetsByTimestamp", bound.instants_ms))
-        for topic, places in by_topic.items()
-        for partition in places
+        for suffix, by_topic in (("Offsets", bound.offsets), ("OffsetsByTimestamp", bound.instants_ms))
+        for topic, by_partition in by_topic.items()
+        for partition in by_partition
     ]
     return [
-        f"{name}: topic {topic!r}, partition {partition} is not among what is read: {found.topics}"
+        f"{name}: topic {topic!r}, partition {partition} is not one of the partitions that are read: {found.topics}"
         for name, topic, partition in named
         if not found.topics.wants(topic, partition)
     ][:1]
 
 
 def _of_neither(found: SourceOptions) -> list[str]:
-    """Mistakes of options that no stream and no batch has together. Of a batch or a stream alone Spark does not say
-    which it is before it begins."""
+    """Return mistakes for options that exclude each other, because some are for batches and some for streams.
+
+    Whether the read is a batch or a stream is not known here: Spark says it only when the query begins.
+    """
     of_batches = sorted(found.given & _ENDINGS) + ([f"view {found.view!r}"] if found.view != LOG else [])
     if "pushFilters" in found.given:
         of_batches.append("pushFilters")
@@ -305,28 +319,28 @@ def _topics(texts: OptionTexts) -> Topics:
     given = [name for name in _TOPICS if name in texts.names]
     if len(given) != 1:
         has = f"{' and '.join(given)} are given" if given else "none of them is given"
-        texts.mistakes.append(f"one of subscribe, subscribePattern and assign says what is read; {has}")
+        texts.mistakes.append(f"exactly one of subscribe, subscribePattern and assign is required; {has}")
     return Topics(
-        texts.one("subscribe", _names, ()),
-        texts.one("subscribePattern", _pattern, None),
-        texts.one("assign", _assigned, {}),
+        texts.value("subscribe", _names, ()),
+        texts.value("subscribePattern", _pattern, None),
+        texts.value("assign", _assigned, {}),
     )
 
 
 def _bound(texts: OptionTexts, which: str, word: str) -> Bound:
-    """`which`: starting or ending; `word`: what holds where nothing else is said."""
+    """Parse the options of one bound. `which`: "starting" or "ending". `word`: the default, EARLIEST or LATEST."""
     names = (f"{which}Offsets", f"{which}Timestamp", f"{which}OffsetsByTimestamp")
     given = [name for name in names if name in texts.names]
     if len(given) > 1:
         texts.mistakes.append(f"{' and '.join(given)}: one of them is enough")
-    found = texts.one(names[0], lambda text: _offsets(text, word), Bound(word))
-    at_ms = texts.one(names[1], instant_ms, None)
-    by_partition = texts.one(names[2], _instants, {})
+    found = texts.value(names[0], lambda text: _offsets(text, word), Bound(word))
+    at_ms = texts.value(names[1], instant_ms, None)
+    by_partition = texts.value(names[2], _instants, {})
     return Bound(word, None, {}, by_partition) if by_partition else found if at_ms is None else Bound(word, at_ms)
 
 
-def _names_word(bound: Bound, word: str) -> bool:
-    return any(place == word for places in bound.offsets.values() for place in places.values())
+def _is_anywhere(bound: Bound, word: str) -> bool:
+    return any(named == word for by_partition in bound.offsets.values() for named in by_partition.values())
 
 
 # ------------------------------------------------------------------------------------------------ single values
@@ -357,7 +371,7 @@ def _pattern(text: str) -> str | None:
 
 def _json(text: str, form: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(text, object_pairs_hook=_without_twins)
+        found = json.loads(text, object_pairs_hook=_unique_names)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not found:
@@ -367,7 +381,7 @@ def _json(text: str, form: str) -> Mapping[str, Any]:
     return found
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise InvalidRequest("the JSON has a name twice")
@@ -395,11 +409,11 @@ def _assigned(text: str) -> dict[str, tuple[int, ...]]:
 
 def _instants(text: str) -> dict[str, dict[int, int]]:
     found: dict[str, dict[int, int]] = {}
-    for topic, places in _json(text, '{"orders": {"0": 1893456000000}}').items():
-        if not isinstance(places, dict):
-            raise InvalidRequest(f"{topic}: instants by partition are expected, not {shown(places)!r}")
+    for topic, by_partition in _json(text, '{"orders": {"0": 1893456000000}}').items():
+        if not isinstance(by_partition, dict):
+            raise InvalidRequest(f"{topic}: times by partition are expected, not {shown(by_partition)!r}")
         named = found.setdefault(topic, {})
-        for key, at in places.items():
+        for key, at in by_partition.items():
             partition = _partition(topic, key)
             try:
                 named[partition] = instant_ms(at)
@@ -416,17 +430,17 @@ def _offsets(text: str, default: str) -> Bound:
     if not text.startswith("{"):
         raise InvalidRequest(f"'earliest', 'latest' or JSON of offsets is expected, not {shown(text)!r}")
     offsets = {}
-    for topic, places in _json(text, '{"orders": {"0": "01J...26 characters"}}').items():
-        if not isinstance(places, dict):
-            raise InvalidRequest(f"{topic}: offsets by partition are expected, not {shown(places)!r}")
-        offsets[topic] = {_partition(topic, key): _place(topic, key, place) for key, place in places.items()}
+    for topic, by_partition in _json(text, '{"orders": {"0": "01J...26 characters"}}').items():
+        if not isinstance(by_partition, dict):
+            raise InvalidRequest(f"{topic}: offsets by partition are expected, not {shown(by_partition)!r}")
+        offsets[topic] = {_partition(topic, key): _offset(topic, key, named) for key, named in by_partition.items()}
     return Bound(default, None, offsets)
 
 
-def _place(topic: str, partition: str, place: object) -> str:
-    if place in (EARLIEST, LATEST):
-        return str(place)
+def _offset(topic: str, partition: str, named: object) -> str:
+    if named in (EARLIEST, LATEST):
+        return str(named)
     try:
-        return offset_model.to_text(offset_model.from_text(place))  # type: ignore[arg-type]  # it refuses what is none
+        return offset_model.to_text(offset_model.from_text(named))  # type: ignore[arg-type]  # refuses other types
     except InvalidRequest as error:
         raise InvalidRequest(f"{topic}, partition {partition}: {error.message}") from None

@@ -1,8 +1,9 @@
-"""From what is to be read to tasks: one for each partition, more where `minPartitions` asks for more.
+"""Splits ranges of logs into tasks: one per partition, or more if `minPartitions` asks for more.
 
-How a range is cut is the caller's to say. By time (an offset begins with it) the parts are equal spans, and equal
-numbers of messages where those come evenly; they are the same whenever the same range is cut. Such a range should begin
-where its first message is, not at the very first offset: between that and the first message lie decades.
+The caller chooses how a range is split (`Cut`). `by_time` splits it into equal spans of delivery time, with which an
+offset begins. The parts then have about the same number of messages if these are evenly distributed, and the same range
+always gives the same parts. Such a range should begin at its first message and not at the smallest offset: the decades
+between them would all be in the first part.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from sandq.spark.source.options import TASKS_MAX
 
 _PARTITION_BITS: Final = 12
 _UNKNOWN_MESSAGES: Final = 1
-"""The weight of every range, when it is not known of all of them how many messages they have."""
+"""Weight of every range, if the number of messages is unknown for one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A part of a partition's log: from `start` on, without `end` (16 bytes each). `messages` in it, if known, about.
-    `pending`: also what is not closed, as it stands when it is read. `clock_epoch`: of the partition, when the range
-    was found; once its clock was set back the range says nothing.
+    """A part of a partition's log, from `start` up to `end`, which is exclusive (offsets of 16 bytes).
 
-    `number` is the topic's: it tells the topic from another one that is made under its name later.
+    `number` is the topic's number. It distinguishes the topic from a later one with the same name. `messages` is the
+    approximate number of messages, None if unknown. `pending`: the range may include messages that are not closed yet.
+    `clock_epoch` is the epoch of the partition's clock at planning time; if the clock is set back later, the range is
+    invalid.
     """
 
     topic: str
@@ -43,7 +45,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one task reads; it is pickled on its way to the worker."""
+    """A range that one task reads; Spark pickles it and sends it to a worker."""
 
     topic: str
     number: int
@@ -59,27 +61,27 @@ class Task:
 
 
 Cut = Callable[[Range, int], Sequence[bytes]]
-"""The offsets, rising, at which a range is cut into so many parts, or fewer."""
+"""Returns the offsets, ascending, that split a range into at most the given number of parts."""
 
 
 def by_time(one: Range, parts: int) -> list[bytes]:
-    """Cuts into equal spans of time."""
+    """Return the offsets that split a range into `parts` equal spans of time."""
     first, width = _row(one.start), _row(one.end) - _row(one.start)
     return [_offset(first + width * part // parts, one.partition) for part in range(1, parts)]
 
 
 def plan(ranges: Sequence[Range], min_partitions: int = 1, cut: Cut = by_time) -> list[Task]:
-    """The tasks that read these ranges, each message in exactly one of them.
+    """Return the tasks that read these ranges; each message is in exactly one task.
 
-    At least `min_partitions`, if there is so much to split, and never more than TASKS_MAX unless there are more ranges.
-    They stand by topic number, partition and time; the same ranges give the same tasks. Empty ranges give none.
-    InvalidRequest when a range ends before it begins.
+    There are at least `min_partitions` tasks, if the ranges can be split that often, and at most TASKS_MAX, unless
+    there are more ranges. Tasks are ordered by topic number, partition and time; the same ranges give the same tasks.
+    Empty ranges give no task. Raises InvalidRequest if a range ends before it begins.
     """
     ordered = sorted(ranges, key=lambda one: (one.number, one.partition, one.start))
     for one in ordered:
         if one.start > one.end:
             start, end = offset_model.to_text(one.start), offset_model.to_text(one.end)
-            raise InvalidRequest(f"topic {one.topic!r}, partition {one.partition}: the start {start} is behind {end}")
+            raise InvalidRequest(f"topic {one.topic!r}, partition {one.partition}: the start {start} is after {end}")
     filled = [one for one in ordered if one.start < one.end]
     parts = _shares(filled, min(min_partitions, TASKS_MAX))
     return [
@@ -90,20 +92,20 @@ def plan(ranges: Sequence[Range], min_partitions: int = 1, cut: Cut = by_time) -
 
 
 def _shares(ranges: Sequence[Range], wanted: int) -> list[int]:
-    """How many parts each range is to have: the one with the largest parts gets the next one."""
+    """Return the number of parts for each range: the range with the largest parts always gets the next one."""
     parts = [1] * len(ranges)
     known = all(one.messages is not None for one in ranges)
     weights = [one.messages or 0 if known else _UNKNOWN_MESSAGES for one in ranges]
     most = [_most_parts(one, weight if known else None) for one, weight in zip(ranges, weights, strict=True)]
-    heap: list[tuple[float, int]] = [(-weight, place) for place, weight in enumerate(weights) if most[place] > 1]
+    heap: list[tuple[float, int]] = [(-weight, index) for index, weight in enumerate(weights) if most[index] > 1]
     heapq.heapify(heap)
     left = wanted - len(ranges)
     while heap and left > 0:
-        _, place = heapq.heappop(heap)
-        parts[place] += 1
+        _, index = heapq.heappop(heap)
+        parts[index] += 1
         left -= 1
-        if parts[place] < most[place]:
-            heapq.heappush(heap, (-weights[place] / parts[place], place))
+        if parts[index] < most[index]:
+            heapq.heappush(heap, (-weights[index] / parts[index], index))
     return parts
 
 
@@ -113,7 +115,10 @@ def _most_parts(one: Range, messages: int | None) -> int:
 
 
 def _row(offset: bytes) -> int:
-    """An offset without its partition: a broker refuses one that names another partition than is asked."""
+    """Return an offset without its partition number.
+
+    Cuts are computed on this part: a broker refuses an offset that names a different partition than the request.
+    """
     return int.from_bytes(offset, "big") >> _PARTITION_BITS
 
 

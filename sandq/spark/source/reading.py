@@ -1,14 +1,13 @@
-"""Reading one task's part of a partition, blocking, as Arrow's record batches; nothing is leased or acknowledged.
+"""Reads the range of one task as Arrow record batches; it blocks, and leases and acknowledges nothing.
 
-The next page is on its way while the last one is made into columns. The client asks again when a leader fails; what is
-checked here is that nothing was left out without a word:
+While one page is converted into columns, the next one is already requested. The client retries if a leader fails. This
+module checks that no message is missed silently:
 
-- the range is closed, as the node that answers knows it: no message can still come to lie in it (pending messages are
-  read as they stand);
-- the topic is the one that was planned for, not another one of its name;
-- the partition's clock was not set back since it was planned, which places messages anew;
-- nothing of it was trimmed before it was read. A node says with a page how far it has trimmed, as of the same moment:
-  what is trimmed behind the reader's back later is no loss.
+- The range is closed on the node that replies, so no message can be added to it. Pending messages are exempt.
+- The topic is the planned one, not a later topic with the same name.
+- The partition's clock was not set back since planning, because a reset gives messages new positions.
+- No part of the range was trimmed before it was read. Each page says how far the log was trimmed at that moment.
+  Messages that are trimmed after they were read are not lost.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing import Any, Final
 from sandq.model import offsets as offset_model
 from sandq.model.errors import HistoryGone, Unavailable, UnknownTopic
 from sandq.protocol.requests_log import FetchReply, MeasureReply
-from sandq.spark.credentials import NOBODY, Credentials
-from sandq.spark.source.brokers import naming_set_back, set_back
+from sandq.spark.credentials import NO_CREDENTIALS, Credentials
+from sandq.spark.source.brokers import clock_reset_text, naming_clock_reset
 from sandq.spark.source.columns import Rows
 from sandq.spark.source.options import PLAIN, Extra
 from sandq.spark.source.planning import Task
@@ -32,8 +31,8 @@ log = logging.getLogger("sandq.spark")
 
 CLIENT_NAME: Final = "sandq-spark"
 
-Ask = Callable[[bytes], FetchReply]
-"""A page from a cursor on, within the task; blocking."""
+FetchPage = Callable[[bytes], FetchReply]
+"""Returns the page of a task that begins at a cursor; blocks."""
 
 
 def read_task(
@@ -42,25 +41,26 @@ def read_task(
     extra: Extra = PLAIN,
     *,
     fail_on_data_loss: bool = True,
-    who: Credentials = NOBODY,
+    credentials: Credentials = NO_CREDENTIALS,
 ) -> Iterator[Any]:
-    """The messages of a task (pyarrow.RecordBatch, with `columns.schema`), through a client of its own.
+    """Return the messages of a task, as pyarrow.RecordBatch with `columns.schema`. Connects a client for this task.
 
-    HistoryGone: data was trimmed before it was read, or the partition's clock was set back meanwhile (a warning
-    instead, unless `fail_on_data_loss`). UnknownTopic: the
-    topic was deleted. Unavailable, TimedOut and their like: no leader answered within the client's timeout; the task
-    may be tried again.
+    Raises HistoryGone if messages were trimmed before they were read, or if the partition's clock was set back; without
+    `fail_on_data_loss` this is logged instead. Raises UnknownTopic if the topic was deleted. Raises Unavailable,
+    TimedOut and their like if no leader replies within the client's timeout; the task may be retried then.
     """
-    with connect(*servers, name=CLIENT_NAME, **who.arguments()) as client:
-        yield from read_pages(task, asking(client, task), extra, fail_on_data_loss=fail_on_data_loss)
+    with connect(*servers, name=CLIENT_NAME, **credentials.arguments()) as client:
+        yield from read_pages(task, page_fetcher(client, task), extra, fail_on_data_loss=fail_on_data_loss)
         start = offset_model.to_text(offset_model.FIRST)
         check_epoch(task, client.measure(task.topic, task.partition, start, start, limit=1), fail=fail_on_data_loss)
 
 
-def read_pages(task: Task, ask: Ask, extra: Extra = PLAIN, *, fail_on_data_loss: bool = True) -> Iterator[Any]:
-    """The same, through any `ask`, which is called in a thread."""
+def read_pages(
+    task: Task, fetch_page: FetchPage, extra: Extra = PLAIN, *, fail_on_data_loss: bool = True
+) -> Iterator[Any]:
+    """Return the messages of a task from the pages of `fetch_page`, which runs in a thread."""
     rows = Rows(task.topic, task.partition, extra)
-    for cursor, page in _pages(task, ask):
+    for cursor, page in _pages(task, fetch_page):
         _check_trimmed(task, cursor, page, fail_on_data_loss)
         _check_closed(task, page)
         for piece in page.pieces:
@@ -71,35 +71,35 @@ def read_pages(task: Task, ask: Ask, extra: Extra = PLAIN, *, fail_on_data_loss:
         yield rows.take()
 
 
-def asking(client: Client, task: Task) -> Ask:
-    """Asks the partition's leader, wherever it moves meanwhile."""
+def page_fetcher(client: Client, task: Task) -> FetchPage:
+    """Return a function that requests pages of the task from the partition's leader."""
     end = offset_model.to_text(task.end)
 
-    def ask(cursor: bytes) -> FetchReply:
+    def fetch_page(cursor: bytes) -> FetchReply:
         start = offset_model.to_text(cursor)
-        with naming_set_back(task.topic, task.partition):
+        with naming_clock_reset(task.topic, task.partition):
             page = client.page(task.topic, task.partition, start, end, pending=task.pending)
         if page.number != task.number:
-            raise UnknownTopic(f"topic {task.topic!r} was deleted; there is another one of this name", topic=task.topic)
+            raise UnknownTopic(f"topic {task.topic!r} was deleted; a new topic has its name", topic=task.topic)
         return page
 
-    return ask
+    return fetch_page
 
 
-def _pages(task: Task, ask: Ask) -> Iterator[tuple[bytes, FetchReply]]:
-    """(cursor that was asked from, page), one page ahead."""
+def _pages(task: Task, fetch_page: FetchPage) -> Iterator[tuple[bytes, FetchReply]]:
+    """Return pairs (cursor of the request, page); requests the next page before it returns one."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="sandq-spark")
     try:
         cursor = task.start
-        coming: Future[FetchReply] | None = pool.submit(ask, cursor) if cursor < task.end else None
-        while coming is not None:
-            page, asked = coming.result(), cursor
-            coming = None
+        pending: Future[FetchReply] | None = pool.submit(fetch_page, cursor) if cursor < task.end else None
+        while pending is not None:
+            page, requested = pending.result(), cursor
+            pending = None
             following = page.next
             if following is not None and following < task.end:
                 cursor = following
-                coming = pool.submit(ask, cursor)
-            yield asked, page
+                pending = pool.submit(fetch_page, cursor)
+            yield requested, page
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -110,35 +110,38 @@ def _check_closed(task: Task, page: FetchReply) -> None:
     closed = offset_model.pack(page.closed_ms, 0, 0, 0)
     if closed < task.end:
         raise Unavailable(
-            f"{task}: the node that leads it knows it closed up to {offset_model.to_text(closed)} only; messages may "
-            "still come to lie behind that"
+            f"{task}: on its leader, the log is closed only up to {offset_model.to_text(closed)}; messages may "
+            "still be added after that"
         )
 
 
 def check_epoch(task: Task, found: MeasureReply, *, fail: bool) -> None:
-    """`found` after all was read: in an epoch of the partition's clock that is the task's, all of it was."""
+    """Report a clock reset since planning. `found` must be measured after all pages were read.
+
+    If the epoch is still the planned one then, no page was read after a reset.
+    """
     if found.clock_epoch == task.clock_epoch:
         return
     if fail:
-        raise HistoryGone(set_back(task.topic, task.partition), topic=task.topic, partition=task.partition)
-    log.warning("%s", set_back(task.topic, task.partition))
+        raise HistoryGone(clock_reset_text(task.topic, task.partition), topic=task.topic, partition=task.partition)
+    log.warning("%s", clock_reset_text(task.topic, task.partition))
 
 
 def _check_trimmed(task: Task, cursor: bytes, page: FetchReply, fail: bool) -> None:
-    # From the very first offset on is no claim that something was there.
+    # A range from the smallest offset means "from the beginning", not that a message was there.
     trimmed = page.trimmed
     if trimmed < cursor or cursor == offset_model.FIRST:
         return
     gone = min(trimmed, task.end)
-    what = (
+    text = (
         f"topic {task.topic!r}, partition {task.partition}: messages from {offset_model.to_text(cursor)} up to "
         f"{offset_model.to_text(gone)} were trimmed before they were read"
     )
     if fail:
         raise HistoryGone(
-            f"{what}. With failOnDataLoss=false that is a warning and reading goes on behind them; a longer retention "
-            "of the topic prevents it",
+            f"{text}. With failOnDataLoss=false this is a warning, and reading continues after them; a longer "
+            "retention of the topic prevents it",
             topic=task.topic,
             partition=task.partition,
         )
-    log.warning("%s; reading goes on behind them", what)
+    log.warning("%s; reading continues after them", text)

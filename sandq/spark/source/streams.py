@@ -1,14 +1,15 @@
-"""How far a stream goes, micro-batch by micro-batch.
+"""`Stream`: decides where the micro-batches of a stream begin and end, and holds the messages that it has not read.
 
-A position is a cursor for each partition, and never above the partition's closed time, so that no later message comes
-to lie below it. What lies between two positions is the same whenever it is read, but for what is removed: cancelled
-before anybody was given it, compacted, or trimmed, and for the priority of what is pending; a hold under the stream's
-name keeps what it has yet to read from being trimmed. The name is drawn when the stream begins and stands in its
-positions, so that it is found again after a restart, and no other stream has it. Nothing is held before Spark has
-written the name down, with the end of the first micro-batch: a stream that never gets so far leaves no hold behind.
+A position is a cursor for each partition. It is never above the partition's closed time, so no message is added below
+it later. So the range between two positions always has the same messages, except those that were cancelled, compacted
+or trimmed meanwhile; and the priority of a pending message may change.
 
-A stream that is new begins where the options say. That start is in no checkpoint until the first micro-batch is done;
-after a failed one Spark asks again, and `latest` would be a later place then. So the default is the earliest.
+A hold keeps messages that the stream has not read from being trimmed. Its name is random, so that each stream has its
+own hold. The name is part of the positions, so that the stream finds its hold after a restart. Spark stores the name
+with the end of the first micro-batch. Before that nothing is held, so a stream that fails earlier leaves no hold.
+
+A new stream begins where the options say. Spark stores that start only after the first micro-batch. If that one fails,
+Spark asks for the start again, and `latest` would be later by then. So the default is `earliest`.
 """
 
 from __future__ import annotations
@@ -25,133 +26,142 @@ from sandq.model.errors import HistoryGone, InvalidRequest, SandqError
 from sandq.model.names import COMPACTED
 from sandq.model.offsets import behind
 from sandq.protocol.requests_log import MeasureReply
-from sandq.spark.source.brokers import Brokers, Found, before, check_kinds, closed_end, set_back
+from sandq.spark.source.brokers import Brokers, TopicInfo, before, check_kinds, clock_reset_text, closed_end
 from sandq.spark.source.options import EARLIEST, LATEST, NO_HOLD, SourceOptions
 from sandq.spark.source.planning import Range, Task, plan
-from sandq.spark.source.positions import Place, Positions, lost, steps
+from sandq.spark.source.positions import Positions, TopicPartition, lost, steps
 
 log = logging.getLogger("sandq.spark")
 
 Start = Mapping[str, Any]
-"""A position as Spark keeps it: JSON."""
+"""A position as JSON, as Spark stores it."""
 BEGINNING: Final = offset_model.pack(1, 0, 0, 0)
-"""Where a stream begins in a partition of which nothing was trimmed yet: from there on, everything is to be read."""
+"""Start of a stream in a partition of which nothing was trimmed yet.
+
+It is above the smallest offset, which readers do not check for trimmed messages.
+"""
 RENEWALS: Final = 10
-"""A hold is renewed so many times within its time to live."""
+"""Number of renewals of a hold within its time to live."""
 HOLD_BYTES: Final = 6
-"""Drawn for the name of a hold."""
+"""Number of random bytes in the name of a hold."""
 _HELP: Final = (
-    "(A stream that begins anew each time leaves a hold each time, for holdTtl; holdName gives it one of one name)"
+    "(A stream without a checkpoint leaves a new hold at each start, for holdTtl; holdName sets a fixed name)"
 )
 STEPS_MAX: Final = 1000
-"""Questions about one partition until a micro-batch has as many messages as it may."""
+"""Maximum number of requests per partition to find the time at which it has its share of a micro-batch."""
 CUTS_MAX: Final = 8
-"""How often an instant is looked for at which a micro-batch may end; one after which less than a tenth of what it may
-have is missing is good enough."""
+"""Maximum number of rounds to find the end of a limited micro-batch.
+
+The search also ends when less than a tenth of the limit is unused.
+"""
 
 
 class Lag(NamedTuple):
-    """How far a partition is behind what is closed."""
+    """The closed part of a partition that is in no micro-batch yet."""
 
     messages: int
-    """About."""
+    """Approximate number of messages."""
     behind_ms: int
-    """Of delivery time."""
+    """Span of delivery time, in ms."""
 
 
 class Stream:
-    """Decides where micro-batches begin and end."""
+    """Decides where micro-batches begin and end, and plans their tasks."""
 
     def __init__(self, options: SourceOptions, brokers: Brokers, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._brokers = brokers
         self._clock = clock
         self._held_at = -float("inf")
-        self._is_written_down = True  # the name of the hold
+        self._is_hold_stored = True
+        """Whether Spark has stored the name of the hold; true unless this process has chosen a new name."""
         self._target: Positions | None = None
+        """End of the stream with Trigger.AvailableNow."""
         self._found: Positions | None = None
-        """The end that was looked for last, by what the brokers said then."""
-        self._gone: set[Place] = set()
-        """What has been warned of."""
+        """The last end that `latest` has returned as new; its clock epochs are already checked."""
+        self._gone: set[TopicPartition] = set()
+        """Lost partitions that were already reported."""
         self._triggered_at = -float("inf")
-        """When there was a micro-batch last."""
+        """Monotonic time of the last micro-batch, in s."""
         self.closed: Positions | None = None
-        """How far everything was closed when that was last looked at."""
-        self.lag: dict[Place, Lag] = {}
-        """What was closed then, and is in no micro-batch."""
+        """Closed offsets of all partitions at the last call of `latest`."""
+        self.lag: dict[TopicPartition, Lag] = {}
+        """The closed messages then that are in no micro-batch yet."""
 
     # -- positions ------------------------------------------------------------------------------------------------
 
     def initial(self) -> Positions:
-        """Where a stream without a checkpoint begins."""
-        places = self._places()
-        replies = self._measured(places, {})
-        found = {place: self._beginning(place, places[place], replies[place]) for place in places}
-        self._is_written_down = False
-        return self._noted(found, f"spark-{secrets.token_hex(HOLD_BYTES)}", _epochs(replies), places)
+        """Return the start of a stream without a checkpoint."""
+        partitions = self._partitions()
+        replies = self._measure_all(partitions, {})
+        found = {tp: self._beginning(tp, partitions[tp], replies[tp]) for tp in partitions}
+        self._is_hold_stored = False
+        return self._positions(found, f"spark-{secrets.token_hex(HOLD_BYTES)}", _epochs(replies), partitions)
 
     def latest(self, start: Positions, limit: int | None) -> Positions:
-        """Where the micro-batch from `start` on ends: at one instant in all partitions, after `limit` messages, about,
-        or with all that is closed. `start` itself: there is nothing new, or not enough yet to be worth one.
+        """Return the end of the micro-batch that begins at `start`.
 
-        HistoryGone: a topic is gone that was not read to its end, or a partition's clock was set back since (a warning,
-        with failOnDataLoss=false).
+        With more than `limit` closed messages, all partitions end at the same time, after about `limit` messages.
+        Otherwise the micro-batch has all closed messages. If there are none, or not enough yet, `start` is returned.
+
+        Raises HistoryGone if a topic was deleted, or if a partition's clock was set back. With failOnDataLoss=false
+        these are logged as warnings.
         """
         self._check_cluster(start)
-        places = self._places()
+        partitions = self._partitions()
         if self._target is not None:
-            places = {place: found for place, found in places.items() if place in self._target.cursors}
-        known = {place.number for place in start}
-        cursors = {place: start.cursors.get(place, first_of(place, known)) for place in places}
-        held = replace(start, cursors=cursors)
-        self._renew(held, places, at_once=bool(cursors.keys() - start.cursors.keys()))
-        replies = self._measured(places, cursors)
-        self._check_epochs(start, places, replies)
-        closed = {place: closed_end(reply) for place, reply in replies.items()}
-        self.closed = self._noted(closed, start.hold, {}, places, start.names)
-        ends = {place: self._end(place, cursors[place], reply) for place, reply in replies.items()}
+            partitions = {tp: found for tp, found in partitions.items() if tp in self._target.cursors}
+        known = {tp.number for tp in start}
+        cursors = {tp: start.cursors.get(tp, first_of(tp, known)) for tp in partitions}
+        unread = replace(start, cursors=cursors)
+        self._renew(unread, partitions, at_once=bool(cursors.keys() - start.cursors.keys()))
+        replies = self._measure_all(partitions, cursors)
+        self._check_epochs(start, partitions, replies)
+        closed = {tp: closed_end(reply) for tp, reply in replies.items()}
+        self.closed = self._positions(closed, start.hold, {}, partitions, start.names)
+        ends = {tp: self._end(tp, cursors[tp], reply) for tp, reply in replies.items()}
         self._check_lost(start, Positions(ends))
         firsts = {
-            place: reply.first
-            for place, reply in replies.items()
-            if reply.first is not None and cursors[place] < ends[place] and reply.first < ends[place]
+            tp: reply.first
+            for tp, reply in replies.items()
+            if reply.first is not None and cursors[tp] < ends[tp] and reply.first < ends[tp]
         }
-        counts = {place: replies[place].messages for place in firsts}
+        counts = {tp: replies[tp].messages for tp in firsts}
         epochs = {**start.clock_epochs, **_epochs(replies)}
         is_as_before = cursors.keys() <= start.cursors.keys() and epochs == {**start.clock_epochs}
         is_as_before = is_as_before and start.cluster == self._brokers.cluster
-        # What was trimmed before it was read is told by who reads there.
-        is_whole = all(reply.trimmed < cursors[place] for place, reply in replies.items())
+        # If messages were trimmed before they were read, make a micro-batch: its task reports the loss.
+        is_whole = all(reply.trimmed < cursors[tp] for tp, reply in replies.items())
         if is_as_before and is_whole and self._may_wait(sum(counts.values())):
-            self.lag = _lag(cursors, closed, counts)
+            self.lag = _lag_of(cursors, closed, counts)
             return start
-        left: dict[Place, int] = {}
+        left: dict[TopicPartition, int] = {}
         if limit is not None and sum(counts.values()) > limit:
-            all_ends, ends = ends, self._limited(places, cursors, ends, firsts, limit)
-            left = self._counts(places, ends, all_ends, firsts)
-        self.lag = _lag(ends, closed, left)
-        self._tell(sum(counts.values()) - sum(left.values()), len(places))
+            all_ends, ends = ends, self._limited(partitions, cursors, ends, firsts, limit)
+            left = self._counts(partitions, ends, all_ends, firsts)
+        self.lag = _lag_of(ends, closed, left)
+        self._log_micro_batch(sum(counts.values()) - sum(left.values()), len(partitions))
         self._triggered_at = self._clock()
-        # What is gone keeps its cursor: should it be asked for again, it is not read again.
-        self._found = self._noted({**start.cursors, **ends}, start.hold, epochs, places, start.names)
+        # Lost partitions keep their cursors: if the options select them again, they are not read twice.
+        self._found = self._positions({**start.cursors, **ends}, start.hold, epochs, partitions, start.names)
         return self._found
 
-    def _noted(
+    def _positions(
         self,
-        cursors: Mapping[Place, bytes],
+        cursors: Mapping[TopicPartition, bytes],
         hold: str,
-        epochs: Mapping[Place, int],
-        places: Mapping[Place, Found],
+        epochs: Mapping[TopicPartition, int],
+        partitions: Mapping[TopicPartition, TopicInfo],
         names: Mapping[int, str] | None = None,
     ) -> Positions:
-        """A position of this cluster."""
-        told = {place.number: found.topic for place, found in places.items()}
-        return Positions(cursors, hold, epochs, self._brokers.cluster, {**(names or {}), **told})
+        """Return a position of this cluster, with the names of its topics."""
+        found_names = {tp.number: found.topic for tp, found in partitions.items()}
+        return Positions(cursors, hold, epochs, self._brokers.cluster, {**(names or {}), **found_names})
 
-    def _check_cluster(self, *noted: Positions) -> None:
-        """Numbers of topics say nothing in another cluster. Raises InvalidRequest."""
+    def _check_cluster(self, *stored: Positions) -> None:
+        """Raise InvalidRequest for positions of a different cluster, where topics have different numbers."""
         cluster = self._brokers.cluster
-        for positions in noted:
+        for positions in stored:
             if positions.cluster != cluster:
                 raise InvalidRequest(
                     f"the checkpoint is of a stream from cluster {positions.cluster}, and this is cluster {cluster} "
@@ -159,8 +169,11 @@ class Stream:
                 )
 
     def _may_wait(self, messages: int) -> bool:
-        """Whether no micro-batch is made, with so many messages. A first one is: it writes the hold's name down."""
-        if not self._is_written_down:
+        """Return whether the next micro-batch may wait, given its number of messages.
+
+        The first micro-batch never waits: with its end, Spark stores the name of the hold.
+        """
+        if not self._is_hold_stored:
             return False
         if not messages:
             return True
@@ -169,186 +182,206 @@ class Stream:
             return False
         return self._clock() - self._triggered_at < options.max_trigger_delay_ms / 1000
 
-    def _tell(self, messages: int, partitions: int) -> None:
-        """Log what a micro-batch will have, and what it leaves."""
+    def _log_micro_batch(self, messages: int, partition_count: int) -> None:
+        """Log the size of a micro-batch, and the lag that it leaves."""
         if not log.isEnabledFor(logging.INFO):
             return
-        place, most = max(self.lag.items(), key=lambda item: item[1].behind_ms, default=(None, Lag(0, 0)))
-        far = "" if place is None or self.closed is None else f", the most in {self.closed.shown(place)}"
+        tp, most = max(self.lag.items(), key=lambda item: item[1].behind_ms, default=(None, Lag(0, 0)))
+        far = "" if tp is None or self.closed is None else f", the most in {self.closed.shown(tp)}"
         log.info(
             "%s: a micro-batch of about %d messages of %d partitions; %d more are closed, up to %d ms later%s",
-            *(self.description, messages, partitions, sum(lag.messages for lag in self.lag.values())),
+            *(self.description, messages, partition_count, sum(lag.messages for lag in self.lag.values())),
             *(most.behind_ms, far if most.behind_ms else ""),
         )
 
     @property
     def description(self) -> str:
-        """What is read, and where."""
+        """The servers and the topics of the stream, for people."""
         return f"sandq at {','.join(self._options.servers)}: {self._options.topics}"
 
     def report(self) -> dict[str, Any] | None:
-        """What progress shows as the latest offset: how far everything is closed, what of it is in no micro-batch yet,
-        by topic and partition, and what is read. None: that was not looked at yet."""
+        """Return the latest offset for Spark's progress: closed offsets, lag by topic and partition, and the source.
+
+        None before the first call of `latest`.
+        """
         if self.closed is None:
             return None
         lag: dict[str, dict[str, dict[str, int]]] = {}
-        for place, behind_closed in sorted(self.lag.items()):
-            topic = self.closed.names.get(place.number, str(place.number))
-            lag.setdefault(topic, {})[str(place.partition)] = behind_closed._asdict()
+        for tp, behind_closed in sorted(self.lag.items()):
+            topic = self.closed.names.get(tp.number, str(tp.number))
+            lag.setdefault(topic, {})[str(tp.partition)] = behind_closed._asdict()
         return {**self.closed.to_json(), "lag": lag, "source": self.description}
 
-    def aim(self) -> None:
-        """From now on nothing behind what is closed at this moment is read (Trigger.AvailableNow)."""
-        replies = self._measured(self._places(), {}, 1)
-        self._target = Positions({place: closed_end(reply) for place, reply in replies.items()})
+    def set_target(self) -> None:
+        """Read nothing beyond the offsets that are closed now (Trigger.AvailableNow)."""
+        replies = self._measure_all(self._partitions(), {}, 1)
+        self._target = Positions({tp: closed_end(reply) for tp, reply in replies.items()})
 
     def committed(self, end: Positions) -> None:
-        """Everything before this position was read and is never asked for again."""
-        self._hold(end, self._places())
+        """Move the hold: everything before `end` was read, and is never requested again."""
+        self._hold(end, self._partitions())
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     def tasks(self, start: Positions, end: Positions) -> list[Task]:
-        """What reads a micro-batch; the same for the same positions."""
+        """Return the tasks of a micro-batch; the same positions give the same tasks."""
         self._check_cluster(start, end)
-        places = self._places()
-        # Between knowing an end and planning what is before it, Spark writes the end down.
-        self._is_written_down = True
-        start = self._begun(start, end)
-        self._renew(Positions(start.cursors, end.hold), places)
-        if end != self._found:  # it is from a checkpoint, and may be old
-            read = {place: places[place] for place in end if place in places}
-            self._check_epochs(end, read, self._measured(read, {}, 1))
+        partitions = self._partitions()
+        # Spark stores the end of a micro-batch before it asks for the tasks.
+        self._is_hold_stored = True
+        start = self._checked_start(start, end)
+        self._renew(Positions(start.cursors, end.hold), partitions)
+        if end != self._found:  # it comes from a checkpoint, and the clock may have been set back since
+            read = {tp: partitions[tp] for tp in end if tp in partitions}
+            self._check_epochs(end, read, self._measure_all(read, {}, 1))
         ranges = []
-        known = {place.number for place in start}
-        for step in steps(start, end, lambda place: first_of(place, known)):
-            found = places.get(step.place)
+        known = {tp.number for tp in start}
+        for step in steps(start, end, lambda tp: first_of(tp, known)):
+            found = partitions.get(step.tp)
             if found is None:
-                self._lose(f"{end.shown(step.place)} is gone, and with it what was to be read of it")
+                self._report_loss(f"{end.shown(step.tp)} does not exist any more, and its unread messages are lost")
                 continue
             ranges.append(
                 Range(
                     found.topic,
-                    step.place.number,
-                    step.place.partition,
+                    step.tp.number,
+                    step.tp.partition,
                     step.start,
                     step.end,
-                    clock_epoch=end.clock_epoch(step.place),
+                    clock_epoch=end.clock_epoch(step.tp),
                 )
             )
         wanted = self._options.min_partitions
         return plan(ranges if wanted <= len(ranges) else self._brokers.all(self._from_first, ranges), wanted)
 
-    def _begun(self, start: Positions, end: Positions) -> Positions:
-        """The start of a first micro-batch that failed: Spark has its end, and asks for the start anew. What was
-        trimmed since up to behind the end cannot be read any more."""
-        crossed = [place for place in start if start.cursors[place] > end.cursors.get(place, offset_model.LAST)]
+    def _checked_start(self, start: Positions, end: Positions) -> Positions:
+        """Return the start of a micro-batch that is repeated.
+
+        If the first micro-batch failed, Spark has its end, and gets a new start from `initial`. If messages were
+        trimmed beyond the end meanwhile, that start is after the end: report the loss, and read nothing there.
+        """
+        crossed = [tp for tp in start if start.cursors[tp] > end.cursors.get(tp, offset_model.LAST)]
         if not crossed or start.hold == end.hold:
             return start
-        self._lose(f"{end.shown(crossed[0])}: all of the first micro-batch was trimmed before it was read")
-        return replace(start, cursors={**start.cursors, **{place: end.cursors[place] for place in crossed}})
+        self._report_loss(f"{end.shown(crossed[0])}: all of the first micro-batch was trimmed before it was read")
+        return replace(start, cursors={**start.cursors, **{tp: end.cursors[tp] for tp in crossed}})
 
     def _from_first(self, one: Range) -> Range:
-        """A range that begins at the very beginning is cut from its first message on."""
+        """Move the start of a range to its first message, if the range is from the very beginning.
+
+        Otherwise splitting by time would put almost everything into the last part.
+        """
         if one.start > BEGINNING:
             return one
-        reply = self._brokers.measure(Place(one.number, one.partition), one.topic, one.start, one.end, 1)
+        reply = self._brokers.measure(TopicPartition(one.number, one.partition), one.topic, one.start, one.end, 1)
         if reply.first is None or reply.trimmed >= one.start:
-            return one  # the task that reads it says what is wrong
+            return one  # the range is empty, or its task reports the loss
         return replace(one, start=reply.first)
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
-    def _places(self) -> dict[Place, Found]:
-        places = self._brokers.places(self._options.topics)
-        check_kinds(places, self._options)
-        return places
+    def _partitions(self) -> dict[TopicPartition, TopicInfo]:
+        partitions = self._brokers.partitions(self._options.topics)
+        check_kinds(partitions, self._options)
+        return partitions
 
-    def _measured(
-        self, places: Mapping[Place, Found], cursors: Mapping[Place, bytes], most: int | None = None
-    ) -> dict[Place, MeasureReply]:
-        def measure(place: Place) -> MeasureReply:
-            cursor = cursors.get(place, offset_model.FIRST)
-            return self._brokers.measure(place, places[place].topic, cursor, None, most)
+    def _measure_all(
+        self,
+        partitions: Mapping[TopicPartition, TopicInfo],
+        cursors: Mapping[TopicPartition, bytes],
+        most: int | None = None,
+    ) -> dict[TopicPartition, MeasureReply]:
+        def measure(tp: TopicPartition) -> MeasureReply:
+            cursor = cursors.get(tp, offset_model.FIRST)
+            return self._brokers.measure(tp, partitions[tp].topic, cursor, None, most)
 
-        return dict(zip(places, self._brokers.all(measure, places), strict=True))
+        return dict(zip(partitions, self._brokers.all(measure, partitions), strict=True))
 
-    def _beginning(self, place: Place, found: Found, reply: MeasureReply) -> bytes:
-        start = self._options.starting.of(found.topic, place.partition)
+    def _beginning(self, tp: TopicPartition, found: TopicInfo, reply: MeasureReply) -> bytes:
+        start = self._options.starting.of(found.topic, tp.partition)
         if start == EARLIEST:
             return max(BEGINNING, behind(reply.trimmed)) if reply.trimmed > offset_model.FIRST else BEGINNING
         if start == LATEST:
             return closed_end(reply)
         return offset_model.pack(start, 0, 0, 0) if isinstance(start, int) else offset_model.from_text(start)
 
-    def _end(self, place: Place, cursor: bytes, reply: MeasureReply) -> bytes:
-        """All that is closed, but not behind the target; and not before the start, which may lie ahead of now."""
+    def _end(self, tp: TopicPartition, cursor: bytes, reply: MeasureReply) -> bytes:
+        """Return the largest end that a micro-batch may have: the closed end, limited by the target.
+
+        It is not below the cursor, which is above the closed end if the stream begins at a time in the future.
+        """
         end = closed_end(reply)
         if self._target is not None:
-            end = min(end, self._target.cursors[place])
+            end = min(end, self._target.cursors[tp])
         return max(end, cursor)
 
     def _limited(
         self,
-        places: Mapping[Place, Found],
-        cursors: Mapping[Place, bytes],
-        ends: Mapping[Place, bytes],
-        firsts: Mapping[Place, bytes],
+        partitions: Mapping[TopicPartition, TopicInfo],
+        cursors: Mapping[TopicPartition, bytes],
+        ends: Mapping[TopicPartition, bytes],
+        firsts: Mapping[TopicPartition, bytes],
         limit: int,
-    ) -> dict[Place, bytes]:
-        """Ends that leave about `limit` messages: one instant in all partitions. So event time rises alike in all of
-        them, and nothing comes later than a watermark that others have raised. What is due in the first instant goes
-        whole, however much that is. `firsts`: of those partitions that have something."""
+    ) -> dict[TopicPartition, bytes]:
+        """Return the ends of a micro-batch with about `limit` messages: the same time in all partitions.
+
+        So event time advances equally in all partitions, and no message is late for a watermark that a different
+        partition has raised. The messages of the first millisecond are never split, even if they are more than `limit`.
+        `firsts` has the first offsets of the partitions that have messages.
+
+        Each round divides the rest of the limit into a share for each partition. It finds the earliest time at which a
+        partition has its share, and subtracts the messages of all partitions up to that time from the limit.
+        """
         at_ms = min(map(offset_model.deliver_ms, firsts.values())) + 1
-        last_ms = min(offset_model.deliver_ms(ends[place]) for place in ends if cursors[place] < ends[place])
-        at, left = {place: cursors[place] for place in firsts}, limit
+        last_ms = min(offset_model.deliver_ms(ends[tp]) for tp in ends if cursors[tp] < ends[tp])
+        at, left = {tp: cursors[tp] for tp in firsts}, limit
         for _ in range(CUTS_MAX):
-            counts = self._counts(places, at, _cut(ends, last_ms), firsts)
+            counts = self._counts(partitions, at, _cut(ends, last_ms), firsts)
             total = sum(counts.values())
             if total <= left:
                 at_ms = max(at_ms, last_ms)
                 break
-            shares = {place: max(1, left * count // total) for place, count in counts.items() if count}
-            found_ms = min(last_ms, *self._reached(places, at, ends, shares))
+            shares = {tp: max(1, left * count // total) for tp, count in counts.items() if count}
+            found_ms = min(last_ms, *self._reached(partitions, at, ends, shares))
             if found_ms <= at_ms:
                 break
             at_ms, reached = found_ms, _cut(ends, found_ms)
-            left -= sum(self._counts(places, at, reached, firsts).values())
+            left -= sum(self._counts(partitions, at, reached, firsts).values())
             if left <= limit // 10:
                 break
-            at |= {place: max(at[place], reached[place]) for place in at}
-        return {place: max(cursors[place], end) for place, end in _cut(ends, at_ms).items()}
+            at |= {tp: max(at[tp], reached[tp]) for tp in at}
+        return {tp: max(cursors[tp], end) for tp, end in _cut(ends, at_ms).items()}
 
     def _counts(
         self,
-        places: Mapping[Place, Found],
-        starts: Mapping[Place, bytes],
-        ends: Mapping[Place, bytes],
-        firsts: Mapping[Place, bytes],
-    ) -> dict[Place, int]:
-        """Messages between these, about."""
-        asked = [place for place in firsts if starts[place] < ends[place]]
+        partitions: Mapping[TopicPartition, TopicInfo],
+        starts: Mapping[TopicPartition, bytes],
+        ends: Mapping[TopicPartition, bytes],
+        firsts: Mapping[TopicPartition, bytes],
+    ) -> dict[TopicPartition, int]:
+        """Return the approximate numbers of messages between these offsets, by partition."""
+        nonempty = [tp for tp in firsts if starts[tp] < ends[tp]]
 
-        def count(place: Place) -> int:
-            return self._brokers.measure(place, places[place].topic, starts[place], ends[place]).messages
+        def count(tp: TopicPartition) -> int:
+            return self._brokers.measure(tp, partitions[tp].topic, starts[tp], ends[tp]).messages
 
-        return dict(zip(asked, self._brokers.all(count, asked), strict=True))
+        return dict(zip(nonempty, self._brokers.all(count, nonempty), strict=True))
 
     def _reached(
         self,
-        places: Mapping[Place, Found],
-        starts: Mapping[Place, bytes],
-        ends: Mapping[Place, bytes],
-        shares: Mapping[Place, int],
+        partitions: Mapping[TopicPartition, TopicInfo],
+        starts: Mapping[TopicPartition, bytes],
+        ends: Mapping[TopicPartition, bytes],
+        shares: Mapping[TopicPartition, int],
     ) -> list[int]:
-        """The instant (epoch ms) at which each partition has its share of messages."""
+        """Return for each partition the time (epoch ms) at which it has its share of messages."""
 
-        def instant_of(place: Place) -> int:
-            share, cursor = shares[place], starts[place]
+        def instant_of(tp: TopicPartition) -> int:
+            share, cursor = shares[tp], starts[tp]
             for _ in range(STEPS_MAX):
-                reply = self._brokers.measure(place, places[place].topic, cursor, ends[place], share)
+                reply = self._brokers.measure(tp, partitions[tp].topic, cursor, ends[tp], share)
                 if reply.next is None:
-                    return offset_model.deliver_ms(ends[place])
+                    return offset_model.deliver_ms(ends[tp])
                 cursor, share = reply.next, share - reply.messages
                 if share <= 0:
                     break
@@ -357,73 +390,84 @@ class Stream:
         return self._brokers.all(instant_of, shares)
 
     def _check_epochs(
-        self, noted: Positions, places: Mapping[Place, Found], replies: Mapping[Place, MeasureReply]
+        self,
+        noted: Positions,
+        partitions: Mapping[TopicPartition, TopicInfo],
+        replies: Mapping[TopicPartition, MeasureReply],
     ) -> None:
-        """Cursors that were noted before a partition's clock was set back lead nowhere any more."""
-        for place, reply in sorted(replies.items()):
-            if place in noted.cursors and reply.clock_epoch != noted.clock_epoch(place):
-                self._lose(set_back(places[place].topic, place.partition))
+        """Report partitions whose clock was set back after their cursor was stored: such a cursor is invalid."""
+        for tp, reply in sorted(replies.items()):
+            if tp in noted.cursors and reply.clock_epoch != noted.clock_epoch(tp):
+                self._report_loss(clock_reset_text(partitions[tp].topic, tp.partition))
 
     def _check_lost(self, start: Positions, end: Positions) -> None:
         gone = lost(start, end)
         if gone and set(gone) != self._gone:
             more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
-            self._lose(f"{start.shown(gone[0])}{more}: it was deleted, or is not asked for any more")
+            self._report_loss(f"{start.shown(gone[0])}{more}: it was deleted, or the options do not select it any more")
             self._gone = set(gone)
 
-    def _lose(self, what: str) -> None:
+    def _report_loss(self, text: str) -> None:
+        """Report a loss of data: an error or a warning, as failOnDataLoss says."""
         if self._options.fail_on_data_loss:
-            raise HistoryGone(f"{what}. With failOnDataLoss=false that is a warning, and the rest is read")
-        log.warning("%s; the rest is read", what)
+            raise HistoryGone(f"{text}. With failOnDataLoss=false this is a warning, and the rest is read")
+        log.warning("%s; the rest is read", text)
 
     # -- holds ----------------------------------------------------------------------------------------------------
 
-    def _renew(self, start: Positions, places: Mapping[Place, Found], *, at_once: bool = False) -> None:
-        if not self._is_written_down:
+    def _renew(
+        self, start: Positions, partitions: Mapping[TopicPartition, TopicInfo], *, at_once: bool = False
+    ) -> None:
+        if not self._is_hold_stored:
             return
         if at_once or self._clock() - self._held_at >= self._options.hold_ttl_ms / 1000 / RENEWALS:
-            self._hold(start, places)
+            self._hold(start, partitions)
 
-    def _hold(self, positions: Positions, places: Mapping[Place, Found]) -> None:
-        """Keep what lies behind a position. Where that cannot be done reading goes on: what is trimmed is found out."""
+    def _hold(self, positions: Positions, partitions: Mapping[TopicPartition, TopicInfo]) -> None:
+        """Hold the messages from `positions` on. If that fails, reading continues: tasks notice trimmed messages."""
         name = self._options.hold_name or positions.hold
         if name == NO_HOLD:
             return
         by_topic: dict[str, dict[int, bytes]] = {}
-        for place, cursor in positions.cursors.items():
-            found = places.get(place)
+        for tp, cursor in positions.cursors.items():
+            found = partitions.get(tp)
             if found is not None and found.kind != COMPACTED:
-                by_topic.setdefault(found.topic, {})[place.partition] = before(cursor, place.partition)
+                by_topic.setdefault(found.topic, {})[tp.partition] = before(cursor, tp.partition)
         for topic, offsets in by_topic.items():
             try:
                 self._brokers.hold(topic, name, offsets, self._options.hold_ttl_ms)
             except SandqError as error:
-                log.warning("topic %r: what is to be read is not held: %s. %s", topic, error.message, _HELP)
+                log.warning("topic %r: unread messages are not held: %s. %s", topic, error.message, _HELP)
         self._held_at = self._clock()
 
 
-def _lag(ends: Mapping[Place, bytes], closed: Mapping[Place, bytes], messages: Mapping[Place, int]) -> dict[Place, Lag]:
-    """What is closed behind these ends; nothing where no message is."""
+def _lag_of(
+    ends: Mapping[TopicPartition, bytes], closed: Mapping[TopicPartition, bytes], messages: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, Lag]:
+    """Return the lag of each partition that a micro-batch with these ends leaves; 0 ms if there are no messages."""
     return {
-        place: Lag(
-            messages.get(place, 0),
-            max(0, offset_model.deliver_ms(closed[place]) - offset_model.deliver_ms(end)) if messages.get(place) else 0,
+        tp: Lag(
+            messages.get(tp, 0),
+            max(0, offset_model.deliver_ms(closed[tp]) - offset_model.deliver_ms(end)) if messages.get(tp) else 0,
         )
-        for place, end in ends.items()
+        for tp, end in ends.items()
     }
 
 
-def _cut(ends: Mapping[Place, bytes], at_ms: int) -> dict[Place, bytes]:
-    """These ends, and none behind an instant."""
+def _cut(ends: Mapping[TopicPartition, bytes], at_ms: int) -> dict[TopicPartition, bytes]:
+    """Return the ends, limited to the time `at_ms`."""
     instant = offset_model.pack(at_ms, 0, 0, 0)
-    return {place: min(end, instant) for place, end in ends.items()}
+    return {tp: min(end, instant) for tp, end in ends.items()}
 
 
-def _epochs(replies: Mapping[Place, MeasureReply]) -> dict[Place, int]:
-    return {place: reply.clock_epoch for place, reply in replies.items() if reply.clock_epoch}
+def _epochs(replies: Mapping[TopicPartition, MeasureReply]) -> dict[TopicPartition, int]:
+    return {tp: reply.clock_epoch for tp, reply in replies.items() if reply.clock_epoch}
 
 
-def first_of(place: Place, known: set[int]) -> bytes:
-    """Where a partition begins that comes later. Of a topic that was read before, all of it is to be read. Of another
-    one, what is there: that something was trimmed before it was asked for is no loss."""
-    return BEGINNING if place.number in known else offset_model.FIRST
+def first_of(tp: TopicPartition, known: set[int]) -> bytes:
+    """Return the start in a partition that the stream has not read before.
+
+    A new partition of a known topic is read completely: trimmed messages are a loss. A new topic is read from its first
+    remaining message: messages that were trimmed before are no loss.
+    """
+    return BEGINNING if tp.number in known else offset_model.FIRST

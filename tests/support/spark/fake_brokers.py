@@ -11,9 +11,9 @@ from sandq.errors import Conflict, UnknownTopic
 from sandq.model import offsets
 from sandq.model.names import TIMER
 from sandq.protocol.requests_log import MeasureReply
-from sandq.spark.source.brokers import Found
+from sandq.spark.source.brokers import TopicInfo
 from sandq.spark.source.options import Topics
-from sandq.spark.source.positions import Place
+from sandq.spark.source.positions import TopicPartition
 
 MS = 1_700_000_000_000
 K = TypeVar("K")
@@ -82,21 +82,27 @@ class FakeBrokers:
 
     # -- what planning asks ---------------------------------------------------------------------------------------
 
-    def places(self, topics: Topics) -> dict[Place, Found]:
+    def partitions(self, topics: Topics) -> dict[TopicPartition, TopicInfo]:
         for name in topics.names or topics.assigned:
             if name not in self.topics:
                 raise UnknownTopic(f"no topic {name!r}")
         return {
-            Place(topic.number, partition): Found(name, topic.kind)
+            TopicPartition(topic.number, partition): TopicInfo(name, topic.kind)
             for name, topic in self.topics.items()
             for partition in range(len(topic.logs))
             if topics.wants(name, partition)
         }
 
     def measure(
-        self, place: Place, topic: str, start: bytes, end: bytes | None, most: int | None = None, pending: bool = False
+        self,
+        tp: TopicPartition,
+        topic: str,
+        start: bytes,
+        end: bytes | None,
+        most: int | None = None,
+        pending: bool = False,
     ) -> MeasureReply:
-        log = self.topics[topic].logs[place.partition]
+        log = self.topics[topic].logs[tp.partition]
         closed_ms = self.closed_ms - log.behind_ms
         stop = offsets.LAST if pending else instant(closed_ms)
         stop = stop if end is None else min(stop, end)
@@ -108,7 +114,7 @@ class FakeBrokers:
             following = offsets.behind(rows[count - 1])
         closed_ms += MS
         first = rows[0] if rows else None
-        return MeasureReply(first, following, count, closed_ms, log.trimmed, place.number, log.clock_epoch)
+        return MeasureReply(first, following, count, closed_ms, log.trimmed, tp.number, log.clock_epoch)
 
     def hold(self, topic: str, name: str, offsets: Mapping[int, bytes], ttl_ms: int) -> None:
         if self.refuses_holds:

@@ -29,7 +29,7 @@ from sandq.spark.sink import chunks as chunks_module
 from sandq.spark.sink.chunks import Chunk, Chunker, blocks
 from sandq.spark.sink.columns import Columns, RowErrors
 from sandq.spark.sink.identity import Identity
-from sandq.spark.sink.partition_sender import QUESTION, PartitionSender
+from sandq.spark.sink.partition_sender import PROBE_NUMBER, PartitionSender
 from sandq.spark.sink.partitioner import Router
 from tests.support.partition.bench import Bench
 
@@ -166,7 +166,7 @@ class FakeCluster:
 
     def _answer(self, request_id: int, produce: Produce) -> None:
         fate: Fate | None = None
-        if number_of(produce.sequence) == QUESTION:
+        if number_of(produce.sequence) == PROBE_NUMBER:
             self.questions += 1
         else:
             fate = self.fates.get(self._read)
@@ -190,7 +190,7 @@ class FakeCluster:
 
     def _apply(self, request_id: int, produce: Produce) -> Any:
         number = number_of(produce.sequence)
-        if number != QUESTION:
+        if number != PROBE_NUMBER:
             self.seen.append((produce.epoch, number, is_resent(produce.sequence)))
         split = Batch.parse(produce.batch).bytes_column(Column.UNIQUE_KEY) is not None
         append = c.Append(

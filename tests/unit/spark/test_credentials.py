@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sandq.errors import InvalidRequest, InvalidSetting
-from sandq.spark.credentials import NOBODY
+from sandq.spark.credentials import NO_CREDENTIALS
 from sandq.spark.sink.options import parse_sink_options
 from sandq.spark.source.options import parse_options
 
@@ -20,16 +20,16 @@ SIDES = [lambda options: parse_options({"subscribe": "t", **options}), parse_sin
 @pytest.mark.parametrize("parse", SIDES)
 def test_a_token_is_handed_on_and_never_shown(parse: Any) -> None:
     options = parse({"token": "sandq_secret", "insecure": "true"})
-    assert options.who.arguments() == {"token": "sandq_secret", "insecure": True}
+    assert options.credentials.arguments() == {"token": "sandq_secret", "insecure": True}
     assert "secret" not in repr(options)
     assert pickle.loads(pickle.dumps(options)) == options
-    assert parse({}).who == NOBODY and NOBODY.arguments() == {}
+    assert parse({}).credentials == NO_CREDENTIALS and NO_CREDENTIALS.arguments() == {}
 
 
 def test_a_file_is_read_for_each_connection(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("sandq_one\n")
-    read = parse_sink_options({"token_file": str(file)}).who.arguments()["token"]
+    read = parse_sink_options({"token_file": str(file)}).credentials.arguments()["token"]
     assert read() == "sandq_one"
     file.write_text("sandq_two\n")
     assert read() == "sandq_two"

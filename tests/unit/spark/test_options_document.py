@@ -56,7 +56,7 @@ def test_defaults_of_reads_are_those_of_the_code() -> None:
         "minPartitions": _word(options.min_partitions),
         "failOnDataLoss": _word(options.fail_on_data_loss),
         "holdTtl": format_duration(options.hold_ttl_ms),
-        "insecure": _word(options.who.insecure),
+        "insecure": _word(options.credentials.insecure),
     }
 
 
@@ -66,7 +66,7 @@ def test_defaults_of_writes_are_those_of_the_code() -> None:
         ("sandq.bootstrap.servers", ",".join(options.servers)),
         *(("onConflict", word) for word, value in WORDS.items() if value == options.on_conflict),
         ("onChangedRows", "again" if options.again else "error"),
-        ("insecure", _word(options.who.insecure)),
+        ("insecure", _word(options.credentials.insecure)),
     }
 
 

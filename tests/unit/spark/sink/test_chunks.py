@@ -14,7 +14,7 @@ from sandq.model.headers import headers_pack
 from sandq.model.sequence import MAX_CHAIN
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE
 from sandq.spark.sink import chunks as chunks_module
-from sandq.spark.sink.chunk_file import Kept
+from sandq.spark.sink.chunk_file import KeptChunks
 from sandq.spark.sink.chunks import CHUNK_BYTES, CHUNK_ROWS, Chunk
 from sandq.spark.sink.columns import SIZE
 from sandq.spark.sink.encoding import encode_rows
@@ -191,7 +191,7 @@ def test_unique_keys(on_conflict: int) -> None:
 
 def test_chunks_that_are_kept() -> None:
     chunks = cut([table(range(50_000), unique_key=[f"u{place}" for place in range(50_000)])])
-    kept = Kept()
+    kept = KeptChunks()
     assert [*kept.read("t", 0)] == []
     kept.add(chunks[:2])
     kept.add(chunks[2:])

@@ -75,7 +75,7 @@ def test_what_the_source_gives_can_be_written() -> None:
         ([("key", "binary")], "value: the column is missing"),
         (
             [("value", "binary"), ("headers", "map<string,string>"), ("raw_headers", "binary")],
-            "raw_headers: headers is there as well; drop one of them",
+            "raw_headers: there is also a column headers; drop one of them",
         ),
         ([("value", "int")], "value: the type binary or string is expected, not int; cast it"),
         ([("values", "binary")], "values: no such column; there are value, key, headers, raw_headers, topic, "),
@@ -144,14 +144,14 @@ BAD = [
     ({"partition": [0, -1]}, "partition: it must not be negative"),
     ({"topic": ["t", None]}, "topic: it is null"),
     ({"deliver_at": pa.array([None, 1_800_000_000])}, "deliver_at: 1800000000 ms looks like seconds"),
-    ({"deliver_at": pa.array([MS, 2**48])}, "deliver_at: it lies after the last instant, 281474976710655 ms"),
+    ({"deliver_at": pa.array([MS, 2**48])}, "deliver_at: it is after the last possible time, 281474976710655 ms"),
     ({"deliver_at": pa.array([None, -1], TIMES)}, "deliver_at: 0 ms is before March 1973"),
     ({"delay_ms": pa.array([0, -1])}, "delay_ms: -1 is not within 0..140737488355328"),
     ({"delay_ms": pa.array([0, 2**62])}, "delay_ms: 4611686018427387904 is not within"),
     ({"ttl_ms": pa.array([1, 0])}, "ttl_ms: 0 is not within 1.."),
     ({"deliver_at": pa.array([MS, MS]), "delay_ms": pa.array([None, 5])}, "delay_ms: deliver_at is set as well"),
     ({"headers": pa.array([[], [("a", b"x" * 40)]], pa.map_(pa.string(), pa.binary()))}, "headers: 45 bytes, 30 are"),
-    ({"headers": pa.array([[], [("a", b"1"), ("a", b"2")]], pa.map_(pa.string(), pa.binary()))}, "name is there twice"),
+    ({"headers": pa.array([[], [("a", b"1"), ("a", b"2")]], pa.map_(pa.string(), pa.binary()))}, "a name occurs twice"),
     ({"headers": pa.array([[], [None]], source.HEADERS)}, "headers: a key must be a string"),
 ]
 

@@ -10,7 +10,7 @@ import pytest
 from sandq.errors import InvalidRequest, InvalidSetting
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE
 from sandq.spark.credentials import OPTIONS as CREDENTIALS
-from sandq.spark.sink.identity import BATCH_ID, QUERY_ID, Identity, of_batch, of_stream
+from sandq.spark.sink.identity import BATCH_ID, QUERY_ID, Identity, identity_in_stream, name_of_batch
 from sandq.spark.sink.options import OPTIONS, SinkOptions, parse_sink_options
 
 
@@ -81,27 +81,27 @@ def test_ids_of_producers_never_change() -> None:
     """PERSISTED: a write that another version began is known by them."""
     assert Identity("query\0abc", 0).producer_id == PRODUCER_IDS[0]
     assert Identity("query\0abc", 7, epoch=9).producer_id == PRODUCER_IDS[1]
-    assert Identity(of_batch("w"), 0, resent=True).producer_id == PRODUCER_IDS[2]
+    assert Identity(name_of_batch("w"), 0, resent=True).producer_id == PRODUCER_IDS[2]
 
 
 PRODUCER_IDS = (2937778489937150894, 7155536327258627871, 1523484722103211670)
 
 
 def test_every_task_is_a_producer_of_its_own() -> None:
-    names = [of_batch("w"), "query\0w", of_batch("w\0001"), of_batch(None), of_batch(None)]
+    names = [name_of_batch("w"), "query\0w", name_of_batch("w\0001"), name_of_batch(None), name_of_batch(None)]
     ids = {Identity(name, partition).producer_id for name in names for partition in range(200)}
     assert len(ids) == len(names) * 200
     assert all(0 < producer_id < 2**63 for producer_id in ids)
     one = Identity("query\0w", 3, 8, resent=True)
-    other = one.another()
+    other = one.renewed()
     assert (other.partition, other.epoch, other.resent) == (3, 1, False)
-    assert len({one.producer_id, other.producer_id, one.another().producer_id}) == 3
+    assert len({one.producer_id, other.producer_id, one.renewed().producer_id}) == 3
 
 
 def test_a_task_of_a_stream() -> None:
     properties = {QUERY_ID: "5f0c", BATCH_ID: "41"}
-    assert of_stream(2, properties.get) == Identity("query\0005f0c", 2, 42, resent=True)
-    assert of_stream(2, {**properties, BATCH_ID: "0"}.get).epoch == 1
+    assert identity_in_stream(2, properties.get) == Identity("query\0005f0c", 2, 42, resent=True)
+    assert identity_in_stream(2, {**properties, BATCH_ID: "0"}.get).epoch == 1
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,6 @@ def test_a_task_of_a_stream() -> None:
 def test_a_spark_that_does_not_tell_who_writes(wrong: dict[str, str | None]) -> None:
     properties = {QUERY_ID: "5f0c", BATCH_ID: "41", **wrong}
     with pytest.raises(InvalidRequest, match=r"sql\.streaming\.queryId.*cannot be used for exactly-once streams"):
-        of_stream(0, properties.get)
-    with pytest.raises(InvalidRequest, match="beyond the last one"):
-        of_stream(0, {QUERY_ID: "a", BATCH_ID: str(2**32)}.get)
+        identity_in_stream(0, properties.get)
+    with pytest.raises(InvalidRequest, match="larger than the largest number"):
+        identity_in_stream(0, {QUERY_ID: "a", BATCH_ID: str(2**32)}.get)

@@ -106,7 +106,7 @@ async def test_it_gives_up_in_the_end(cluster: FakeCluster, autojump_clock: trio
     cluster.options = Options()
     cluster.fates = {place: Overloaded("busy") for place in range(3, 10_000)}
     began = trio.current_time()
-    with pytest.raises(Overloaded, match=r"chunk 4 was not confirmed in 120 s; the last: .*busy"):
+    with pytest.raises(Overloaded, match=r"chunk 4 was not confirmed in 120 s; the last error: .*busy"):
         await write(cluster, rows(range(2000)))
     assert RETRY_S - 1 < trio.current_time() - began <= RETRY_S + 1
     assert len(set(cluster.stored())) == len(cluster.stored())
@@ -127,7 +127,8 @@ async def test_other_rows_are_refused_before_anything_is_stored(cluster: FakeClu
     await write(cluster, rows(range(2000))[:upto])
     before = cluster.stored()
     with pytest.raises(
-        ChangedRows, match=r"rows differ between attempts.*not what an earlier attempt stored.*sortWithin"
+        ChangedRows,
+        match=r"rows differ between attempts.*differs from the one that an earlier attempt stored.*sortWithin",
     ):
         await write(cluster, rows(range(1999, -1, -1)), identity=RETRY)
     assert cluster.stored() == before
@@ -182,7 +183,7 @@ async def test_changed_rows_are_written_again_if_asked(
         "up to the first that was compared; they are sent by threes"
     )
     assert partition_sender.already_stored == 0
-    assert "are written again: some will be there twice" in caplog.text
+    assert "are written again: some will be stored twice" in caplog.text
 
 
 async def test_fewer_rows_are_written_again_if_asked(cluster: FakeCluster) -> None:
@@ -206,7 +207,7 @@ async def test_unique_keys_make_changed_rows_harmless(cluster: FakeCluster, capl
     with caplog.at_level(logging.WARNING, "sandq.spark"):
         partition_sender = await write(cluster, unique(range(1999, -1, -1)), identity=RETRY)
     assert sorted(cluster.stored()) == [*range(2000)]
-    assert partition_sender.again > 0 and "unique keys keep them from being doubled" in caplog.text
+    assert partition_sender.again > 0 and "unique keys prevent duplicates" in caplog.text
 
 
 async def test_not_if_a_taken_key_is_an_error(cluster: FakeCluster) -> None:

@@ -77,7 +77,7 @@ def test_more_partitions_change_nothing(caplog: pytest.LogCaptureFixture) -> Non
     before = split(rows, record(4), partition=3)
     with caplog.at_level(logging.WARNING, "sandq.spark"):
         assert split(rows, record(9, initial=4), partition=3) == before
-    assert "topic t has 9 partitions and began with 4" in caplog.text
+    assert "topic t has 9 partitions and was created with 4" in caplog.text
     ((target, _),) = split(table(partition=[8]), record(9, initial=4))
     assert target.partition == 8
 
@@ -168,13 +168,17 @@ BAD = [
         {"partition": [None, (partition_for(b"acme", 3) + 1) % 3], "tenant": [None, b"acme"]},
         "row's tenant belongs to",
     ),
-    (PRIORITY, {"tenant": [None, b"acme"]}, "tenant: 't' is a priority topic; one of the kind fair takes it"),
-    (record(3), {"tenant": [None, b"acme"]}, "tenant: 't' is a timer topic; one of the kind fair takes it"),
-    (record(3), {"priority": [None, 0]}, "priority: 't' is a timer topic; one of the kind priority or fair takes it"),
+    (PRIORITY, {"tenant": [None, b"acme"]}, "tenant: 't' is a priority topic; topics of the kind fair accept it"),
+    (record(3), {"tenant": [None, b"acme"]}, "tenant: 't' is a timer topic; topics of the kind fair accept it"),
+    (
+        record(3),
+        {"priority": [None, 0]},
+        "priority: 't' is a timer topic; topics of the kind priority or fair accept it",
+    ),
     (
         COMPACTED,
         {"key": [b"a", b"b"], "priority": [None, 1]},
-        "priority: 't' is a compacted topic; one of the kind priority or fair takes it",
+        "priority: 't' is a compacted topic; topics of the kind priority or fair accept it",
     ),
     (
         PRIORITY,
@@ -191,11 +195,19 @@ BAD = [
         {"partition": [None, 1 - partition_for(b"u", 3) % 2], "unique_key": [None, b"u"]},
         "row's unique_key belongs to",
     ),
-    (record(), {"value": [b"1", None]}, "value: it is null: 't' is a topic without keys to delete"),
-    (COMPACTED, {"key": [b"a", None]}, "key: topic 't' is compacted, each of its messages is a write"),
-    (COMPACTED, {"key": [b"a", b""]}, "key: topic 't' is compacted"),
+    (record(), {"value": [b"1", None]}, "value: it is null: topic 't' is not compacted, so there is no key"),
+    (
+        COMPACTED,
+        {"key": [b"a", None]},
+        "key: it is missing or empty: topic 't' is compacted, each of its messages writes",
+    ),
+    (COMPACTED, {"key": [b"a", b""]}, "key: it is missing or empty: topic 't' is compacted"),
     (COMPACTED, {"key": [b"a", b"b"], "partition": [None, 1 - partition_for(b"b", 3) % 2]}, "row's key belongs to"),
-    (COMPACTED, {"key": [b"a", b"b"], "deliver_at": [None, 10**12]}, "deliver_at: topic 't' is compacted, it has no"),
+    (
+        COMPACTED,
+        {"key": [b"a", b"b"], "deliver_at": [None, 10**12]},
+        "deliver_at: topic 't' is compacted and does not support it",
+    ),
     (COMPACTED, {"key": [b"a", b"b"], "delay_ms": [None, 1]}, "delay_ms: topic 't' is compacted"),
     (COMPACTED, {"key": [b"a", b"b"], "unique_key": [None, b"b"]}, "unique_key: topic 't' is compacted"),
 ]
@@ -221,5 +233,5 @@ def test_a_bad_row_is_named(topic: TopicRecord, columns: dict[str, Any], says: s
 
 
 def test_a_key_without_a_message_of_its_own() -> None:
-    with pytest.raises(InvalidRequest, match="column key: topic 't' is compacted"):
+    with pytest.raises(InvalidRequest, match="column key: it is missing or empty: topic 't' is compacted"):
         split(pa.record_batch({"value": [b"x"]}), COMPACTED)

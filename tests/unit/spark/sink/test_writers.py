@@ -57,7 +57,7 @@ def test_a_batch_has_a_name_of_its_own_unless_it_is_given_one() -> None:
 
 @pytest.mark.parametrize("make", [batch_writer, stream_writer])
 def test_rows_without_a_task(make: Callable[..., Any]) -> None:
-    with pytest.raises(InvalidRequest, match="there is none here"):
+    with pytest.raises(InvalidRequest, match="no task is running here"):
         make(OPTIONS, SCHEMA, False).write(iter([]))
 
 
@@ -75,10 +75,10 @@ def test_what_the_driver_says(caplog: pytest.LogCaptureFixture) -> None:
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == (
         "30 rows in 6 chunks by 2 tasks, to t, u; 2 chunks were stored by earlier attempts; 1 chunks were written "
-        "again, for their rows had changed"
+        "again, because their rows had changed"
     )
     assert said[1].startswith("micro-batch 7: 10 rows in 3 chunks by 1 tasks, to t; 2 chunks")
-    assert "1 tasks failed, and may have stored some of theirs" in said[2] and "stores it twice" in said[2]
+    assert "1 tasks failed, and may have stored some of their rows" in said[2] and "stores these rows twice" in said[2]
     assert "to no topic; 1 tasks failed" in said[3] and "the same writeId stores the rest" in said[3]
     assert said[4].startswith("micro-batch 8 failed") and said[4].endswith("Its replay stores the rest")
 
@@ -145,4 +145,4 @@ def test_rows_that_ended(caplog: pytest.LogCaptureFixture) -> None:
         worker(stream)
     assert not caplog.records
     worker(None)
-    assert "does not let a writer see" in caplog.text
+    assert "a writer cannot detect" in caplog.text

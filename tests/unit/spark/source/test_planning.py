@@ -14,16 +14,16 @@ from sandq.errors import InvalidRequest
 from sandq.model import offsets
 from sandq.spark.source.options import TASKS_MAX
 from sandq.spark.source.planning import Range, Task, plan
-from sandq.spark.source.positions import Place, Positions, Step, lost, steps
+from sandq.spark.source.positions import Positions, Step, TopicPartition, lost, steps
 
 MS = 1_700_000_000_000
 offset = st.binary(min_size=16, max_size=16)
-places = st.builds(Place, st.integers(1, 12), st.integers(0, 12))
-positions = st.builds(Positions, st.dictionaries(places, offset, max_size=8))
+partitions = st.builds(TopicPartition, st.integers(1, 12), st.integers(0, 12))
+positions = st.builds(Positions, st.dictionaries(partitions, offset, max_size=8))
 
 
-def at(ms: int, place: int = 0) -> bytes:
-    return offsets.pack(MS + ms, 1, place, 0)
+def at(ms: int, slot: int = 0) -> bytes:
+    return offsets.pack(MS + ms, 1, slot, 0)
 
 
 # ------------------------------------------------------------------------------------------------ positions
@@ -38,7 +38,7 @@ def test_positions_come_back_from_json(found: Positions) -> None:
 
 
 def test_the_json() -> None:
-    cursors = {Place(10, 2): at(1), Place(9, 10): at(2), Place(9, 2): at(3)}
+    cursors = {TopicPartition(10, 2): at(1), TopicPartition(9, 10): at(2), TopicPartition(9, 2): at(3)}
     found = Positions(cursors, "h", {}, "a cluster", {10: "ten", 9: "nine", 8: "gone"})
     assert json.dumps(found.to_json()) == json.dumps(
         {
@@ -54,7 +54,7 @@ def test_the_json() -> None:
     )
     again = Positions.parse(found.to_json())
     assert again == found and again.names == {10: "ten", 9: "nine"}
-    assert again.shown(Place(9, 2)) == "partition 2 of topic 'nine' (number 9)"
+    assert again.shown(TopicPartition(9, 2)) == "partition 2 of topic 'nine' (number 9)"
 
 
 GOOD = {"version": 2, "hold": "h", "topics": {}, "cluster": "c", "names": {}}
@@ -88,31 +88,38 @@ def test_what_is_no_position(wrong: object) -> None:
 
 @given(positions, positions)
 def test_steps_go_from_one_to_the_other(one: Positions, other: Positions) -> None:
-    furthest = {place: max(one.cursors.get(place, offsets.FIRST), cursor) for place, cursor in other.cursors.items()}
+    furthest = {tp: max(one.cursors.get(tp, offsets.FIRST), cursor) for tp, cursor in other.cursors.items()}
     found = steps(one, Positions(furthest))
-    assert all(step.start < step.end == furthest[step.place] for step in found)
-    unchanged = furthest.keys() - {step.place for step in found}
+    assert all(step.start < step.end == furthest[step.tp] for step in found)
+    unchanged = furthest.keys() - {step.tp for step in found}
     # A cursor at the very first offset has nothing before it.
-    assert all(one.cursors.get(place, offsets.FIRST) == furthest[place] for place in unchanged)
+    assert all(one.cursors.get(tp, offsets.FIRST) == furthest[tp] for tp in unchanged)
 
 
 def test_what_is_between() -> None:
-    start = Positions({Place(1, 0): at(5), Place(1, 1): at(5), Place(2, 0): at(1)})
-    end = Positions({Place(1, 2): at(9), Place(1, 1): at(5), Place(1, 0): at(8), Place(3, 0): at(2)})
+    start = Positions({TopicPartition(1, 0): at(5), TopicPartition(1, 1): at(5), TopicPartition(2, 0): at(1)})
+    end = Positions(
+        {
+            TopicPartition(1, 2): at(9),
+            TopicPartition(1, 1): at(5),
+            TopicPartition(1, 0): at(8),
+            TopicPartition(3, 0): at(2),
+        }
+    )
     assert steps(start, end) == [
-        Step(Place(1, 0), at(5), at(8)),
-        Step(Place(1, 2), offsets.FIRST, at(9)),
-        Step(Place(3, 0), offsets.FIRST, at(2)),
+        Step(TopicPartition(1, 0), at(5), at(8)),
+        Step(TopicPartition(1, 2), offsets.FIRST, at(9)),
+        Step(TopicPartition(3, 0), offsets.FIRST, at(2)),
     ]
-    assert lost(start, end) == [Place(2, 0)]
-    assert steps(start, end, lambda place: at(2))[1:] == [Step(Place(1, 2), at(2), at(9))]
-    assert list(end) == [Place(1, 0), Place(1, 1), Place(1, 2), Place(3, 0)]
+    assert lost(start, end) == [TopicPartition(2, 0)]
+    assert steps(start, end, lambda tp: at(2))[1:] == [Step(TopicPartition(1, 2), at(2), at(9))]
+    assert list(end) == [TopicPartition(1, 0), TopicPartition(1, 1), TopicPartition(1, 2), TopicPartition(3, 0)]
 
 
 def test_a_start_behind_the_end_is_an_error() -> None:
-    start = Positions({Place(1, 0): at(5), Place(1, 1): at(7), Place(1, 2): at(7)})
-    end = Positions({Place(1, 0): at(6), Place(1, 1): at(6), Place(1, 2): at(6)})
-    with pytest.raises(InvalidRequest, match=r"partition 1 of topic number 1 \(and 1 more\).*lies behind the end"):
+    start = Positions({TopicPartition(1, 0): at(5), TopicPartition(1, 1): at(7), TopicPartition(1, 2): at(7)})
+    end = Positions({TopicPartition(1, 0): at(6), TopicPartition(1, 1): at(6), TopicPartition(1, 2): at(6)})
+    with pytest.raises(InvalidRequest, match=r"partition 1 of topic number 1 \(and 1 more\).*is after the end"):
         steps(start, end)
 
 

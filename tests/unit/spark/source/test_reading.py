@@ -152,7 +152,7 @@ def test_the_very_first_offset_claims_nothing() -> None:
 def test_a_node_that_does_not_know_the_range_closed() -> None:
     log = FakeLog(5)
     log.closed_ms = MS
-    with pytest.raises(Unavailable, match="may still come to lie"):
+    with pytest.raises(Unavailable, match="may still be added"):
         read(log)
     log.closed_ms = MS + 1
     assert read(log) == [*range(5)]

@@ -14,7 +14,7 @@ from sandq.model import offsets
 from sandq.model.names import COMPACTED, RANKED, TIMER
 from sandq.spark.source.options import parse_options
 from sandq.spark.source.planning import Task
-from sandq.spark.source.positions import Place, Positions
+from sandq.spark.source.positions import Positions, TopicPartition
 from sandq.spark.source.streams import BEGINNING, Stream
 from tests.support.spark.fake_brokers import MS, FakeBrokers, FakeLog, at, instant
 
@@ -55,7 +55,7 @@ def rows_of(brokers: FakeBrokers, tasks: list[Task]) -> list[tuple[int, bytes]]:
 
 
 def cursors(positions: Positions) -> list[bytes]:
-    return [positions.cursors[place] for place in positions]
+    return [positions.cursors[tp] for tp in positions]
 
 
 def test_where_it_begins(brokers: FakeBrokers) -> None:
@@ -147,7 +147,7 @@ def test_all_partitions_are_cut_at_one_instant(brokers: FakeBrokers, step: int) 
 
 
 def test_a_partition_that_is_not_closed_so_far_is_not_overtaken(brokers: FakeBrokers) -> None:
-    """What may still come to lie there is not behind what was read of the others."""
+    """What may still be added there is not behind what was read of the others."""
     for ms in range(0, 1000, 10):
         brokers.append("t", ms, 10, 0)
     brokers.topics["t"].logs[1].behind_ms = 700
@@ -227,7 +227,7 @@ def test_a_stream_that_is_to_end_waits_for_nothing(brokers: FakeBrokers) -> None
     brokers.append("t", 1001, 3)
     brokers.closed_ms = 2000
     assert reader.latest(start, None) == start
-    reader.aim()
+    reader.set_target()
     assert reader.latest(start, None) != start
 
 
@@ -235,7 +235,7 @@ def test_nothing_behind_what_was_there_when_it_began(brokers: FakeBrokers) -> No
     brokers.append("t", 10, 10)
     reader = stream(brokers, subscribePattern="t.*")
     start = reader.initial()
-    reader.aim()
+    reader.set_target()
     brokers.append("t", 1000, 10)
     brokers.closed_ms = 2000
     brokers.add("t2")
@@ -276,7 +276,7 @@ def test_a_topic_that_is_deleted_between_planning_and_reading(brokers: FakeBroke
     start = reader.initial()
     end = reader.latest(start, None)
     del brokers.topics["t"]
-    with pytest.raises(HistoryGone, match="is gone"):
+    with pytest.raises(HistoryGone, match="does not exist any more"):
         reader.tasks(start, end)
     assert stream(brokers, subscribePattern="t.*", failOnDataLoss="false").tasks(start, end) == []
 
@@ -372,7 +372,7 @@ def test_without_a_hold(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) 
     assert not brokers.held
     brokers.refuses_holds = True
     begin()
-    assert "is not held: too many holds" in caplog.text
+    assert "unread messages are not held: too many holds" in caplog.text
     brokers.add("kv", 1, "compacted")
     brokers.refuses_holds = False
     begin(subscribe="kv")
@@ -427,9 +427,9 @@ def test_a_first_batch_all_of_which_was_trimmed(brokers: FakeBrokers) -> None:
     lossy = stream(brokers, failOnDataLoss="false")
     assert [task.partition for task in lossy.tasks(lossy.initial(), end)] == [1]
     (task,) = lossy.tasks(end, lossy.latest(end, None))[:1]
-    assert task.start == end.cursors[Place(1, 0)], "the next one tells what else is gone"
-    other = Positions({place: instant(1) for place in end}, end.hold, cluster=brokers.cluster)
-    with pytest.raises(InvalidRequest, match="lies behind the end"):
+    assert task.start == end.cursors[TopicPartition(1, 0)], "the next one tells what else is gone"
+    other = Positions({tp: instant(1) for tp in end}, end.hold, cluster=brokers.cluster)
+    with pytest.raises(InvalidRequest, match="is after the end"):
         stream(brokers).tasks(end, other)
 
 
@@ -440,7 +440,7 @@ def test_clock_that_was_set_back_ends_a_stream_that_had_read_before(brokers: Fak
     assert "clock_epochs" not in end.to_json()
     brokers.topics["t"].logs[1].clock_epoch = 1
     for ask in (lambda: found.latest(end, None), lambda: stream(brokers).tasks(end, end)):
-        with pytest.raises(HistoryGone, match=r"topic 't', partition 1: its clock was set back.* another checkpoint"):
+        with pytest.raises(HistoryGone, match=r"topic 't', partition 1: its clock was set back.* new checkpoint"):
             ask()
 
 
@@ -450,7 +450,7 @@ def test_stream_of_the_present_epoch_goes_on_after_a_restart(brokers: FakeBroker
     begun = stream(brokers)
     start = begun.initial()
     end = Positions.parse(json.loads(json.dumps(begun.latest(start, None).to_json())))
-    assert end.clock_epochs == {Place(1, 1): 2}
+    assert end.clock_epochs == {TopicPartition(1, 1): 2}
     tasks = stream(brokers).tasks(start, end)
     assert [task.clock_epoch for task in tasks] == [0, 2]
     assert stream(brokers).latest(end, None) == end
@@ -461,7 +461,7 @@ def test_clock_that_was_set_back_is_a_warning_without_fail_on_data_loss(brokers:
     end = found.latest(found.initial(), None)
     brokers.topics["t"].logs[0].clock_epoch = 1
     again = found.latest(end, None)
-    assert again.clock_epochs == {Place(1, 0): 1}
+    assert again.clock_epochs == {TopicPartition(1, 0): 1}
     assert found.latest(again, None) == again
 
 
