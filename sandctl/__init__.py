@@ -1,1 +1,1 @@
-"""The command line of sandq, for people and scripts: a client, and nothing more."""
+"""The command line client of sandq, for people and scripts."""

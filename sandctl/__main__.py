@@ -1,4 +1,5 @@
-"""`python -m sandctl`, and what the command `sandctl` runs: also while it is still being loaded, Ctrl-C is quiet."""
+"""`python -m sandctl`, and the entry point of the command `sandctl`. Ctrl-C is quiet even while it is still being
+loaded."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ def _end(*_: object) -> None:
     os._exit(_EXIT_INTERRUPTED)
 
 
-# Only who is about to call `run` imports this. Until then nothing has begun, so nothing has to be cleaned up; and where
+# Only the caller of `run` imports this. Until then nothing has begun, so nothing has to be cleaned up. If Ctrl-C is
 # Ctrl-C is ignored (`nohup`), it stays so.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _end)
 
 
 def run() -> None:
-    """Does not return: ends the process with the exit code."""
+    """Run the command, and end the process with its exit code. Do not return."""
     from sandctl.interrupts import FirstOnly
     from sandctl.main import main
 
@@ -31,11 +32,11 @@ def run() -> None:
                 signal.signal(signal.SIGINT, first_only)
             main()
         finally:
-            first_only.is_over = True  # from here on nothing is raised
+            first_only.is_over = True  # nothing is raised from here on
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
     finally:
-        # The rest is Python taking itself apart.
+        # The rest is the shutdown of Python.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -1,4 +1,4 @@
-"""What `sandctl bench` does to a cluster: produce, consume, or wait for messages to come due."""
+"""The loads of `sandctl bench`: produce, consume, or wait for messages to become due."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 FILL_BATCH = 1000
 UNCONFIRMED = 1000
-"""Sends, and acks, that wait to be confirmed; further ones wait."""
+"""Maximum number of sends, and of acks, that wait for confirmation."""
 CREDIT = 10_000
 LEAD_S = 1.0
 FILL_PER_S = 10_000
-"""As fast as a slow client schedules messages: none may be due before the last one is stored."""
+"""Messages per second that a slow client can schedule. None may be due before the last one is stored."""
 GRACE_S = 10.0
 CLEAN_UP_S = 5.0
 TRIM_LOOK_S = 0.05
@@ -35,7 +35,8 @@ TRIM_LOOK_S = 0.05
 
 @dataclass(frozen=True)
 class Plan:
-    """`topic` None: one is made and deleted again. `batch`: messages that are handed over together."""
+    """Options of a measurement. `topic` None: create one and delete it again. `batch`: messages that are passed to the
+    client together."""
 
     topic: str | None
     partitions: int
@@ -47,11 +48,11 @@ class Plan:
 
 
 _Waiting = tuple[float, int, Awaitable[Any]]
-"""Since when (monotonic seconds), how many messages, and what to await."""
+"""Start (monotonic seconds), number of messages, and the object to await."""
 
 
 class Load:
-    """One measurement. What it found is in `measured`, however it ends."""
+    """One measurement. `measured` has the results, however it ends."""
 
     def __init__(self, what: str, plan: Plan) -> None:
         self.plan = plan
@@ -62,7 +63,8 @@ class Load:
         self._cpu_s = 0.0
 
     async def run(self, client: Client) -> None:
-        """Raises what the cluster refuses; InvalidRequest for a topic that holds messages which it would consume."""
+        """Run the measurement. Raise the errors of the cluster, and InvalidRequest if it would consume existing
+        messages of a topic."""
         async with self._topic(client):
             with Progress(self.measured.what, self.plan.messages) as progress:
                 if self.measured.what == "produce":
@@ -101,11 +103,11 @@ class Load:
         if self.plan.topic is None:
             await client.admin.delete_topic(self.topic)
         elif consumes:
-            # What is acked goes as long as there is a group that acked it; without one it would stay.
+            # Acked messages are deleted only if a group acked them; without a group they would stay.
             with anyio.move_on_after(CLEAN_UP_S / 2):
                 while await self._held(client):  # noqa: ASYNC110 - nobody tells when
                     await anyio.sleep(TRIM_LOOK_S)
-            with suppress(NotFound):  # it ended before there was one
+            with suppress(NotFound):  # it ended before there was a group
                 await client.admin.delete_group(self.topic, self.group, force=True)
 
     async def _held(self, client: Client) -> int:
@@ -115,7 +117,7 @@ class Load:
         self._began_s, self._cpu_s = time.monotonic(), time.process_time()
 
     def _note(self, messages: int, progress: Progress) -> None:
-        """So many more are through."""
+        """Count completed messages."""
         measured = self.measured
         measured.messages += messages
         measured.seconds = time.monotonic() - self._began_s
@@ -144,7 +146,7 @@ class Load:
         return await producer.send(value) if count == 1 else await producer.send_many([value] * count)
 
     async def _confirm(self, receiver: MemoryObjectReceiveStream[_Waiting], progress: Progress) -> None:
-        """Note how long each took from when it was meant to be sent (without a rate: was sent)."""
+        """Record the latency of each message since it should have been sent (without a rate: since it was sent)."""
         with receiver:
             async for since_s, count, receipt in receiver:
                 await receipt

@@ -1,7 +1,8 @@
-"""How many nodes, how much disk and memory a load needs: an estimate out of what was measured.
+"""Estimate the nodes, disk and memory for a load from measurements.
 
-The constants are of `make bench` on one machine (docs/performance.md names the rows); another one is a factor faster or
-slower. So a plan is a place to begin: run `sandctl bench` with such a load on such a machine, and correct it.
+The constants are measured by `make bench` on one machine (docs/performance.md names the rows); another machine is
+faster or slower by a factor. So a plan is a starting point: run `sandctl bench` with such a load on such a machine, and
+correct it.
 """
 
 from __future__ import annotations
@@ -12,60 +13,60 @@ from dataclasses import dataclass
 from typing import Final
 
 MOST: Final = 1e18
-"""Of anything that is asked for."""
+"""Maximum of each input."""
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 
 PRODUCED_US: Final = {"awaited": 350.0, "pipelined": 4.8, "batched": 1.6}
-"""CPU time of a node for a message that comes: `small_produce`, `produce_1_pipe_16`, `produce_100`."""
+"""CPU time of a node per incoming message: `small_produce`, `produce_1_pipe_16`, `produce_100`."""
 SCHEDULED_US: Final = 3.5
-"""More, for one with a time of its own: `produce_scheduled` less `produce_100`."""
+"""Additional CPU time for a message with its own time: `produce_scheduled` minus `produce_100`."""
 DELIVERED_US: Final = {"batched": 2.9, "awaited": 390.0}
-"""For one that is delivered and acked: `consume_each`; `small_ack`."""
+"""CPU time per delivered and acked message: `consume_each`; `small_ack`."""
 SCHEDULED_OUT_US: Final = 10.0
-"""More, for one with a time of its own: `scheduled_out` spread over an hour."""
+"""Additional CPU time for a message with its own time: `scheduled_out` spread over an hour."""
 FOLLOWED_US: Final = 1.2
-"""For a replica that does not lead: a third of `cluster_1000`, all nodes together."""
+"""CPU time per message of a replica that does not lead: a third of `cluster_1000`, all nodes together."""
 ROW_BYTES: Final = 47
-"""On disk beside its value, key and headers, of a message with a time of its own."""
+"""Bytes on disk of a message with its own time, in addition to value, key and headers."""
 BATCHED_BYTES: Final = 5
-"""The same of one in a batch that is due at once."""
+"""The same for a message of a batch that is due at once."""
 SPACE_FACTOR: Final = 1.5
-"""What LevelDB holds besides while it merges tables, at most of the time."""
+"""Factor of the disk space that LevelDB uses while it merges tables; most of the time it needs less."""
 LOG_BYTES: Final = 512 * MIB
-"""The write-ahead log of a node and its checkpoints."""
+"""Bytes of a node's write-ahead log and its checkpoints."""
 NODE_BYTES: Final = 110 * MIB
 """Memory of an empty node."""
 PENDING_BYTES: Final = ((1_000_000, 40), (math.inf, 12))
-"""Memory for each pending message with a time of its own: up to so many in the cluster `pending_1m`, then
-`pending_10m`."""
+"""Memory per pending message with its own time: up to this number in the cluster `pending_1m`, beyond it `pending_10m`.
+"""
 GROUP_BYTES: Final = 24 << 10
-"""Memory for each group of a partition: `pending_groups`."""
+"""Memory per group of a partition: `pending_groups`."""
 PARTITION_BYTES: Final = 40 << 10
 BUDGET_BYTES: Final = 1024 * MIB
-"""`limits.memory_bytes`: of requests and answers under way."""
+"""`limits.memory_bytes`: memory of requests and replies in progress."""
 NODE_CORES: Final = 1.5
-"""Of a node at most: one thread of Python, and those of the log and LevelDB beside it."""
+"""Maximum cores that a node uses: one thread of Python, plus those of the log and LevelDB."""
 BUSY: Final = 0.6
-"""Of its cores at most in the long run: the rest is for bursts, restarts and moves."""
+"""Maximum share of these cores in the long run: the rest is for bursts, restarts and moves."""
 PARTITION_CORES: Final = 0.5
-"""Of a core a partition may take: more of them spread it."""
+"""Maximum share of a core for a partition; more partitions spread the load."""
 FULL: Final = 0.7
-"""Of a disk at most."""
+"""Maximum share of a disk."""
 NETWORK_FRAME: Final = 1.15
-"""Bytes on the network for each byte of a message."""
+"""Bytes on the network per byte of a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is to be borne. Messages a second, bytes of value, key and headers, seconds."""
+    """The load: messages per second; bytes of value, key and headers; seconds."""
 
     rate: float
     message_bytes: int
     delay_s: float
-    """How long a message waits until it is due, on average; 0: all are due at once."""
+    """Average time that a message waits until it is due; 0: all are due at once."""
     kept_s: float
-    """For how long one stays behind that."""
+    """How long a message is kept after it was due."""
     groups: int = 1
     replicas: int = 3
     peak: float = 2.0
@@ -76,7 +77,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a node has."""
+    """The size of a node."""
 
     cores: float
     memory_bytes: int
@@ -85,7 +86,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a load needs, in all and of each of `nodes`."""
+    """The needs of a load, in total and for each of `nodes`."""
 
     nodes: int
     partitions: int
@@ -93,17 +94,17 @@ class Plan:
     pending: int
     stored: int
     cores: float
-    """Of all nodes, in the busiest second."""
+    """CPU of all nodes, in the busiest second."""
     disk_bytes: int
-    """Of each node."""
+    """For each node."""
     memory_bytes: int
     network_bytes_per_s: int
-    """Out of and into each node, in the busiest second."""
+    """Sent and received by each node, in the busiest second."""
     remarks: tuple[str, ...]
 
 
 def plan(load: Load, machine: Machine) -> Plan:
-    """Return what the load needs on such machines. Raises ValueError when no number of them bears it."""
+    """Return the needs of the load on such nodes. Raise ValueError if no number of nodes is enough."""
     _check(load, machine)
     cores = _cores(load)
     pending, stored = _messages(load)
@@ -124,10 +125,10 @@ def plan(load: Load, machine: Machine) -> Plan:
             f"a node needs {(NODE_BYTES + BUDGET_BYTES) // MIB} MiB of memory without any message: give it more, or "
             "lower limits.memory_bytes"
         )
-    # A replica that does not lead holds the same, to be able to.
+    # A replica that does not lead holds the same data, so that it can lead.
     wanted["memory"] = math.ceil(led * load.replicas / memory) + spare
     nodes = max(wanted.values())
-    # When one is gone the others hold what it held, where there are others.
+    # If one node fails, the others hold its replicas, if there are others.
     bearing = nodes - 1 if nodes > load.replicas else nodes
     bytes_per_s = load.rate * load.peak * load.message_bytes * NETWORK_FRAME * (load.replicas + load.groups)
     return Plan(
@@ -158,13 +159,13 @@ def _check(load: Load, machine: Machine) -> None:
         ("disk", machine.disk_bytes, 0),
     ):
         if abs(value) > MOST:
-            raise ValueError(f"{name}: more than {MOST:g} cannot be reckoned with")
+            raise ValueError(f"{name}: more than {MOST:g} cannot be computed")
         if not value >= least:
             raise ValueError(f"{name}: {value:g} is less than {least:g}")
 
 
 def _cores(load: Load) -> float:
-    """In the busiest second, of all nodes."""
+    """Return the CPU of all nodes in the busiest second."""
     each_us = (
         PRODUCED_US[load.produced] + FOLLOWED_US * (load.replicas - 1) + DELIVERED_US[load.delivered] * load.groups
     )
@@ -174,7 +175,7 @@ def _cores(load: Load) -> float:
 
 
 def _messages(load: Load) -> tuple[int, int]:
-    """Pending, and stored in all."""
+    """Return the number of pending messages, and of all stored ones."""
     pending = math.ceil(load.rate * load.delay_s)
     return pending, pending + math.ceil(load.rate * load.kept_s)
 
@@ -188,22 +189,22 @@ def _pending_bytes(pending: int) -> float:
 
 
 def _partitions(load: Load, cores: float) -> int:
-    """So many that none takes more than its share of a core, and consumers may be as many."""
+    """Return a number of partitions at which each uses at most its share of a core. There may be as many consumers."""
     return max(math.ceil(cores / PARTITION_CORES), 1 if load.rate < 100 else load.replicas)
 
 
 def _remarks(load: Load, machine: Machine, nodes: int) -> Iterator[str]:
     if load.replicas == 1:
-        yield "with one replica a node that dies takes its messages with it until it is back, and its disk for good"
+        yield "with one replica the messages of a failed node are unavailable until it returns, and lost with its disk"
     if load.replicas == 2:
-        yield "with two replicas the loss of either node stops the partition: take 1 or 3"
+        yield "with two replicas the loss of either node stops the partition: use 1 or 3"
     if load.produced == "awaited":
-        yield "producers that await each message cost 200 times as much as those that do not: let several be under way"
+        yield "producers that await each message cost 200 times as much as others: send several at once"
     if load.delivered == "awaited":
-        yield "consumers that await each ack cost 100 times as much: let them go on, or use client.run"
+        yield "consumers that await each ack cost 100 times as much: do not await each ack, or use client.run"
     if machine.cores >= 2 * NODE_CORES:
         yield f"a node uses {NODE_CORES:g} cores at most: run more nodes rather than larger ones"
     if nodes == 2:
-        yield "two nodes decide nothing when one is gone: take one or three"
+        yield "two nodes decide nothing when one fails: use one or three"
     if load.kept_s > 30 * 86_400:
-        yield "what is kept for months is cheaper in an archive: sandctl pipeline archive"
+        yield "messages that are kept for months are cheaper in an archive: sandctl pipeline archive"

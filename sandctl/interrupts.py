@@ -1,7 +1,7 @@
-"""Ctrl-C while the event loop runs: the work is cancelled and may clean up; whoever cannot wait asks again.
+"""Handle Ctrl-C while the event loop runs: cancel the work, and let it clean up. A second Ctrl-C ends the process.
 
-Python's own way, an exception in whatever the loop is just doing, leaves half-done things and tracebacks when the key
-is pressed twice.
+Python raises an exception wherever the loop happens to be. That leaves unfinished work, and tracebacks if the key is
+pressed twice.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 EXIT_INTERRUPTED = 130
 IMPATIENT_S = 0.5
-"""A second signal that much later than the first ends the process at once; an earlier one is the same one."""
+"""A second signal later than this after the first ends the process at once; an earlier one counts as the same."""
 CLEAN_UP_S = 10.0
-"""So long the work may take to end: what blocks (output that nobody takes) would keep it for ever."""
+"""Time limit for the work to end: output that nobody reads could block it for ever."""
 _SOON_S = 0.001  # 0 would stop a timer
 
 

@@ -1,4 +1,4 @@
-"""A group of commands of which each is imported when it is called: `--help` of one costs nothing of the others."""
+"""A command group that imports each command when it is called, so that `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 
 class Later(NamedTuple):
-    """Where a command stands, and what the list of commands says of it (a test compares it with its own words)."""
+    """Module, name and short help of a command (a test compares the short help with the command's own)."""
 
     module: str
     name: str
@@ -18,7 +18,7 @@ class Later(NamedTuple):
 
 
 class _Commands(MutableMapping[str, click.Command]):
-    """Names at once, commands on demand."""
+    """Lists names at once and imports commands on demand."""
 
     def __init__(self, later: Mapping[str, Later]) -> None:
         self._later = later
@@ -45,7 +45,8 @@ class _Commands(MutableMapping[str, click.Command]):
 
 
 class LazyGroup(click.Group):
-    """`LazyGroup(later={"topic": Later("sandctl.commands.topics", "topic", "...")})`, listed in this order."""
+    """Use as `LazyGroup(later={"topic": Later("sandctl.commands.topics", "topic", "...")})`. Lists commands in this
+    order."""
 
     def __init__(self, *args: Any, later: Mapping[str, Later], **more: Any) -> None:
         super().__init__(*args, **more)
@@ -53,16 +54,16 @@ class LazyGroup(click.Group):
         self.commands = _Commands(later)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they were given."""
+        """Return the names in their given order."""
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click does, without looking at the commands themselves."""
+        """Write the list of commands as click does, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, place.short_help) for name, place in self.later.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
-        """Names of commands and options, without importing a command."""
+        """Complete names of commands and options without importing a command."""
         from click.shell_completion import CompletionItem
 
         found: list[Any] = [

@@ -1,8 +1,8 @@
 """`sandctl`: the commands, their common options, exit codes.
 
 Exit codes: 0 fine, 1 the request failed, 2 wrong usage, 3 no server can be reached, 130 interrupted (Ctrl-C).
-No command is imported before it is called, and nothing heavy before it runs, so that `--help` and shell completion
-answer at once.
+A command is imported only when it is called, and heavy modules only when it runs, so that `--help` and shell completion
+are fast.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ EXIT_INTERRUPTED = 130
 
 
 class Root(LazyGroup):
-    """The top command: turns what commands raise into a line on stderr and an exit code."""
+    """The top command: prints an error as a line on standard error and sets the exit code."""
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> None:
         extra["standalone_mode"] = False
-        if sys.stdout is None:  # closed by whoever started us: nobody wants to read anything
+        if sys.stdout is None:  # closed by the parent process: nobody reads the output
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         try:
             code = self._run(args, prog_name or "sandctl", extra)
@@ -56,7 +56,7 @@ class Root(LazyGroup):
         except OSError as error:
             _forget_output()
             if error.errno == errno.EPIPE:
-                return EXIT_FAILED  # whoever read our output has gone: quietly
+                return EXIT_FAILED  # the reader of our output has gone: exit quietly
             return _failed(f"{error.filename or ''}: {error.strerror}".lstrip(": "))
         except CannotConnect as error:
             _failed(error.message)
@@ -67,13 +67,13 @@ class Root(LazyGroup):
             if not isinstance(error, SandqError):
                 raise
             failed = _failed(error.message, getattr(error, "__notes__", ()))
-            # A request that cannot be meant so is wrong usage, whether sandctl, the client or a node found that.
+            # An invalid request is wrong usage, whether sandctl, the client or a node found it.
             return EXIT_USAGE if isinstance(error, InvalidRequest) and not _is_no_usage(error) else failed
         return result if isinstance(result, int) else 0
 
 
 _NO_USAGE = ("sandq.backup.errors", "sandq.spark.jobs.schedule", "sandq.spark.jobs.chart")
-"""Modules whose errors concern the content of a file, or a package that is not installed: the command was right."""
+"""Modules whose errors are about the content of a file or a missing package: the command line was right."""
 
 
 def _is_no_usage(error: Exception) -> bool:
@@ -81,7 +81,7 @@ def _is_no_usage(error: Exception) -> bool:
 
 
 def _forget_output() -> None:
-    """What is still buffered must not be tried again at exit."""
+    """Discard buffered output, so that the exit does not try to write it again."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         sys.stdout.flush()
         return
@@ -123,7 +123,7 @@ COMMANDS = {
     "schedule": Later(
         "sandctl.commands.schedules",
         "schedule",
-        "Make messages recur: by cron expressions, or at intervals.",
+        "Send recurring messages by cron expression or interval.",
     ),
     "group": Later("sandctl.commands.groups", "group", "Show, seek, change, limit, push, pause and delete groups."),
     "tenant": Later(
@@ -136,7 +136,7 @@ COMMANDS = {
         "lease",
         "Lease messages of a group; ack, nack, extend, give back.",
     ),
-    "dead": Later("sandctl.commands.dead", "dead", "Look at dead letters, deliver them again, or purge them."),
+    "dead": Later("sandctl.commands.dead", "dead", "Show dead letters, deliver them again, or purge them."),
     "cluster": Later(
         "sandctl.commands.cluster",
         "cluster",
@@ -145,40 +145,40 @@ COMMANDS = {
     "partition": Later(
         "sandctl.commands.partition",
         "partition",
-        "List and skip entries that shut partitions.",
+        "List and skip entries that stopped partitions.",
     ),
     "backup": Later(
         "sandctl.commands.backup",
         "backup",
         "Create, list, verify, restore and schedule backups.",
     ),
-    "whoami": Later("sandctl.commands.login", "whoami", "Show who you are to the cluster, and what you may do."),
-    "login": Later("sandctl.commands.login", "login", "Keep a token for the servers, for the commands that follow."),
-    "logout": Later("sandctl.commands.login", "logout", "Forget the token that is kept for the servers."),
-    "context": Later("sandctl.commands.context", "context", "Keep clusters by name: servers, TLS, token."),
-    "token": Later("sandctl.commands.tokens", "token", "Make, list, rotate and revoke tokens."),
+    "whoami": Later("sandctl.commands.login", "whoami", "Show your identity on the cluster and your rights."),
+    "login": Later("sandctl.commands.login", "login", "Save a token for these servers."),
+    "logout": Later("sandctl.commands.login", "logout", "Delete the saved token of these servers."),
+    "context": Later("sandctl.commands.context", "context", "Store clusters by name: servers, TLS, token."),
+    "token": Later("sandctl.commands.tokens", "token", "Create, list, rotate and revoke tokens."),
     "identity": Later(
         "sandctl.commands.identities",
         "identity",
         "Show, create, change and delete identities.",
     ),
-    "role": Later("sandctl.commands.roles", "role", "List, make and delete roles, which are lists of grants."),
+    "role": Later("sandctl.commands.roles", "role", "List, create and delete roles, which are lists of grants."),
     "audit": Later(
         "sandctl.commands.audit",
         "audit",
-        "See who did what to the cluster, and who was refused it.",
+        "Show the audit log: who did what, and which requests were refused.",
     ),
     "debug": Later(
         "sandctl.commands.debug",
         "debug",
-        "Look into a node: stacks, stalls, queues, logs.",
+        "Inspect a node: stacks, stalls, queues, logs.",
     ),
-    "slo": Later("sandctl.commands.slo", "slo", "Show how late messages were, beside the objective."),
-    "sql": Later("sandctl.commands.sql", "sql", "Ask about messages, keys, groups and the cluster in SQL, MySQL's."),
+    "slo": Later("sandctl.commands.slo", "slo", "Compare lateness of messages with the objective."),
+    "sql": Later("sandctl.commands.sql", "sql", "Query messages, keys, groups and the cluster in MySQL's SQL."),
     "doctor": Later(
         "sandctl.commands.doctor",
         "doctor",
-        "Look for what goes wrong in the cluster, and say what to do.",
+        "Find problems of the cluster, and say what to do.",
     ),
     "pipeline": Later(
         "sandctl.pipeline",
@@ -187,7 +187,7 @@ COMMANDS = {
     ),
     "bench": Later("sandctl.commands.bench", "bench", "Measure how fast and how punctual a cluster is."),
     "completion": Later(
-        "sandctl.commands.completion", "completion", "Print what makes a shell complete sandctl's words."
+        "sandctl.commands.completion", "completion", "Print the script that makes a shell complete sandctl's words."
     ),
 }
 
@@ -201,15 +201,15 @@ COMMANDS = {
 @common_options
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def main() -> None:
-    """Talk to a sandq cluster: topics, messages, consumer groups, dead letters, the cluster itself.
+    """Manage a sandq cluster: topics, messages, consumer groups, dead letters and the cluster itself.
 
     \b
       sandctl topic create orders
       sandctl produce orders "call Ada" --in 2h
       sandctl consume orders --group desk --follow
 
-    Times: a DURATION is "90s", "5m", "3d" or seconds; an INSTANT is "2030-01-31T08:00:00Z", epoch milliseconds, or a
-    duration from now with its sign: "+5m", "-1h". Lists show 100 rows at most, unless --limit says otherwise.
+    Times: a DURATION is "90s", "5m", "3d" or seconds. An INSTANT is "2030-01-31T08:00:00Z", epoch milliseconds, or a
+    signed duration from now: "+5m", "-1h". Lists show up to 100 rows; --limit changes that.
 
-    Exit codes: 0 fine, 1 the request failed, 2 wrong usage, 3 no server can be reached, 130 interrupted.
+    Exit codes: 0 success, 1 the request failed, 2 wrong usage, 3 no server can be reached, 130 interrupted.
     """

@@ -1,4 +1,4 @@
-"""So many a second: when each of a row of messages is meant to be sent, and waiting for it."""
+"""Pace messages at a rate: compute when each is to be sent, and wait for that time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import time
 from collections.abc import Awaitable, Callable
 
 TICK_S = 0.01
-"""Messages that are meant for the same tick are sent together; nobody sleeps more precisely than this."""
+"""Length of a tick: messages of one tick are sent together, because sleeping is no more precise than this."""
 
 
 class Pacer:
-    """`await pacer.wait()` before each message; it returns when the message was meant to be sent (monotonic seconds).
+    """Paces messages: call `await pacer.wait()` before each one. It returns the time at which the message was to be
+    sent (monotonic seconds).
 
-    The n-th is meant for n / rate seconds after the first, so that no delay adds up. Who comes late (the server was
-    slow, the machine busy) either catches up at once, or, with `slip`, is late from then on: then never more than a
-    tick's messages are sent in one go.
+    The n-th message is planned for n / rate seconds after the first, so delays do not add up. A late sender (slow
+    server, busy machine) catches up at once, or with `slip` stays late. With `slip`, it never sends more than one
+    tick's messages at a time.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Pacer:
         self._count = 0
 
     async def wait(self, messages: int = 1) -> float:
-        """Until the next may be sent; `messages`: how many are sent together."""
+        """Wait until the next batch may be sent; `messages` is its size."""
         now = self._clock()
         if self._start is None:
             self._start = now
@@ -52,7 +53,7 @@ class Pacer:
         return intended
 
     def _until(self, intended: float) -> float:
-        """When to wake: with more messages than ticks, at the end of the tick that it lies in."""
+        """Return when to wake: with several messages per tick, at the end of the tick."""
         assert self._start is not None
         if self._rate * TICK_S <= 1:
             return intended

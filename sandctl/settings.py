@@ -1,4 +1,4 @@
-"""The common options of the command that is running: `settings()`."""
+"""The common options of the running command: `settings()`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DELIVERY_S = 60.0
 
 @dataclass(kw_only=True)
 class Settings:
-    """The common options, as given anywhere on the command line."""
+    """The common options, given anywhere on the command line."""
 
     servers: tuple[str, ...] = ()
     output: str = "table"

@@ -1,7 +1,7 @@
-"""Standard input and output without holding up the event loop: a slow pipe must not cost a lease.
+"""Standard input and output that do not block the event loop: a slow pipe must not cost a lease.
 
-A descriptor that can be waited for (pipe, terminal, socket) is; a regular file never blocks for long and is read and
-written at once, as is anything that is no descriptor (the streams that click's test runner puts in place).
+A descriptor that can be waited for (pipe, terminal, socket) is waited for. A regular file never blocks for long, so it
+is read and written directly, like the streams without a descriptor that click's test runner uses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import anyio
 
 READ_BYTES = 65_536
-WRITE_BYTES = 4096  # what a pipe that is ready takes without blocking (PIPE_BUF)
+WRITE_BYTES = 4096  # bytes that a ready pipe takes without blocking (PIPE_BUF)
 
 
 def _descriptor(stream: BinaryIO) -> int | None:
@@ -25,7 +25,7 @@ def _descriptor(stream: BinaryIO) -> int | None:
 
 
 async def _ready(wait: Callable[[Any], Awaitable[None]], descriptor: int) -> bool:
-    """Wait for a descriptor; False when there is no waiting for its kind."""
+    """Wait for a descriptor. Returns False if its kind cannot be waited for."""
     try:
         await wait(descriptor)
     except OSError:
@@ -34,7 +34,7 @@ async def _ready(wait: Callable[[Any], Awaitable[None]], descriptor: int) -> boo
 
 
 async def read_pieces(stream: BinaryIO) -> AsyncIterator[bytes]:
-    """What a binary stream holds, as it comes."""
+    """Yield the bytes of a binary stream as they arrive."""
     descriptor = _descriptor(stream)
     waits = descriptor is not None
     while True:
@@ -50,8 +50,8 @@ async def read_pieces(stream: BinaryIO) -> AsyncIterator[bytes]:
 
 
 async def read_lines(stream: BinaryIO, max_bytes: int) -> AsyncIterator[bytes | None]:
-    """Lines without their line feed; the last one need not have one. None, and the end, at a line of more bytes."""
-    parts: list[bytes] = []  # of a line whose end is still to come
+    """Yield lines without their line feed; the last one may lack it. A line over the limit yields None and ends."""
+    parts: list[bytes] = []  # parts of a line whose end has not arrived
     size = 0
     async for piece in read_pieces(stream):
         first, *more = piece.split(b"\n")
@@ -70,8 +70,8 @@ async def read_lines(stream: BinaryIO, max_bytes: int) -> AsyncIterator[bytes | 
 
 
 class Writer:
-    """Writes bytes that are out when `write` returns. It waits only while the other end takes nothing: to go through
-    the event loop for each message would cost more than all the rest."""
+    """Writes bytes; they have left the process when `write` returns. Waits only while the reader is slow: going through
+    the event loop for each message would cost more than everything else."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.is_broken = False
@@ -84,7 +84,7 @@ class Writer:
         self._rest = memoryview(b"")
 
     async def write(self, data: bytes) -> None:
-        """BrokenPipeError when nobody reads any more."""
+        """Write bytes. Raises BrokenPipeError if nobody reads any more."""
         if self._descriptor is None:
             self._stream.write(data)
             self._stream.flush()
@@ -93,7 +93,7 @@ class Writer:
         await self.finish()
 
     async def finish(self) -> None:
-        """Write what a `write` that was cancelled left."""
+        """Write the rest of a cancelled `write`."""
         descriptor = self._descriptor
         while self._rest and descriptor is not None and not self.is_broken:
             if self._waits and not self._poll.poll(0):

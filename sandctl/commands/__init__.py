@@ -1,1 +1,1 @@
-"""The commands of sandctl, a module for each group."""
+"""The commands of sandctl, one module per group."""

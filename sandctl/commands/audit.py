@@ -1,4 +1,4 @@
-"""`sandctl audit`: who did what to the cluster, and who was refused it."""
+"""`sandctl audit`: print the audit logs of all nodes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sandctl.output.results import say, show_rows, text_of
 if TYPE_CHECKING:
     from sandq.client import Client
 
-LOOK_S: Final = 1.0
-"""How often nodes are asked for more."""
+POLL_S: Final = 1.0
+"""Interval at which nodes are asked for new lines, in s."""
 _LAST_MOST: Final = 1000
 _COLUMNS = {
     "time": "TIME",
@@ -37,25 +37,24 @@ _COLUMNS = {
     default=100,
     show_default=True,
     metavar="N",
-    help="So many lines, of those that there are.",
+    help="Show at most N lines.",
 )
-@click.option("--follow", is_flag=True, help="Go on with those that come, until it is interrupted.")
-@click.option("--node", metavar="NODE", help="Only the log of this node.")
+@click.option("--follow", is_flag=True, help="Continue with new lines until interrupted.")
+@click.option("--node", metavar="NODE", help="Show only the log of this node.")
 @common_options
 def audit(last: int, follow: bool, node: str | None) -> None:
-    """See who did what to the cluster, and who was refused it.
+    """Show the audit log: who did what, and which requests were refused.
 
-    Those are the audit logs of all nodes: who, from where, to what, and what became of it; and who failed to say who it
-    is.
+    It merges the logs of all nodes: principal, address, object and result of each change, and failed logins.
 
     \b
       sandctl audit
       sandctl audit --last 1000 -o jsonl
       sandctl audit --follow
 
-    RESULT is ok or the code of an error; NO_ANSWER: the connection ended before there was one. What is about
-    `lines_lost` says how many lines of that node are missing there, and `lines_collapsed`
-    how many of one principal were left out because it had written its share.
+    RESULT is ok or the code of an error. NO_ANSWER: the connection ended before the answer. A line `lines_lost` says
+    how many lines of that node are missing there, `lines_collapsed` how many of one principal were left out because it
+    had used its share.
     """
     if not follow:
 
@@ -80,7 +79,7 @@ def audit(last: int, follow: bool, node: str | None) -> None:
             while True:
                 for line in page.lines:
                     await printer.show(partial(dict, line), partial(_text, line))
-                await anyio.sleep(LOOK_S)
+                await anyio.sleep(POLL_S)
                 page = await client.admin.audit(_LAST_MOST, after=page.position, node=node)
         finally:
             await printer.close()
@@ -108,4 +107,4 @@ def _tell(lost: Mapping[str, int], missing: Mapping[str, str]) -> None:
             err=True,
         )
     for node, why in missing.items():
-        say(f"sandctl: nothing is told of {node}: {why}", err=True)
+        say(f"sandctl: no record of {node}: {why}", err=True)

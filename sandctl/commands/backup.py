@@ -1,4 +1,4 @@
-"""`sandctl backup`: the cluster backed up while it runs, and topics restored."""
+"""`sandctl backup`: back up the running cluster, and restore topics."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ def key_option(command: F) -> F:
         "--key-file",
         "backup_key",
         metavar="FILE",
-        help="The key that backups are encrypted with: 32 bytes as base64 or hex (openssl rand -base64 32).",
+        help="The key that encrypts backups: 32 bytes as base64 or hex (openssl rand -base64 32).",
     )(command)
 
 
 def rate_option(command: F) -> F:
-    """`--rate`."""
+    """`--rate`, in MB per second."""
     return click.option(
         "--rate",
         type=click.IntRange(min=1),
         metavar="MB",
-        help="So many MB of rows a second at most, so that the rest of the work has its time.",
+        help="Read or write at most this many MB of rows per second, to leave CPU for other work.",
     )(command)
 
 
 def topic_option(command: F) -> F:
-    """`--topic`, which may come again."""
-    return click.option(
-        "--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; may be given again."
-    )(command)
+    """`--topic`, which may be repeated."""
+    return click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only this topic; may be repeated.")(
+        command
+    )
 
 
 def work_option(command: F) -> F:
@@ -74,7 +74,7 @@ def work_option(command: F) -> F:
         "--work-dir",
         type=click.Path(file_okay=False, path_type=Path),
         metavar="DIR",
-        help="Where what increments make is put meanwhile; else where temporary files are.",
+        help="Directory for temporary data of increments.  [default: that of temporary files]",
     )(command)
 
 
@@ -84,25 +84,28 @@ def status_option(command: F) -> F:
         "--status-file",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Where it is said how that goes, as JSON; as metrics of Prometheus where it ends with .prom.",
+        help="File for the status: metrics of Prometheus if it ends with .prom, else JSON.",
     )(command)
 
 
 @click.group(short_help="Create, list, verify, restore and schedule backups.")
 def backup() -> None:
-    """Back up the cluster while it runs; list, verify, restore backups, and make them at intervals.
+    """Back up the running cluster; list, verify and restore backups; make backups at intervals.
 
-    URL is a directory, or what fsspec knows: s3://bucket/path, gs://, sftp://, memory:// (with its package installed).
+    URL is a directory, or a URL that fsspec knows: s3://bucket/path, gs://, sftp://, memory:// (with its package
+    installed).
     """
 
 
 @backup.command()
 @url_argument
 @topic_option
-@click.option("--identities", is_flag=True, help="With identities, roles and the hashes of tokens (`security`).")
-@click.option("--resume", metavar="BACKUP", help="Go on with a backup that was stopped.")
 @click.option(
-    "--incremental", is_flag=True, help="Add an increment to the last backup; a first backup where there is none."
+    "--identities", is_flag=True, help="Include identities, roles and the hashes of tokens (needs `security`)."
+)
+@click.option("--resume", metavar="BACKUP", help="Continue an interrupted backup.")
+@click.option(
+    "--incremental", is_flag=True, help="Add an increment to the last backup; make a first backup if there is none."
 )
 @rate_option
 @key_option
@@ -124,15 +127,15 @@ def create(
       sandctl backup create /backups --topic orders --topic payments
       sandctl backup create /backups --incremental
 
-    Needs the rights `cluster` and `read`. It is there once it is finished: what was stopped before is none, and goes on
-    with --resume. --incremental has what was committed since the last one, as far as the nodes have kept it, which they
-    do while a backup is followed (`sandctl backup follow`); of partitions of which they did not it reads all.
+    It needs the rights `cluster` and `read`. A backup exists once it is finished; an interrupted one is not a backup,
+    and continues with --resume. --incremental saves the data committed since the last one, as far as the nodes have
+    kept it, which they do while a backup is followed (`sandctl backup follow`). Other partitions are read in full.
     """
     from sandq.backup import create_backup
 
     if incremental:
         if resume is not None:
-            raise click.UsageError("--incremental and --resume: an increment that was stopped is begun anew")
+            raise click.UsageError("--incremental and --resume: an interrupted increment begins again")
         _create_increment(url, topics, identities, rate, backup_key)
         return
     place, key = _place(url), _key(backup_key)
@@ -187,7 +190,7 @@ def _create_increment(
 @key_option
 @options_of_all
 def list_(url: str, backup_key: str | None) -> None:
-    """Show the backups at URL, the oldest first; also those that cannot be used, and why. Needs no cluster.
+    """List the backups at URL, the oldest first, including unusable ones with the reason. It needs no cluster.
 
     \b
       sandctl backup list /backups
@@ -206,20 +209,20 @@ def list_(url: str, backup_key: str | None) -> None:
 @backup.command(short_help="Read a whole backup, and check that it is intact.")
 @url_argument
 @click.argument("backup_id", metavar="BACKUP", default="latest")
-@click.option("--replay", is_flag=True, help="Make partitions of its increments, as a restore does, and let them go.")
+@click.option("--replay", is_flag=True, help="Also rebuild the partitions from its increments, as a restore does.")
 @work_option
 @key_option
 @options_of_all
 def verify(url: str, backup_id: str, replay: bool, work_dir: Path | None, backup_key: str | None) -> None:
-    """Read BACKUP (the last one) as a whole, and say whether it is what was written. Needs no cluster.
+    """Read a whole BACKUP (default: the last one), and check that it is intact. It needs no cluster.
 
     \b
       sandctl backup verify /backups
       sandctl backup verify /backups latest --replay
       sandctl backup verify /backups 20300131T080000Z-0a1b2c --key-file backup.key
 
-    Its increments are read as well: that none is missing, nor anything between them. What is damaged, truncated or of
-    another backup is told with its file and byte, and exit code 1.
+    It also reads the increments, and checks that none is missing, and nothing between them. Damaged, truncated or
+    foreign data is reported with file and byte, and exit code 1.
     """
     from sandq.backup import verify_chain
 
@@ -233,27 +236,31 @@ def verify(url: str, backup_id: str, replay: bool, work_dir: Path | None, backup
     found = _alone(work)
     manifest = found.manifest
     behind = f", {counted(found.increments, 'increment')}" if found.increments else ""
-    made = f", {counted(found.replayed, 'partition')} made of them" if found.replayed is not None else ""
-    done(f"backup {manifest.backup_id} is good: {manifest.plain_bytes:,} bytes{behind}{made}", found.shown())
+    made = f", {counted(found.replayed, 'partition')} created" if found.replayed is not None else ""
+    done(f"backup {manifest.backup_id} is intact: {manifest.plain_bytes:,} bytes{behind}{made}", found.shown())
 
 
 @backup.command(short_help="Restore topics of a backup, in this or another cluster.")
 @url_argument
 @click.argument("backup_id", metavar="BACKUP", default="latest")
 @topic_option
-@click.option("--as", "names", multiple=True, metavar="TOPIC=NAME", help="Another name for a topic; may come again.")
-@click.option("--prefix", default="", metavar="TEXT", help="What stands before the names of all others.")
-@click.option("--replicas", type=click.IntRange(min=1), metavar="N", help="So many of each, not as many as there were.")
-@click.option("--identities", is_flag=True, help="Restore who may do what as well (`security`).")
-@click.option("--resume-groups", is_flag=True, help="Let groups have what is due at once; else they are paused.")
-@click.option("--verify/--no-verify", default=True, help="Read all of it before anything is made (the default).")
+@click.option("--as", "names", multiple=True, metavar="TOPIC=NAME", help="A new name for a topic; may be repeated.")
+@click.option("--prefix", default="", metavar="TEXT", help="Prefix for the names of all other topics.")
+@click.option(
+    "--replicas", type=click.IntRange(min=1), metavar="N", help="Number of replicas.  [default: as in the backup]"
+)
+@click.option("--identities", is_flag=True, help="Also restore identities and roles (needs `security`).")
+@click.option("--resume-groups", is_flag=True, help="Do not pause the groups, so that they get due messages at once.")
+@click.option(
+    "--verify/--no-verify", default=True, help="Read the whole backup before anything is created (the default)."
+)
 @click.option(
     "--at",
     type=INSTANT,
     metavar="TIME",
-    help="As it was then (2030-01-31T10:00:00Z); else as late as its increments have it.",
+    help="Restore the state at this time (2030-01-31T10:00:00Z).  [default: the last one in the increments]",
 )
-@click.option("--base", is_flag=True, help="The backup itself, without its increments.")
+@click.option("--base", is_flag=True, help="Restore the backup itself, without its increments.")
 @work_option
 @rate_option
 @key_option
@@ -274,7 +281,7 @@ def restore(
     rate: int | None,
     backup_key: str | None,
 ) -> None:
-    """Make the topics of BACKUP (the last one) again, in this cluster or another one.
+    """Restore the topics of BACKUP (default: the last one), in this cluster or another one.
 
     \b
       sandctl backup restore /backups
@@ -282,12 +289,12 @@ def restore(
       sandctl backup restore /backups --prefix restored-
       sandctl backup restore /backups --at 2030-01-31T10:00:00Z --prefix at-ten-
 
-    A topic must not be there: nothing is written over. Messages keep their times and ids; what was leased is to be had
-    again, with its attempts. Groups are paused: look, then `sandctl group resume`. A restore that was stopped goes on
-    when it is begun again with the same options; until it is through its topics say `restoring` and take nothing.
-    With increments it is as they have it at last, or as of --at; times that they do not have are refused, with the
-    nearest ones. What they make of the backup is put into a directory meanwhile (--work-dir), and needs twice the room
-    of what is restored. Needs the rights `cluster`, `manage` and `produce`, and for increments the package sandq.
+    Topics must not exist: nothing is overwritten. Messages keep their times and ids; leased messages are available
+    again, with their attempts. Groups are paused: check first, then `sandctl group resume`. An interrupted restore
+    continues when it is started again with the same options; until it is complete its topics have `restoring` and
+    accept nothing. With increments it restores the last state, or that of --at; times that they do not have are
+    refused, with the nearest possible ones. It uses a temporary directory (--work-dir) for this, with twice the size of
+    the restored data. It needs the rights `cluster`, `manage` and `produce`, and for increments the package sandq.
     """
     from sandq.backup import restore_backup
 
@@ -341,7 +348,7 @@ def restore(
 @yes_option
 @options_of_all
 def delete(url: str, backup_id: str, yes: bool) -> None:
-    """Delete BACKUP, and all of its files. Needs no cluster.
+    """Delete BACKUP with all its files. It needs no cluster.
 
     \b
       sandctl backup delete /backups 20300131T080000Z-0a1b2c
@@ -350,7 +357,7 @@ def delete(url: str, backup_id: str, yes: bool) -> None:
 
     place = _place(url)
     if not yes:
-        need_yes("a backup that is deleted is gone")
+        need_yes("a deleted backup cannot be recovered")
         if can_ask():
             confirm(f"Delete backup {backup_id} at {place.shown}?", "deleted")
     _alone(functools.partial(delete_backup, place, backup_id))
@@ -359,22 +366,24 @@ def delete(url: str, backup_id: str, yes: bool) -> None:
 
 @backup.command(short_help="Make backups at intervals, and delete old ones.")
 @url_argument
-@click.option("--every", required=True, type=DURATION, metavar="DURATION", help="Between two backups: 6h.")
+@click.option("--every", required=True, type=DURATION, metavar="DURATION", help="Time between two backups, such as 6h.")
 @click.option(
-    "--keep", type=click.IntRange(min=1), default=14, show_default=True, metavar="N", help="So many are kept."
+    "--keep", type=click.IntRange(min=1), default=14, show_default=True, metavar="N", help="Number of backups to keep."
 )
 @click.option(
     "--increments",
     "increments_every",
     type=DURATION,
     metavar="DURATION",
-    help="Between them, follow the last one with an increment so often: 30s.",
+    help="In between, add increments to the last backup at this interval, such as 30s.",
 )
 @topic_option
-@click.option("--identities", is_flag=True, help="With identities, roles and the hashes of tokens (`security`).")
+@click.option(
+    "--identities", is_flag=True, help="Include identities, roles and the hashes of tokens (needs `security`)."
+)
 @status_option
 @rate_option
-@click.option("--times", type=click.IntRange(min=1), metavar="N", help="End after so many; else it goes on.")
+@click.option("--times", type=click.IntRange(min=1), metavar="N", help="Stop after N backups.  [default: continue]")
 @key_option
 @common_options
 def schedule(
@@ -389,15 +398,15 @@ def schedule(
     times: int | None,
     backup_key: str | None,
 ) -> None:
-    """Make a backup at URL every so often, and delete those that are too many; until it is ended.
+    """Make a backup at URL at intervals, and delete old ones, until it is stopped.
 
     \b
       sandctl backup schedule /backups --every 6h --keep 14
       sandctl backup schedule /backups --every 1d --status-file /var/lib/node_exporter/sandq.prom
       sandctl backup schedule /backups --every 1d --increments 30s
 
-    The time counts from the last good backup that is there. One that fails is told of, and tried again within five
-    minutes; the last good one is never deleted. A line is written for each; with -o jsonl an object.
+    The time counts from the last good backup. A failed one is reported, and retried within five minutes; the last good
+    one is never deleted. Each backup prints a line; with -o jsonl an object.
     """
     from sandq.backup import BackupSchedule
 
@@ -422,17 +431,17 @@ def schedule(
     run(work, waits=True)
 
 
-@backup.command(short_help="Ship changes behind a backup until it is ended.")
+@backup.command(short_help="Add increments to a backup continuously.")
 @url_argument
 @click.argument("backup_id", metavar="BACKUP", default="latest")
 @click.option(
-    "--every", default="10s", show_default=True, type=DURATION, metavar="DURATION", help="Between two increments."
+    "--every", default="10s", show_default=True, type=DURATION, metavar="DURATION", help="Time between two increments."
 )
 @topic_option
-@click.option("--identities", is_flag=True, help="With identities, where a backup is made first (`security`).")
+@click.option("--identities", is_flag=True, help="With identities, if a backup is made first (needs `security`).")
 @status_option
 @rate_option
-@click.option("--times", type=click.IntRange(min=1), metavar="N", help="End after so many; else it goes on.")
+@click.option("--times", type=click.IntRange(min=1), metavar="N", help="Stop after N increments.  [default: continue]")
 @key_option
 @common_options
 def follow(
@@ -446,16 +455,16 @@ def follow(
     times: int | None,
     backup_key: str | None,
 ) -> None:
-    """Follow the cluster behind BACKUP (its last one, or one that is made first): ship what is committed, so that
-    each moment from then on can be restored; until it is ended.
+    """Follow the cluster after BACKUP (default: the last one; one is made if there is none): copy committed data, so
+    that each later moment can be restored, until it is stopped.
 
     \b
       sandctl backup follow /backups
       sandctl backup follow /backups --every 30s --status-file /var/lib/node_exporter/sandq.prom
 
-    It goes on where it was ended, or killed, as far as the nodes have kept their logs: for five minutes, and 64 MiB of
-    each partition. Partitions of which they did not are read anew, and the times between cannot be restored: it says
-    so. Needs the rights `cluster` and `read`.
+    It continues where it was stopped or killed, as far as the nodes have kept their logs: for five minutes, and 64 MiB
+    of each partition. Other partitions are read in full again, and the times in between cannot be restored; it reports
+    that. It needs the rights `cluster` and `read`.
     """
     from sandq.backup import BackupFollower, ChainKeeper, Standing, StatusFile, create_backup, last_of_cluster
     from sandq.backup import manifest as manifests
@@ -493,7 +502,7 @@ def follow(
 
 
 def _teller() -> Callable[[str, dict[str, object]], None]:
-    """Say what was done: a line, or with -o jsonl an object."""
+    """Print the result: a line, or with -o jsonl an object."""
     from sandctl.settings import settings
 
     is_table = settings().output == "table"
@@ -515,7 +524,7 @@ def _shown_time(at_ms: int | None) -> str | None:
 
 
 class _Shown:
-    """How far it is, in bytes."""
+    """Shows the progress in bytes."""
 
     def __init__(self, verb: str) -> None:
         self._verb = verb
@@ -552,7 +561,7 @@ def _key(path: str | None) -> BackupKey | None:
 
 
 async def _named(place: Place, backup_id: str, key: BackupKey | None) -> str:
-    """`latest` is the last good one."""
+    """Return the backup of a name; `latest` is the last good one."""
     if backup_id != "latest":
         return backup_id
     from sandq.backup import NoBackup, list_backups
@@ -576,7 +585,7 @@ def _names(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _alone(work: Callable[[], Awaitable[T]]) -> T:
-    """Without a cluster."""
+    """Run a command that needs no cluster."""
     import anyio
 
     return anyio.run(work)

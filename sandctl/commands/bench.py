@@ -1,4 +1,4 @@
-"""`sandctl bench`: how fast and how punctual a cluster is, as this client sees it."""
+"""`sandctl bench`: measure how fast and how punctual a cluster is, as seen by this client."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MESSAGES_MAX = 5_000_000
 DURATION_S = 60
 LATENESS_RATE = 200
 RATE_S = 10
-"""With a rate and no number, messages for so long."""
+"""With a rate and no number, the duration of the messages."""
 SPARE_S = 2.0
-"""The time is to be enough for them."""
+"""Time limit that is enough for them."""
 STAMP_CHARS = 16
-"""What a message of `lateness` has to hold."""
+"""Minimum size of a message of `lateness`."""
 
 
 @click.group()
@@ -36,23 +36,26 @@ def bench() -> None:
       sandctl bench produce
       sandctl bench lateness --rate 1000 --duration 5s
 
-    Each makes a topic of its own and deletes it at the end, also when it is interrupted with Ctrl-C; what was measured
-    by then is printed.
+    Each creates a topic and deletes it at the end, also after Ctrl-C; then it prints the measurements up to that
+    moment.
     """
 
 
 def _options(least_size: int) -> Callable[[F], F]:
     options = (
-        topic_option("A topic that is there, and stays.  [default: one is made and deleted again]"),
+        topic_option("An existing topic, which stays.  [default: a new topic, which is deleted again]"),
         click.option(
             "--partitions",
             type=click.IntRange(1, 4096),
             default=4,
             show_default=True,
-            help="Of the topic that is made.",
+            help="Partitions of the new topic.",
         ),
         click.option(
-            "--messages", type=click.IntRange(1, MESSAGES_MAX), metavar="N", help="How many, if the time is enough."
+            "--messages",
+            type=click.IntRange(1, MESSAGES_MAX),
+            metavar="N",
+            help="Number of messages, if the time is enough.",
         ),
         click.option(
             "--size",
@@ -60,10 +63,10 @@ def _options(least_size: int) -> Callable[[F], F]:
             default=100,
             show_default=True,
             metavar="BYTES",
-            help="Of a message.",
+            help="Size of a message.",
         ),
         click.option(
-            "--duration", type=DURATION, metavar="DURATION", help=f"End after so long.  [default: {DURATION_S}s]"
+            "--duration", type=DURATION, metavar="DURATION", help=f"End after this time.  [default: {DURATION_S}s]"
         ),
     )
 
@@ -94,8 +97,8 @@ def _rate_option(text: str, default: float | None = None) -> Callable[[F], F]:
 
 @bench.command()
 @_options(0)
-@_batch_option(1, "Messages that are handed to the client in one call.")
-@_rate_option("So many messages a second; then latency counts from when each was meant to be sent.")
+@_batch_option(1, "Messages per call of the client.")
+@_rate_option("Messages per second; latency then counts from the time at which each should be sent.")
 @common_options
 def produce(**options: Any) -> None:
     """Produce messages as fast as they are stored, or at a rate.
@@ -105,8 +108,8 @@ def produce(**options: Any) -> None:
       sandctl bench produce --rate 2000 --duration 10s -o json
       sandctl bench produce --batch 1000 --size 1000 --messages 500000
 
-    Latency is from the call, or with --rate from the moment at which the message was meant to be sent, until it is
-    confirmed as stored.
+    Latency is the time from the call, or with --rate from the moment at which the message should have been sent, until
+    the message is confirmed as stored.
     """
     _measure("produce", options)
 
@@ -116,29 +119,29 @@ def produce(**options: Any) -> None:
 @_batch_option(1000, "Messages that are stored, and delivered, together.")
 @common_options
 def consume(**options: Any) -> None:
-    """Store messages, then consume and ack them as fast as they come; only this is measured.
+    """Store messages, then consume and ack them as fast as they come; only the second part is measured.
 
     \b
       sandctl bench consume --messages 200000
 
-    "ack" is how long acks of batches take to be confirmed. A topic that is named must be empty.
+    "ack" is the time until the ack of a batch is confirmed. A topic given by --topic must be empty.
     """
     _measure("consume", {**options, "rate": None})
 
 
 @bench.command(short_help="Measure how late scheduled messages arrive.")
 @_options(STAMP_CHARS)
-@_rate_option("So many messages come due in a second.", LATENESS_RATE)
+@_rate_option("Messages that become due per second.", LATENESS_RATE)
 @common_options
 def lateness(**options: Any) -> None:
-    """Schedule messages evenly over time, and tell how late each arrives; below zero: early.
+    """Schedule messages evenly over time, and print how late each arrives; below zero is early.
 
     \b
       sandctl bench lateness
       sandctl bench lateness --rate 5000 --duration 20s -o json
 
-    Lateness is this machine's clock at arrival less the time that was asked for: on another machine than the node's,
-    the difference of the two clocks is in it. A topic that is named must be empty.
+    Lateness is this machine's clock at arrival minus the requested time: if the node is on another machine, it includes
+    the difference of the two clocks. A topic given by --topic must be empty.
     """
     _measure("lateness", {**options, "batch": 1})
 
@@ -149,7 +152,7 @@ def _measure(what: str, options: dict[str, Any]) -> None:
     duration: timedelta | None = options.pop("duration")
     seconds = float(DURATION_S if duration is None else duration.total_seconds())
     if not seconds:
-        raise click.UsageError("--duration: longer than nothing")
+        raise click.UsageError("--duration: it must be longer than 0")
     messages, rate = options.pop("messages"), options["rate"]
     if messages is None:
         messages = MESSAGES
@@ -159,12 +162,12 @@ def _measure(what: str, options: dict[str, Any]) -> None:
         elif duration is not None and what == "produce":
             messages = MESSAGES_MAX
     if messages > MESSAGES_MAX:
-        raise click.UsageError(f"{messages:,} messages are meant by that; {MESSAGES_MAX:,} is the most")
+        raise click.UsageError(f"{messages:,} messages would be measured; {MESSAGES_MAX:,} is the limit")
     load = Load(what, Plan(messages=messages, duration_s=seconds, **options))
     try:
         run(load.run, waits=True)
     finally:
-        # However it ended: what was measured by then.
+        # However it ended: the measurements up to then.
         if load.measured.messages:
             if settings().output == "table":
                 for line in load.measured.lines():

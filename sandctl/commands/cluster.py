@@ -1,5 +1,5 @@
-"""`sandctl cluster`: founding it, nodes, partitions, and the guarded clock; `drain`, `remove`, `transfer` and `rebuild`
-stand in `sandctl.commands.cluster_moves`."""
+"""`sandctl cluster`: found it, show nodes and partitions, and the guarded clock. `sandctl.commands.cluster_moves` has
+`drain`, `remove`, `transfer` and `rebuild`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 AHEAD_MS: Final = 1000
-"""A partition whose time is less far ahead is not worth a word."""
+"""A partition whose time is less far ahead is not reported, in ms."""
 _OUTCOMES: Final = {
-    "begun": "is being set back",
-    "under_way": "was being set back already",
-    "not_ahead": "is not ahead any more",
+    "begun": "the reset has begun",
+    "under_way": "the reset had begun before",
+    "not_ahead": "is no longer ahead",
 }
 
 
 @click.group(short_help="Show the cluster, form it, drain and remove nodes.")
 def cluster() -> None:
-    """Look at the cluster, found it, drain and remove nodes, finalize upgrades; clocks."""
+    """Show the cluster, found it, drain and remove nodes, finalize upgrades, and correct clocks."""
 
 
 @cluster.command()
@@ -50,28 +50,28 @@ async def _info(client: Client) -> dict[str, Any]:
     return await client.admin.cluster()
 
 
-@cluster.command(short_help="Found a cluster with the node that is asked.")
+@cluster.command(short_help="Found a cluster with the node that answers.")
 @yes_option
 @common_options
 def init(yes: bool) -> None:
-    """Found the cluster with the node that is asked, alone and now.
+    """Found the cluster now, with only the node that answers.
 
     \b
       sandctl cluster init --server node1:7170
 
-    It is for nodes that have seeds and wait, because none of them is to found it (cluster.bootstrap). The others join.
-    It cannot be undone: nodes that belong to another cluster of this name never join this one.
+    Use it if all nodes have seeds and wait, because none is configured to found the cluster (cluster.bootstrap). The
+    others join. It cannot be undone: nodes of another cluster with the same name never join this one.
     """
     if not yes:
         need_yes("founding a cluster cannot be undone")
     found = run(_info)
     if found.get("waiting") and not yes:
         met = ", ".join(str(row.get("node")) for row in found.get("others") or ()) or "nobody"
-        confirm(f"{found['node']} founds cluster {found['cluster']!r}; it has met {met}. Go on?", "founded")
+        confirm(f"{found['node']} founds cluster {found['cluster']!r}; it has met {met}. Continue?", "founded")
 
     async def work(client: Client) -> str:
-        if (await _info(client)).get("node") != found.get("node"):  # of several servers another one may answer now
-            raise click.ClickException(f"{found.get('node')} does not answer any more: nothing was founded")
+        if (await _info(client)).get("node") != found.get("node"):  # another of several servers may respond now
+            raise click.ClickException(f"{found.get('node')} no longer responds: nothing was founded")
         return await client.admin.init_cluster()
 
     uuid = run(work)
@@ -80,18 +80,18 @@ def init(yes: bool) -> None:
 
 
 @cluster.command(short_help="Let the cluster use the features of a new version.")
-@click.option("--dry-run", is_flag=True, help="Only say which feature levels.")
+@click.option("--dry-run", is_flag=True, help="Only print the feature levels.")
 @yes_option
 @common_options
 def finalize(dry_run: bool, yes: bool) -> None:
-    """Let the cluster come to the features of a new version, for good.
+    """Permanently turn on the features of a new version.
 
     \b
       sandctl cluster finalize --dry-run
       sandctl cluster finalize --yes
 
-    It is for clusters whose nodes have `cluster.finalize: manual`; others do it by themselves, some seconds after the
-    last node was upgraded. Until then each node can go back to the version before; afterwards none can.
+    Use it in clusters whose nodes have `cluster.finalize: manual`; others do it automatically, some seconds after the
+    last node was upgraded. Until then each node can go back to the previous version; afterwards none can.
     """
 
     async def work(client: Client, dry_run: bool) -> tuple[int, int]:
@@ -102,24 +102,25 @@ def finalize(dry_run: bool, yes: bool) -> None:
     before, after = run(lambda client: work(client, dry_run or not yes))
     told = {"before": before, "after": after, "dry_run": dry_run}
     if dry_run:
-        return done(f"the cluster is at feature level {before}, and all its nodes know {after}", told)
+        return done(f"the cluster is at feature level {before}, and all its nodes support {after}", told)
     if not yes:
-        confirm(f"From feature level {before} to {after}: no node can go back to a version before. Go on?", "changed")
+        confirm(
+            f"From feature level {before} to {after}: no node can return to an earlier version. Continue?", "changed"
+        )
         before, after = run(lambda client: work(client, False))
-    done(f"the cluster has come from feature level {before} to {after}", told)
+    done(f"the cluster moved from feature level {before} to {after}", told)
 
 
 @cluster.command(short_help="List the nodes: state, roles, addresses, version.")
 @limit_option
 @common_options
 def nodes(limit: int | None) -> None:
-    """List the nodes: what the one asked believes of each and since when (`named` in the configuration, with static
-    membership, where nothing is heard of nodes but what UP says), whether it is linked with it (UP), where it
-    serves, how many partitions it leads, how many replicas it holds, whether it votes in the metadata group, and which
-    version it runs, with the feature levels that this one knows.
+    """List the nodes as the node that answers sees them: state and since when (`named` with static membership, which
+    has no other information than UP), link to it (UP), addresses, partitions that they lead, replicas, vote in the
+    metadata group, and version with its feature levels.
 
-    STANDING is what is written down of it: in, draining, removing; failed. `sick` is one that says that its disk failed
-    or hangs. A member that is no node of the cluster, or not yet, has none.
+    STANDING is stored in the metadata: in, draining, removing; failed. `sick` is a node that reports that its disk
+    failed or hangs. A member that is not a node of the cluster, or not yet, has none.
 
     \b
       sandctl cluster nodes
@@ -165,13 +166,13 @@ def nodes(limit: int | None) -> None:
 
 
 def _levels(row: dict[str, Any]) -> str | None:
-    """The feature levels that a node's version knows."""
+    """Return the feature levels that a node's version knows."""
     levels = row.get("feature_levels")
     return None if levels is None else "-".join(map(str, dict.fromkeys(levels)))
 
 
 def _condition(row: dict[str, Any]) -> str | None:
-    """What is written down of a node, and whether it says that it cannot work."""
+    """Return the standing of a node, and whether it reports that it cannot work."""
     standing = row.get("standing")
     if standing is None:
         return None
@@ -185,8 +186,8 @@ def _condition(row: dict[str, Any]) -> str | None:
 @limit_option
 @common_options
 def partitions(topic: str | None, limit: int | None) -> None:
-    """List the partitions of all topics, or of one: who leads each, which nodes are to hold it (the first one is to
-    lead), what is still under way to there, and what it holds.
+    """List the partitions of all topics, or of one: leader, nodes that should hold each (the preferred leader first),
+    moves in progress, and content.
 
     \b
       sandctl cluster partitions
@@ -196,7 +197,7 @@ def partitions(topic: str | None, limit: int | None) -> None:
     async def work(client: Client) -> list[dict[str, Any]]:
         from sandq.client.admin import partition_rows
 
-        # One more tells that there is more.
+        # One more row shows that there are more.
         return await partition_rows(client.admin, topic, None if limit is None else limit + 1)
 
     columns = {
@@ -224,7 +225,7 @@ cluster.add_command(plan)
 @common_options
 @click.pass_context
 def clock(context: click.Context) -> None:
-    """Show the node's guarded clock, or accept a step of its wall clock; find partitions that a wrong clock put ahead,
+    """Show the node's guarded clock, or accept a jump of its wall clock; list partitions that a wrong clock put ahead,
     and set them back.
 
     \b
@@ -234,10 +235,10 @@ def clock(context: click.Context) -> None:
         context.invoke(show)
 
 
-@clock.command(short_help="Show the guarded clock beside the wall clock.")
+@clock.command(short_help="Show the guarded clock and the wall clock.")
 @common_options
 def show() -> None:
-    """Show the guarded clock beside the wall clock, and how far the other nodes' clocks are ahead of it.
+    """Show the guarded clock and the wall clock, and how far the other nodes' clocks are ahead.
 
     \b
       sandctl cluster clock show
@@ -245,10 +246,10 @@ def show() -> None:
     show_one(_clock(accept=False))
 
 
-@clock.command(short_help="Accept a step of the wall clock.")
+@clock.command(short_help="Accept a jump of the wall clock.")
 @common_options
 def accept() -> None:
-    """Follow the wall clock although it stepped: it is right, and the guarded clock was wrong.
+    """Follow the wall clock although it jumped: it is right, and the guarded clock was wrong.
 
     \b
       sandctl cluster clock accept
@@ -262,8 +263,8 @@ def accept() -> None:
 @click.argument("topic", required=False)
 @common_options
 def floors(topic: str | None) -> None:
-    """List the partitions, of all topics or of TOPIC, whose time is ahead of the clock of the node that leads them, and
-    those that are being set back.
+    """List the partitions, of all topics or of TOPIC, whose time is ahead of their leader's clock, and those that are
+    being set back.
 
     \b
       sandctl cluster clock floors
@@ -290,17 +291,17 @@ def floors(topic: str | None) -> None:
 @yes_option
 @common_options
 def reset(topic: str | None, partition: int | None, yes: bool) -> None:
-    """Set partitions back whose time a wrong clock put ahead: all that are ahead, those of TOPIC, or PARTITION of it.
+    """Set partitions back whose time a wrong clock put ahead: all of them, those of TOPIC, or PARTITION of it.
 
     \b
       sandctl cluster clock reset
       sandctl cluster clock reset orders 0 --yes
 
-    Set the clocks right first: a partition is set back to the guarded clock of the node that leads it. Until it is
-    through it neither stores nor delivers; leases end, and bulk jobs are stopped. `floors` shows how far it is.
+    Set the clocks right first: a partition is set back to the guarded clock of its leader's node. Until the reset is
+    complete it neither stores nor delivers; leases end, and bulk jobs are stopped. `floors` shows the progress.
     """
     if not yes:
-        need_yes("a partition that is set back neither stores nor delivers until it is through")
+        need_yes("a partition neither stores nor delivers until its reset is complete")
 
     async def look(client: Client) -> list[dict[str, Any]]:
         found = [row for row in await _floors(client, topic) if partition in (None, row["partition"])]
@@ -327,7 +328,7 @@ def reset(topic: str | None, partition: int | None, yes: bool) -> None:
 
 
 async def _floors(client: Client, topic: str | None) -> list[dict[str, Any]]:
-    """The partitions of all topics, or of one: how far their time is ahead of the clock of who leads them."""
+    """Return how far the time of each partition, of all topics or of one, is ahead of its leader's clock."""
     from sandq.model.times import format_duration, format_instant
 
     topics = [topic] if topic is not None else [record.name for record in await client.admin.list_topics()]

@@ -1,4 +1,4 @@
-"""`sandctl cluster drain`, `remove` and `transfer`: who holds and who leads what."""
+"""`sandctl cluster drain`, `remove`, `transfer` and `rebuild`: change which nodes hold and lead partitions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-LOOK_S: Final = 0.3
-"""How often it is looked how far it is."""
+POLL_S: Final = 0.3
+"""Interval at which the progress is read, in s."""
 LEADER_S: Final = 5.0
-"""So long the node that led the metadata group last may take to answer; then another one is asked."""
+"""Time limit for an answer of the node that led the metadata group last, in s; then another node is asked."""
 
 
 def wait_options(command: F) -> F:
@@ -34,26 +34,26 @@ def wait_options(command: F) -> F:
         "--timeout",
         type=DURATION,
         metavar="DURATION",
-        help="Wait so long at most; what was begun goes on all the same.  [default: for ever]",
+        help="Maximum time to wait; the work continues in any case.  [default: no limit]",
     )(command)
-    return click.option("--wait/--no-wait", default=True, show_default=True, help="Whether to wait until it is done.")(
+    return click.option("--wait/--no-wait", default=True, show_default=True, help="Whether to wait for the end.")(
         command
     )
 
 
-@click.command(short_help="Move everything off a node.")
+@click.command(short_help="Move everything away from a node.")
 @node_argument
-@click.option("--undo", is_flag=True, help="Let it take part again.")
+@click.option("--undo", is_flag=True, help="Let it hold partitions again.")
 @wait_options
 @options_of_all
 def drain(node: str, undo: bool, wait: bool, timeout: timedelta | None) -> None:
-    """Let NODE hold nothing: its replicas move to the other nodes, and it leads nothing and has no vote any more.
+    """Move everything away from NODE: its replicas, its leaderships and its vote.
 
     \b
       sandctl cluster drain node4
       sandctl cluster drain node4 --undo
 
-    It stays registered, serves clients, and can be stopped or removed when this is done.
+    It stays registered and serves clients, and can be stopped or removed when this is done.
     """
 
     async def work(client: Client) -> Standing | None:
@@ -68,13 +68,13 @@ def drain(node: str, undo: bool, wait: bool, timeout: timedelta | None) -> None:
     left = run(work, waits=True)
     record: dict[str, Any] = {"node": node, "standing": "in" if undo else "draining"}
     if undo:
-        done(f"{node} takes part again", record)
+        done(f"{node} is in use again", record)
     elif not wait:
         done(f"{node} is being drained", record)
     elif left is None:
-        done(f"{node} was removed meanwhile", {**record, "standing": None})
+        done(f"{node} was removed in the meantime", {**record, "standing": None})
     else:
-        done(f"{node} is drained: it holds nothing any more", {**record, "replicas": left.replicas})
+        done(f"{node} is drained: it holds no replicas", {**record, "replicas": left.replicas})
 
 
 @click.command()
@@ -83,17 +83,17 @@ def drain(node: str, undo: bool, wait: bool, timeout: timedelta | None) -> None:
 @wait_options
 @options_of_all
 def remove(node: str, yes: bool, wait: bool, timeout: timedelta | None) -> None:
-    """Let the cluster forget NODE, which was drained, or has failed.
+    """Make the cluster forget NODE, which was drained, or has failed.
 
     \b
       sandctl cluster remove node4 --yes
 
-    What a failed one held is made anew on the other nodes first. Its data directory must not come back: to add the
-    machine again, start it with an empty one.
+    Replicas of a failed node are first copied to other nodes. Its data directory must not come back: to add the machine
+    again, start it with an empty one.
     """
     if not yes:
         need_yes("removing a node cannot be undone")
-        confirm_name(node, f"The cluster forgets {node}, and its data directory is of no use any more", "removed")
+        confirm_name(node, f"The cluster forgets {node}, and its data directory becomes useless", "removed")
 
     async def work(client: Client) -> None:
         if not wait:
@@ -113,7 +113,7 @@ def remove(node: str, yes: bool, wait: bool, timeout: timedelta | None) -> None:
 @node_argument
 @common_options
 def transfer(topic: str, partition: int, node: str) -> None:
-    """Let NODE, which holds PARTITION of TOPIC, lead it.
+    """Make NODE, which holds PARTITION of TOPIC, its leader.
 
     \b
       sandctl cluster transfer orders 0 node2
@@ -132,12 +132,12 @@ def transfer(topic: str, partition: int, node: str) -> None:
 @node_argument
 @common_options
 def rebuild(topic: str, partition: int, node: str) -> None:
-    """Let NODE drop its replica of PARTITION of TOPIC, and get it anew from the others.
+    """Make NODE drop its replica of PARTITION of TOPIC, and copy it again from the others.
 
     \b
       sandctl cluster rebuild orders 0 node2
 
-    It is for a replica that is not what the others are: a node says so in its log and in `cluster info` (different).
+    Use it for a replica that differs from the others: a node reports that in its log and in `cluster info` (different).
     """
 
     async def work(client: Client) -> None:
@@ -152,14 +152,14 @@ def rebuild(topic: str, partition: int, node: str) -> None:
 
 
 class Standing(NamedTuple):
-    """A node, as the cluster has it written down."""
+    """A node in the metadata of the cluster."""
 
     standing: str
     replicas: int
-    """That it is to hold, or may still hold."""
+    """Number of replicas that it should hold, or may still hold."""
     votes: bool
     store: str | None
-    """Of its data directory: another one under its name is another node."""
+    """UUID of its data directory: with a different one it is a different node under the same name."""
 
 
 def _is_drained(node: Standing) -> bool:
@@ -173,8 +173,8 @@ async def _until(
     patience: timedelta | None,
     is_done: Callable[[Standing], bool],
 ) -> Standing | None:
-    """Look at a node until `is_done`, or (None) it is registered no more, or anew; show how far it is. ClickException
-    when that takes too long, or somebody undoes it. `before`: what it was before the change."""
+    """Watch a node until `is_done`, or until it is no longer registered (None), and show the progress. Raise
+    ClickException if that takes too long, or if the change is undone. `before`: its state before the change."""
     import anyio
 
     seconds = math.inf if patience is None else patience.total_seconds()
@@ -189,22 +189,22 @@ async def _until(
             if is_done(found):
                 return found
             if begun and found.standing == "in":
-                raise click.ClickException(f"{node} takes part again: somebody undid it")
+                raise click.ClickException(f"{node} is in use again: somebody stopped the drain")
             begun = begun or found.standing != "in"
             most = max(most, found.replicas)
             progress.tell(_left(node, found, most))
             if not told and _too_many_failed(seen):
                 told = True
-                say("sandctl: nothing moves while more than a third of the nodes are failed", err=True)
-            await anyio.sleep(LOOK_S)
-    still = _left(node, found, most) if found is not None else "nobody could be asked"
-    raise click.ClickException(f"not done within {seconds:g} s, and it goes on: {still} (see cluster nodes)")
+                say("sandctl: nothing moves while more than a third of the nodes have failed", err=True)
+            await anyio.sleep(POLL_S)
+    still = _left(node, found, most) if found is not None else "no node answered"
+    raise click.ClickException(f"not done within {seconds:g} s; it continues: {still} (see cluster nodes)")
 
 
 def _left(node: str, found: Standing, most: int) -> str:
     if found.replicas:
         return f"{found.replicas:,} of {counted(most, 'replica')} left on {node}"
-    return f"{node} has a vote in the metadata group still" if found.votes else f"{node} holds nothing any more"
+    return f"{node} still has a vote in the metadata group" if found.votes else f"{node} holds no replicas"
 
 
 def _standing(node: str, seen: dict[str, Any]) -> Standing | None:
@@ -221,7 +221,8 @@ def _too_many_failed(seen: dict[str, Any]) -> bool:
 
 
 class _Leader:
-    """The node that leads the metadata group: it knows best. One that is removed may never hear of it."""
+    """Return the leader of the metadata group, which has the newest state. A removed node may never learn of its
+    removal."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""`sandctl completion`: the scripts by which shells complete commands, options, and names of topics and groups."""
+"""`sandctl completion`: print the scripts by which shells complete commands, options, topics and groups."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ VARIABLE = "_SANDCTL_COMPLETE"
 @common_options
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what makes a shell complete sandctl's words.
+    """Print the script that makes a shell complete sandctl's words.
 
     \b
     In ~/.bashrc:                    eval "$(sandctl completion bash)"
     In ~/.zshrc, behind compinit:    eval "$(sandctl completion zsh)"
     In ~/.config/fish/config.fish:   sandctl completion fish | source
 
-    Names of topics and groups come from the server that SANDCTL_SERVERS or --server names.
+    Names of topics and groups come from the servers of SANDCTL_SERVERS or --server.
     """
     from click.shell_completion import ShellComplete, get_completion_class
 
     found = get_completion_class(shell)
     assert found is not None
-    # Not found.source(): that of bash runs bash to see how old it is.
+    # Not found.source(): for bash it would run bash to find its version.
     click.echo(ShellComplete.source(found(context.find_root().command, {}, "sandctl", VARIABLE)))

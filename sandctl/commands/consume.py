@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 CREDIT = 1000
 NO_ACK_CREDIT = 10_000
 PAUSE_S = 0.02
-"""When nothing came for so long, the server is asked whether there is anything."""
+"""Time without messages after which the server is asked whether there are any, in s."""
 ASKED_AT_MOST = 50
-"""With --no-ack: so often, while it says that there is something and nothing comes."""
+"""With --no-ack: the interval while the server reports messages and none arrives, in s."""
 
 
 @click.command(short_help="Print and ack messages of topics, as a consumer of a group.")
 @topics_argument
 @group_only_option
 @click.option("--max", "maximum", type=click.IntRange(1), metavar="N", help="Wait for N messages, then exit.")
-@click.option("--follow", is_flag=True, help="Go on until interrupted.")
-@click.option("--no-ack", is_flag=True, help="Look only: at the end the messages are given back to the group.")
-@click.option("--lease", type=DURATION, metavar="DURATION", help="How long messages are held.  [default: the topic's]")
+@click.option("--follow", is_flag=True, help="Continue until interrupted.")
+@click.option("--no-ack", is_flag=True, help="Do not ack: at the end the messages are released to the group.")
+@click.option("--lease", type=DURATION, metavar="DURATION", help="Time of the leases.  [default: the topic's]")
 @click.option(
     "--start",
     type=PLACE,
     default=EARLIEST,
     show_default=True,
     metavar="PLACE",
-    help="Where a new group begins: earliest, latest, an instant, or an offset.",
+    help="Start of a new group: earliest, latest, an instant, or an offset.",
 )
 @click.option(
     "--consumer-id",
     metavar="NAME",
-    help="A name that lasts: started again after a crash with the same one, it gets what it held at once.",
+    help="A persistent name: after a crash, a consumer with the same name gets its messages back at once.",
 )
 @click.option(
     "--partition",
@@ -56,7 +56,7 @@ ASKED_AT_MOST = 50
     type=click.IntRange(0),
     multiple=True,
     metavar="N",
-    help="Take messages of this partition alone; several may be named.  [default: all]",
+    help="Take messages of this partition only; may be repeated.  [default: all]",
 )
 @common_options
 def consume(
@@ -72,9 +72,9 @@ def consume(
 ) -> None:
     """Print messages of TOPIC as a consumer of a group, and ack each once it is printed.
 
-    Without --max and --follow: what is ready now, then exit. Each message is printed as its bytes and a line feed (on a
-    terminal with escapes for control characters), a deletion in a compacted topic as "(deleted: KEY)"; with -o jsonl as
-    an object that `produce --jsonl` takes.
+    Without --max and --follow it prints the messages that are ready now, then exits. Each message is printed as its
+    bytes and a line feed (on a terminal with escapes for control characters), a deletion in a compacted topic as
+    "(deleted: KEY)"; with -o jsonl as an object that `produce --jsonl` accepts.
 
     \b
       sandctl consume orders billing
@@ -83,20 +83,20 @@ def consume(
       sandctl consume 'orders.*' --group desk --follow
 
     GROUP is the last word, unless --group names it. TOPIC is a name, or a pattern: "*" stands for any characters, "?"
-    for one, "[ab]" for one of them. With --follow and --max topics of a pattern that come later are joined.
+    for one, "[ab]" for one of them. With --follow and --max it also subscribes to new topics that match a pattern.
 
-    With --no-ack at most 10,000 messages are held, and it ends there. --start of a group that is there already does
-    nothing: see `group seek`.
+    With --no-ack it holds at most 10,000 messages, and ends there. --start of an existing group has no effect: see
+    `group seek`.
     """
     group_named = topics[-1] if group_given is None and len(topics) > 1 else None
     group = one_group(group_named, group_given)
     topics = topics if group_named is None else topics[:-1]
     if maximum is not None and follow:
-        raise click.UsageError("--max and --follow: one of them, not both")
+        raise click.UsageError("--max and --follow: only one of them")
     if no_ack and maximum is not None and maximum > NO_ACK_CREDIT:
         raise click.UsageError(f"--no-ack holds {NO_ACK_CREDIT:,} messages at most")
     if partitions and not isinstance(topics_of(topics), str):
-        raise click.UsageError("--partition: they are of one topic, and several are named")
+        raise click.UsageError("--partition: it needs a single topic, and several are named")
     wanted = math.inf if maximum is None else maximum
     credit = int(min(wanted, NO_ACK_CREDIT if no_ack else CREDIT))
 
@@ -122,13 +122,13 @@ def consume(
             limit = min(wanted, NO_ACK_CREDIT) if no_ack else wanted
             taken = await _print_messages(source, limit, ack=not no_ack)
         if no_ack and taken == NO_ACK_CREDIT and maximum is None:
-            click.echo(f"sandctl: stopped after {taken:,} messages, which nobody acked", err=True)
+            click.echo(f"sandctl: stopped after {taken:,} messages, none of them acked", err=True)
 
     run(work, waits=True)
 
 
 def topics_of(names: tuple[str, ...]) -> Topics:
-    """What to subscribe to: one that has a pattern's characters is a pattern, and so are the others beside it."""
+    """Return the topics to subscribe to. If one name has wildcards, all names are patterns."""
     if not any(char in name for name in names for char in "*?["):
         return names[0] if len(names) == 1 else names
     from sandq.client import pattern
@@ -137,11 +137,11 @@ def topics_of(names: tuple[str, ...]) -> Topics:
 
 
 _Found = tuple["Message | LeasedMessage", Callable[[], Awaitable[None]]]
-"""A message, and what acks it."""
+"""A message, and the function that acks it."""
 
 
 async def _print_messages(source: AsyncGenerator[_Found, None], limit: float, *, ack: bool) -> int:
-    """How many were printed: `limit`, or fewer when `source` ends."""
+    """Return the number of printed messages: `limit`, or fewer if `source` ends."""
     printer = Printer()
     escapes = sys.stdout.isatty()
     count = 0
@@ -160,7 +160,7 @@ async def _print_messages(source: AsyncGenerator[_Found, None], limit: float, *,
 
 
 def _text(message: Message | LeasedMessage, escapes: bool) -> bytes:
-    """A message for people: its value; of a deletion, which has none, the key."""
+    """Return the text of a message for people: its value; for a deletion, its key."""
     if message.deleted:
         return b"(deleted: %b)\n" % value_text(message.key or b"")
     return (value_text(message.value) if escapes else message.value) + b"\n"
@@ -174,8 +174,8 @@ async def _as_they_come(subscription: Subscription) -> AsyncGenerator[_Found, No
 async def _until_none_can_be_leased(
     subscription: Subscription, leases: list[Leases], options: dict[str, Any]
 ) -> AsyncGenerator[_Found, None]:
-    """What is ready now. The subscription holds and extends; when it is quiet, an attempt to lease one message more
-    tells for certain whether there is any. (What it was pushed stands before that answer.)"""
+    """Yield the messages that are ready now. The subscription holds and extends them. When nothing arrives, an attempt
+    to lease one more message shows for certain whether there is any. (Pushed messages arrive before its answer.)"""
     while True:
         while (message := await _next(subscription, PAUSE_S)) is not None:
             yield message, _acking(message)
@@ -196,10 +196,10 @@ async def _until_none_can_be_leased(
 async def _until_the_group_has_none(
     subscription: Subscription, client: Client, group: str, partitions: tuple[int, ...] | None
 ) -> AsyncGenerator[_Found, None]:
-    """As before for who will not ack: asking must not lease, for that cannot be undone without counting an attempt.
+    """Yield messages without acking, until the group has none.
 
-    The group's row tells whether anything is ready. What is, and does not come (the group is stopped, others take it),
-    ends it as well.
+    The group's row shows whether anything is ready: asking by a lease would count an attempt. If ready messages do not
+    arrive (the group is stopped, or other consumers take them), this ends as well.
     """
     asked = 0
     while True:
@@ -217,14 +217,14 @@ async def _until_the_group_has_none(
         if message is not None:
             yield message, _acking(message)
         elif subscription.has_arrived:
-            continue  # the broker is to know first that it is begun
+            continue  # the broker must know first that it has begun
         elif asked >= ASKED_AT_MOST or not any(row.get("ready") for row in rows):
             return
 
 
 def _acking(message: Message) -> Callable[[], Awaitable[None]]:
     async def settle() -> None:
-        message.ack()  # queued: it is confirmed by the time the subscription is left
+        message.ack()  # queued: it is confirmed when the subscription is left
 
     return settle
 
@@ -234,7 +234,7 @@ async def _ack_taken(leases: Leases, message: LeasedMessage) -> None:
 
 
 async def _next(subscription: Subscription, wait_s: float) -> Message | None:
-    """The next message; None when none comes for so long."""
+    """Return the next message; None if none arrives in time."""
     import anyio
 
     with anyio.move_on_after(wait_s):

@@ -14,18 +14,17 @@ from sandctl.output.results import done, show_one, show_rows
 from sandctl.settings import settings
 
 
-@click.group(short_help="Keep clusters by name: servers, TLS, token.")
+@click.group(short_help="Store clusters by name: servers, TLS, token.")
 def context() -> None:
-    """Keep clusters by name: their servers, how TLS is spoken to them, and a token.
+    """Store clusters by name: their servers, their TLS options, and a token.
 
     \b
       sandctl context add prod -s db1:7170 -s db2:7170 --ca ca.pem --token-file admin.token --use
       sandctl --context prod topic list
 
-    A command uses the context of --context, else of SANDCTL_CONTEXT, else the one of `context use`. Options win over
-    it. Where servers are named by --server or SANDCTL_SERVERS, only --context has a context used beside them: a token
-    goes to the servers that it is for. The file is sandq/contexts.json of XDG_CONFIG_HOME (~/.config), which only you
-    may read.
+    A command uses the context of --context, else of SANDCTL_CONTEXT, else the one of `context use`. Options override
+    it. If --server or SANDCTL_SERVERS names servers, only a context of --context is used: a token is sent only to its
+    own servers. The file is sandq/contexts.json of XDG_CONFIG_HOME (~/.config), which only you may read.
     """
 
 
@@ -35,16 +34,16 @@ name_argument = click.argument("name", shell_complete=complete_contexts)
 @context.command()
 @click.argument("name")
 @click.option("--use", "is_used", is_flag=True, help="Use it from now on.")
-@click.option("--replace", "is_replaced", is_flag=True, help="In place of the context of this name.")
+@click.option("--replace", "is_replaced", is_flag=True, help="Replace the context of this name.")
 @common_options
 def add(name: str, is_used: bool, is_replaced: bool) -> None:
-    """Add the context NAME, of the connection options of this command.
+    """Add the context NAME with the connection options of this command.
 
     \b
       sandctl context add local -s 127.0.0.1:7170
       sandctl context add prod -s db1:7170 -s db2:7170 --ca ca.pem --token-file admin.token --use
 
-    The token is kept as text, files are kept by their paths. No server is asked.
+    The token is stored as text, files by their paths. No server is asked.
     """
     from sandq.client.options import parse_server
     from sandq.model.names import check_name
@@ -53,12 +52,12 @@ def add(name: str, is_used: bool, is_replaced: bool) -> None:
     given = settings()
     servers = named_servers()
     if not servers:
-        raise click.UsageError("say which servers: --server HOST:PORT, which may be given again")
+        raise click.UsageError("name the servers: --server HOST:PORT, which may be repeated")
     for server in servers:
         parse_server(server)
     contexts = read_contexts()
     if name in contexts.named and not is_replaced:
-        raise click.UsageError(f"there is a context {name!r} already: say --replace, or take another name")
+        raise click.UsageError(f"context {name!r} exists: use --replace or another name")
     files = {kind: os.path.abspath(path) for kind, path in given.files.items()}
     for path in files.values():
         if not os.path.isfile(path):
@@ -68,14 +67,14 @@ def add(name: str, is_used: bool, is_replaced: bool) -> None:
     current = name if is_used else contexts.current
     where = write_contexts(replace(contexts, named={**contexts.named, name: made}, current=current))
     used = ", and used from now on" if is_used else ""
-    done(f"context {name} is kept in {where}{used}", {"context": name, "current": is_used, **made.shown()})
+    done(f"context {name} is saved in {where}{used}", {"context": name, "current": is_used, **made.shown()})
 
 
 @context.command()
 @name_argument
 @common_options
 def use(name: str) -> None:
-    """Use the context NAME, unless a command names another.
+    """Use the context NAME, unless a command names a different one.
 
     \b
       sandctl context use prod
@@ -113,7 +112,7 @@ def show(name: str | None) -> None:
     contexts = read_contexts()
     name = name or contexts.current
     if name is None:
-        raise click.UsageError("no context is current: say which one, or `sandctl context use NAME`")
+        raise click.UsageError("no context is current: name one, or run sandctl context use NAME")
     found = contexts.get(name)
     show_one({"context": name, "current": name == contexts.current, **found.shown()})
 
@@ -122,7 +121,7 @@ def show(name: str | None) -> None:
 @name_argument
 @common_options
 def delete(name: str) -> None:
-    """Delete the context NAME, and the token that is kept with it.
+    """Delete the context NAME with its token.
 
     \b
       sandctl context delete prod

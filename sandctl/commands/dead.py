@@ -27,23 +27,30 @@ REASONS = ("nacked", "lease_expired", "expired", "rejected", "undeliverable")
 
 @click.group()
 def dead() -> None:
-    """Look at dead letters, deliver them again, or purge them.
+    """Show dead letters, deliver them again, or purge them.
 
-    A message is dead for a group when its last attempt failed (nacked), when that attempt's lease ended without an
-    ack (lease_expired), when nobody took it within its ttl (expired), or when a consumer gave it up (rejected).
+    A message is dead for a group when its last attempt failed (nacked), when the lease of that attempt ended without an
+    ack (lease_expired), when no consumer leased it within its ttl (expired), or when a consumer rejected it (rejected).
     """
 
 
 def _which_options(command: F) -> F:
-    command = click.option("--error", metavar="TEXT", help="Whose last error has this in it; case counts.")(command)
+    command = click.option(
+        "--error", metavar="TEXT", help="Only those whose last error contains this text; case-sensitive."
+    )(command)
     command = window_options("Dead")(command)
-    command = click.option("--reason", type=click.Choice(REASONS), help="Only those that died of this.")(command)
+    command = click.option("--reason", type=click.Choice(REASONS), help="Only those with this reason.")(command)
     return topic_argument()(group_option(command))
 
 
 def _ids_option(command: F) -> F:
     return click.option(
-        "--id", "ids", metavar="ID", type=ID, multiple=True, help="This one, whatever it died of; may be repeated."
+        "--id",
+        "ids",
+        metavar="ID",
+        type=ID,
+        multiple=True,
+        help="This dead letter, whatever its reason; may be repeated.",
     )(command)
 
 
@@ -52,7 +59,7 @@ def _all_option(command: F) -> F:
 
 
 def _error_cell(row: DeadLetter) -> str | None:
-    """The last error of a dead letter, and why its dead letter topic did not take it."""
+    """Return the last error of a dead letter, and why its dead letter topic refused it."""
     if row.not_forwarded is None:
         return None if row.error is None else shortened(row.error, CELL_CHARS)
     error = shortened(row.error or "", CELL_CHARS // 2)
@@ -60,21 +67,21 @@ def _error_cell(row: DeadLetter) -> str | None:
 
 
 def _which(reason: str | None, error: str | None, window: Window) -> dict[str, Any]:
-    """As the client takes them; only those that are given."""
+    """Return the given filters as the client takes them."""
     if error == "":
-        raise click.UsageError("--error: some text is expected; all errors have none in them")
+        raise click.UsageError("--error: text is expected; an empty text matches every error")
     named = {"reason": reason, "error": error}
     return {name: value for name, value in named.items() if value is not None} | window.arguments()
 
 
-def _check_ways(ids: Sequence[str], which: dict[str, Any], everything: bool, others: dict[str, bool]) -> None:
-    """Raise UsageError unless the letters are chosen in one way: by --id, by filters, or by --all."""
+def _check_selection(ids: Sequence[str], which: dict[str, Any], everything: bool, others: dict[str, bool]) -> None:
+    """Raise UsageError unless the dead letters are selected in one way: by --id, by filters, or by --all."""
     if not (ids or which or everything or others["--dry-run"]):
         filters = "--reason, --error, --key-prefix, --since, --until"
-        raise click.UsageError(f"say which dead letters: --id, {filters}, or --all")
+        raise click.UsageError(f"name the dead letters: --id, {filters}, or --all")
     if everything and which:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in which)
-        raise click.UsageError(f"--all goes without {names}: every dead letter, or those that match")
+        raise click.UsageError(f"--all cannot be used with {names}: either every dead letter, or those that match")
     others = {"--all": everything, **others}
     given = [f"--{name.replace('_', '-')}" for name in which] + [name for name, is_given in others.items() if is_given]
     if ids and given:
@@ -83,7 +90,7 @@ def _check_ways(ids: Sequence[str], which: dict[str, Any], everything: bool, oth
 
 @dead.command("list", short_help="List the dead letters of a group.")
 @_which_options
-@click.option("--values", is_flag=True, help="Show values, too.")
+@click.option("--values", is_flag=True, help="Also show values.")
 @newest_option
 @limit_option
 @common_options
@@ -99,16 +106,15 @@ def list_(
     newest: bool,
     limit: int | None,
 ) -> None:
-    """List the dead letters of a group, and on standard error how many died of what.
+    """List the dead letters of a group, and on standard error their number by reason.
 
     \b
       sandctl dead list orders --group billing
       sandctl dead list orders -g billing --reason nacked --values -o jsonl
       sandctl dead list orders -g billing --error "no stock" --key-prefix eu/ --since -1h
 
-    LIFE is 1, and one more with each redrive; ATTEMPTS are those of the last life. The attempts themselves, those of
-    earlier lives too, are in -o json, and in `message why ORDERS ID`. With --values -o jsonl each line is valid input
-    of `produce --jsonl`.
+    LIFE is 1, and one more after each redrive; ATTEMPTS are those of the last life. -o json has the attempts of all
+    lives, and so does `message why ORDERS ID`. With --values -o jsonl each line is valid input of `produce --jsonl`.
     """
     which = _which(reason, error, Window.of(since, until, key_prefix))
     columns: dict[str, Any] = {
@@ -142,7 +148,7 @@ def list_(
 @_which_options
 @_ids_option
 @_all_option
-@click.option("--rate", type=click.IntRange(1), metavar="N", help="So many messages a second at most.")
+@click.option("--rate", type=click.IntRange(1), metavar="N", help="At most this many messages per second.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @common_options
 def redrive(
@@ -158,7 +164,7 @@ def redrive(
     rate: int | None,
     dry_run: bool,
 ) -> None:
-    """Deliver dead letters to their group again, with all attempts before them.
+    """Deliver dead letters to their group again, with all attempts available.
 
     \b
       sandctl dead redrive orders --group billing --reason nacked --since -1d
@@ -166,13 +172,13 @@ def redrive(
       sandctl dead redrive orders --group billing --error "no stock" --key-prefix eu/
       sandctl dead redrive orders --group billing --id 01HN7K2B6R0000000001000000
 
-    Interrupted, it stops; what was redriven by then stays so. Of letters named by --id the outcome of each is printed,
+    Ctrl-C stops it; messages that were redriven stay so. For dead letters named by --id the outcome of each is printed,
     and the exit code is 1 unless all were redriven.
     """
     window = Window.of(since, until, key_prefix)
     window.check_prefixes()
     arguments = _which(reason, error, window)
-    _check_ways(ids, arguments, everything, {"--rate": rate is not None, "--dry-run": dry_run})
+    _check_selection(ids, arguments, everything, {"--rate": rate is not None, "--dry-run": dry_run})
     if ids:
         _show(run(lambda client: client.dead(topic, group).redrive_ids(ids)), "redriven")
         return
@@ -211,20 +217,20 @@ def purge(
     dry_run: bool,
     yes: bool,
 ) -> None:
-    """Delete dead letters of a group for good.
+    """Delete dead letters of a group permanently.
 
     \b
       sandctl dead purge orders --group billing --reason expired --until -7d --dry-run
       sandctl dead purge orders --group billing --all --yes
       sandctl dead purge orders --group billing --id 01HN7K2B6R0000000001000000
 
-    It asks before it deletes, unless letters are named by --id: then the outcome of each is printed, and the exit code
-    is 1 unless all were purged.
+    It asks before it deletes, unless dead letters are named by --id: then the outcome of each is printed, and the exit
+    code is 1 unless all were purged.
     """
     window = Window.of(since, until, key_prefix)
     window.check_prefixes()
     arguments = _which(reason, error, window)
-    _check_ways(ids, arguments, everything, {"--dry-run": dry_run})
+    _check_selection(ids, arguments, everything, {"--dry-run": dry_run})
     if ids:
         _show(run(lambda client: client.dead(topic, group).purge_ids(ids)), "purged")
         return
@@ -237,7 +243,7 @@ def purge(
         return
     total: int | None = None
     if not yes:
-        need_yes("purging deletes dead letters for good")
+        need_yes("purging deletes dead letters permanently")
         matched = total = run(count).matched
         if not matched:
             done("no dead letters", {"matched": 0, "done": 0, "too_late": 0})
@@ -252,7 +258,7 @@ def purge(
 
 
 def _show(outcomes: Sequence[DeadOutcome], wanted: str) -> None:
-    """A line each: on standard output what was done, on standard error what was not; then exit code 1."""
+    """Print a line for each: completed ones on standard output, others on standard error with exit code 1."""
     if settings().output == "table":
         for one in outcomes:
             say(_sentence(one), err=one.outcome != wanted)

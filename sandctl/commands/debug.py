@@ -1,4 +1,4 @@
-"""`sandctl debug`: what a node does now, for who has to find out what is wrong with it."""
+"""`sandctl debug`: inspect a node to find a problem."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ if TYPE_CHECKING:
     from sandq.client import Client
 
 FAILURES_MOST: Final = 3
-"""Topics whose groups cannot be had, each of which takes as long as a request may: then no more are asked for."""
-_NODE = click.option("--node", metavar="NODE", help="The node.  [default: the one that is asked]")
+"""Topics whose groups cannot be read, each of which takes as long as a request may; after that no more are requested.
+"""
+_NODE = click.option("--node", metavar="NODE", help="The node.  [default: the one that answers]")
 
 
-@click.group(short_help="Look into a node: stacks, stalls, queues, logs.")
+@click.group(short_help="Inspect a node: stacks, stalls, queues, logs.")
 def debug() -> None:
-    """Look into a node: stacks, stalls, queues; change what it logs; collect all of it."""
+    """Inspect a node: stacks, stalls, queues; change its log level; collect everything."""
 
 
 @debug.command()
 @_NODE
 @common_options
 def dump(node: str | None) -> None:
-    """Show what a node does now.
+    """Show what a node is doing now.
 
     \b
       sandctl debug dump
       sandctl debug dump --node node2 -o json
 
-    That is the stacks of its threads and tasks, when its event loop stood still and what held it, and what it holds in
-    queues and memory. With -o json also its configuration and its last log lines. There are names in it, but no values,
-    keys, headers or secrets.
+    The dump has the stacks of its threads and tasks, when its event loop stood still and what blocked it, and its
+    queues and memory. With -o json it also has its configuration and its last log lines. It contains names, but no
+    values, keys, headers or secrets.
     """
 
     async def work(client: Client) -> dict[str, Any]:
@@ -58,13 +59,13 @@ def dump(node: str | None) -> None:
 
 
 def _told(found: dict[str, Any]) -> Iterator[str]:
-    """For people."""
+    """Print it for people."""
     process = found["process"]
     versions = f"sandq {process['version']}, Python {process['python']}"
     yield f"{versions}, up {process['uptime_s']:.0f} s, CPU {process['cpu_s']:.0f} s"
     yield f"stalled: {found['stalled'] or 'no'}"
     if found["loop_stall_count"] is not None:
-        yield f"the event loop stood still {counted(found['loop_stall_count'], 'time')}"
+        yield f"the event loop stalled {counted(found['loop_stall_count'], 'time')}"
     for stall in found["loop_stalls"]:
         yield f"  {stall['seconds']:.2f} s at {(stall['stack'] or ['(the whole process)'])[0]}"
     for name, age_s in sorted(found["standing_still_s"].items()):
@@ -91,20 +92,22 @@ def _told(found: dict[str, Any]) -> Iterator[str]:
 
 @debug.command("log-level")
 @click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]), required=False)
-@click.option("--for", "for_", type=DURATION, help="For so long, at most 1d; then at the configured level again.")
+@click.option(
+    "--for", "for_", type=DURATION, help="Time limit, at most 1d; after that the configured level applies again."
+)
 @_NODE
 @common_options
 def log_level(level: str | None, for_: timedelta | None, node: str | None) -> None:
-    """Show at which LEVEL a node logs, or have it log at another one.
+    """Show the log level of a node, or change it to LEVEL.
 
     \b
       sandctl debug log-level
       sandctl debug log-level debug --for 10m
 
-    Without --for it holds until the node stops. Connections that began before keep the level they had.
+    Without --for it applies until the node stops. Connections that were opened before keep their level.
     """
     if level is None and for_ is not None:
-        raise click.UsageError("--for goes with a LEVEL")
+        raise click.UsageError("--for needs a LEVEL")
 
     async def work(client: Client) -> dict[str, Any]:
         return await client.admin.log_level(level, for_=for_, node=node)
@@ -112,21 +115,22 @@ def log_level(level: str | None, for_: timedelta | None, node: str | None) -> No
     show_one(run(work))
 
 
-@debug.command(short_help="Collect what is known of the cluster in a .tar.gz.")
+@debug.command(short_help="Collect information about the cluster in a .tar.gz.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @common_options
 def bundle(file: Path) -> None:
-    """Collect what is known of the cluster in FILE, a .tar.gz: to be looked at elsewhere.
+    """Collect information about the cluster in FILE, a .tar.gz, to be read elsewhere.
 
     \b
       sandctl debug bundle sandq-debug.tar.gz
 
-    The cluster as each node sees it, its topics and groups, and a dump of each node. There are names and addresses in
-    it, but no values, keys, headers or secrets. What cannot be had does not keep the rest out: it is told, and in it.
+    It has the cluster as each node sees it, its topics and groups, and a dump of each node. It contains names and
+    addresses, but no values, keys, headers or secrets. Parts that cannot be read are reported, and do not stop the
+    rest.
     """
     with contextlib.ExitStack() as opened:
         try:
-            # Nobody else is to read what is in its log lines.
+            # Only the user may read its log lines.
             out = opened.enter_context(open(file, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)))
         except FileExistsError:
             raise click.ClickException(f"{file} is there already") from None
@@ -151,7 +155,7 @@ def bundle(file: Path) -> None:
 
 
 async def _collect(client: Client) -> tuple[dict[str, Any], dict[str, str]]:
-    """What is to be in it by the names of its files, and what could not be had."""
+    """Return the content by file name, and the parts that could not be read."""
     from sandq.client.admin import partition_rows
     from sandq.errors import SandqError
 
@@ -167,7 +171,7 @@ async def _collect(client: Client) -> tuple[dict[str, Any], dict[str, str]]:
 
     admin = client.admin
     parts["cluster"] = info = await admin.cluster()
-    # Those first that answer whatever is wrong with the cluster; one that waits for it may know of no node but itself.
+    # First the requests that succeed whatever is wrong with the cluster; a waiting node may know only itself.
     up = {str(row["node"]): bool(row.get("up")) for row in info.get("nodes") or ()}
     for node in up or (None,):
         name = f"nodes/{node or info.get('node')}"
@@ -179,12 +183,12 @@ async def _collect(client: Client) -> tuple[dict[str, Any], dict[str, str]]:
     await add("clock", admin.clock())
     records = await add("topics", _topics(client))
     if records is None:
-        return parts, missing  # no more is told of them
+        return parts, missing  # no more are reported
     await add("partitions", partition_rows(admin, None, None))
     failures = 0
     for topic in records:
         if failures == FAILURES_MOST:
-            missing["groups of more topics"] = f"those of {failures} could not be had"
+            missing["groups of more topics"] = f"those of {failures} could not be read"
             break
         failures += await add(f"groups/{topic['name']}", admin.groups(topic["name"])) is None
     return parts, missing

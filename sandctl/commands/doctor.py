@@ -1,6 +1,6 @@
-"""`sandctl doctor`: what goes wrong in a cluster, and what to do about it.
+"""`sandctl doctor`: find problems of a cluster, and say what to do.
 
-It only asks. Whether a node can run on a machine is what `sandq doctor` tells.
+It changes nothing. `sandq doctor` checks whether a node can run on a machine.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ if TYPE_CHECKING:
     from sandq.model import health
 
 TOGETHER = 8
-"""Topics that are asked about at a time."""
+"""Number of topics that are read at a time."""
 TRIES = 5
-"""Of a batch of an outbox, in about two seconds: then it is told of."""
+"""Number of tries of an outbox, in about two seconds, after which it is reported."""
 LETTERS = 1000
-"""Dead letters of a group that are looked at."""
+"""Number of dead letters of a group that are read."""
 SOON_DAYS = 30
-"""A certificate that ends so soon is told of."""
+"""A certificate that ends this soon is reported."""
 DAY_S = 86_400
 _ERROR_CHARS = 200
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
 class Finding(NamedTuple):
-    """`what` was looked at, what was `found`, and what to do about it (empty: nothing)."""
+    """A result: `what` was checked, what was `found`, and what to do (empty: nothing)."""
 
     what: str
     state: str
     found: str
     todo: str = ""
     situation: str = ""
-    """Its name in docs/operations.md, What needs attention; empty for others."""
+    """Name of the situation in docs/operations.md, What needs attention; empty for others."""
 
 
 @click.command()
-@topics_option("Look at the groups, pushes and outboxes of this topic alone; may be repeated.  [default: all]")
+@topics_option("Check only the groups, pushes and outboxes of this topic; may be repeated.  [default: all]")
 @common_options
 def doctor(topics: tuple[str, ...]) -> None:
-    """Look for what goes wrong in the cluster, and say what to do.
+    """Find problems of the cluster, and say what to do.
 
-    That is nodes that are down, certificates that end soon, partitions without a leader, groups that get nothing,
-    receivers of pushes that fail, outboxes that do not move, and dead letters that could not be sent.
+    It checks for nodes that are down, certificates that end soon, partitions without a leader, groups that get nothing,
+    receivers of pushes that fail, outboxes without progress, and dead letters that could not be sent.
 
     \b
       sandctl doctor
       sandctl doctor --topic orders -o json
 
-    Each line is ok, warning or failed. The exit code is 1 when one is failed.
+    Each line is ok, warning or failed. The exit code is 1 if one is failed.
     """
 
     async def work(client: Client) -> list[Finding]:
@@ -108,7 +108,7 @@ def doctor(topics: tuple[str, ...]) -> None:
 
 
 def _fine(findings: Iterable[Finding], topics: int) -> list[Finding]:
-    """A line for each kind of thing of which nothing is wrong."""
+    """Return a line for each kind of object without problems."""
     named = {finding.what for finding in findings}
     where = {
         "nodes": "all are up",
@@ -127,11 +127,11 @@ def _of_health(findings: Iterable[health.Finding]) -> Iterator[Finding]:
 
 
 def _certificates(ends_s: Mapping[str, float], at_ms: int) -> Iterator[Finding]:
-    """Of the nodes that were asked, where they speak TLS."""
+    """Check the certificates of the nodes that answered, if they use TLS."""
     for node, end_s in sorted(ends_s.items()):
         days = int((end_s - at_ms / 1000) // DAY_S)
         if days < SOON_DAYS:
-            todo = "replace the files that its tls section names: it reads them within seconds"
+            todo = "replace the files of its section tls: it loads them within seconds"
             yield Finding("certificates", "warning", f"that of {node} ends in {counted(days, 'day')}", todo)
 
 
@@ -144,7 +144,7 @@ def _partitions(records: Iterable[TopicRecord]) -> Iterator[health.Finding]:
 
 
 async def _of_topic(client: Client, record: TopicRecord, oldest: Mapping[str, int | None]) -> list[Finding]:
-    """Of its groups, pushes and outboxes."""
+    """Check the groups, pushes and outboxes of a topic."""
     from sandq.errors import SandqError
     from sandq.model import health
 
@@ -159,7 +159,7 @@ async def _of_topic(client: Client, record: TopicRecord, oldest: Mapping[str, in
             for finding in await _letters(client, record, group, reasons)
         ]
     except SandqError as error:
-        return [Finding("groups", "failed", f"{name} could not be looked at: {error.message}", "ask again in a moment")]
+        return [Finding("groups", "failed", f"{name} could not be checked: {error.message}", "ask again in a moment")]
     found = [finding for group in _groups(name, groups, pushes, oldest) for finding in health.of_group(group, now_ms())]
     return [*_of_health(found), *_outboxes(name, stats), *letters]
 
@@ -170,7 +170,7 @@ def _groups(
     pushes: Sequence[Mapping[str, Any]],
     oldest: Mapping[str, int | None],
 ) -> Iterator[health.GroupHealth]:
-    """The groups of a topic, over all partitions. `oldest`: by group, when its oldest message was due."""
+    """Check the groups of a topic, over all partitions. `oldest`: by group, when its oldest message was due."""
     from sandq.model import health
 
     pushed = {push["group"]: push for push in pushes}
@@ -207,12 +207,12 @@ def _outboxes(topic: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding
                 f"partition {row['partition']} of {topic}: {counted(row['outbox'], 'message')} to be sent, and {to} "
                 f"has taken none in {stuck['tries']:,} tries: {shortened(stuck['error'], _ERROR_CHARS)}"
             )
-            todo = "nothing is lost, and it goes on by itself; see to that partition: sandctl cluster partitions"
+            todo = "nothing is lost, and it continues by itself; check that partition: sandctl cluster partitions"
             yield Finding("outboxes", "failed", found, todo)
 
 
 def _dead(rows: Sequence[Mapping[str, Any]]) -> dict[str, Counter[str]]:
-    """How many dead letters of what each group has."""
+    """Return the number of dead letters of each kind in each group."""
     found: dict[str, Counter[str]] = {}
     for row in rows:
         found.setdefault(row["group"], Counter()).update(row.get("dead_reasons") or {})
@@ -220,7 +220,7 @@ def _dead(rows: Sequence[Mapping[str, Any]]) -> dict[str, Counter[str]]:
 
 
 async def _letters(client: Client, record: TopicRecord, group: str, reasons: Counter[str]) -> list[Finding]:
-    """Of dead letters that an ack was to send, or that the dead letter topic refused."""
+    """Check dead letters that an ack should have sent, or that the dead letter topic refused."""
     topic, found = record.name, []
     if count := reasons["undeliverable"]:
         which = f"{topic} -g {group} --reason undeliverable"

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 UNITS_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000}
 _BAR_CHARS = 40
 _EMPTY_ROWS = 3
-"""So many empty buckets in a row are shown; of more, only that they are there."""
+"""Number of consecutive empty buckets that are shown; more are summarized."""
 _BLOCKS = "▏▎▍▌▋▊▉█"
 
 
-@click.command(short_help="Show how many messages come due in each second or hour.")
+@click.command(short_help="Show how many messages are due in each time unit.")
 @topic_argument("name")
 @click.option(
-    "--unit", type=click.Choice(list(UNITS_MS)), default="minute", show_default=True, help="How wide a bucket is."
+    "--unit", type=click.Choice(list(UNITS_MS)), default="minute", show_default=True, help="Width of a bucket."
 )
-@click.option("--count", type=click.IntRange(1, 3600), default=60, show_default=True, help="How many buckets.")
+@click.option("--count", type=click.IntRange(1, 3600), default=60, show_default=True, help="Number of buckets.")
 @common_options
 def forecast(name: str, unit: str, count: int) -> None:
-    """Show how many messages of the topic NAME are due in each second, minute or hour from now on.
+    """Show how many messages of the topic NAME become due in each second, minute or hour from now on.
 
-    What its schedules will send in that time is counted, too.
+    It includes messages that schedules will create in that time.
 
     \b
       sandctl topic forecast orders
@@ -52,18 +52,19 @@ def forecast(name: str, unit: str, count: int) -> None:
         return
     for line in forecast_lines(found.together(), UNITS_MS[unit], found.now_ms, found.later):
         click.echo(line)
-    tell_scheduled(sum(messages for _, messages in found.scheduled), found.is_complete)
+    print_scheduled(sum(messages for _, messages in found.scheduled), found.is_complete)
 
 
-def tell_scheduled(messages: int, is_complete: bool) -> None:
-    """Say how many of what was shown are not messages yet."""
+def print_scheduled(messages: int, is_complete: bool) -> None:
+    """Print how many of the shown messages do not exist yet."""
     if messages or not is_complete:
         more = "" if is_complete else ", and more, which are too many to count"
-        click.echo(f"of these {messages:,} by schedules, which have yet to make them{more}", err=True)
+        click.echo(f"of these {messages:,} by schedules, which will create them later{more}", err=True)
 
 
 def forecast_lines(buckets: Sequence[tuple[int, int]], unit_ms: int, now_ms: int, later: int) -> Iterator[str]:
-    """A line a bucket, up to the last one that holds something; a bar is as long as its share of the fullest one."""
+    """Yield a line for each bucket, up to the last one with messages; the length of a bar is its share of the fullest
+    one."""
     counts = dict(buckets)
     most = max(counts.values(), default=0)
     width = max(len(f"{count:,}") for count in (most, later))
@@ -81,7 +82,7 @@ def forecast_lines(buckets: Sequence[tuple[int, int]], unit_ms: int, now_ms: int
 
 
 def bar(count: int, most: int) -> str:
-    """As long as the count; never nothing when there is something."""
+    """Return a bar for a count; never empty if the count is not 0."""
     eighths = max(1, count * _BAR_CHARS * 8 // most)
     whole, rest = divmod(eighths, 8)
     return _BLOCKS[-1] * whole + (_BLOCKS[rest - 1] if rest else "")

@@ -49,7 +49,7 @@ _COLUMNS = {
 
 @click.group(short_help="Show, seek, change, limit, push, pause and delete groups.")
 def group() -> None:
-    """Look at consumer groups, seek, change, limit, push, pause and delete them.
+    """Show consumer groups; seek, change, limit, push, pause and delete them.
 
     A group exists from its first subscribe on (`sandctl consume TOPIC --group NAME`).
     """
@@ -65,8 +65,8 @@ group.add_command(push)
 def list_(topic: str, limit: int | None) -> None:
     """List the groups of TOPIC, a row for each partition.
 
-    CURSOR is the last offset that was leased, COMMITTED the lowest that is not acked. BLOCKED BY KEY, where keys have a
-    limit: how many of READY wait until fewer messages of their keys are in flight.
+    CURSOR is the last offset that was leased, COMMITTED the lowest that is not acked. BLOCKED BY KEY, in topics with a
+    limit per key: how many of READY wait until fewer messages of their keys are in flight.
 
     \b
       sandctl group list orders
@@ -84,7 +84,7 @@ def list_(topic: str, limit: int | None) -> None:
 @group_argument
 @common_options
 def show(topic: str, name: str) -> None:
-    """Show one group of TOPIC: its settings, what it has before it, and where it stands in each partition.
+    """Show one group of TOPIC: its settings, its backlog, and its position in each partition.
 
     \b
       sandctl group show orders billing
@@ -100,7 +100,7 @@ def show(topic: str, name: str) -> None:
         "settings": "the topic's" if own is None and settings().output == "table" else own,
         **_limits(rows),
         **push_of(pushes, name),
-        # Each takes part in every partition: added up, they would be counted again and again.
+        # Each consumer subscribes to every partition: a sum would count it repeatedly.
         "consumers": max((row.get("consumers") or 0 for row in rows), default=0),
         **{count: sum(row.get(count) or 0 for row in rows) for count in _COUNTS},
         **_blocked(rows),
@@ -118,7 +118,7 @@ def show(topic: str, name: str) -> None:
     show_one(record)
 
 
-@group.command(short_help="List the consumers of a group, and what they hold.")
+@group.command(short_help="List the consumers of a group, and their messages.")
 @topic_argument()
 @group_argument
 @limit_option
@@ -143,29 +143,29 @@ def consumers(topic: str, name: str, limit: int | None) -> None:
         click.echo(f"sandctl: {found.left_out:,} consumers more are not shown", err=True)
 
 
-@group.command(short_help="Have a group begin at another place of TOPIC.")
+@group.command(short_help="Move a group to another position of TOPIC.")
 @topic_argument()
 @group_argument
 @click.option(
-    "--to", type=PLACE, required=True, metavar="PLACE", help="earliest, latest, an instant, or an offset to begin with."
+    "--to", type=PLACE, required=True, metavar="PLACE", help="New position: earliest, latest, an instant, or an offset."
 )
 @yes_option
 @common_options
 def seek(topic: str, name: str, to: str | int, yes: bool) -> None:
-    """Have a group begin at another place of TOPIC, in all partitions.
+    """Move a group to another position of TOPIC, in all partitions.
 
     \b
       sandctl group seek orders billing --to earliest
       sandctl group seek orders billing --to -2h
       sandctl group seek orders billing --to 2030-01-31T08:00:00Z --yes
 
-    Back: what it had acked since is delivered again, as far as it is still stored. Forward: what it passes counts as
-    acked. What its consumers hold is taken from them.
+    Back: messages that it had acked since are delivered again, if they are still stored. Forward: skipped messages
+    count as acked. Leases of its consumers are revoked.
     """
     if not yes:
-        need_yes("a seek delivers messages again, or passes over them")
+        need_yes("a seek delivers messages again, or skips them")
         where = _place(to)
-        confirm(f"Have group {name} of {topic} begin at {where}? What it holds is taken from it.", "changed")
+        confirm(f"Have group {name} of {topic} begin at {where}? Messages in flight are taken back.", "changed")
 
     async def work(client: Client) -> dict[int, str]:
         return await client.admin.seek_group(topic, name, to)
@@ -176,25 +176,26 @@ def seek(topic: str, name: str, to: str | int, yes: bool) -> None:
     show_rows(rows, {"partition": "PARTITION", "cursor": "CURSOR"})
 
 
-@group.command(short_help="Give a group settings of its own.")
+@group.command(short_help="Change the group's own settings.")
 @topic_argument()
 @group_argument
 @group_options()
-@click.option("--reset", is_flag=True, help="No settings of its own: the topic's again.")
+@click.option("--reset", is_flag=True, help="Remove its own settings: the topic's apply again.")
 @common_options
 def update(topic: str, name: str, reset: bool, **options: Any) -> None:
-    """Give a group settings of its own; what is not named is the topic's.
+    """Set the group's own settings; others are the topic's.
 
     \b
       sandctl group update orders billing --max-attempts 3 --backoff fixed --backoff-first 5s
       sandctl group update orders billing --max-in-flight-per-key 2
       sandctl group update orders billing --reset
 
-    A back-off is its own as a whole: what it does not name has the default (exponential, 1s, factor 2, cap 10m, 20%).
+    The back-off is set as a whole: parts that are not given have their defaults (exponential, 1s, factor 2, cap 10m,
+    20%).
     """
     given = settings_of(options)
     if reset and given:
-        raise click.UsageError("--reset goes without settings")
+        raise click.UsageError("--reset cannot be combined with settings")
     if not reset and not given:
         raise click.UsageError("nothing to change: give settings, or --reset")
 
@@ -205,27 +206,33 @@ def update(topic: str, name: str, reset: bool, **options: Any) -> None:
     done(f"updated group {name} of {topic}", {"group": name, "topic": topic, "settings": given or None})
 
 
-@group.command(short_help="Limit what a group has in flight, and its rate.")
+@group.command(short_help="Limit the messages in flight of a group, and its rate.")
 @topic_argument()
 @group_argument
-@click.option("--max-in-flight", metavar="N", type=int, help="So many messages that are leased and not settled.")
-@click.option("--rate", metavar="N/s", help="So many messages a second (N/s), minute (N/m), hour (N/h), day (N/d).")
-@click.option("--burst", metavar="N", type=int, help="So many of them at once after a pause.")
-@click.option("--none", "is_none", is_flag=True, help="No limits any more.")
+@click.option(
+    "--max-in-flight", metavar="N", type=int, help="Maximum number of messages that are leased and not settled."
+)
+@click.option(
+    "--rate", metavar="N/s", help="Maximum number of messages per second (N/s), minute (N/m), hour (N/h), day (N/d)."
+)
+@click.option("--burst", metavar="N", type=int, help="Number of these messages at once after a pause.")
+@click.option("--none", "is_none", is_flag=True, help="Remove all limits.")
 @common_options
 def limit(topic: str, name: str, is_none: bool, **options: Any) -> None:
-    """Limit a group over all partitions of TOPIC; what is not named has no limit.
+    """Limit a group over all partitions of TOPIC; a limit that is not given is removed.
 
     \b
       sandctl group limit orders billing --max-in-flight 10
       sandctl group limit orders billing --rate 50/s --burst 10
       sandctl group limit orders billing --none
 
-    The group need not be there yet. What its consumers hold they keep: a lower limit holds as they settle it.
+    The group need not exist yet. Its consumers keep their leases: a lower limit takes effect as they settle them.
     """
     given = {option: value for option, value in options.items() if value is not None}
     if bool(given) is is_none:
-        raise click.UsageError("say what to change: --max-in-flight N, --rate N/s, --burst N; or --none, without these")
+        raise click.UsageError(
+            "nothing to change: give --max-in-flight N, --rate N/s, --burst N; or --none, without these"
+        )
 
     async def work(client: Client) -> None:
         await client.admin.limit_group(topic, name, **given)
@@ -240,23 +247,23 @@ def limit(topic: str, name: str, is_none: bool, **options: Any) -> None:
 @group_argument
 @common_options
 def pause(topic: str, name: str) -> None:
-    """Have a group of TOPIC get nothing until it is resumed.
+    """Stop deliveries to a group of TOPIC until it is resumed.
 
     \b
       sandctl group pause orders billing
 
-    What its consumers hold they keep, and can ack. Messages go on coming due and wait; those with a ttl die at it. It
-    stays paused across restarts, and is not forgotten for want of consumers.
+    Its consumers keep their leases, and can ack. Messages become due and wait; those with a ttl die at its end. The
+    group stays paused across restarts, and does not expire without consumers.
     """
     _set_paused(topic, name, True)
 
 
-@group.command(short_help="Resume a group that is paused.")
+@group.command(short_help="Resume a paused group.")
 @topic_argument()
 @group_argument
 @common_options
 def resume(topic: str, name: str) -> None:
-    """Have a group of TOPIC get again what there is for it; what has come due meanwhile comes first.
+    """Resume deliveries to a group of TOPIC; messages that became due meanwhile come first.
 
     \b
       sandctl group resume orders billing
@@ -267,7 +274,7 @@ def resume(topic: str, name: str) -> None:
 @group.command(short_help="Delete a group: its position, its leases, its dead letters.")
 @topic_argument()
 @group_argument
-@click.option("--force", is_flag=True, help="Delete it with the messages that it has yet to finish: they are lost.")
+@click.option("--force", is_flag=True, help="Also delete its unfinished messages: they are lost.")
 @yes_option
 @common_options
 def delete(topic: str, name: str, force: bool, yes: bool) -> None:
@@ -276,9 +283,8 @@ def delete(topic: str, name: str, force: bool, yes: bool) -> None:
     \b
       sandctl group delete orders billing
 
-    It is refused while the group has consumers, and while it has messages that are leased, retrying or blocked by
-    their keys; --force deletes these as well. A consumer that subscribes afterwards makes a new group, which begins
-    where its --start says.
+    It is refused while the group has consumers, and while it has messages that are leased, retrying or blocked by their
+    keys; --force deletes these as well. A consumer that subscribes afterwards creates a new group, at its --start.
     """
     if not yes:
         lost = (
@@ -295,13 +301,14 @@ def delete(topic: str, name: str, force: bool, yes: bool) -> None:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The columns of a table with these rows."""
+    """Return the columns of a table with these rows."""
     has_key_limits = any(row.get("blocked_by_key") is not None for row in rows)
     return {key: heading for key, heading in _COLUMNS.items() if has_key_limits or key != "blocked_by_key"}
 
 
 def _blocked(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many messages wait for others of their keys, over all partitions; nothing where keys have no limit."""
+    """Return how many messages wait for others of their keys, over all partitions; nothing in topics without that
+    limit."""
     from sandq.client.json_format import blocked_by_key_of_rows
 
     found = blocked_by_key_of_rows(rows)
@@ -309,7 +316,7 @@ def _blocked(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _limits(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How the limits of a group stand over all partitions; nothing when it has none."""
+    """Return the state of the group's limits over all partitions; nothing if it has none."""
     from sandq.client.json_format import group_limits_of_rows
 
     found = group_limits_of_rows(rows)
@@ -327,7 +334,7 @@ def _limits(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _limits_here(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a partition may have of the limits at present."""
+    """Return the current allowance of a partition."""
     limits = row.get("limits")
     return {} if limits is None else {name: limits.get(name) for name in ("allowed", "allowed_burst")}
 
@@ -343,12 +350,12 @@ def _set_paused(topic: str, name: str, paused: bool) -> None:
 
 
 def _rows_of(topic: str, name: str) -> tuple[Sequence[Mapping[str, Any]], list[dict[str, Any]]]:
-    """The rows of one group, and the groups that are pushed; UnknownGroup when there is none of this name."""
+    """Return the rows of one group, and the pushed groups. Raise UnknownGroup if there is no such group."""
     from sandq.errors import InvalidRequest, UnknownGroup
 
     async def work(client: Client) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         rows, pushes = await client.admin.groups(topic), list[dict[str, Any]]()
-        with suppress(InvalidRequest):  # a server of a version that has none
+        with suppress(InvalidRequest):  # a server of an older version has none
             pushes = await client.admin.pushes(topic)
         return rows, pushes
 
@@ -360,7 +367,7 @@ def _rows_of(topic: str, name: str) -> tuple[Sequence[Mapping[str, Any]], list[d
 
 
 def _readable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with its settings as they are given."""
+    """Return a row with its settings in the units of options."""
     own = row.get("settings")
     return {**row, "settings": shown(own) if own else None}
 

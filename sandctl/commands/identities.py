@@ -1,4 +1,4 @@
-"""`sandctl identity`: who may do what."""
+"""`sandctl identity`: manage identities."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ COLUMNS = {"principal": "PRINCIPAL", "grants": "GRANTS", "expires": "EXPIRES", "
 
 _QUOTAS: Final = {
     "connections": ("N", "Connections to each node."),
-    "requests_per_s": ("N", "Requests a second that each node takes."),
-    "bytes_per_s": ("SIZE", "Bytes of requests a second that each node takes."),
-    "stored_bytes": ("SIZE", "What the topics that it owns hold."),
+    "requests_per_s": ("N", "Requests per second to each node."),
+    "bytes_per_s": ("SIZE", "Bytes of requests per second to each node."),
+    "stored_bytes": ("SIZE", "Bytes stored in the topics that it owns."),
     "topics": ("N", "Topics that it owns."),
     "partitions": ("N", "Partitions of the topics that it owns."),
-    "pending_messages": ("N", "Messages in the topics that it owns that are not due yet."),
+    "pending_messages": ("N", "Messages that are not due yet in the topics that it owns."),
     "max_delay": ("DURATION", "How far ahead it may send messages."),
 }
-"""What they are told with, and what they bound."""
+"""Options of quotas, and the limits that they set."""
 _NONE: Final = "none"
 _UNITS: Final = "KMGT"
 
 
 def _quota_options(command: F) -> F:
-    """An option for each quota."""
+    """Add an option for each quota."""
     for name, (metavar, text) in reversed(_QUOTAS.items()):
         option = f"--{name.replace('_', '-')}"
         command = click.option(option, name, metavar=f"{metavar}|{_NONE}", help=text)(command)
@@ -47,7 +47,7 @@ def _quota_options(command: F) -> F:
 
 
 def _bound(name: str, text: str) -> int | str | None:
-    """As the client takes it. Raises UsageError."""
+    """Return the quotas as the client takes them. Raise UsageError."""
     metavar, _ = _QUOTAS[name]
     if text == _NONE:
         return None
@@ -66,14 +66,14 @@ async def _find(client: Client, principal: str) -> Identity:
     for one in await client.admin.identities():
         if one.principal == principal:
             return one
-    raise NotFound(f"there is no identity {principal!r}; `sandctl identity list` names all")
+    raise NotFound(f"there is no identity {principal!r}; `sandctl identity list` lists all")
 
 
 @click.group(short_help="Show, create, change and delete identities.")
 def identity() -> None:
-    """Look at who may do what; grant rights, take them away, delete identities.
+    """Show identities, grant and revoke rights, delete identities.
 
-    A PRINCIPAL is token:NAME, cert:NAME (of a client's certificate) or jwt:SUBJECT (of a token of an outside issuer).
+    A PRINCIPAL is token:NAME, cert:NAME (of a client's certificate) or jwt:SUBJECT (of a token of an external issuer).
     """
 
 
@@ -81,7 +81,7 @@ def identity() -> None:
 @limit_option
 @common_options
 def list_(limit: int | None) -> None:
-    """List all identities: tokens, names of certificates, subjects of an outside issuer.
+    """List all identities: tokens, names of certificates, subjects of an external issuer.
 
     \b
       sandctl identity list -o json
@@ -93,25 +93,25 @@ def list_(limit: int | None) -> None:
     show_rows([_row(one) for one in run(work)], COLUMNS, limit)
 
 
-@identity.command(short_help="Let in a certificate, or a subject of an outside issuer.")
+@identity.command(short_help="Create an identity for a certificate or a subject.")
 @click.argument("principal")
 @grant_option
 @expires_options
-@click.option("--note", metavar="TEXT", default="", help="What it is for.")
+@click.option("--note", metavar="TEXT", default="", help="A note about its purpose.")
 @common_options
 def create(
     principal: str, grants: tuple[str, ...], expires: timedelta | datetime | None, never: bool, note: str
 ) -> None:
-    """Let in who shows a certificate of this name, or a token of this subject of an outside issuer.
+    """Create an identity for a certificate of this name, or a token of this subject of an external issuer.
 
     \b
       sandctl identity create cert:till-7 --grant writer:tills.*
       sandctl identity create jwt:ada@example.com --grant operator
 
-    Tokens of the cluster's own are made by `sandctl token create`.
+    `sandctl token create` creates tokens of the cluster itself.
     """
     if not grants:
-        raise click.UsageError("say what it may do: --grant GRANT (writer:billing.*, reader, admin, ...)")
+        raise click.UsageError("name its rights: --grant GRANT (writer:billing.*, reader, admin, ...)")
 
     async def work(client: Client) -> Identity:
         return await client.admin.create_identity(principal, list(grants), expires=expiry(expires, never), note=note)
@@ -124,7 +124,7 @@ def create(
 @click.argument("grants", metavar="GRANT...", nargs=-1, required=True)
 @common_options
 def grant(principal: str, grants: tuple[str, ...]) -> None:
-    """Grant PRINCIPAL more; what it has stays.
+    """Grant rights to PRINCIPAL in addition to its others.
 
     \b
       sandctl identity grant token:billing read:reports.* payments
@@ -141,7 +141,7 @@ def grant(principal: str, grants: tuple[str, ...]) -> None:
 @click.argument("grants", metavar="GRANT...", nargs=-1, required=True)
 @common_options
 def ungrant(principal: str, grants: tuple[str, ...]) -> None:
-    """Take grants from PRINCIPAL, each as `identity list` shows it.
+    """Revoke grants of PRINCIPAL, each as `identity list` shows it.
 
     \b
       sandctl identity ungrant token:billing read:reports.*
@@ -157,13 +157,13 @@ def ungrant(principal: str, grants: tuple[str, ...]) -> None:
 @click.argument("principal")
 @common_options
 def show(principal: str) -> None:
-    """Show what PRINCIPAL may do, its quota, and what it has of that.
+    """Show the rights of PRINCIPAL, its quota, and its usage.
 
     \b
       sandctl identity show token:billing
 
     QUOTA and USED: topics, partitions, stored bytes and pending messages are those of the whole cluster; connections,
-    requests and bytes those of the node that is asked, which gives as much as each other one.
+    requests and bytes are those of the node that answers; each node allows the same.
     """
 
     async def work(client: Client) -> Identity:
@@ -178,19 +178,21 @@ def show(principal: str) -> None:
 @_quota_options
 @common_options
 def quota(principal: str, **given: str | None) -> None:
-    """Bound what PRINCIPAL may take; what is not named stays as it is.
+    """Set quotas of PRINCIPAL; others stay as they are.
 
     \b
       sandctl identity quota token:billing --requests-per-s 100 --topics 10
       sandctl identity quota token:billing --stored-bytes 10GiB --max-delay 30d
       sandctl identity quota token:billing --requests-per-s none
 
-    `none` takes a bound away. Connections, requests and bytes of requests are what each node gives; topics and
-    partitions are those that it creates from now on, what these hold is what stored bytes and pending messages bound.
+    `none` removes a quota. Connections, requests and bytes of requests are limits of each node. Topics and partitions
+    are those that it creates from now on; stored bytes and pending messages limit their content.
     """
     changes = {name: _bound(name, text) for name, text in given.items() if text is not None}
     if not changes:
-        raise click.UsageError("say what is to be bounded: --requests-per-s 100 (`identity show` tells what is)")
+        raise click.UsageError(
+            "nothing to change: give --requests-per-s 100, for example (`identity show` shows the quotas)"
+        )
 
     async def work(client: Client) -> Identity:
         return await client.admin.update_identity(principal, quota=changes)
@@ -205,14 +207,14 @@ def quota(principal: str, **given: str | None) -> None:
 @yes_option
 @common_options
 def delete(principal: str, yes: bool) -> None:
-    """Forget PRINCIPAL: who shows it is cut off within a second.
+    """Delete PRINCIPAL: its clients are disconnected within a second.
 
     \b
       sandctl identity delete cert:till-7 --yes
     """
     if not yes:
-        need_yes("deleting an identity cuts off who shows it")
-        confirm(f"Delete {principal}, and cut off who shows it?", "deleted")
+        need_yes("deleting an identity disconnects its clients")
+        confirm(f"Delete {principal} and close its connections?", "deleted")
 
     async def work(client: Client) -> None:
         await client.admin.delete_identity(principal)

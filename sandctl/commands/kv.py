@@ -1,4 +1,4 @@
-"""`sandctl kv`: the keys of a compacted topic; `watch` stands in `sandctl.commands.kv_watch`."""
+"""`sandctl kv`: the keys of a compacted topic. `watch` is in `sandctl.commands.kv_watch`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 EXIT_FAILED = 1
 
 _stale_option = click.option(
-    "--stale", is_flag=True, help="Ask any replica; it may be behind, and standard error says how far at most."
+    "--stale", is_flag=True, help="Ask any replica. It may be behind; standard error says by how much at most."
 )
 
 
@@ -40,29 +40,29 @@ def kv() -> None:
       sandctl kv put config theme dark
       sandctl kv get config theme
 
-    Each write has a VERSION: 26 characters, which tell it from all other writes.
+    Each write has a VERSION: 26 characters that identify it.
     """
 
 
-@kv.command(short_help="Show what keys have: value, version, headers.")
+@kv.command(short_help="Show value, version and headers of keys.")
 @topic_argument()
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
-@click.option("--raw", "only_value", is_flag=True, help="Only the value of one KEY: its bytes, and nothing else.")
+@click.option("--raw", "only_value", is_flag=True, help="Print only the value of one KEY, as plain bytes.")
 @_stale_option
 @common_options
 def get(topic: str, keys: tuple[str, ...], only_value: bool, stale: bool) -> None:
-    """Show what keys of TOPIC have: value, version, headers, and when its time is over.
+    """Show value, version, headers and expiry of keys of TOPIC.
 
     \b
       sandctl kv get config theme
       sandctl kv get config theme language -o jsonl
       sandctl kv get config logo --raw > logo.png
 
-    Of one KEY -o json prints an object, of several an array. A key without a value is named on standard error, and the
-    exit code is 1 then.
+    With -o json, one KEY prints an object, several print an array. Standard error lists the keys that have no value,
+    and the exit code is then 1.
     """
     if only_value and (len(keys) > 1 or settings().output != "table"):
-        raise click.UsageError("--raw is of one KEY, and does not go with --output")
+        raise click.UsageError("--raw needs exactly one KEY and cannot be used with --output")
     names = [os.fsencode(key) for key in keys]
 
     async def work(client: Client) -> Entries:
@@ -94,19 +94,21 @@ def _value_options(command: F) -> F:
             topic_argument(),
             click.argument("key"),
             click.argument("value", required=False),
-            click.option("--file", "-f", "path", metavar="FILE|-", help="The value is in a file; - is standard input."),
-            click.option("--ttl", type=DURATION, help="So long it stays.  [default: the topic's]"),
             click.option(
-                "--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be given several times."
+                "--file", "-f", "path", metavar="FILE|-", help="Read the value from a file; - is standard input."
             ),
-            click.option("--json", "is_json", is_flag=True, help="VALUE is JSON: it is checked, and shown as JSON."),
+            click.option("--ttl", type=DURATION, help="Delete the value after this time.  [default: the topic's]"),
+            click.option(
+                "--header", "headers", metavar="NAME=VALUE", multiple=True, help="A header. May be given several times."
+            ),
+            click.option("--json", "is_json", is_flag=True, help="VALUE is JSON: check it, and show it as JSON."),
         )
     ):
         command = option(command)
     return command
 
 
-@kv.command(short_help="Put a value, whatever the key has.")
+@kv.command(short_help="Put a value, whatever value the key has.")
 @_value_options
 @common_options
 def put(
@@ -118,7 +120,7 @@ def put(
     headers: tuple[str, ...],
     is_json: bool,
 ) -> None:
-    """Put VALUE under KEY in TOPIC, whatever it has, and print the version.
+    """Put VALUE under KEY in TOPIC, whatever value it has, and print the version.
 
     \b
       sandctl kv put config theme dark
@@ -132,7 +134,7 @@ def put(
     _written(key, run(lambda client: client.kv(topic).put(os.fsencode(key), data, ttl=ttl, headers=more)))
 
 
-@kv.command(short_help="Put a value if the key has the version that is expected.")
+@kv.command(short_help="Put a value if the key has the expected version.")
 @_value_options
 @click.option("--version", type=VERSION, metavar="VERSION", help="Only if KEY has this version.")
 @click.option("--absent", is_flag=True, help="Only if KEY has no value.")
@@ -148,16 +150,16 @@ def cas(
     version: str | None,
     absent: bool,
 ) -> None:
-    """Put VALUE under KEY in TOPIC if it has the version that is expected, or none; and print the new version.
+    """Put VALUE under KEY in TOPIC if KEY has the expected version, or no value. Print the new version.
 
     \b
       sandctl kv cas config theme light --version 01HN7K2B6R0000000001000000
       sandctl kv cas locks door ada --absent --ttl 1m
 
-    Otherwise nothing is written, standard error tells which version there is, and the exit code is 1.
+    If not, nothing is written, standard error names the current version, and the exit code is 1.
     """
     if (version is None) is not absent:
-        raise click.UsageError("say what is expected: --version VERSION, or --absent; one of them")
+        raise click.UsageError("say what is expected: either --version VERSION or --absent")
     data, more = _payload(value, path), headers_of(headers)
     if is_json:
         data, more = as_json(data, more)
@@ -168,20 +170,20 @@ def cas(
     _written(key, run(work))
 
 
-@kv.command(short_help="Delete keys, and print the version of each deletion.")
+@kv.command(short_help="Delete keys and print the version of each deletion.")
 @topic_argument()
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
-@click.option("--version", type=VERSION, metavar="VERSION", help="Only if the one KEY has this version.")
+@click.option("--version", type=VERSION, metavar="VERSION", help="Only if KEY has this version. Needs exactly one KEY.")
 @common_options
 def delete(topic: str, keys: tuple[str, ...], version: str | None) -> None:
-    """Delete keys of TOPIC, and print the version of each deletion. A key that has no value is no error.
+    """Delete keys of TOPIC and print the version of each deletion. Deleting a key without a value is no error.
 
     \b
       sandctl kv delete config theme language
       sandctl kv delete config theme --version 01HN7K2B6R0000000001000000
     """
     if version is not None and len(keys) > 1:
-        raise click.UsageError("--version is of one KEY")
+        raise click.UsageError("--version needs exactly one KEY")
     names = list(dict.fromkeys(os.fsencode(key) for key in keys))
 
     async def work(client: Client) -> list[str]:
@@ -204,10 +206,10 @@ def delete(topic: str, keys: tuple[str, ...], version: str | None) -> None:
 
 @kv.command(short_help="List the keys that have a value, in order.")
 @topic_argument()
-@click.option("--prefix", metavar="TEXT", help="Keys that begin so.")
-@click.option("--start", metavar="KEY", help="From this key on.")
-@click.option("--stop", metavar="KEY", help="Before this key.")
-@click.option("--keys-only", is_flag=True, help="Without values and headers.")
+@click.option("--prefix", metavar="TEXT", help="Only keys that begin with this.")
+@click.option("--start", metavar="KEY", help="Keys from this one on.")
+@click.option("--stop", metavar="KEY", help="Keys before this one.")
+@click.option("--keys-only", is_flag=True, help="Omit values and headers.")
 @_stale_option
 @limit_option
 @common_options
@@ -220,7 +222,7 @@ def scan(
     stale: bool,
     limit: int | None,
 ) -> None:
-    """List keys of TOPIC that have a value, in order, from all its partitions.
+    """List the keys of TOPIC that have a value, in order, from all its partitions.
 
     \b
       sandctl kv scan config
@@ -228,7 +230,7 @@ def scan(
       sandctl kv scan users --start a --stop n -o jsonl
     """
     if prefix is not None and not (start is None is stop):
-        raise click.UsageError("--prefix does not go with --start and --stop")
+        raise click.UsageError("--prefix cannot be used with --start or --stop")
     columns: dict[str, Any] = _COLUMNS if not keys_only else {name: _COLUMNS[name] for name in ("KEY", "VERSION")}
 
     async def work(client: Client) -> None:
@@ -266,7 +268,7 @@ def _show_entries(entries: Sequence[Entry]) -> None:
 
 
 def _say_age(stale_ms: int) -> None:
-    click.echo(f"sandctl: as it was {stale_ms} ms ago, or later", err=True)
+    click.echo(f"sandctl: state of {stale_ms} ms ago, or later", err=True)
 
 
 def _consistency(stale: bool) -> str:
@@ -275,7 +277,7 @@ def _consistency(stale: bool) -> str:
 
 def _payload(value: str | None, path: str | None) -> bytes:
     if (value is None) is (path is None):
-        raise click.UsageError("give VALUE, or --file FILE (- is standard input); one of them")
+        raise click.UsageError("give the value: either VALUE or --file FILE (- is standard input)")
     if value is not None:
         return os.fsencode(value)
     with open_source(path, needed=True) as source:

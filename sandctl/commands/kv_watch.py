@@ -1,4 +1,4 @@
-"""`sandctl kv watch`: changes of keys, as they come."""
+"""`sandctl kv watch`: print changes of keys as they happen."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 
 _GAP = "  "
 _VALUE_COLUMNS = 20
-"""A value is cut to the width of the terminal, but has as many as this."""
+"""Largest number of characters of a value before it is cut to the width of the terminal."""
 
 
-@click.command(short_help="Print changes of keys as they come.")
+@click.command(short_help="Print changes of keys as they happen.")
 @topic_argument()
 @click.option("--key", metavar="KEY", help="Only changes of this key.")
-@click.option("--prefix", metavar="TEXT", help="Only changes of keys that begin so.")
+@click.option("--prefix", metavar="TEXT", help="Only changes of keys that begin with this.")
 @click.option(
     "--start",
     type=SINCE,
     default=NOW,
     show_default=True,
     metavar="now|earliest|VERSION",
-    help="From now on, from the beginning, or from behind a version on.",
+    help="Start now, at the earliest stored change, or after a version.",
 )
-@click.option("--latest", is_flag=True, help="Only what no later write of its key came after.")
-@click.option("--max", "maximum", type=click.IntRange(1), metavar="N", help="Wait for N changes, then exit.")
+@click.option("--latest", is_flag=True, help="Only the latest change of each key.")
+@click.option("--max", "maximum", type=click.IntRange(1), metavar="N", help="Exit after N changes.")
 @common_options
 def watch(topic: str, key: str | None, prefix: str | None, start: str, latest: bool, maximum: int | None) -> None:
-    """Print changes of keys of TOPIC as they come: time, version, key, value, or "(deleted)".
+    """Print changes of keys of TOPIC as they happen: time, version, key, and value or "(deleted)".
 
     \b
       sandctl kv watch config
       sandctl kv watch config --prefix app/ -o jsonl
       sandctl kv watch config --start earliest --latest --max 100
 
-    It goes on until it is interrupted (Ctrl-C), which is exit code 0. Changes of one key come in their order. With
-    --start earliest, what is stored comes first; with a VERSION that is older than the topic's history, what lies
-    between was compacted: then it says so and exits with 1, unless --latest is given.
+    It runs until you interrupt it (Ctrl-C), which gives exit code 0. Changes of one key are printed in order. With
+    --start earliest, the stored changes come first. If you start after a VERSION that is older than the topic's
+    history, the changes in between have been compacted: the command says so and exits with 1, unless --latest is given.
     """
     if key is not None and prefix is not None:
-        raise click.UsageError("--key and --prefix: one of them, not both")
+        raise click.UsageError("--key and --prefix cannot be used together")
     begun = False
 
     async def work(client: Client) -> None:

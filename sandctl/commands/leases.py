@@ -1,4 +1,4 @@
-"""`sandctl lease`: take messages of a group, and settle what is leased, whoever holds it."""
+"""`sandctl lease`: take messages of a group, and settle messages that any consumer has leased."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _COLUMNS = ("ID", "LEASE TOKEN", "ATTEMPT", "HELD UNTIL", "KEY", "VALUE")
 
 @click.group(short_help="Lease messages of a group; ack, nack, extend, give back.")
 def lease() -> None:
-    """Take messages of a group; ack, nack or bury what is leased, give it back, hold it longer.
+    """Take messages of a group. Ack, nack or bury leased messages, give them back, or hold them longer.
 
-    A message is named by its ID or its unique key, whoever holds it: the worker that does is told that its lease was
-    lost. `message why` says who that is. With --lease-token everything under one lease is meant.
+    Name a message by its ID or its unique key. It does not matter who holds it: the worker that held it learns that its
+    lease is lost, and `message why` says who holds it. --lease-token means every message under one lease.
     """
 
 
@@ -39,8 +39,12 @@ def lease() -> None:
 @topic_argument()
 @group_option
 @click.option("--max", "maximum", type=click.IntRange(1, 1000), default=1, show_default=True, metavar="N")
-@click.option("--wait", type=DURATION, default="0", metavar="DURATION", help="When nothing is ready; 1m at most.")
-@click.option("--lease", "held_for", type=DURATION, metavar="DURATION", help="For so long.  [default: the topic's]")
+@click.option(
+    "--wait", type=DURATION, default="0", metavar="DURATION", help="How long to wait if nothing is ready; 1m at most."
+)
+@click.option(
+    "--lease", "held_for", type=DURATION, metavar="DURATION", help="Length of the leases.  [default: the topic's]"
+)
 @click.option(
     "--start",
     type=PLACE,
@@ -55,7 +59,7 @@ def lease() -> None:
     type=click.IntRange(0),
     multiple=True,
     metavar="N",
-    help="Of this partition alone; several may be named.  [default: all]",
+    help="Take from this partition only. May be repeated.  [default: all]",
 )
 @common_options
 def take(
@@ -67,14 +71,14 @@ def take(
     start: str | int,
     partitions: tuple[int, ...],
 ) -> None:
-    """Lease what is ready now, N messages at most, and print it with the tokens of its leases.
+    """Lease ready messages, N at most, and print them with their lease tokens.
 
     \b
       sandctl lease take orders --group billing --max 5 --lease 10m
       sandctl lease take orders -g billing --wait 30s -o jsonl > leased.jsonl
 
-    Nothing extends these leases: what is not settled in time comes again, and an attempt is used. Exit code 0 also when
-    nothing is ready.
+    Nothing extends these leases: a message that is not settled in time is delivered again, and the attempt counts. The
+    exit code is 0 even if nothing was ready.
     """
 
     async def work(client: Client) -> tuple[list[LeasedMessage], list[int]]:
@@ -91,7 +95,7 @@ def take(
         show_rows([message_record(one) for one in found], {})
     if without_leader:
         names = text_of(without_leader)
-        click.echo(f"sandctl: not looked at, for they have no leader at present: partitions {names}", err=True)
+        click.echo(f"sandctl: skipped, because they have no leader now: partitions {names}", err=True)
 
 
 def _cells(one: LeasedMessage) -> list[object]:
@@ -100,7 +104,7 @@ def _cells(one: LeasedMessage) -> list[object]:
 
 
 def _which_messages(command: F) -> F:
-    """Give a command the messages that it is about, as `chosen`."""
+    """Give a command the messages to settle, as `chosen`."""
 
     @wraps(command)
     def with_chosen(
@@ -122,7 +126,11 @@ def _which_messages(command: F) -> F:
         return command(chosen=_Chosen(topic, group, ids, name, tokens), **others)
 
     options = click.option(
-        "--lease-token", "tokens", metavar="TOKEN", multiple=True, help="All that is under this lease; may be repeated."
+        "--lease-token",
+        "tokens",
+        metavar="TOKEN",
+        multiple=True,
+        help="All messages under this lease. May be repeated.",
     )(with_chosen)
     options = click.argument("ids", metavar="[GROUP] [ID]...", nargs=-1)(unique_key_options(options))
     return cast("F", topic_argument()(group_only_option(options)))
@@ -134,12 +142,12 @@ def _which_messages(command: F) -> F:
 def ack(
     chosen: _Chosen,
 ) -> None:
-    """Done: the group gets these messages no more.
+    """Ack messages: the group does not get them again.
 
     \b
       sandctl lease ack orders 01HN7K2B6R0000000001000000 --group billing
 
-    The outcome of each is printed, and the exit code is 1 unless all were acked.
+    The outcome of each message is printed. The exit code is 1 unless all were acked.
     """
     chosen.settle("acked", lambda leases, held: leases.ack([held]))
 
@@ -152,10 +160,10 @@ def ack(
     "delay",
     type=DURATION,
     metavar="DURATION",
-    help="They come again after so long.  [the back-off]",
+    help="Deliver again after this time.  [default: the back-off]",
 )
-@click.option("--error", metavar="TEXT", help="Why; `message why` and dead letters show it.")
-@click.option("--no-count", is_flag=True, help="Snooze them: the attempt does not count, up to max_snoozes times.")
+@click.option("--error", metavar="TEXT", help="The reason; `message why` and dead letters show it.")
+@click.option("--no-count", is_flag=True, help="Snooze: do not count the attempt. Allowed max_snoozes times.")
 @common_options
 def nack(
     chosen: _Chosen,
@@ -163,66 +171,74 @@ def nack(
     error: str | None,
     no_count: bool,
 ) -> None:
-    """Not done: they come again, after the back-off or --in so long; at the last attempt they are dead.
+    """Nack messages: they are delivered again after the back-off or after --in. After the last attempt they become dead
+    letters.
 
     \b
       sandctl lease nack orders 01HN7K2B6R0000000001000000 --group billing --in 10m --error closed
       sandctl lease nack orders --unique-key order-17 --group billing --in 1h --no-count
 
-    The outcome of each is printed, and the exit code is 1 unless all were nacked.
+    The outcome of each message is printed. The exit code is 1 unless all were nacked.
     """
     terms: dict[str, Any] = {"delay": delay, "error": error, "count": not no_count}
     chosen.settle("nacked", lambda leases, held: leases.nack([held], **terms))
 
 
-@lease.command(short_help="Give messages up: they are dead letters at once.")
+@lease.command(short_help="Turn messages into dead letters now.")
 @_which_messages
-@click.option("--error", metavar="TEXT", help="Why; their dead letters say it.")
+@click.option("--error", metavar="TEXT", help="The reason; their dead letters show it.")
 @common_options
 def dead(
     chosen: _Chosen,
     error: str | None,
 ) -> None:
-    """They cannot be done: dead letters of the group at once, of the reason "rejected", whatever attempts are left.
+    """Turn messages into dead letters of the group now, with the reason "rejected", whatever attempts they have left.
 
     \b
       sandctl lease dead orders 01HN7K2B6R0000000001000000 --group billing --error "410 gone"
 
-    The outcome of each is printed, and the exit code is 1 unless all are dead.
+    The outcome of each message is printed. The exit code is 1 unless all are dead.
     """
     chosen.settle("dead", lambda leases, held: leases.dead([held], error))
 
 
-@lease.command("give-back", short_help="Return messages unstarted; the attempt does not count.")
+@lease.command("give-back", short_help="Return messages unprocessed; the attempt does not count.")
 @_which_messages
 @common_options
 def give_back(
     chosen: _Chosen,
 ) -> None:
-    """Nobody began them: they are ready again at once, and the attempt does not count.
+    """Return messages that nobody processed: they are ready again now, and the attempt does not count.
 
     \b
       sandctl lease give-back orders 01HN7K2B6R0000000001000000 --group billing
 
-    The outcome of each is printed, and the exit code is 1 unless all were given back.
+    The outcome of each message is printed. The exit code is 1 unless all were given back.
     """
     chosen.settle("given back", lambda leases, held: leases.give_back([held]))
 
 
-@lease.command(short_help="Hold messages, and all under their leases, for longer.")
+@lease.command(short_help="Extend the leases of messages.")
 @_which_messages
-@click.option("--for", "held_for", type=DURATION, required=True, metavar="DURATION", help="Until so long from now.")
+@click.option(
+    "--for",
+    "held_for",
+    type=DURATION,
+    required=True,
+    metavar="DURATION",
+    help="New end of the leases, counted from now.",
+)
 @common_options
 def extend(
     chosen: _Chosen,
     held_for: timedelta,
 ) -> None:
-    """Hold them, and whatever else is under their leases, until DURATION from now.
+    """Extend the leases of these messages, with every other message under the same leases, until DURATION from now.
 
     \b
       sandctl lease extend orders 01HN7K2B6R0000000001000000 --group billing --for 10m
 
-    The outcome of each is printed, and the exit code is 1 unless all were extended.
+    The outcome of each message is printed. The exit code is 1 unless all were extended.
     """
 
     async def do(leases: Leases, held: Held) -> Sequence[Any]:
@@ -232,7 +248,7 @@ def extend(
 
 
 class _UnderLease(Target):
-    """All that is under a lease; `id` is its token."""
+    """All messages under a lease; `id` is the lease token."""
 
     @property
     def name(self) -> str:
@@ -244,7 +260,7 @@ class _UnderLease(Target):
 
 
 class _Chosen:
-    """What a command settles."""
+    """The messages that a command settles."""
 
     def __init__(
         self,
@@ -254,11 +270,11 @@ class _Chosen:
         name: UniqueName,
         tokens: Sequence[str],
     ) -> None:
-        """UsageError unless it is said in one way."""
+        """Return the messages to settle. Raises UsageError unless they are given in exactly one way."""
         self._topic = topic
         self._group = group
         if bool(ids) + name.is_given + bool(tokens) != 1:
-            raise click.UsageError("say which messages: ID..., --unique-key K, or --lease-token TOKEN; one of them")
+            raise click.UsageError("name the messages in one way: ID..., --unique-key K, or --lease-token TOKEN")
         if not tokens:
             self._targets = named(ids, name)
             return
@@ -274,7 +290,7 @@ class _Chosen:
         self._targets = [_UnderLease(token, None) for token in dict.fromkeys(tokens)]
 
     def settle(self, wanted: str, do: Callable[[Leases, Held], Awaitable[Sequence[Any]]]) -> None:
-        """Do it to each, and print what became of it; `do` returns those whose lease was lost."""
+        """Settle each message and print the outcomes; `do` returns the messages whose lease was lost."""
 
         async def work(client: Client) -> list[dict[str, Any]]:
             leases = client.leases(self._topic, self._group)
@@ -291,7 +307,7 @@ class _Chosen:
 
 
 async def _held(messages: Messages, group: str, target: Target) -> Held | str:
-    """What names a message to whoever settles it; its state in the group when that does not hold it."""
+    """Return the reference by which to settle a message, or its state in the group if the group has not leased it."""
     from sandq.client import Held
     from sandq.errors import UnknownGroup
 
@@ -300,9 +316,7 @@ async def _held(messages: Messages, group: str, target: Target) -> Held | str:
     found = await messages.why(**target.arguments)
     row = next((row for row in found["groups"] if row["group"] == group), None)
     if row is None:
-        raise UnknownGroup(
-            f"topic {messages.topic!r} has no group {group!r}; `sandctl group list` tells which there are"
-        )
+        raise UnknownGroup(f"topic {messages.topic!r} has no group {group!r}; `sandctl group list` lists its groups")
     if row.get("lease_token") is None:
         return str(row["state"])
     return Held(row["lease_token"], found["offset"])

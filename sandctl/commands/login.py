@@ -1,4 +1,4 @@
-"""`sandctl whoami`, `login` and `logout`: who you are to a cluster."""
+"""`sandctl whoami`, `login` and `logout`: your identity on a cluster."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ async def _whoami(client: Client) -> Whoami:
 
 
 def shown(found: Whoami) -> dict[str, Any]:
-    """As it is printed."""
+    """An identity as `whoami` prints it."""
     from sandq.model.times import format_instant
 
-    everything = "everything (authentication is off, or nothing was shown)"
+    everything = "everything (authentication is off, or you gave no token)"
     return {
         "principal": found.principal,
         "grants": (everything if settings().output == "table" else None) if found.grants is None else [*found.grants],
@@ -36,12 +36,12 @@ def shown(found: Whoami) -> dict[str, Any]:
 @click.command()
 @common_options
 def whoami() -> None:
-    """Show who you are to the cluster, and what you may do.
+    """Show your identity on the cluster and your rights.
 
     \b
       sandctl whoami
 
-    GRANTS are rights, without roles, and the topics and groups that they are for.
+    GRANTS lists rights (roles are resolved) with the topics and groups that they cover.
     """
     show_one(shown(run(_whoami)))
 
@@ -49,13 +49,13 @@ def whoami() -> None:
 @click.command()
 @common_options
 def login() -> None:
-    """Keep a token for the servers, for the commands that follow.
+    """Save a token for these servers. Later commands use it.
 
     \b
       sandctl login --token-file admin.token
 
-    Without --token-file it is asked for. It is shown to a server first, and kept if that knows it: in
-    sandq/login.json of XDG_CONFIG_HOME (~/.config), which only you may read.
+    Without --token-file, the command asks for the token. It checks the token with a server before it saves it in
+    sandq/login.json of XDG_CONFIG_HOME (~/.config). Only you may read that file.
     """
     file = settings().token_file
     if file is None:
@@ -76,16 +76,16 @@ def login() -> None:
 @click.command()
 @common_options
 def logout() -> None:
-    """Forget the token that is kept for the servers.
+    """Delete the saved token of these servers.
 
     \b
       sandctl logout
 
-    The token itself goes on: `sandctl token revoke` ends it.
+    The token itself stays valid: `sandctl token revoke` revokes it.
     """
     logins = read_logins()
     gone = [server for server in servers() if logins.pop(server, None) is not None]
     if gone:
         write_logins(logins)
     names = ", ".join(gone) or "none of the servers"
-    done(f"nothing is kept for {names} any more ({login_file()})", {"servers": gone})
+    done(f"no token is saved for {names} any more ({login_file()})", {"servers": gone})

@@ -1,4 +1,4 @@
-"""`sandctl message cancel` and `move`: of named messages, or of all in a window."""
+"""`sandctl message cancel` and `move`: change named messages, or all messages of a window."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _which_options(command: F) -> F:
         (
             unique_key_options,
             window_options("Due", unique=True),
-            click.option("--all", "everything", is_flag=True, help="Everything that is pending."),
-            click.option("--dry-run", is_flag=True, help="Only count what is in the window."),
+            click.option("--all", "everything", is_flag=True, help="All pending messages."),
+            click.option("--dry-run", is_flag=True, help="Only count the messages in the window."),
             yes_option,
         )
     ):
@@ -62,9 +62,10 @@ def cancel(
       sandctl message cancel orders --since now --until +1h --dry-run
       sandctl message cancel orders --key-prefix customer-7 --yes
 
-    What a group holds, or has acked or killed, is too late to cancel; of a window also what waits for a retry. Of
-    messages named by ID or key the outcome of each is printed, and the exit code is 1 unless all were cancelled; of a
-    window, how many there were. A window asks before it cancels; interrupted, it stops where it is.
+    A message that a group has leased, acked or killed cannot be cancelled. A window also leaves out messages that wait
+    for a retry. For messages named by ID or key, the outcome of each is printed, and the exit code is 1 unless all were
+    cancelled. For a window, the number is printed. Cancelling a window asks first; if you interrupt it, the messages
+    already cancelled stay cancelled.
     """
     which = named_or_window(ids, name, everything, Window.of(since, until, key_prefix, unique_key_prefix))
     if isinstance(which, Window):
@@ -81,9 +82,9 @@ def cancel(
 
 @click.command(short_help="Move pending messages to another time or priority.")
 @_which_options
-@click.option("--at", "--deliver-at", "at", type=INSTANT, metavar="INSTANT", help="To this moment.")
-@click.option("--in", "--delay", "delay", type=DURATION, metavar="DURATION", help="To so long from now.")
-@click.option("--shift", type=SHIFT, metavar="[+|-]DURATION", help="By so much later, or (-1h) earlier.")
+@click.option("--at", "--deliver-at", "at", type=INSTANT, metavar="INSTANT", help="Move to this instant.")
+@click.option("--in", "--delay", "delay", type=DURATION, metavar="DURATION", help="Move to this long from now.")
+@click.option("--shift", type=SHIFT, metavar="[+|-]DURATION", help="Move later by this much, or (-1h) earlier.")
 @click.option("--priority", type=int, metavar="N", help="Another priority, in a priority or fair topic.")
 @common_options
 def move(
@@ -102,7 +103,7 @@ def move(
     shift: timedelta | None,
     priority: int | None,
 ) -> None:
-    """Move pending messages of TOPIC to another time, or give them another priority; they keep their ids.
+    """Move pending messages of TOPIC to another time, or give them another priority. Their ids stay.
 
     \b
       sandctl message move orders 01HN7K2B6R0000000001000000 --at 2030-01-31T08:00:00Z
@@ -111,14 +112,15 @@ def move(
       sandctl message move orders --key-prefix customer-7 --shift -30m --yes
       sandctl message move mails 01HN7K2B6R0000000001000000 --priority -5
 
-    With --priority alone their times stay. To a moment that has passed means: now. What a group has taken already is
-    too late to move. Of messages named by ID or key the outcome of each is printed, and the exit code is 1 unless all
-    were moved; of a window, how many there were. A window asks before it moves; interrupted, it stops where it is.
+    With --priority alone, their times stay. An instant in the past means now. A message that a group has leased cannot
+    be moved. For messages named by ID or key, the outcome of each is printed, and the exit code is 1 unless all were
+    moved. For a window, the number is printed. Moving a window asks first; if you interrupt it, the messages already
+    moved stay moved.
     """
     times = sum(value is not None for value in (at, delay, shift))
     if times > 1 or (not times and priority is None):
         raise click.UsageError(
-            "say where to: --at INSTANT, --in DURATION or --shift DURATION, one of them; or --priority N"
+            "say where to move them: one of --at INSTANT, --in DURATION and --shift DURATION; or --priority N"
         )
     which = named_or_window(ids, name, everything, Window.of(since, until, key_prefix, unique_key_prefix))
     if isinstance(which, Window):
@@ -161,11 +163,11 @@ def _time_of(offset: str) -> str:
 
 def _no_dry_run(dry_run: bool) -> None:
     if dry_run:
-        raise click.UsageError("--dry-run counts what is in a window; of one message, `message get` tells its state")
+        raise click.UsageError("--dry-run counts the messages of a window; for one message, use `message get`")
 
 
 class _Cancel:
-    """What a window is asked for, and the words for it."""
+    """The options and texts of a change to a window."""
 
     verb = "cancelled"
     question = "Cancel"
@@ -176,7 +178,7 @@ class _Cancel:
 
 
 class _Move:
-    """The same, to another time."""
+    """The same for a move to another time."""
 
     verb = "moved"
     question = "Move"
@@ -200,7 +202,7 @@ class _Move:
 
 
 def _window(topic: str, window: Window, job: _Cancel | _Move, dry_run: bool, yes: bool) -> None:
-    """Count, ask, do, tell."""
+    """Count the messages, ask, change them, and print the result."""
 
     async def count(client: Client) -> JobResult:
         return await job.run(client.messages(topic), {**window.arguments(), "dry_run": True})

@@ -1,4 +1,4 @@
-"""`sandctl message update`: another value, other headers, of named messages."""
+"""`sandctl message update`: change value and headers of named messages."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
     from sandq.client import Messages
 
 
-@click.command(short_help="Give pending messages another value or other headers.")
+@click.command(short_help="Change value or headers of pending messages.")
 @topic_argument()
 @click.argument("ids", metavar="[ID]...", nargs=-1, type=ID)
 @unique_key_options
-@click.option("--value", metavar="TEXT", help="Their new value.")
-@click.option("--file", "-f", "path", metavar="FILE|-", help="Their new value is in a file; - is standard input.")
-@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="Headers in place of theirs.")
-@click.option("--no-headers", is_flag=True, help="They have no headers any more.")
-@click.option("--at", "--deliver-at", "at", type=INSTANT, metavar="INSTANT", help="Move them to this moment, too.")
-@click.option("--in", "--delay", "delay", type=DURATION, metavar="DURATION", help="Move them to so long from now, too.")
-@click.option("--priority", type=int, metavar="N", help="And another priority, in a priority or fair topic.")
+@click.option("--value", metavar="TEXT", help="The new value.")
+@click.option("--file", "-f", "path", metavar="FILE|-", help="Read the new value from a file; - is standard input.")
+@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="Headers that replace the old ones.")
+@click.option("--no-headers", is_flag=True, help="Remove all headers.")
+@click.option("--at", "--deliver-at", "at", type=INSTANT, metavar="INSTANT", help="Also move them to this instant.")
+@click.option(
+    "--in", "--delay", "delay", type=DURATION, metavar="DURATION", help="Also move them to this long from now."
+)
+@click.option("--priority", type=int, metavar="N", help="Also change the priority, in a priority or fair topic.")
 @common_options
 def update(
     topic: str,
@@ -42,24 +44,24 @@ def update(
     delay: timedelta | None,
     priority: int | None,
 ) -> None:
-    """Give pending messages of TOPIC another value, other headers, or both; they keep their ids and their places.
+    """Change the value, the headers, or both, of pending messages of TOPIC. Their ids and times stay.
 
     \b
       sandctl message update orders 01HN7K2B6R0000000001000000 --value '{"order": 18}'
       sandctl message update orders --unique-key order-17 --file order.json --header source=desk
       sandctl message update orders --unique-key order-17 --no-headers --in 10m
 
-    What is not given stays as it is. What a group has leased, acked or killed is too late to update; what waits for
-    another attempt is not. With --at, --in or --priority they are moved in the same step. The outcome of each is
-    printed, and the exit code is 1 unless all were updated.
+    What you do not give stays as it is. A message that a group has leased, acked or killed cannot be updated; one that
+    waits for another attempt can. --at, --in and --priority move the messages in the same step. The outcome of each
+    message is printed. The exit code is 1 unless all were updated.
     """
     targets = named(ids, name)
     if value is not None and path is not None:
-        raise click.UsageError("--value and --file: one of them, not both")
+        raise click.UsageError("--value and --file cannot be used together")
     if headers and no_headers:
-        raise click.UsageError("--header and --no-headers: one of them, not both")
+        raise click.UsageError("--header and --no-headers cannot be used together")
     if at is not None and delay is not None:
-        raise click.UsageError("--at and --in: one of them, not both")
+        raise click.UsageError("--at and --in cannot be used together")
     changes: dict[str, Any] = {"deliver_at": at, "delay": delay, "priority": priority}
     changes["headers"] = {} if no_headers else headers_of(headers)
     if value is not None:

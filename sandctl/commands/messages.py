@@ -1,5 +1,5 @@
-"""`sandctl message list`, `get` and `why`; `cancel` and `move` stand in `sandctl.commands.message_changes`, `update` in
-`sandctl.commands.message_update`."""
+"""`sandctl message list`, `get` and `why`. `cancel` and `move` are in `sandctl.commands.message_changes`, `update` is
+in `sandctl.commands.message_update`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ STATES = ("delayed", "ready", "leased", "waiting", "acked")
 def message() -> None:
     """Look at stored messages; cancel, move and update pending ones.
 
-    A message is named by its ID (26 characters, printed by `produce` and `message list`; it keeps it when it is moved)
-    or by its unique key, when its producer gave it one: with its key if it has one, in a fair topic with its tenant.
+    Name a message by its ID or by the unique key that its producer gave it. An ID has 26 characters; `produce` and
+    `message list` print it, and it stays when the message moves. With a unique key, also give the message's key if it
+    has one, and its tenant in a fair topic.
     """
 
 
@@ -37,10 +38,10 @@ def message() -> None:
 @click.option(
     "--state",
     type=click.Choice(STATES),
-    help="Only these. What any group did with a message counts. Dead ones: see `dead list`.",
+    help="Only messages in this state, in any group. For dead ones, see `dead list`.",
 )
 @window_options("Due", unique=True)
-@click.option("--values", is_flag=True, help="Show values, too.")
+@click.option("--values", is_flag=True, help="Also show values.")
 @newest_option
 @limit_option
 @common_options
@@ -98,7 +99,7 @@ def get(topic: str, message_id: str | None, name: UniqueName) -> None:
       sandctl message get orders --unique-key order-17 -o json
       sandctl message get orders --unique-key invoice-1 --key customer-7
 
-    A value that is long is cut short in the table; -o json has all of it.
+    The table cuts a long value short; -o json prints all of it.
     """
     target = one(message_id, name)
 
@@ -109,19 +110,19 @@ def get(topic: str, message_id: str | None, name: UniqueName) -> None:
     show_one(without_long_value(record) if settings().output == "table" else record)
 
 
-@message.command(short_help="Tell why a message was, or was not, delivered.")
+@message.command(short_help="Explain why a message was delivered or not.")
 @topic_argument()
 @click.argument("message_id", metavar="ID", type=ID, required=False)
 @unique_key_options
 @common_options
 def why(topic: str, message_id: str | None, name: UniqueName) -> None:
-    """Tell the life of one message of TOPIC: why it was, or was not, delivered.
+    """Show the history of one message of TOPIC: why it was delivered, or why not.
 
     \b
       sandctl message why orders --unique-key order-17
 
-    When it was created, moved and due; and of each group: each attempt, by whom, and how it ended; who holds it until
-    when; what it waits for.
+    The history says when the message was created, moved and due. For each group it lists each attempt (who, how it
+    ended), who holds the message until when, and what the message waits for.
     """
     target = one(message_id, name)
 

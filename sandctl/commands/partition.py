@@ -1,4 +1,4 @@
-"""`sandctl partition`: replicas that are shut because they cannot apply an entry, and the way on (ADR 46)."""
+"""`sandctl partition`: list replicas that cannot apply an entry, and skip that entry (ADR 46)."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from sandq.client import Client
 
 METADATA = "@metadata"
-"""What stands for the cluster's metadata where a topic is expected: no topic has such a name."""
+"""The word that names the cluster's metadata instead of a topic; no topic can have this name."""
 
 
-@click.group(short_help="List and skip entries that shut partitions.")
+@click.group(short_help="List and skip entries that stopped partitions.")
 def partition() -> None:
-    """Look at partitions that are shut because an entry of their log cannot be applied, and skip that entry.
+    """List partitions that stopped because they cannot apply an entry of their log, and skip that entry.
 
-    A replica that cannot apply an entry stops at the entry before it; its node and all other partitions go on. If a
-    version without the fault is started, it applies the entry and the partition opens by itself. Skipping is for when
-    there is no such version: what is skipped is lost.
+    A replica that cannot apply an entry stops before that entry. Its node and all other partitions continue. If you
+    start a version without the fault, it applies the entry and the partition opens again. Skip the entry only if there
+    is no such version: what you skip is lost.
     """
 
 
-@partition.command("shut", short_help="List the replicas that are shut, and why.")
+@partition.command("shut", short_help="List the stopped replicas and the reasons.")
 @common_options
 def shut() -> None:
-    """List the replicas that are shut, on all nodes: the entry that could not be applied, and why.
+    """List the stopped replicas on all nodes, with the entry that each could not apply, and why.
 
     \b
       sandctl partition shut
 
-    LEADS marks the replica that decides: `partition skip` asks it.
+    LEADS marks the leader: `partition skip` asks it.
     """
 
     async def work(client: Client) -> list[dict[str, Any]]:
@@ -54,19 +54,19 @@ def shut() -> None:
     show_rows([{**row, "topic": row["topic"] or METADATA} for row in run(work)], columns, None)
 
 
-@partition.command("skip", short_help="Skip the entry that shut a partition.")
+@partition.command("skip", short_help="Skip the entry that stopped a partition.")
 @topic_argument()
 @click.argument("partition_number", type=click.IntRange(0), metavar="PARTITION", default=0)
-@click.option("--index", type=click.IntRange(1), help="Entry to skip, as `partition shut` lists it.")
+@click.option("--index", type=click.IntRange(1), help="Index of the entry, as `partition shut` lists it.")
 @click.option(
     "--command",
     "commands",
     type=click.IntRange(0),
     multiple=True,
-    help="Position of a command in the entry; may be repeated.  [default: the one that failed; all if not known]",
+    help="Position of a command in the entry. May be repeated.  [default: the command that failed; all if not known]",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what the entry holds.")
-@click.option("--force", is_flag=True, help="Skip although a replica that may have applied it cannot be reached.")
+@click.option("--force", is_flag=True, help="Skip even if a replica that may have applied the entry cannot be reached.")
 @yes_option
 @common_options
 def skip(
@@ -78,20 +78,22 @@ def skip(
     force: bool,
     yes: bool,
 ) -> None:
-    """Skip the entry that shut PARTITION of TOPIC, on all replicas: they open again. `@metadata` is the metadata.
+    """Skip the entry that stopped PARTITION of TOPIC, on all replicas, so that they open again. `@metadata` means the
+    cluster's metadata.
 
     \b
       sandctl partition skip orders 0 --dry-run
       sandctl partition skip orders 0 --index 48213
       sandctl partition skip orders 0 --index 48213 --command 2
 
-    What is skipped is lost. Whoever sent it has had no answer, or one that leaves the outcome open; sent again, it is
-    refused. Look at the entry with --dry-run first. Needs the right `cluster`; the audit log keeps it.
+    What you skip is lost. Its sender got no response, or one that leaves the outcome open; if it sends again, the
+    request is refused. Look at the entry with --dry-run first. Skipping needs the right `cluster`, and the audit log
+    records it.
     """
     if index is None and not dry_run:
-        raise click.UsageError("say which entry: --index, as `sandctl partition shut` lists it; or --dry-run")
+        raise click.UsageError("name the entry with --index, as `sandctl partition shut` lists it, or give --dry-run")
     if not yes and not dry_run:
-        need_yes("what is skipped is lost")
+        need_yes("what you skip is lost")
     name = None if topic == METADATA else topic
     chosen = list(commands) or None
 
@@ -106,14 +108,14 @@ def skip(
         return done("nothing was skipped", found)
     if not yes:
         count = sum(row["skipped"] for row in found["commands"])
-        what = f"Skip {counted(count, 'command')} of entry {found['index']}? What is in it is lost."
+        what = f"Skip {counted(count, 'command')} of entry {found['index']}? Its content is lost."
         confirm(what, "skipped")
         found = run(lambda client: work(client, False))
     done(f"entry {found['index']} is skipped; the replicas open again", found)
 
 
 def _show(found: dict[str, Any]) -> None:
-    """Show what an entry holds, to a person."""
+    """Show what an entry holds, as text."""
     say(f"{found['node']} leads; entry {found['index']} of term {found['term']}: {found['error']}", err=True)
     for row in found["commands"]:
         marks = " (failed)" if row["failed"] else ""

@@ -1,4 +1,4 @@
-"""`sandctl cluster plan`: what a load will need. It asks no node."""
+"""`sandctl cluster plan`: estimate what a load needs, without asking a node."""
 
 from __future__ import annotations
 
@@ -27,25 +27,35 @@ def _size(context: click.Context, parameter: click.Parameter, text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-@click.command(short_help="Estimate nodes, disk, memory and CPU of a load.")
+@click.command(short_help="Estimate nodes, disk, memory and CPU for a load.")
 @click.option("--rate", type=RATE, required=True, help="Messages a second, on average.")
-@click.option("--peak", type=float, default=2.0, show_default=True, help="The busiest second, as a multiple of that.")
-@click.option("--size", callback=_size, default="200", show_default=True, help="Value, key and headers of a message.")
 @click.option(
-    "--delay", type=DURATION, default="0", show_default=True, help="How long one waits to be due, on average."
+    "--peak", type=float, default=2.0, show_default=True, help="The busiest second, as a multiple of the average."
 )
-@click.option("--kept", type=DURATION, default="0", show_default=True, help="How long one stays once it was due.")
+@click.option(
+    "--size", callback=_size, default="200", show_default=True, help="Bytes of value, key and headers of a message."
+)
+@click.option("--delay", type=DURATION, default="0", show_default=True, help="Average time until a message is due.")
+@click.option("--kept", type=DURATION, default="0", show_default=True, help="How long a message stays after it is due.")
 @click.option("--groups", type=int, default=1, show_default=True, help="Consumer groups that get each message.")
 @click.option("--replicas", type=int, default=3, show_default=True)
 @click.option(
-    "--produced", type=click.Choice([*PRODUCED_US]), default="batched", show_default=True, help="How they come."
+    "--produced",
+    type=click.Choice([*PRODUCED_US]),
+    default="batched",
+    show_default=True,
+    help="How messages are produced.",
 )
 @click.option(
-    "--delivered", type=click.Choice([*DELIVERED_US]), default="batched", show_default=True, help="How they are acked."
+    "--delivered",
+    type=click.Choice([*DELIVERED_US]),
+    default="batched",
+    show_default=True,
+    help="How messages are acked.",
 )
-@click.option("--cores", type=float, default=2.0, show_default=True, help="Of each node.")
-@click.option("--memory", callback=_size, default="4GiB", show_default=True, help="Of each node.")
-@click.option("--disk", callback=_size, default="100GiB", show_default=True, help="Of each node.")
+@click.option("--cores", type=float, default=2.0, show_default=True, help="Cores of each node.")
+@click.option("--memory", callback=_size, default="4GiB", show_default=True, help="Memory of each node.")
+@click.option("--disk", callback=_size, default="100GiB", show_default=True, help="Disk of each node.")
 @options_of_all
 def plan(
     rate: float,
@@ -61,14 +71,15 @@ def plan(
     memory: int,
     disk: int,
 ) -> None:
-    """Estimate what a load needs: nodes, partitions, disk, memory, CPU. It asks no node.
+    """Estimate what a load needs: nodes, partitions, disk, memory and CPU. Asks no node.
 
     \b
       sandctl cluster plan --rate 2000 --size 300 --delay 6h
       sandctl cluster plan --rate 50 --delay 30d --kept 7d --disk 500GiB -o json
 
-    By what was measured on one machine (docs/performance.md); another one is a factor faster or slower, so try the load
-    with `sandctl bench` before you buy. One node may fail, CPU is used to 60 %, disks to 70 %.
+    The estimate uses figures measured on one machine (docs/performance.md). Other machines can differ several times, so
+    try the load with `sandctl bench` before you buy. The estimate lets one node fail, and uses CPU to 60 % and disks to
+    70 %.
     """
     load = Load(
         rate=rate,
@@ -93,7 +104,7 @@ def plan(
 
 def _lines(found: Plan) -> list[str]:
     return [
-        f"nodes        {found.nodes} (what decides: {found.limited_by})",
+        f"nodes        {found.nodes} (decided by {found.limited_by})",
         f"partitions   {found.partitions} at least, and as many as consumers of one group",
         f"pending      {counted(found.pending, 'message')}; {found.stored:,} stored in all",
         f"CPU          {found.cores:.2f} cores in the busiest second, of all nodes",

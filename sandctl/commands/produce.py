@@ -1,4 +1,4 @@
-"""`sandctl produce`: one message, a message a line, or a JSON object a line."""
+"""`sandctl produce`: send one message, a message per line, or a JSON object per line."""
 
 from __future__ import annotations
 
@@ -27,46 +27,55 @@ if TYPE_CHECKING:
 
     from sandq.client import Client, Producer, Receipt, SendOptions
 
-_UNCONFIRMED = 10_000  # receipts that wait for being printed
+_UNCONFIRMED = 10_000  # receipts that may wait to be printed
 
 
 @click.command(short_help="Send messages, and print the offset of each.")
 @topic_argument()
 @click.argument("payload", required=False)
-@click.option("--file", "-f", "path", metavar="FILE|-", help="Take what to send from a file; - is standard input.")
+@click.option("--file", "-f", "path", metavar="FILE|-", help="Read the messages from a file; - is standard input.")
 @click.option("--lines", is_flag=True, help="Each line is a message, without its line end.")
 @click.option("--jsonl", is_flag=True, help="Each line is a JSON object; see below.")
-@click.option("--json", "is_json", is_flag=True, help="The message is JSON: it is checked, and shown as JSON.")
-@click.option("--key", help="Messages of one key go to one partition.")
-@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be given several times.")
-@click.option("--at", "--deliver-at", "at", type=INSTANT, metavar="INSTANT", help="Deliver at this moment, not before.")
+@click.option("--json", "is_json", is_flag=True, help="The message is JSON: check it, and show it as JSON.")
+@click.option("--key", help="Messages with the same key go to the same partition.")
+@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="A header. May be given several times.")
+@click.option(
+    "--at", "--deliver-at", "at", type=INSTANT, metavar="INSTANT", help="Deliver at this instant, not before."
+)
 @click.option("--in", "--delay", "delay", type=DURATION, metavar="DURATION", help="Deliver after this delay.")
 @click.option(
     "--ttl",
     type=DURATION,
     metavar="DURATION",
-    help="Dead when nobody took it so long after its time.  [default: the topic's]",
+    help="Becomes a dead letter if nobody takes it within this time after it is due.  [default: the topic's]",
 )
 @click.option(
-    "--unique-key", metavar="K", help="Only one pending message of a key may have it; without --key, of TOPIC."
+    "--unique-key",
+    metavar="K",
+    help="Only one pending message may have this unique key: per key, or without --key in the whole of TOPIC.",
 )
 @click.option(
     "--on-conflict",
     type=click.Choice(["reject", "replace", "replace_pending", "ignore"]),
     default="reject",
     show_default=True,
-    help="When the unique key is taken: fail, cancel the other message (or send beside one that is done), cancel it or "
-    "fail, or keep the other one. With -o json the outcome is told.",
+    help=(
+        "If the unique key is taken: fail; replace (cancel the other message, or send beside a "
+        "settled one); replace-pending (cancel it or fail); or ignore (keep the other one). -o json "
+        "prints the outcome."
+    ),
 )
 @click.option("--priority", type=int, metavar="N", help="Of a priority or fair TOPIC: lower goes first.  [default: 0]")
-@click.option("--tenant", metavar="NAME", help="Of a fair TOPIC: whose share it counts for.  [default: default]")
+@click.option(
+    "--tenant", metavar="NAME", help="Of a fair TOPIC: the tenant whose share the message uses.  [default: default]"
+)
 @click.option("--partition", type=click.IntRange(0), help="Send to this partition.")
-@click.option("--count", type=click.IntRange(1), metavar="N", help="Send the one message N times.")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="Send the message N times.")
 @click.option(
     "--rate",
     type=RATE,
     metavar="R",
-    help="So many messages a second; with --count, --lines or --jsonl.",
+    help="Messages a second; with --count, --lines or --jsonl.",
 )
 @common_options
 def produce(
@@ -91,8 +100,8 @@ def produce(
 ) -> None:
     """Send messages to TOPIC, and print the offset of each once it is stored.
 
-    PAYLOAD is one message. So is --file, its bytes as they are, unless --lines or --jsonl say that it holds many (then
-    standard input is read when no file is named).
+    PAYLOAD is one message. --file is also one message, unless --lines or --jsonl say that it holds many. With these,
+    standard input is read if no file is named.
 
     \b
       sandctl produce orders '{"order": 17}' --json --key customer-7 --in 2h
@@ -100,23 +109,23 @@ def produce(
       sandctl produce orders tick --count 600 --rate 10
       sandctl consume orders -g copy -o jsonl | sandctl produce archive --jsonl
 
-    With --json the message gets the header content-type, application/json, by which consumers see it as JSON.
+    --json adds the header content-type: application/json, so that consumers show the value as JSON.
 
-    A JSON object has the value as "text", as "value" (base64) or as "json" (a "value" of null deletes the key, in a
-    compacted topic); and may have "key", "headers",
-    "deliver_at" or "delay", "ttl", "priority", "tenant" and "unique_key" ("key_base64" and "unique_key_base64" where
-    they are no text). What `consume -o jsonl` prints is such an object. --key, --header, --at, --in, --ttl, --priority
-    and --tenant hold for those that do not say otherwise.
+    A JSON object has the value as "text", as "value" (base64) or as "json". In a compacted topic a "value" of null
+    deletes the key. The object may also have "key", "headers", "deliver_at" or "delay", "ttl", "priority", "tenant" and
+    "unique_key"; use "key_base64" and "unique_key_base64" for bytes that are not text. `consume -o jsonl` prints such
+    objects. --key, --header, --at, --in, --ttl, --priority and --tenant apply to the objects that do not have these
+    fields.
     """
     is_many = lines or jsonl
     if lines and jsonl:
-        raise click.UsageError("--lines and --jsonl: one of them, not both")
+        raise click.UsageError("--lines and --jsonl cannot be used together")
     if at is not None and delay is not None:
-        raise click.UsageError("--at and --in: one of them, not both")
+        raise click.UsageError("--at and --in cannot be used together")
     if payload is None and path is None and not is_many:
         raise click.UsageError("nothing to send: give PAYLOAD, or --file FILE (- is standard input)")
     if payload is not None and (path is not None or is_many):
-        raise click.UsageError("PAYLOAD is one message: it does not go with --file, --lines or --jsonl")
+        raise click.UsageError("PAYLOAD is one message: it cannot be used with --file, --lines or --jsonl")
     if is_many:
         _check_many(is_json=is_json, unique_key=unique_key, count=count)
     else:
@@ -151,21 +160,21 @@ def produce(
 
 
 def _check_many(*, is_json: bool, unique_key: str | None, count: int | None) -> None:
-    """Refuse options of one message beside --lines or --jsonl. Raises UsageError."""
+    """Refuse options for one message beside --lines or --jsonl. Raises UsageError."""
     if is_json:
-        raise click.UsageError("--json is of one message: it does not go with --lines or --jsonl")
+        raise click.UsageError("--json is for one message: it cannot be used with --lines or --jsonl")
     if unique_key is not None:
-        raise click.UsageError('--unique-key names one message; with --jsonl each line may have its "unique_key"')
+        raise click.UsageError('--unique-key names one message; with --jsonl, each line may have its own "unique_key"')
     if count is not None:
-        raise click.UsageError("--count repeats one message: it does not go with --lines or --jsonl")
+        raise click.UsageError("--count repeats one message: it cannot be used with --lines or --jsonl")
 
 
 def _check_one(*, unique_key: str | None, count: int | None, rate: float | None) -> None:
-    """Refuse options of many messages beside a single one. Raises UsageError."""
+    """Refuse options for many messages beside a single one. Raises UsageError."""
     if count is None and rate is not None:
-        raise click.UsageError("--rate is of many messages: it goes with --count, --lines or --jsonl")
+        raise click.UsageError("--rate is for many messages: use it with --count, --lines or --jsonl")
     if count is not None and unique_key is not None:
-        raise click.UsageError("--unique-key names one message: it does not go with --count")
+        raise click.UsageError("--unique-key names one message: it cannot be used with --count")
 
 
 async def _send_one(client: Client, topic: str, value: bytes, common: dict[str, Any]) -> tuple[str, Receipt]:
@@ -183,7 +192,7 @@ async def _send_lines(
 async def _send_many(
     client: Client, topic: str, messages: AsyncIterator[dict[str, Any] | BadLine], rate: float | None, total: int | None
 ) -> None:
-    """`total`: how many there will be, when that is known; they are not lines then."""
+    """`total`: number of messages, if known; they then do not come from lines."""
     import anyio
 
     failure: Exception | None = None
@@ -205,7 +214,7 @@ async def _send_many(
 
 
 class _Offsets:
-    """What was stored so far, printed as it comes; the JSON is whole also when it ends early."""
+    """Prints receipts as they come; the JSON output is complete even if sending ends early."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self.what = what
@@ -213,7 +222,7 @@ class _Offsets:
         self.failed = 0
         self.failure: Exception | None = None
         self._output = settings().output
-        # Beside offsets that scroll by, a line that is written over is of no use.
+        # Beside offsets that scroll by, a progress line that overwrites itself is useless.
         self._progress = Progress("sent", total) if total is not None and not sys.stdout.isatty() else None
         self._whole = True
 
@@ -244,7 +253,7 @@ class _Offsets:
 
 
 async def _confirm(receiver: MemoryObjectReceiveStream[tuple[int, Receipt]], offsets: _Offsets) -> None:
-    """Print offsets in the order of the messages; note the first that failed."""
+    """Print offsets in the order of the messages, and remember the first failure."""
     from sandq.errors import SandqError
 
     with receiver:
@@ -265,7 +274,7 @@ async def _send_all(
     rate: float | None,
     what: str,
 ) -> Exception | None:
-    """Send one after another; what was wrong with the first one that could not be sent."""
+    """Send one message after another; return the error of the first that could not be sent."""
     from sandq.errors import SandqError
 
     pacer = None if rate is None else Pacer(rate, slip=True)
@@ -276,7 +285,7 @@ async def _send_all(
             if isinstance(arguments, BadLine):
                 raise arguments
             if not arguments:
-                continue  # an empty line of JSON lines: it counts, and is no message
+                continue  # skip empty JSON lines, but count them
             if pacer is not None:
                 await pacer.wait()
             receipt = await producer.send(arguments.pop("value"), **arguments)
@@ -294,7 +303,7 @@ async def _repeated(message: dict[str, Any], count: int) -> AsyncIterator[dict[s
 async def _of_lines(
     source: BinaryIO, jsonl: bool, common: dict[str, Any], compacted: bool
 ) -> AsyncIterator[dict[str, Any] | BadLine]:
-    """For each line the arguments of `send`, or why there are none."""
+    """Yield for each line the arguments of `send`, or the reason why there are none."""
     from sandctl.streams import read_lines
     from sandq.client.json_format import at_once
 
@@ -318,5 +327,5 @@ async def _of_lines(
 
 
 def _without_times(own: dict[str, Any]) -> dict[str, Any]:
-    """What a line with a time of its own has instead of the options'."""
+    """Return the values of a line with its own time that replace the options'."""
     return {"deliver_at": None, "delay": None} if "deliver_at" in own or "delay" in own else {}

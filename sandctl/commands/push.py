@@ -1,4 +1,4 @@
-"""`sandctl group push`: groups whose messages are POSTed to a URL."""
+"""`sandctl group push`: groups whose messages the cluster posts to a URL."""
 
 from __future__ import annotations
 
@@ -30,39 +30,46 @@ SECRET_FILE_BYTES = 64 << 10
 
 @click.group()
 def push() -> None:
-    """Have the messages of a group POSTed to a URL, each at its time.
+    """Post the messages of a group to a URL, each at its time.
 
-    Each request is signed. 2xx acks the message; what else is answered, and what fails, has it come again by the
-    topic's back-off. docs/push.md says what a receiver gets.
+    Each request is signed. A 2xx status acks the message. Any other status, or a failure, repeats it after the topic's
+    back-off. docs/push.md describes the requests.
     """
 
 
-@push.command("set", short_help="Push the messages of a group to a URL, or change how.")
+@push.command("set", short_help="Push the messages of a group to a URL, or change the settings.")
 @topic_argument()
 @group_argument
-@click.option("--url", metavar="URL", help="Where messages are POSTed to.")
+@click.option("--url", metavar="URL", help="URL of the receiver.")
 @click.option(
-    "--secret-file", metavar="FILE", help="Sign with the secrets in FILE (- is the input), one in a line: whsec_..."
+    "--secret-file", metavar="FILE", help="Sign with the secrets in FILE (- is standard input), one per line: whsec_..."
 )
-@click.option("--new-secret", is_flag=True, help="Make a secret, and print it: it is not shown again.")
-@click.option("--keep-secrets", is_flag=True, help="Those of before sign as well, until secrets are set without this.")
-@click.option("--concurrency", metavar="N", type=int, help="Requests at once, by each node.  [default: 10]")
-@click.option("--request-timeout", type=DURATION, help="How long a receiver may take to answer.  [default: 30s]")
+@click.option("--new-secret", is_flag=True, help="Create a secret and print it; it is not shown again.")
+@click.option(
+    "--keep-secrets",
+    is_flag=True,
+    help="Also sign with the previous secrets, until you set secrets without this option.",
+)
+@click.option(
+    "--concurrency", metavar="N", type=int, help="Requests in flight at a time from each node.  [default: 10]"
+)
+@click.option("--request-timeout", type=DURATION, help="Time limit for the receiver's response.  [default: 30s]")
 @common_options
 def set_(topic: str, name: str, secret_file: str | None, new_secret: bool, keep_secrets: bool, **options: Any) -> None:
-    """Have the messages of a group of TOPIC pushed to a URL, or change how; what is not named stays.
+    """Push the messages of a group of TOPIC to a URL, or change the settings. Settings that you do not give stay as
+    they are.
 
     \b
       sandctl group push set orders shop --url https://shop.example/hooks/orders --new-secret
       sandctl group push set orders shop --concurrency 20 --request-timeout 10s
       sandctl group push set orders shop --new-secret --keep-secrets
 
-    The group need not be there yet. Its rate and what it has in flight over all nodes is bounded by `group limit`.
+    The group need not exist yet. `group limit` limits its rate and its messages in flight over all nodes.
     """
     from sandq.client import new_push_secret
 
     if secret_file is not None and new_secret:
-        raise click.UsageError("--new-secret goes without --secret-file")
+        raise click.UsageError("--new-secret and --secret-file cannot be used together")
     given = {option: value for option, value in options.items() if value is not None}
     made = new_push_secret() if new_secret else None
     if made is not None:
@@ -72,7 +79,7 @@ def set_(topic: str, name: str, secret_file: str | None, new_secret: bool, keep_
     if keep_secrets:
         given["keep_secrets"] = True
     if not given:
-        raise click.UsageError("nothing to change: give --url, or what else is to change")
+        raise click.UsageError("nothing to change: give --url or another setting")
 
     async def work(client: Client) -> dict[str, Any]:
         return await client.admin.set_push(topic, name, **given)
@@ -91,13 +98,13 @@ def set_(topic: str, name: str, secret_file: str | None, new_secret: bool, keep_
 @group_argument
 @common_options
 def show(topic: str, name: str) -> None:
-    """Show how the messages of a group of TOPIC are pushed, and how that goes on each node.
+    """Show the push settings of a group of TOPIC, and its state on each node.
 
     \b
       sandctl group push show orders shop
 
-    STATE: pushing; waiting, while the receiver fails at everything and is left alone; probing, with one message at a
-    time after that; looking, for the address of the URL's name.
+    STATE is one of: pushing; waiting (the receiver fails every request, so the node pauses); probing (after the pause,
+    one message at a time); looking (the node resolves the host name of the URL).
     """
     from sandq.errors import NotFound
 
@@ -125,12 +132,12 @@ def list_(topic: str, limit: int | None) -> None:
 @group_argument
 @common_options
 def remove(topic: str, name: str) -> None:
-    """Push the messages of a group of TOPIC no more; the group stays, with its place.
+    """Stop pushing the messages of a group of TOPIC. The group and its position stay.
 
     \b
       sandctl group push remove orders shop
 
-    Requests that are under way have ten seconds to end.
+    Requests in flight get ten seconds to finish.
     """
 
     async def work(client: Client) -> None:
@@ -141,7 +148,7 @@ def remove(topic: str, name: str) -> None:
 
 
 def push_of(pushes: list[dict[str, Any]], group: str) -> dict[str, Any]:
-    """What `group show` tells of the push of a group; nothing when it has none."""
+    """Return what `group show` prints about the push of a group; nothing if the group is not pushed."""
     found = next((row for row in pushes if row["group"] == group), None)
     if found is None:
         return {}
@@ -159,7 +166,7 @@ def _pushes(topic: str) -> list[dict[str, Any]]:
 
 
 def _readable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """With instants as text."""
+    """Return the state with instants as text."""
     return {**_timed(row), "nodes": [_timed(node) for node in row["nodes"]]}
 
 

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from sandq.client import Client
 
 
-@click.group(short_help="List, make and delete roles, which are lists of grants.")
+@click.group(short_help="List, create and delete roles, which are lists of grants.")
 def role() -> None:
-    """Look at roles, which are named lists of grants; make and delete them."""
+    """List roles, which are named lists of grants; create and delete them."""
 
 
 @role.command("list")
 @limit_option
 @common_options
 def list_(limit: int | None) -> None:
-    """List all roles, those that are built in first.
+    """List all roles, built-in roles first.
 
     \b
       sandctl role list
@@ -40,17 +40,17 @@ def list_(limit: int | None) -> None:
     show_rows([*built_in, *made], {"role": "ROLE", "grants": "GRANTS", "built_in": "BUILT IN"}, limit)
 
 
-@role.command(short_help="Make a role, or replace its grants.")
+@role.command(short_help="Create a role, or replace its grants.")
 @click.argument("name")
 @click.argument("grants", metavar="GRANT...", nargs=-1, required=True)
 @common_options
 def put(name: str, grants: tuple[str, ...]) -> None:
-    """Make the role NAME, or give it other grants, instead of those of before.
+    """Create the role NAME, or replace its grants.
 
     \b
       sandctl role put payments produce:pay.* reader:pay.*
 
-    Grants of a role are rights and built-in roles. Who has the role has these within a second.
+    Grants of a role are rights and built-in roles. Identities that have the role get these within a second.
     """
 
     async def work(client: Client) -> None:
@@ -64,7 +64,7 @@ def put(name: str, grants: tuple[str, ...]) -> None:
 @click.argument("name")
 @common_options
 def delete(name: str) -> None:
-    """Delete the role NAME; not while identities have it.
+    """Delete the role NAME. Refused while identities have it.
 
     \b
       sandctl role delete payments

@@ -1,4 +1,4 @@
-"""`sandctl schedule`: messages that recur."""
+"""`sandctl schedule`: recurring messages."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from sandq.client import Client, Fire, Schedule
 
 _TOGETHER = 5000
-"""Schedules that are made in one go."""
+"""Schedules created in one request."""
 _FIRES = {"local": "ON ITS CLOCK", "occurrence_at": "UTC", "fire_at": "DELIVERED"}
 
-_tenant_option = click.option("--tenant", metavar="T", help="In a fair TOPIC: whose it is.  [default: default]")
+_tenant_option = click.option("--tenant", metavar="T", help="The tenant, in a fair TOPIC.  [default: default]")
 _file_option = click.option(
-    "--file", "-f", "path", metavar="FILE|-", help="The value is in a file; - is standard input."
+    "--file", "-f", "path", metavar="FILE|-", help="Read the value from a file; - is standard input."
 )
 
 
-@click.group(short_help="Make messages recur: by cron expressions, or at intervals.")
+@click.group(short_help="Send recurring messages by cron expression or interval.")
 def schedule() -> None:
-    """Have messages recur: by a cron expression in a time zone, or at intervals.
+    """Send recurring messages: by a cron expression in a time zone, or at intervals.
 
     \b
       sandctl schedule create reports daily "make it" --cron "0 9 * * MON-FRI" --zone Europe/Berlin
       sandctl schedule list reports
       sandctl schedule next reports daily
 
-    Each occurrence is exactly one message of TOPIC. A schedule has a NAME, any printable text, in a fair topic also a
-    tenant.
+    Each occurrence is exactly one message of TOPIC. A schedule has a NAME, which is any printable text. In a fair topic
+    it also has a tenant.
     """
 
 
@@ -53,12 +53,12 @@ def schedule() -> None:
 @click.option("--jsonl", is_flag=True, help="Each line of --file (standard input) is a schedule; see below.")
 @schedule_options
 @_tenant_option
-@click.option("--paused", is_flag=True, help="It fires nothing until it is resumed.")
+@click.option("--paused", is_flag=True, help="Create it paused: it sends nothing until you resume it.")
 @common_options
 def create(
     topic: str, name: str | None, value: str | None, path: str | None, jsonl: bool, paused: bool, **options: Any
 ) -> None:
-    """Make a schedule of TOPIC that sends VALUE at each occurrence.
+    """Create a schedule of TOPIC that sends VALUE at each occurrence.
 
     \b
       sandctl schedule create reports daily "make it" --cron "0 9 * * MON-FRI" --zone Europe/Berlin
@@ -67,18 +67,18 @@ def create(
       sandctl schedule list reports --values --limit all -o jsonl > all.jsonl
       sandctl schedule create reports --jsonl --file all.jsonl
 
-    It is refused when there is another one of this NAME; one that is the same stays. With --jsonl each line is a JSON
-    object as `list --values -o jsonl` prints them, and those that are there are changed to what it says.
+    The command fails if a different schedule has this NAME; an identical one stays as it is. With --jsonl, each line is
+    a JSON object as `list --values -o jsonl` prints it, and existing schedules are updated.
     """
     given = told(options)
     if jsonl:
         if name is not None or given or paused:
-            raise click.UsageError("--jsonl: NAME, VALUE and what else a schedule is told stand in the lines")
+            raise click.UsageError("with --jsonl, the lines hold NAME, VALUE and all other settings")
         with open_source(path, needed=True) as source:
             _create_many(topic, source)
         return
     if name is None:
-        raise click.UsageError("say what it is called: NAME; or --jsonl, of many")
+        raise click.UsageError("name the schedule with NAME, or give many with --jsonl")
     with open_source(path, needed=value is None and path is not None) as source:
         data = _value(value, path, source)
     if data is None:
@@ -93,13 +93,13 @@ def create(
 
 @schedule.command("list", short_help="List the schedules of a topic by name.")
 @topic_argument()
-@click.option("--prefix", metavar="TEXT", default="", help="Those whose names begin like this.")
-@click.option("--tenant", metavar="T", help="In a fair TOPIC: only those of this tenant.")
-@click.option("--values", is_flag=True, help="Show the values of their messages, too (-o json, jsonl).")
+@click.option("--prefix", metavar="TEXT", default="", help="Only schedules whose names begin with this.")
+@click.option("--tenant", metavar="T", help="Only schedules of this tenant, in a fair TOPIC.")
+@click.option("--values", is_flag=True, help="Also show the values of their messages (-o json, jsonl).")
 @limit_option
 @common_options
 def list_(topic: str, prefix: str, tenant: str | None, values: bool, limit: int | None) -> None:
-    """List the schedules of TOPIC in the order of their names, from all its partitions.
+    """List the schedules of TOPIC, from all its partitions, in order of their names.
 
     \b
       sandctl schedule list reports
@@ -132,7 +132,7 @@ def list_(topic: str, prefix: str, tenant: str | None, values: bool, limit: int 
 @_tenant_option
 @common_options
 def show(topic: str, name: str, tenant: str | None) -> None:
-    """Show one schedule of TOPIC: what it was told, what it sends, how it stands, and what it did last.
+    """Show one schedule of TOPIC: its settings, its message, its state, and its last occurrence.
 
     \b
       sandctl schedule show reports daily
@@ -158,7 +158,7 @@ def show(topic: str, name: str, tenant: str | None) -> None:
     type=click.Choice(CHANGEABLE),
     metavar="OPTION",
     multiple=True,
-    help=f"As if it had never been told: one of {', '.join(CHANGEABLE)}. May be given again.",
+    help=f"Return a setting to its default: one of {', '.join(CHANGEABLE)}. May be given again.",
 )
 @_tenant_option
 @common_options
@@ -171,14 +171,14 @@ def update(
     tenant: str | None,
     **options: Any,
 ) -> None:
-    """Change a schedule of TOPIC; what is not named stays.
+    """Change a schedule of TOPIC. Settings that you do not give stay as they are.
 
     \b
       sandctl schedule update reports daily "make it well"
       sandctl schedule update reports daily --cron "0 8 * * MON-FRI"
       sandctl schedule update reports daily --every 12h --reset jitter
 
-    A message whose time has come stays as it was; the next one is another one.
+    Messages that are already due do not change; the next one has the new settings.
     """
     changes = told(options)
     with open_source(path, needed=value is None and path is not None) as source:
@@ -187,7 +187,7 @@ def update(
         changes["value"] = data
     for what in reset:
         if changes.setdefault(what.replace("-", "_"), None) is not None:
-            raise click.UsageError(f"--reset {what}: it is given, too")
+            raise click.UsageError(f"--reset {what}: you also give it")
     if not changes:
         raise click.UsageError("nothing to change: give VALUE, an option, or --reset")
 
@@ -197,13 +197,13 @@ def update(
     _tell("updated schedule", run(work))
 
 
-@schedule.command(short_help="Pause a schedule: it fires nothing until it is resumed.")
+@schedule.command(short_help="Pause a schedule until it is resumed.")
 @topic_argument()
 @schedule_argument
 @_tenant_option
 @common_options
 def pause(topic: str, name: str, tenant: str | None) -> None:
-    """Have a schedule of TOPIC fire nothing until it is resumed; what comes due meanwhile is left out.
+    """Pause a schedule of TOPIC: it sends nothing until you resume it. Occurrences in between are skipped.
 
     \b
       sandctl schedule pause reports daily
@@ -222,7 +222,7 @@ def pause(topic: str, name: str, tenant: str | None) -> None:
 @_tenant_option
 @common_options
 def resume(topic: str, name: str, tenant: str | None) -> None:
-    """Have a schedule of TOPIC fire again, from its first occurrence from now on.
+    """Resume a schedule of TOPIC from its next occurrence on.
 
     \b
       sandctl schedule resume reports daily
@@ -241,12 +241,12 @@ def resume(topic: str, name: str, tenant: str | None) -> None:
 @_tenant_option
 @common_options
 def trigger(topic: str, name: str, tenant: str | None) -> None:
-    """Send the message of a schedule of TOPIC now, beside its occurrences, and print its id.
+    """Send the message of a schedule of TOPIC now, in addition to its occurrences, and print its id.
 
     \b
       sandctl schedule trigger reports daily
 
-    Also of one that is paused or has ended.
+    This also works for a schedule that is paused or has ended.
     """
 
     async def work(client: Client) -> str:
@@ -256,14 +256,14 @@ def trigger(topic: str, name: str, tenant: str | None) -> None:
     done(sent, {"schedule": name, "topic": topic, "id": sent})
 
 
-@schedule.command("next", short_help="Show when a schedule fires next.")
+@schedule.command("next", short_help="Show the next times of a schedule.")
 @topic_argument()
 @schedule_argument
-@click.option("--count", type=click.IntRange(1, 1000), default=10, show_default=True, help="So many at most.")
+@click.option("--count", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of times to show.")
 @_tenant_option
 @common_options
 def next_(topic: str, name: str, count: int, tenant: str | None) -> None:
-    """Tell when a schedule of TOPIC fires next: on a clock of its zone, in UTC, and when that is delivered.
+    """Show when a schedule of TOPIC sends next: local time in its zone, UTC, and the delivery time.
 
     \b
       sandctl schedule next reports daily --count 3
@@ -279,12 +279,12 @@ def next_(topic: str, name: str, count: int, tenant: str | None) -> None:
 
 @schedule.command()
 @time_options
-@click.option("--after", type=INSTANT, metavar="INSTANT", help="Behind this moment.  [default: now]")
-@click.option("--count", type=click.IntRange(1, 1000), default=10, show_default=True, help="So many at most.")
-@click.option("--name", default="preview", help="Of the schedule: by it and the occurrence a jitter goes.")
+@click.option("--after", type=INSTANT, metavar="INSTANT", help="Show times after this instant.  [default: now]")
+@click.option("--count", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of times to show.")
+@click.option("--name", default="preview", help="Name of the schedule: the jitter depends on it and on the occurrence.")
 @common_options
 def preview(count: int, name: str, after: int | None, **options: Any) -> None:
-    """Tell when a schedule would fire, without making it.
+    """Show when a schedule would send, without creating it.
 
     \b
       sandctl schedule preview --cron "30 2 * * *" --zone Europe/Berlin --after 2030-03-30T00:00:00Z
@@ -294,7 +294,7 @@ def preview(count: int, name: str, after: int | None, **options: Any) -> None:
     _check_recurs(given)
 
     async def work(client: Client) -> list[Fire]:
-        # A preview asks for no topic.
+        # A preview names no topic.
         return [*await client.schedules("none").preview(name=name, after=after, count=count, **given)]
 
     _show_fires(run(work), given.get("zone", "UTC"))
@@ -306,7 +306,7 @@ def preview(count: int, name: str, after: int | None, **options: Any) -> None:
 @_tenant_option
 @common_options
 def delete(topic: str, name: str, tenant: str | None) -> None:
-    """Delete a schedule of TOPIC, and cancel the message of its next occurrence. What has come due stays.
+    """Delete a schedule of TOPIC, and cancel the message of its next occurrence. Messages that are already due stay.
 
     \b
       sandctl schedule delete reports daily
@@ -329,9 +329,9 @@ def _create_many(topic: str, source: BinaryIO) -> None:
         try:
             found.append(read_schedule(read_strictly(line.decode())))
         except (ValueError, RecursionError) as error:
-            raise click.ClickException(f"line {number}: not JSON: {error}; nothing was made") from None
+            raise click.ClickException(f"line {number}: not JSON: {error}; nothing was created") from None
         except InvalidRequest as error:
-            raise click.ClickException(f"line {number}: {error.message}; nothing was made") from None
+            raise click.ClickException(f"line {number}: {error.message}; nothing was created") from None
 
     async def work(client: Client) -> dict[str, int]:
         counts = {"created": 0, "changed": 0, "unchanged": 0}
@@ -346,19 +346,19 @@ def _create_many(topic: str, source: BinaryIO) -> None:
 
 
 def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The lines that hold something, and their numbers."""
+    """Yield the lines that are not empty, with their numbers."""
     number = 0
     while line := source.readline(LINE_BYTES_MAX + 1):
         number += 1
         if len(line) > LINE_BYTES_MAX:
-            raise click.ClickException(f"line {number}: it is longer than {LINE_BYTES_MAX >> 20} MiB; nothing was made")
+            raise click.ClickException(f"line {number}: longer than {LINE_BYTES_MAX >> 20} MiB; nothing was created")
         if line.strip():
             yield number, line
 
 
 def _value(value: str | None, path: str | None, source: BinaryIO) -> bytes | None:
     if value is not None and path is not None:
-        raise click.UsageError("VALUE and --file: one of them, not both")
+        raise click.UsageError("--file cannot be used with VALUE")
     if value is not None:
         return os.fsencode(value)
     return None if path is None else whole(source)
@@ -366,11 +366,11 @@ def _value(value: str | None, path: str | None, source: BinaryIO) -> bytes | Non
 
 def _check_recurs(given: Mapping[str, Any]) -> None:
     if ("cron" in given) == ("every" in given):
-        raise click.UsageError("say when it recurs: --cron EXPRESSION, or --every DURATION; one of them")
+        raise click.UsageError("say when it recurs: either --cron EXPRESSION or --every DURATION")
 
 
 def _recurs(schedule: Schedule) -> str:
-    """When it does, in a table."""
+    """Return the recurrence as a table cell."""
     from sandq.model.times import format_duration
 
     if schedule.every_ms is not None:
@@ -379,7 +379,7 @@ def _recurs(schedule: Schedule) -> str:
 
 
 def _tell(what: str, schedule: Schedule) -> None:
-    """A schedule that was made or changed."""
+    """Print a schedule that was created or changed."""
     from sandq.client.schedules import local, schedule_json
 
     if settings().output != "table":

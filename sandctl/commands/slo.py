@@ -1,4 +1,4 @@
-"""`sandctl slo`: how late messages are, beside what is promised."""
+"""`sandctl slo`: how late messages were, compared with the objective."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _BAR_CHARS: Final = 30
 _TOPICS_SHOWN: Final = 10
 
 
-@click.command(short_help="Show how late messages were, beside the objective.")
-@click.option("--node", metavar="NODE", help="Only what this node has delivered.")
-@click.option("--check", is_flag=True, help="End with 1 when the budget is used up, or a message came early.")
+@click.command(short_help="Compare lateness of messages with the objective.")
+@click.option("--node", metavar="NODE", help="Only messages that this node delivered.")
+@click.option(
+    "--check", is_flag=True, help="Exit with 1 if the error budget is used up or a message was delivered early."
+)
 @common_options
 def slo(node: str | None, check: bool) -> None:
-    """See how late messages were delivered, beside what the nodes promise.
+    """Compare how late messages were delivered with the nodes' objective.
 
-    That is, over the time of `slo.window`: which share came within
-    `slo.lateness`, what is left of the late ones that the target allows, how
-    fast that is used up, and whether the nodes' clocks, by which all of it is
-    measured, are trusted. docs/slo.md says what counts.
+    For the time of `slo.window`, this shows: the share of messages delivered within `slo.lateness`, the error budget
+    that is left, the burn rate, and whether the nodes' clocks, which measure all this, are trusted. docs/slo.md says
+    which messages count.
 
     \b
       sandctl slo
@@ -76,7 +77,7 @@ def _tell(found: SloReport) -> None:
         say(f"  {doubt}")
     if found.deliveries:
         say("")
-        _tell_histogram(found.histogram)
+        _print_histogram(found.histogram)
     late = [row for row in found.topics if row["late"]][:_TOPICS_SHOWN]
     if late:
         say("\nmost late, since the nodes were started:")
@@ -84,8 +85,8 @@ def _tell(found: SloReport) -> None:
         print_table(table, ["TOPIC", "LATE", "OF"])
 
 
-def _tell_histogram(histogram: Sequence[tuple[float | None, int]]) -> None:
-    """Those buckets that have something, and what lies between them."""
+def _print_histogram(histogram: Sequence[tuple[float | None, int]]) -> None:
+    """Return the buckets that are not empty, and the ranges between them."""
     filled = [at for at, (_, count) in enumerate(histogram) if count]
     most = max([count for _, count in histogram])
     table: list[list[Any]] = []

@@ -1,4 +1,4 @@
-"""`sandctl sql`: a query over the cluster, as it is now."""
+"""`sandctl sql`: query the cluster."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ _NEEDED = ("sqlglot", "duckdb", "pyarrow")
 
 @click.command()
 @click.argument("statement", metavar="STATEMENT")
-@click.option("--database", default="sandq", show_default=True, help="sandq, z4 or information_schema.")
-@click.option("--full-scan", is_flag=True, help="Read whole topics, where nothing bounds what is read.")
-@click.option("--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Rows at most.")
+@click.option("--database", default="sandq", show_default=True, help="Database: sandq, z4 or information_schema.")
+@click.option("--full-scan", is_flag=True, help="Allow queries that read whole topics.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Largest number of rows."
+)
 @common_options
 def sql(statement: str, database: str, full_scan: bool, limit: int) -> None:
-    """Ask about messages, keys, groups and the cluster in SQL, MySQL's.
+    """Query messages, keys, groups and the cluster in MySQL's SQL.
 
-    It only reads; "-" takes the STATEMENT from standard input. The tables are messages, dead_letters, leases, keys,
-    schedules, groups, topics, partitions, nodes and forecast; `describe messages` shows the columns of one. A topic and
-    times, ids or keys must be named, or a LIMIT; `explain` shows what of a statement the cluster is asked. Times are
-    UTC. It needs `pip install 'sandq-client[sql]'`.
+    Queries only read. "-" reads the STATEMENT from standard input. The tables are messages, dead_letters, leases, keys,
+    schedules, groups, topics, partitions, nodes and forecast; `describe messages` shows the columns of a table. A query
+    must name a topic and times, ids or keys, or have a LIMIT. `explain` shows the requests that a statement sends to
+    the cluster. Times are UTC. Install it with `pip install 'sandq-client[sql]'`.
 
     \b
       sandctl sql "select state, count(*) from messages
@@ -73,7 +75,7 @@ def sql(statement: str, database: str, full_scan: bool, limit: int) -> None:
 
 
 def _plain(cell: Any) -> Any:
-    """What JSON has a form for; a value that is UTF-8 is shown as text."""
+    """Return a value that JSON can hold; bytes that are UTF-8 become text."""
     if isinstance(cell, datetime.datetime):
         return cell.isoformat(timespec="milliseconds" if cell.microsecond % 1000 == 0 else "microseconds") + "Z"
     if isinstance(cell, decimal.Decimal):

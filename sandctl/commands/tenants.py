@@ -18,21 +18,21 @@ _OF_TENANT = ("tenant", "ready", "in_flight", "max_in_flight", "weight", "rate",
 
 @click.group(short_help="Show tenants of a fair topic; change weights and limits.")
 def tenant() -> None:
-    """Look at the tenants of a fair topic; change their weights, and what limits them."""
+    """Show the tenants of a fair topic; change their weights and limits."""
 
 
 @tenant.command("list", short_help="Show the tenants of a topic, and their backlog by group.")
 @topic_argument()
 @common_options
 def list_(topic: str) -> None:
-    """Show what TOPIC says of its tenants, and what they wait for in each group.
+    """Show the weights and limits of tenants of TOPIC, and their backlog in each group.
 
     \b
       sandctl tenant list mails
       sandctl tenant list mails -o json
 
-    Of a group in a partition those 100 are shown that have most ready. What has come due since its consumers last had
-    room is not counted yet.
+    For each group and partition, the 100 tenants with the most ready messages are shown. Messages that became due after
+    the consumers last asked for more are not counted yet.
     """
 
     async def work(client: Client) -> tuple[TopicRecord, list[dict[str, Any]]]:
@@ -50,16 +50,14 @@ def list_(topic: str) -> None:
     show_one({"topic": topic, "patterns": patterns, "tenants": tenants})
 
 
-@tenant.command("set", short_help="Change weight and limits of a tenant, of a prefix, or of all.")
+@tenant.command("set", short_help="Change weight and limits of tenants.")
 @topic_argument()
 @click.argument("pattern")
-@click.option("--weight", type=int, metavar="N", help="So many turns for one of a tenant of weight 1: 1 to 1000.")
-@click.option("--max-in-flight", metavar="N|none", help="So many messages a group may have in flight.")
-@click.option(
-    "--rate", metavar="N/s|none", help="So many messages a second (N/s), minute (N/m), hour (N/h), day (N/d)."
-)
-@click.option("--burst", type=int, metavar="N", help="So many of them at once after a pause.")
-@click.option("--remove", is_flag=True, help="Say nothing of PATTERN any more.")
+@click.option("--weight", type=int, metavar="N", help="Turns for one turn of a tenant of weight 1: 1 to 1000.")
+@click.option("--max-in-flight", metavar="N|none", help="Messages in flight per group.")
+@click.option("--rate", metavar="N/s|none", help="Messages a second (N/s), minute (N/m), hour (N/h) or day (N/d).")
+@click.option("--burst", type=int, metavar="N", help="Messages sent at a time after a pause.")
+@click.option("--remove", is_flag=True, help="Remove the entry for PATTERN.")
 @common_options
 def set_(
     topic: str,
@@ -70,7 +68,8 @@ def set_(
     burst: int | None,
     remove: bool,
 ) -> None:
-    """Change what TOPIC says of tenants: of one by its name, of those below a prefix (acme.*), or of all (*).
+    """Change weight and limits of tenants of TOPIC: of one tenant by its name, of all that begin alike (acme.*), or of
+    all (*).
 
     \b
       sandctl tenant set mails acme --weight 3
@@ -78,7 +77,8 @@ def set_(
       sandctl tenant set mails '*' --rate 10/s --burst 20
       sandctl tenant set mails acme --remove
 
-    What is not named stays; of a new pattern it is weight 1, any number in flight, at any rate. It holds from now on.
+    What you do not give stays as it is. A new pattern begins with weight 1 and without limits. Changes apply from now
+    on.
     """
     from sandq.model.rates import as_mapping
 
@@ -88,13 +88,13 @@ def set_(
     if max_in_flight is not None:
         changes["max_in_flight"] = _most(max_in_flight)
     if rate is not None:
-        # A burst goes with its rate: another one has a burst of its own.
+        # A burst belongs to its rate: a new rate resets the burst.
         changes |= {"rate": rate, "burst": None}
     if burst is not None:
         changes["burst"] = burst
     if bool(changes) is remove:
         raise click.UsageError(
-            "say what to change: --weight N, --max-in-flight N, --rate N/s, --burst N; or --remove, without these"
+            "say what to change: --weight N, --max-in-flight N, --rate N/s, --burst N; or only --remove"
         )
 
     async def work(client: Client) -> TopicRecord:
@@ -104,7 +104,7 @@ def set_(
         if not remove:
             tenants[pattern] = tenants.get(pattern, {}) | changes
         elif tenants.pop(pattern, None) is None:
-            raise NotFound(f"topic {topic!r} says nothing of {pattern!r}")
+            raise NotFound(f"topic {topic!r} has no entry for {pattern!r}")
         return await client.admin.update_topic(topic, tenants=tenants)
 
     found = as_mapping(run(work).settings["tenants"])
@@ -128,10 +128,10 @@ def _most(text: str) -> int | None:
 
 
 async def _fair(client: Client, topic: str) -> TopicRecord:
-    """The topic; raises InvalidRequest unless it has tenants."""
+    """Return the topic. Raises InvalidRequest if it has no tenants."""
     from sandq.errors import InvalidRequest
 
     record = await client.admin.topic(topic)
     if record.kind != "fair":
-        raise InvalidRequest(f"topic {topic!r} is a {record.kind} topic; one of the kind fair has tenants")
+        raise InvalidRequest(f"topic {topic!r} is a {record.kind} topic; only fair topics have tenants")
     return record

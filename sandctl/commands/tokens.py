@@ -1,4 +1,4 @@
-"""`sandctl token`: what programs and people show to say who they are."""
+"""`sandctl token`: tokens that authenticate programs and people."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _KIND = "token:"
 
 @click.group()
 def token() -> None:
-    """Make, list, rotate and revoke tokens.
+    """Create, list, rotate and revoke tokens.
 
-    Whoever shows a token is its principal, token:NAME, and may do what that is granted: docs/security.md.
+    A token authenticates its holder as the principal token:NAME and gives it that principal's rights: docs/security.md.
     """
 
 
@@ -36,13 +36,13 @@ def token() -> None:
 @click.argument("name")
 @grant_option
 @expires_options
-@click.option("--note", metavar="TEXT", default="", help="What it is for.")
-@click.option("--out", metavar="FILE", help="Write the token to FILE, which only you may read, and do not print it.")
+@click.option("--note", metavar="TEXT", default="", help="Purpose of the token.")
+@click.option("--out", metavar="FILE", help="Write the token to FILE, readable only by you, instead of printing it.")
 @common_options
 def create(
     name: str, grants: tuple[str, ...], expires: timedelta | datetime | None, never: bool, note: str, out: str | None
 ) -> None:
-    """Make a token NAME, and print it: it is not shown again.
+    """Create the token NAME, and print it: it is not shown again.
 
     \b
       sandctl token create billing --grant writer:billing.* --expires 90d --out billing.token
@@ -58,18 +58,18 @@ def create(
     _show_new(name, run(work), out)
 
 
-@token.command(short_help="Give a token another text; the old one ends at once.")
+@token.command(short_help="Replace a token; the old one ends at once.")
 @click.argument("name")
 @expires_options
-@click.option("--out", metavar="FILE", help="Write the token to FILE, which only you may read, and do not print it.")
+@click.option("--out", metavar="FILE", help="Write the token to FILE, readable only by you, instead of printing it.")
 @common_options
 def rotate(name: str, expires: timedelta | datetime | None, never: bool, out: str | None) -> None:
-    """Give the token NAME another text, and print that; the old one ends at once.
+    """Replace the token NAME and print the new one. The old one ends at once.
 
     \b
       sandctl token rotate billing --expires 90d --out billing.token
 
-    To change over without a gap make a second token, give it to the programs, and revoke the first.
+    To replace a token without a gap, create a second one, give it to the programs, and revoke the first.
     """
     _check_out(out)
     changed: dict[str, Any] = {"expires": expiry(expires, never)} if never or expires is not None else {}
@@ -85,14 +85,14 @@ def rotate(name: str, expires: timedelta | datetime | None, never: bool, out: st
 @yes_option
 @common_options
 def revoke(name: str, yes: bool) -> None:
-    """End the token NAME: whoever uses it is cut off within a second.
+    """Revoke the token NAME: its connections are closed within a second.
 
     \b
       sandctl token revoke billing --yes
     """
     if not yes:
-        need_yes("revoking a token cuts off who uses it")
-        confirm(f"Revoke token {name}, and cut off who uses it?", "revoked")
+        need_yes("revoking a token closes the connections that use it")
+        confirm(f"Revoke token {name} and close the connections that use it?", "revoked")
 
     async def work(client: Client) -> None:
         await client.admin.revoke_token(name)
@@ -105,7 +105,7 @@ def revoke(name: str, yes: bool) -> None:
 @limit_option
 @common_options
 def list_(limit: int | None) -> None:
-    """List all tokens: who they are, never their text.
+    """List all tokens: their principals and grants, never their text.
 
     \b
       sandctl token list
@@ -123,7 +123,7 @@ def _row(one: Identity) -> dict[str, Any]:
 
 
 def _check_out(out: str | None) -> None:
-    """Before anything is made: a token that nobody got would be lost."""
+    """Fail before a token is created that could not be saved."""
     if out is None:
         return
     file = Path(out).absolute()

@@ -1,4 +1,4 @@
-"""`sandctl topic`: create, list, show, update, raise-replicas, purge, delete. commands/forecast.py has `forecast`."""
+"""`sandctl topic`: create, list, show, update, raise-replicas, purge, delete. `forecast` is in commands/forecast.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COLUMNS = {
 
 @click.group(short_help="Create, list, show, change, purge and delete topics.")
 def topic() -> None:
-    """Create, list, show, change, purge and delete topics; see when their messages are due."""
+    """Create, list, show, change, purge and delete topics; forecast when their messages are due."""
 
 
 @topic.command()
@@ -41,12 +41,14 @@ def topic() -> None:
     type=click.Choice(["timer", "compacted", "priority", "fair"]),
     default="timer",
     show_default=True,
-    help="timer: messages, each at its time; compacted: the last value of each key; priority: the lowest priority "
-    "first; fair: shared among tenants.",
+    help=(
+        "timer: each message at its time; compacted: the last value of each key; priority: lowest "
+        "number first; fair: shared among tenants."
+    ),
 )
 @click.option("--partitions", type=int, default=1, show_default=True)
 @click.option(
-    "--replicas", type=int, metavar="N", help="Copies of each partition.  [default: 3 with 3 nodes or more, else 1]"
+    "--replicas", type=int, metavar="N", help="Replicas of each partition.  [default: 3 with 3 nodes or more, else 1]"
 )
 @settings_options(update=False)
 @common_options
@@ -60,8 +62,8 @@ def create(name: str, kind: str, partitions: int, replicas: int | None, **option
       sandctl topic create mails --kind fair --ageing 1m --tenants '{"acme": {"weight": 3}}'
 
     A compacted topic has --lease, --max-attempts, --backoff..., --ttl, --group-ttl, --history and
-    --tombstone-retention. A priority or fair topic has neither --ordering nor --max-in-flight-per-key, but --ageing,
-    and a fair one --tenants.
+    --tombstone-retention. A priority or fair topic has --ageing, but not --ordering or --max-in-flight-per-key; a fair
+    topic also has --tenants.
     """
     given = settings_of(options)
 
@@ -75,21 +77,21 @@ def create(name: str, kind: str, partitions: int, replicas: int | None, **option
 
 @topic.command(short_help="Change settings, partitions or replicas of a topic.")
 @topic_argument("name")
-@click.option("--partitions", type=int, metavar="N", help="Have so many; they cannot become fewer.")
-@click.option("--replicas", type=int, metavar="N", help="Copies of each partition.")
+@click.option("--partitions", type=int, metavar="N", help="New number of partitions; it can only grow.")
+@click.option("--replicas", type=int, metavar="N", help="Replicas of each partition.")
 @settings_options(update=True)
 @common_options
 def update(name: str, partitions: int | None, replicas: int | None, **options: Any) -> None:
-    """Change settings of the topic NAME, or how many partitions or replicas it has; what is not named stays.
+    """Change settings of the topic NAME, or its number of partitions or replicas. What you do not give stays as it is.
 
     \b
       sandctl topic update orders --ttl 1h --backoff-cap 1m
       sandctl topic update orders --ttl none
       sandctl topic update orders --partitions 12 --replicas 3
 
-    Settings hold from now on; what has a lease or waits for a retry keeps its times. With more partitions some keys
-    choose another one than before (a compacted topic keeps its number). Replicas come and go in the background: cluster
-    partitions shows it.
+    Settings apply from now on; leases and retries that have begun keep their times. More partitions send some keys to
+    another partition than before (a compacted topic cannot grow). Replicas are added and removed in the background:
+    `cluster partitions` shows them.
     """
     given = settings_of(options)
     if not given and partitions is None and replicas is None:
@@ -102,20 +104,20 @@ def update(name: str, partitions: int | None, replicas: int | None, **options: A
     done(f"updated topic {name}", {**_row(record), "settings": shown(record.settings, record.kind)})
 
 
-@topic.command("raise-replicas", short_help="Give topics more replicas, after nodes were added.")
+@topic.command("raise-replicas", short_help="Give topics more replicas after adding nodes.")
 @click.argument("names", metavar="[TOPIC]...", nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="All topics that have fewer replicas.")
 @click.option("--replicas", type=click.IntRange(min=2), default=3, show_default=True, metavar="N")
 @common_options
 def raise_replicas(names: tuple[str, ...], is_all: bool, replicas: int) -> None:
-    """Give topics more replicas, after nodes were added to the cluster.
+    """Give topics more replicas after you add nodes to the cluster.
 
     \b
       sandctl topic raise-replicas --all
       sandctl topic raise-replicas orders payments
 
-    Topics that have as many already stay as they are. The new replicas are made in the background: cluster partitions
-    shows them.
+    Topics that already have as many stay as they are. The new replicas are created in the background: `cluster
+    partitions` shows them.
     """
     if bool(names) == is_all:
         raise click.UsageError("name topics, or give --all")
@@ -155,7 +157,7 @@ def list_(limit: int | None) -> None:
 @topic_argument("name")
 @common_options
 def show(name: str) -> None:
-    """Show the topic NAME: settings, partitions, what they hold.
+    """Show the topic NAME: settings, partitions, message counts.
 
     \b
       sandctl topic show orders
@@ -206,17 +208,17 @@ def delete(name: str, yes: bool) -> None:
 
 @topic.command(short_help="Cancel all pending messages of a topic.")
 @topic_argument("name")
-@click.option("--dead", is_flag=True, help="Purge the dead letters of all groups, too.")
+@click.option("--dead", is_flag=True, help="Also purge the dead letters of all groups.")
 @yes_option
 @common_options
 def purge(name: str, dead: bool, yes: bool) -> None:
-    """Cancel all that is pending in the topic NAME; with --dead, delete its dead letters as well.
+    """Cancel all pending messages of the topic NAME. With --dead, also delete its dead letters.
 
     \b
       sandctl topic purge orders
       sandctl topic purge orders --dead --yes
 
-    The topic, its settings and its groups stay. What a group holds at that moment is not touched.
+    The topic, its settings and its groups stay. Leased messages are not touched.
     """
     if not yes:
         need_yes("purging a topic cancels its pending messages")

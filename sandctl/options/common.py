@@ -1,4 +1,4 @@
-"""What all commands share: which servers, which output, how a connection is made."""
+"""Options that all commands share: servers, output, and connection settings."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ DEFAULT_SERVERS = ("127.0.0.1:7170",)
 OUTPUTS = ("table", "json", "jsonl")
 
 ALOUD_S = 2.0
-"""After so long somebody at a terminal is told what is waited for."""
+"""Time after which a waiting command tells the user at a terminal why it waits."""
 
 
 class CannotConnect(Exception):
-    """No server can be reached, or what answers is no sandq node."""
+    """No server can be reached, or it is not a sandq node."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -43,14 +43,14 @@ class CannotConnect(Exception):
 
 
 class ConnectionOption(click.Option):
-    """An option about the connection, which the help of the top command lists, and that of the others does not."""
+    """A connection option: the help of the top command lists it, the help of other commands does not."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return name and help; below the top command one line for all of them, at `--server`."""
+        """Return name and help. Below the top command, one line at `--server` stands for all connection options."""
         if ctx.parent is None:
             return super().get_help_record(ctx)
         if self.name == "server":
-            return "-s, --server HOST:PORT", "A node. This and all other connection options: sandctl --help"
+            return "-s, --server HOST:PORT", "A node. All connection options: sandctl --help"
         return None
 
 
@@ -83,7 +83,7 @@ def _keep_timeout(context: click.Context, parameter: click.Parameter, value: tim
     if value is None:
         return
     if not value:
-        raise click.BadParameter("it must be longer than nothing", context, parameter)
+        raise click.BadParameter("it must be greater than zero", context, parameter)
     context.find_root().ensure_object(Settings).timeout_s = value.total_seconds()
 
 
@@ -99,12 +99,12 @@ def _keep_file(context: click.Context, parameter: click.Parameter, value: str | 
 
 
 def common_options(command: F) -> F:
-    """`--server`, `--output` and `--timeout`, before or after the command's name."""
+    """Add `--server`, `--output` and `--timeout`, before or after the command's name."""
     return timeout_option(options_of_all(command))
 
 
 def timeout_option(command: F) -> F:
-    """`--timeout`, of commands that have no other one of this name."""
+    """Add `--timeout`, for commands without another option of this name."""
     return click.option(
         "--timeout",
         cls=ConnectionOption,
@@ -112,13 +112,13 @@ def timeout_option(command: F) -> F:
         metavar="DURATION",
         callback=_keep_timeout,
         expose_value=False,
-        help=f"Give up when no server, or no answer, has come for so long; without it {CONNECT_S:g}s "
-        f"to connect, {REQUEST_S:g}s for an answer, {DELIVERY_S:g}s for a message to be stored.",
+        help=f"Give up if no server or response arrives in this time. Default: {CONNECT_S:g}s "
+        f"to connect, {REQUEST_S:g}s for a response, {DELIVERY_S:g}s for a message to be stored.",
     )(command)
 
 
 def options_of_all(command: F) -> F:
-    """`--server`, `--token-file`, `--insecure`, `--output` and those of TLS, before or after the command's name."""
+    """Add `--server`, `--token-file`, `--insecure`, `--output` and TLS options, before or after the command's name."""
     command = tls_options(command)
     command = click.option(
         "--insecure",
@@ -126,7 +126,7 @@ def options_of_all(command: F) -> F:
         is_flag=True,
         callback=_keep_insecure,
         expose_value=False,
-        help="Send a token to another machine in the clear, too.",
+        help="Send a token to another machine without TLS, too.",
     )(command)
     command = click.option(
         "--token-file",
@@ -134,7 +134,7 @@ def options_of_all(command: F) -> F:
         metavar="FILE",
         callback=_keep_token_file,
         expose_value=False,
-        help="Say who you are by the token in FILE. Default: SANDCTL_TOKEN, or what `sandctl login` keeps.",
+        help="Authenticate with the token in FILE. Default: SANDCTL_TOKEN, or the token that `sandctl login` saved.",
     )(command)
     command = click.option(
         "-o",
@@ -142,7 +142,7 @@ def options_of_all(command: F) -> F:
         type=click.Choice(OUTPUTS),
         callback=_keep_output,
         expose_value=False,
-        help="Write results as a table (the default), as json, or as an object a line.",
+        help="Print results as a table (the default), as json, or as one JSON object per line.",
     )(command)
     command = click.option(
         "--context",
@@ -151,7 +151,7 @@ def options_of_all(command: F) -> F:
         callback=_keep_context,
         expose_value=False,
         shell_complete=complete_contexts,
-        help=f"A cluster by the name that `sandctl context add` gave it. Default: {CONTEXT_VARIABLE}, or the one of "
+        help=f"Name of a cluster, as given to `sandctl context add`. Default: {CONTEXT_VARIABLE}, or the one of "
         "`sandctl context use`.",
     )(command)
     return click.option(
@@ -162,17 +162,17 @@ def options_of_all(command: F) -> F:
         multiple=True,
         callback=_keep_servers,
         expose_value=False,
-        help=f"A node of the cluster; may be given again. Default: {SERVERS_VARIABLE}, those of the context, or "
+        help=f"A node; may be given several times. Default: {SERVERS_VARIABLE}, those of the context, or "
         f"{DEFAULT_SERVERS[0]}.",
     )(command)
 
 
 def tls_options(command: F) -> F:
-    """`--tls`, `--ca`, `--cert` and `--cert-key`, before or after the command's name: `--key` is a message's."""
+    """Add `--tls`, `--ca`, `--cert` and `--cert-key`, before or after the command's name; `--key` is a message's."""
     for name, what in (
-        ("cert-key", "The key of that certificate, unless it is in the same file."),
-        ("cert", "The certificate that says who you are, PEM."),
-        ("ca", "The authority that issued the nodes' certificates, PEM; with it TLS is spoken."),
+        ("cert-key", "Private key of the certificate, if it is not in the same file."),
+        ("cert", "Your client certificate, PEM."),
+        ("ca", "Certificate authority of the nodes' certificates, PEM. Turns TLS on."),
     ):
         command = click.option(
             f"--{name}",
@@ -190,12 +190,12 @@ def tls_options(command: F) -> F:
         default=None,
         callback=_keep_tls,
         expose_value=False,
-        help=f"Speak TLS, and trust whom this machine does; or speak none. Default: {TLS_PREFIX}TLS=1, or with a file.",
+        help=f"Use TLS with this machine's trusted authorities, or no TLS. Default: {TLS_PREFIX}TLS=1, or with a file.",
     )(command)
 
 
 def named_servers() -> tuple[str, ...]:
-    """Return the servers of the option, else of the environment (comma separated); none if neither names one."""
+    """Return the servers of the option, else of the environment (comma-separated); empty if neither names one."""
     listed = [name.strip() for name in os.environ.get(SERVERS_VARIABLE, "").split(",")]
     return settings().servers or tuple(name for name in listed if name)
 
@@ -203,9 +203,9 @@ def named_servers() -> tuple[str, ...]:
 def effective() -> Settings:
     """Return the settings of this command, completed by those of its context.
 
-    Options win over the context, and the context of `--context` wins over the environment. Any other context (of
-    SANDCTL_CONTEXT, or the current one) is left aside where servers are named without it, so that its token goes to no
-    other server; variables of the environment win over it.
+    Options take precedence over the context, and the context of `--context` over the environment. Any other context (of
+    SANDCTL_CONTEXT, or the current one) is ignored if servers are named without it, so that its token goes to no other
+    server. Environment variables take precedence over such a context.
     """
     given = settings()
     if given.context is None and named_servers():
@@ -236,7 +236,7 @@ def servers() -> tuple[str, ...]:
 
 
 def shown_token() -> str | None:
-    """The token that is shown to the servers; None: there is none."""
+    """Return the token for these servers; None if there is none."""
     from sandctl.options.login import credentials
 
     given = effective()
@@ -246,7 +246,7 @@ def shown_token() -> str | None:
 
 @contextmanager
 def tls_in_environment() -> Iterator[None]:
-    """What this command is told of TLS holds for whatever connects inside the block, and processes begun there."""
+    """Apply this command's TLS settings to all connections inside the block, and to processes started there."""
     given = effective()
     said = {f"SANDQ_{name.upper()}": path for name, path in given.files.items()}
     for name in ("TLS", "CA", "CERT", "KEY"):
@@ -270,7 +270,7 @@ def tls_in_environment() -> Iterator[None]:
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[Client]:
-    """A client; CannotConnect when there is none to be had within a few seconds."""
+    """Connect a client. Raises CannotConnect if that fails within a few seconds."""
     from sandctl.options.login import credentials
     from sandq.client import connect_with
     from sandq.client.options import Options
@@ -297,7 +297,7 @@ async def connected() -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def connected_aloud(waits: bool) -> AsyncIterator[Client]:
-    """`connected`, and a word about it where somebody looks on and nothing happens."""
+    """Connect as `connected` does, and tell a user at a terminal if it takes long."""
     import anyio
 
     if waits or not sys.stderr.isatty():
@@ -305,7 +305,7 @@ async def connected_aloud(waits: bool) -> AsyncIterator[Client]:
             yield client
         return
     connect_s, request_s, delivery_s = settings().deadlines_s
-    at = f"no answer of {', '.join(servers())} yet; giving up after {connect_s:g} s"
+    at = f"no response from {', '.join(servers())} yet; giving up after {connect_s:g} s"
 
     async def tell() -> None:
         await anyio.sleep(ALOUD_S)
@@ -315,14 +315,14 @@ async def connected_aloud(waits: bool) -> AsyncIterator[Client]:
         tasks.start_soon(tell)
         async with connected() as client:
             longest_s = max(request_s, delivery_s)
-            at = f"waiting for the cluster's answer; giving up within {longest_s:g} s"
+            at = f"waiting for the cluster's response; giving up within {longest_s:g} s"
             yield client
         tasks.cancel_scope.cancel()
 
 
 def run(work: Callable[[Client], Awaitable[T]], *, waits: bool = False) -> T:
-    """Connect, do the work, disconnect. On a terminal it says what it waits for when that takes long, unless the
-    command is there to wait, or shows how far it is."""
+    """Connect, do the work, disconnect. On a terminal, tells why it waits if that takes long, unless waiting is the
+    command's purpose or the command shows its progress."""
     import asyncio
 
     import anyio
@@ -339,13 +339,13 @@ def run(work: Callable[[Client], Awaitable[T]], *, waits: bool = False) -> T:
                     return await work(client)
             raise KeyboardInterrupt
         finally:
-            interrupts.cancel = lambda: None  # it is done, and the loop takes no calls any more
+            interrupts.cancel = lambda: None  # it has finished, and the loop takes no more calls
 
     try:
         with Interrupts() as interrupts:
             return anyio.run(main)
     except BaseExceptionGroup as group:
-        # From tasks of the command's own. That the other end of a stream is gone is never the cause.
+        # Errors of the command's own tasks; a closed stream is never the cause.
         causes = list(_leaves(group))
         raise next((one for one in causes if not isinstance(one, anyio.BrokenResourceError)), causes[0]) from None
 

@@ -1,4 +1,4 @@
-"""Asking before something is destroyed. Who cannot be asked (no terminal) must say --yes."""
+"""Confirmation before something is destroyed. Without a terminal, --yes is required."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def yes_option(command: F) -> F:
-    """`--yes`."""
+    """Add `--yes`."""
     return click.option("--yes", is_flag=True, help="Do not ask.")(command)
 
 
 def can_ask() -> bool:
-    """Whether somebody sits at the terminal."""
+    """Return whether a user is at the terminal."""
     return sys.stdin.isatty()
 
 
 def need_yes(what: str) -> None:
-    """UsageError when nobody can be asked about `what` ("deleting a topic deletes its messages")."""
+    """Raise UsageError if nobody can confirm `what` ("deleting a topic deletes its messages")."""
     if not can_ask():
         raise click.UsageError(f"{what}: say --yes")
 
 
 def confirm_name(name: str, what: str, nothing: str) -> None:
-    """Have the name typed; UsageError when it is another one. `what` is what happens, `nothing` what did not."""
-    typed = click.prompt(f"{what}. Type its name to go on", err=True)
+    """Ask the user to type the name. Raises UsageError if it is a different one. `what` says what will happen,
+    `nothing` what did not happen."""
+    typed = click.prompt(f"{what}. Type its name to continue", err=True)
     if typed != name:
-        raise click.UsageError(f"the name is another one: nothing was {nothing}")
+        raise click.UsageError(f"the name differs: nothing was {nothing}")
 
 
 def confirm(question: str, nothing: str) -> None:
-    """A yes or no; ClickException on no."""
+    """Ask yes or no. Raises ClickException on no."""
     if not click.confirm(question, err=True):
         raise click.ClickException(f"nothing was {nothing}")

@@ -1,4 +1,4 @@
-"""Contexts: named clusters, each with its servers, its TLS files and a token, in a file of the user's.
+"""Contexts: named clusters, each with its servers, TLS files and token, in a file of the user.
 
 The file is `sandq/contexts.json` in XDG_CONFIG_HOME (`~/.config`). Only its owner may read it: it may hold tokens.
 """
@@ -22,17 +22,17 @@ FILES = ("ca", "cert", "key")
 
 @dataclass(frozen=True)
 class Context:
-    """A cluster as a command reaches it."""
+    """Settings by which a command reaches a cluster."""
 
     servers: tuple[str, ...]
     tls: bool | None = None
-    """Whether TLS is spoken; None: if one of `files` is named."""
+    """Whether to use TLS; None means: if `files` names a file."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Absolute paths by `FILES`."""
+    """Absolute paths, by the names of `FILES`."""
     token: str | None = field(default=None, repr=False)
 
     def shown(self) -> dict[str, Any]:
-        """Return what may be printed: whether there is a token, and never its text."""
+        """Return the settings that may be printed: whether there is a token, but never its text."""
         speaks_tls = bool(self.files) if self.tls is None else self.tls
         files = {name: self.files.get(name) for name in FILES}
         return {"servers": list(self.servers), "tls": speaks_tls, **files, "token": self.token is not None}
@@ -40,13 +40,13 @@ class Context:
 
 @dataclass(frozen=True)
 class Contexts:
-    """All contexts of a user, and the name of the one that is used unless another is named."""
+    """All contexts of a user, and the name of the current one."""
 
     current: str | None = None
     named: Mapping[str, Context] = field(default_factory=dict)
 
     def get(self, name: str) -> Context:
-        """Return a context. UsageError: there is none of this name."""
+        """Return a context. Raises UsageError if no context has this name."""
         if name not in self.named:
             there = f"there are {', '.join(self.named)}" if self.named else "sandctl context add makes one"
             raise click.UsageError(f"there is no context {name!r}: {there}")
@@ -54,12 +54,12 @@ class Contexts:
 
 
 def contexts_file() -> Path:
-    """Return where contexts are kept."""
+    """Return the path of the contexts file."""
     return config_directory() / "contexts.json"
 
 
 def read_contexts() -> Contexts:
-    """Return all contexts; none when there is no file. UsageError: others may read it, or it is damaged."""
+    """Return all contexts; none if there is no file. Raises UsageError if others may read it, or if it is damaged."""
     file = contexts_file()
     content = read_private(file)
     if content is None:
@@ -74,7 +74,7 @@ def read_contexts() -> Contexts:
 
 
 def _context(found: Any) -> Context:
-    """Return a context of the file. ValueError, KeyError or TypeError: it is damaged."""
+    """Return a context of the file. Raises ValueError, KeyError or TypeError if it is damaged."""
     files, token, tls = found.get("files") or {}, found.get("token"), found.get("tls")
     texts = [*found["servers"], *files.values(), *([token] if token is not None else [])]
     if not found["servers"] or any(not isinstance(text, str) for text in texts) or tls not in (None, True, False):
@@ -83,7 +83,7 @@ def _context(found: Any) -> Context:
 
 
 def write_contexts(contexts: Contexts) -> Path:
-    """Keep these contexts in place of those before, and return where."""
+    """Save these contexts in place of the old ones, and return the path."""
     file = contexts_file()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     named = {name: asdict(one) for name, one in contexts.named.items()}
@@ -101,7 +101,7 @@ def chosen(named: str | None) -> Context | None:
 
 
 def complete_contexts(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of contexts that begin so; none if they cannot be read."""
+    """Return the names of contexts that begin with `incomplete`; none if they cannot be read."""
     try:
         return [name for name in read_contexts().named if name.startswith(incomplete)]
     except click.UsageError:

@@ -1,4 +1,4 @@
-"""Options that say what somebody may do, and until when."""
+"""Options for grants and expiry."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def grant_option(command: F) -> F:
-    """`--grant`, which may be given again."""
+    """Add `--grant`, which may be given several times."""
     return click.option(
         "--grant",
         "grants",
         metavar="GRANT",
         multiple=True,
-        help="A right or a role, and the topics and groups that it is for: produce, writer:billing.*, "
-        "consume:billing.*/mail-*. May be given again.",
+        help=(
+            "A right or a role, with its topics and groups: produce, writer:billing.*, "
+            "consume:billing.*/mail-*. May be given several times."
+        ),
     )(command)
 
 
 def expires_options(command: F) -> F:
-    """`--expires` and `--never-expires`."""
+    """Add `--expires` and `--never-expires`."""
     command = click.option("--never-expires", "never", is_flag=True, help="It does not expire.")(command)
-    return click.option("--expires", type=DURATION, metavar="DURATION", help="It expires after so long.")(command)
+    return click.option("--expires", type=DURATION, metavar="DURATION", help="It expires after this time.")(command)
 
 
 def expiry(expires: timedelta | datetime | None, never: bool) -> timedelta | datetime | None:
-    """As the client takes it; UsageError unless one of both, at most, was given."""
+    """Return the expiry as the client takes it. Raises UsageError if both options were given."""
     if expires is not None and never:
-        raise click.UsageError("--expires goes without --never-expires")
+        raise click.UsageError("--expires and --never-expires cannot be used together")
     return expires
 
 
 def identity_row(one: Identity) -> dict[str, Any]:
-    """An identity as it is printed, but for who it is."""
+    """Return an identity as it is printed, without its principal."""
     from sandq.model.times import format_instant
 
     return {

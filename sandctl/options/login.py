@@ -1,4 +1,4 @@
-"""Who sandctl is to a cluster: a token of an option, of the environment, or of what `sandctl login` keeps.
+"""The token by which sandctl authenticates: from an option, the environment, or the login file.
 
 The login file is `sandq/login.json` in XDG_CONFIG_HOME (`~/.config`): an object with a token for each server. Only its
 owner may read it.
@@ -18,29 +18,29 @@ import click
 TOKEN_VARIABLE = "SANDCTL_TOKEN"
 FILE_BYTES = 1 << 20
 OTHERS = 0o077
-"""What of a mode lets others than the owner in."""
+"""Mode bits that let anyone but the owner in."""
 
 
 def config_directory() -> Path:
-    """Return the directory of the files that sandctl keeps for its user."""
+    """Return the directory of sandctl's files of this user."""
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "sandq"
 
 
 def login_file() -> Path:
-    """Where logins are kept."""
+    """Return the path of the login file."""
     return config_directory() / "login.json"
 
 
 def credentials(token: str | None, token_file: str | None, insecure: bool, servers: tuple[str, ...]) -> dict[str, Any]:
-    """Options of a client. UsageError when what is named cannot be read."""
+    """Return the TLS options of a client. Raises UsageError if a named file cannot be read."""
     found: dict[str, Any] = {"insecure": True} if insecure else {}
     token = token or token_of(token_file, servers)
     return found | ({"token": token} if token is not None else {})
 
 
 def token_of(token_file: str | None, servers: tuple[str, ...]) -> str | None:
-    """The token to show to these servers; None: there is none."""
+    """Return the token for these servers; None if there is none."""
     if token_file is not None:
         return read_token(token_file)
     given = os.environ.get(TOKEN_VARIABLE, "").strip()
@@ -51,7 +51,7 @@ def token_of(token_file: str | None, servers: tuple[str, ...]) -> str | None:
 
 
 def read_token(file: str) -> str:
-    """The token in a file; `-`: of standard input."""
+    """Return the token in a file; `-` means standard input."""
     try:
         if file == "-":
             text = sys.stdin.read(FILE_BYTES)
@@ -64,14 +64,14 @@ def read_token(file: str) -> str:
 
 
 def _checked(token: str, where: str) -> str:
-    """It never shows what it was."""
+    """Return a token. Errors never show its text."""
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise click.UsageError(f"{where}: that is no token")
+        raise click.UsageError(f"{where}: not a valid token")
     return token
 
 
 def read_logins() -> dict[str, str]:
-    """Tokens by server; none when there is no file. UsageError: others may read it, or it is damaged."""
+    """Return tokens by server; none without a file. Raises UsageError if others may read it, or if it is damaged."""
     file = login_file()
     content = read_private(file)
     if content is None:
@@ -86,7 +86,8 @@ def read_logins() -> dict[str, str]:
 
 
 def read_private(file: Path) -> bytes | None:
-    """Return what is in a file that only its owner may read; None if there is none. UsageError: it cannot be read."""
+    """Return the content of a file that only its owner may read; None if there is none. Raises UsageError if it cannot
+    be read."""
     try:
         with file.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
@@ -96,12 +97,12 @@ def read_private(file: Path) -> bytes | None:
     except OSError as error:
         raise click.UsageError(f"{file}: {error.strerror}") from None
     if mode & OTHERS:
-        raise click.UsageError(f"{file} is open to others than its owner: chmod 600 {file}")
+        raise click.UsageError(f"{file} can be read by others than its owner: chmod 600 {file}")
     return content
 
 
 def write_logins(logins: dict[str, str]) -> Path:
-    """Keep these, instead of those of before; where."""
+    """Save these tokens in place of the old ones, and return the path."""
     file = login_file()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(file, json.dumps(logins, indent=2) + "\n")
@@ -109,7 +110,7 @@ def write_logins(logins: dict[str, str]) -> Path:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Make a text the content of a file that only its owner may read; there is never half of it."""
+    """Write a text to a file that only its owner may read. The file is never half-written."""
     temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

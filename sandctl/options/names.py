@@ -1,6 +1,6 @@
-"""Arguments and options that name topics, groups and nodes, and how a shell completes them: by asking the server.
+"""Arguments and options that name topics, groups and nodes. Shells complete them by asking the server.
 
-A shell waits for the answer, so the server has COMPLETE_S; whatever goes wrong is no answer, and says nothing.
+A shell waits for the completion, so the server has COMPLETE_S. Every failure yields no completions and no message.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ ITEMS_MAX = 500
 
 
 def topic_argument(name: str = "topic") -> Callable[[F], F]:
-    """TOPIC, or NAME, of one that is there."""
+    """Add TOPIC (or NAME), an existing topic."""
     return click.argument(name, shell_complete=_topics)
 
 
 def topics_argument(command: F) -> F:
-    """TOPIC..., of those that are there, or a pattern of them, as `topics`; the last one may be a group."""
+    """Add TOPIC..., existing topics or a pattern, as `topics`. The last one may be a group."""
     metavar = "TOPIC... [GROUP]"
     return click.argument("topics", metavar=metavar, nargs=-1, required=True, shell_complete=_topics)(command)
 
 
 def topic_option(text: str) -> Callable[[F], F]:
-    """`--topic`, of commands that need none."""
+    """Add `--topic`, for commands that do not need a topic."""
     return click.option("--topic", metavar="TOPIC", help=text, shell_complete=_topics)
 
 
 def topics_option(text: str) -> Callable[[F], F]:
-    """`--topic`, which may be repeated, as `topics`."""
+    """Add `--topic`, which may be repeated, as `topics`."""
     return click.option("--topic", "topics", metavar="TOPIC", multiple=True, help=text, shell_complete=_topics)
 
 
 def group_argument(command: F) -> F:
-    """GROUP behind TOPIC, or `--group GROUP`, as `name`."""
+    """Add GROUP after TOPIC, or `--group GROUP`, as `name`."""
     return _group(command, "name")
 
 
 def group_option(command: F) -> F:
-    """`--group GROUP`, or GROUP behind TOPIC, as `group`."""
+    """Add `--group GROUP`, or GROUP after TOPIC, as `group`."""
     return _group(command, "group")
 
 
@@ -62,28 +62,28 @@ def _group(command: F, name: str) -> F:
 
 
 def group_only_option(command: F) -> F:
-    """`--group` as `group_given`, of commands that read a positional GROUP themselves."""
-    text = "The consumer group, if it does not stand behind TOPIC."
+    """Add `--group` as `group_given`, for commands that read a positional GROUP themselves."""
+    text = "The consumer group, if it does not follow TOPIC."
     return click.option("--group", "-g", "group_given", metavar="GROUP", help=text, shell_complete=_groups)(command)
 
 
 def one_group(named: str | None, given: str | None) -> str:
-    """Return the group, given as an argument or as `--group`. UsageError unless it is given in one way."""
+    """Return the group, from the argument or `--group`. Raises UsageError unless it is given in exactly one way."""
     if named is not None and given is not None:
         raise click.UsageError(f"the group is given twice, as {named!r} and by --group: once is enough")
     found = named if given is None else given
     if found is None:
-        raise click.UsageError("say which group: GROUP behind TOPIC, or --group GROUP")
+        raise click.UsageError("name the group: GROUP after TOPIC, or --group GROUP")
     return found
 
 
 def schedule_argument(command: F) -> F:
-    """NAME of a schedule behind TOPIC."""
+    """Add NAME, a schedule, after TOPIC."""
     return click.argument("name", shell_complete=_schedules)(command)
 
 
 def node_argument(command: F) -> F:
-    """NODE, a registered one, as `node`."""
+    """Add NODE, a registered node, as `node`."""
     return click.argument("node", shell_complete=_nodes)(command)
 
 
@@ -95,8 +95,8 @@ def _topics(context: click.Context, parameter: click.Parameter, incomplete: str)
 
 
 def _groups(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    # With an option that has no value yet, click stops before it has told which argument is which.
-    # Of several topics those of the first.
+    # If an option still lacks its value, click stops before it assigns arguments.
+    # Of several topics, complete groups of the first.
     topic = context.params.get("topic") or next(iter(context.params.get("topics") or context.args), None)
     if not isinstance(topic, str):
         return []
@@ -127,7 +127,7 @@ def _nodes(context: click.Context, parameter: click.Parameter, incomplete: str) 
 
 
 def _matching(names: list[str], incomplete: str) -> list[str]:
-    """Those that begin so; none that a terminal or a shell would take for something else."""
+    """Return the names that begin with `incomplete`, without those that a terminal or shell would interpret."""
     fine = [name for name in names if name.startswith(incomplete) and name.isprintable() and " " not in name]
     return fine[:ITEMS_MAX]
 
@@ -147,6 +147,6 @@ def _ask(context: click.Context, work: Callable[[Client], Awaitable[list[str]]])
                 async with connected() as client:
                     return await work(client)
 
-        with context:  # where the servers that were named on the line so far are kept
+        with context:  # where the servers named so far on the line are kept
             return anyio.run(main)
     return []

@@ -1,4 +1,4 @@
-"""What is sent, from the command line or a file, and its headers."""
+"""Payload and headers of messages, from the command line or a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandctl.output.jsonl import LINE_BYTES_MAX
 
 
 def open_source(path: str | None, *, needed: bool) -> BinaryIO:
-    """The source of what is sent; one that must not be closed is wrapped by click so that it is not."""
+    """Open the source of the messages. click wraps standard input so that it is not closed."""
     if not needed:
         return io.BytesIO()
     try:
@@ -22,7 +22,7 @@ def open_source(path: str | None, *, needed: bool) -> BinaryIO:
 
 
 def whole(source: BinaryIO) -> bytes:
-    """All of it; UsageError when no message can be as large."""
+    """Return all bytes of the source. Raises UsageError if no message can be that large."""
     data = source.read(LINE_BYTES_MAX + 1)
     if len(data) > LINE_BYTES_MAX:
         raise click.UsageError(
@@ -32,7 +32,8 @@ def whole(source: BinaryIO) -> bytes:
 
 
 def as_json(value: bytes, headers: Mapping[str, str] | None) -> tuple[bytes, dict[str, str]]:
-    """Return a value as compact JSON, and its headers with the content type. UsageError unless the value is JSON."""
+    """Return a value as compact JSON, and its headers with the content type. Raises UsageError unless the value is
+    JSON."""
     from sandq.errors import InvalidRequest
     from sandq.model.json_values import MISSING, content_of, read_strictly
 
@@ -43,7 +44,7 @@ def as_json(value: bytes, headers: Mapping[str, str] | None) -> tuple[bytes, dic
 
 
 def headers_of(headers: tuple[str, ...]) -> dict[str, str] | None:
-    """Those of `--header NAME=VALUE`; UsageError says which one is none."""
+    """Return the headers of `--header NAME=VALUE`. Raises UsageError for one of another form."""
     found = {}
     for header in headers:
         name, separator, value = header.partition("=")

@@ -1,4 +1,4 @@
-"""Options that say when a schedule recurs, and what it sends."""
+"""Options for a schedule's recurrence and message."""
 
 from __future__ import annotations
 
@@ -16,48 +16,61 @@ CHANGEABLE = (
     *("cron", "every", "zone", "start", "end", "count", "jitter", "misfire", "misfire-most", "overlap-group"),
     *("key", "headers", "ttl", "priority"),
 )
-"""What `--reset` takes."""
+"""Names that `--reset` accepts."""
 
 _TIMES = (
-    click.option("--cron", metavar="EXPRESSION", help='Five fields, or six with the second first: "0 9 * * MON-FRI".'),
-    click.option("--every", type=DURATION, metavar="DURATION", help="Or: every so long."),
-    click.option("--zone", metavar="ZONE", help="Of --cron: an IANA time zone, Europe/Berlin.  [default: UTC]"),
-    click.option("--start", type=INSTANT, metavar="INSTANT", help="None before; --every counts from it."),
-    click.option("--end", type=INSTANT, metavar="INSTANT", help="None at this moment or later."),
-    click.option("--jitter", type=DURATION, metavar="DURATION", help="Each is delivered by less than this later."),
+    click.option("--cron", metavar="EXPRESSION", help='Five fields, or six with seconds first: "0 9 * * MON-FRI".'),
+    click.option("--every", type=DURATION, metavar="DURATION", help="Instead of --cron: the interval."),
+    click.option("--zone", metavar="ZONE", help="IANA time zone for --cron, such as Europe/Berlin.  [default: UTC]"),
+    click.option("--start", type=INSTANT, metavar="INSTANT", help="No occurrence before this; --every counts from it."),
+    click.option("--end", type=INSTANT, metavar="INSTANT", help="No occurrence at this instant or later."),
+    click.option(
+        "--jitter", type=DURATION, metavar="DURATION", help="Delay each message at random, by less than this."
+    ),
 )
 _MORE = (
-    click.option("--count", type=click.IntRange(1), metavar="N", help="It ends after so many."),
+    click.option("--count", type=click.IntRange(1), metavar="N", help="End after this many occurrences."),
     click.option(
         "--misfire",
         type=click.Choice(["one", "skip", "all"]),
-        help="What was missed while nobody could fire it becomes one message, none, or one each.  [default: one]",
+        help=(
+            "For occurrences that were missed because no node could send them: send none, one message for"
+            " all, or one each.  [default: one]"
+        ),
     ),
-    click.option("--misfire-most", type=click.IntRange(1), metavar="N", help="With --misfire all: the last N."),
-    click.option("--overlap-group", metavar="GROUP", help="Send none while GROUP has not acked the last one."),
-    click.option("--key", help="Of its messages."),
-    click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be given several times."),
-    click.option("--ttl", type=DURATION, metavar="DURATION", help="Of its messages.  [default: the topic's]"),
-    click.option("--priority", type=int, metavar="N", help="Of a priority or fair TOPIC: lower goes first."),
+    click.option("--misfire-most", type=click.IntRange(1), metavar="N", help="With --misfire all: only the last N."),
+    click.option(
+        "--overlap-group", metavar="GROUP", help="Skip an occurrence while GROUP has not acked the previous message."
+    ),
+    click.option("--key", help="Key of its messages."),
+    click.option(
+        "--header",
+        "headers",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="A header of its messages. May be given several times.",
+    ),
+    click.option("--ttl", type=DURATION, metavar="DURATION", help="TTL of its messages.  [default: the topic's]"),
+    click.option("--priority", type=int, metavar="N", help="Priority in a priority or fair TOPIC: lower goes first."),
 )
 
 
 def time_options(command: F) -> F:
-    """When it recurs: `--cron` or `--every`, `--zone`, `--start`, `--end`, `--jitter`."""
+    """Add the options for the recurrence: `--cron` or `--every`, `--zone`, `--start`, `--end`, `--jitter`."""
     for option in reversed(_TIMES):
         command = option(command)
     return command
 
 
 def schedule_options(command: F) -> F:
-    """All that a schedule is told, but its name and its value."""
+    """Add all settings of a schedule except its name and its value."""
     for option in reversed(_MORE):
         command = option(command)
     return time_options(command)
 
 
 def told(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, as the client takes it."""
+    """Return the given settings as the client takes them."""
     given = {name: value for name, value in options.items() if value is not None and name not in ("key", "headers")}
     if (key := raw(options.get("key"))) is not None:
         given["key"] = key

@@ -1,4 +1,4 @@
-"""Which messages a command is about: named ones, or a window of them."""
+"""The messages that a command changes: named messages, or a window."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TOGETHER = 1000
-"""Changes of named messages that are under way at a time: they share frames."""
+"""Number of changes to named messages in flight at a time; they share frames."""
 
 EXIT_FAILED = 1
 
-_WHICH = "say which messages: ID..., --unique-key K, a window (--since, --until, --key-prefix), or --all"
+_WHICH = "name the messages in one way: ID..., --unique-key K, a window (--since, --until, --key-prefix), or --all"
 
 
 @dataclass(frozen=True)
 class Target:
-    """One message, by its id or by its unique key."""
+    """One message, named by its id or by its unique key."""
 
     id: str | None
     unique_key: bytes | None
     tenant: str | None = None
     key: bytes | None = None
-    """Key of the message, which is a part of its name beside a unique key."""
+    """Key of the message. With a unique key, it is part of the message's name."""
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """As the client's methods take them."""
+        """Return the name as the client's methods take it."""
         if self.unique_key is None:
             return {"id": self.id}
         named: dict[str, Any] = {"unique_key": self.unique_key, **self._tenant}
@@ -46,7 +46,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the name as text."""
         if self.unique_key is None:
             return str(self.id)
         text = f"unique key {_shown(self.unique_key)}"
@@ -54,7 +54,7 @@ class Target:
 
     @property
     def record(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the name as a JSON object."""
         from sandctl.output.records import key_record
 
         if self.unique_key is None:
@@ -69,7 +69,7 @@ class Target:
 
 @dataclass(frozen=True)
 class UniqueName:
-    """The options `--unique-key`, `--key` and `--tenant`, which name one message together."""
+    """The options `--unique-key`, `--key` and `--tenant`, which together name one message."""
 
     unique_key: str | None = None
     tenant: str | None = None
@@ -77,27 +77,27 @@ class UniqueName:
 
     @property
     def is_given(self) -> bool:
-        """Whether there is a unique key."""
+        """Return whether a unique key was given."""
         return self.unique_key is not None
 
     def check(self) -> None:
-        """Raise UsageError for a tenant or a key without a unique key, or for both."""
+        """Raise UsageError if a tenant or a key has no unique key, or if both are given."""
         if self.tenant is not None and self.unique_key is None:
-            raise click.UsageError("--tenant says whose a unique key is: it goes with --unique-key")
+            raise click.UsageError("--tenant needs --unique-key: it says whose unique key this is")
         if self.key is not None and self.unique_key is None:
-            raise click.UsageError("--key: it goes with --unique-key; --key-prefix is for many messages")
+            raise click.UsageError("--key needs --unique-key; use --key-prefix for many messages")
         if self.key is not None and self.tenant is not None:
             raise click.UsageError(
-                "--key and --tenant: one of them; a fair topic has tenants in names, others have keys"
+                "--key and --tenant cannot be used together: names in a fair topic have tenants, others have keys"
             )
 
     def target(self) -> Target:
-        """Return the message that is named."""
+        """Return the named message."""
         return Target(None, raw(self.unique_key), self.tenant, raw(self.key))
 
 
 def unique_key_options(command: F) -> F:
-    """`--unique-key`, `--key` and `--tenant`, which name one message, as `name`."""
+    """Add `--unique-key`, `--key` and `--tenant`, which name one message, as `name`."""
 
     @wraps(command)
     def with_name(*, unique_key: str | None, key: str | None, tenant: str | None, **others: Any) -> Any:
@@ -106,39 +106,41 @@ def unique_key_options(command: F) -> F:
     options = click.option("--tenant", metavar="T", help="With --unique-key, in a fair topic.  [default: default]")(
         with_name
     )
-    options = click.option("--key", metavar="K", help="With --unique-key: the key of a message that has one.")(options)
-    options = click.option("--unique-key", metavar="K", help="The message that has this unique key.")(options)
+    options = click.option("--key", metavar="K", help="With --unique-key: the key of the message, if it has one.")(
+        options
+    )
+    options = click.option("--unique-key", metavar="K", help="The message with this unique key.")(options)
     return cast("F", options)
 
 
 def one(message_id: str | None, name: UniqueName) -> Target:
-    """The one that is named; UsageError unless it is named once."""
+    """Return the named message. Raises UsageError unless it is named in exactly one way."""
     if (message_id is None) == (not name.is_given):
-        raise click.UsageError("say which message: its ID, or --unique-key K; one of them")
+        raise click.UsageError("name the message: either its ID or --unique-key K")
     name.check()
     return name.target() if message_id is None else Target(message_id, None)
 
 
 def named(ids: Sequence[str], name: UniqueName) -> list[Target]:
-    """Those that are named; UsageError unless they are named in one way."""
+    """Return the named messages. Raises UsageError unless they are named in exactly one way."""
     if bool(ids) == name.is_given:
-        raise click.UsageError("say which messages: ID..., or --unique-key K; one of them")
+        raise click.UsageError("name the messages: either ID... or --unique-key K")
     name.check()
     return [name.target()] if name.is_given else [Target(one_id, None) for one_id in dict.fromkeys(ids)]
 
 
 def named_or_window(ids: Sequence[str], name: UniqueName, everything: bool, window: Window) -> list[Target] | Window:
-    """What is meant; UsageError unless it is said in one way."""
+    """Return the named messages or the window. Raises UsageError unless exactly one of them is given."""
     window.check_prefixes()
     ways = (bool(ids), name.is_given, everything, not window.is_open)
     if sum(ways) != 1:
-        raise click.UsageError(_WHICH if not any(ways) else f"{_WHICH}; one of these, not several")
+        raise click.UsageError(_WHICH if not any(ways) else f"{_WHICH}, not several")
     name.check()
     return named(ids, name) if ids or name.is_given else window
 
 
 def _shown(key: bytes) -> str:
-    """Return a key for people."""
+    """Return a key as text."""
     return repr(key.decode("utf-8", "backslashreplace"))
 
 
@@ -146,7 +148,7 @@ Change = Callable[["Messages", Target], Awaitable[dict[str, Any]]]
 
 
 async def change_each(client: Client, topic: str, targets: Sequence[Target], change: Change) -> list[dict[str, Any]]:
-    """The outcome of each, in their order. What cannot be done to one message does not stop the others."""
+    """Return the outcome of each change, in order. A failure for one message does not stop the others."""
     import anyio
 
     from sandq.errors import NotFound, TooLate, UnknownGroup, UnknownPartition, UnknownTopic
@@ -164,7 +166,7 @@ async def change_each(client: Client, topic: str, targets: Sequence[Target], cha
             except (UnknownTopic, UnknownPartition, UnknownGroup):
                 raise
             except NotFound as error:
-                tenant = error.details.get("tenant")  # at which it was looked for, where it is one's
+                tenant = error.details.get("tenant")  # where the message was looked up, in a fair topic
                 outcomes[number] = {**target.record, **({"tenant": tenant} if tenant else {}), "outcome": "not_found"}
 
     async with anyio.create_task_group() as tasks:
@@ -174,7 +176,7 @@ async def change_each(client: Client, topic: str, targets: Sequence[Target], cha
 
 
 def show_outcomes(targets: Sequence[Target], outcomes: Sequence[dict[str, Any]], wanted: str) -> None:
-    """A line each: on standard output what was done, on standard error what was not; then exit code 1."""
+    """Print a line per message: on standard output if it was changed, else on standard error, with exit code 1."""
     failed = [row for row in outcomes if row["outcome"] != wanted]
     if settings().output == "table":
         for target, row in zip(targets, outcomes, strict=True):
@@ -192,14 +194,14 @@ def _sentence(target: Target, row: dict[str, Any]) -> str:
         return f"{target.name}: too late, it is {what}"
     if row["outcome"] == "not_found":
         if "tenant" in row and target.tenant is None:
-            return f"{target.name}: not found of the tenant {row['tenant']}; say whose it is with --tenant"
+            return f"{target.name}: not found for tenant {row['tenant']}; name the tenant with --tenant"
         if target.unique_key is not None and target.tenant is None and target.key is None:
-            return f"{target.name}: not found; a message with a key is named with --key as well"
+            return f"{target.name}: not found; if the message has a key, give --key too"
         return f"{target.name}: not found"
     if row["outcome"] == "not_leased":
         return f"{target.name}: not leased, it is {row['state']}"
     if row["outcome"] == "lost":
-        return f"{target.name}: the lease was not held any more, and nothing was done"
+        return f"{target.name}: the lease was no longer held; nothing was done"
     if row["outcome"] == "moved":
         ranked = f", priority {row['priority']}" if "priority" in row else ""
         return f"moved {target.name} to {row['deliver_at']}{ranked} ({row['offset']})"

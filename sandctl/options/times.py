@@ -1,4 +1,4 @@
-"""How times, windows, places and ids are written on the command line; all commands read them here.
+"""Formats of times, windows, places and ids on the command line. All commands parse them here.
 
     INSTANT    2030-01-31T08:00:00Z | epoch milliseconds | +5m, -1h: from now, by this machine's clock | now
     DURATION   90s, 5m, 1h30m, 250ms, or seconds
@@ -7,7 +7,7 @@
     VERSION    likewise, as `kv` prints them; SINCE is now, earliest or a version
     R          a rate: messages a second
 
-A sign tells "from now" from everything else: no instant begins with one.
+A sign marks a duration from now: no instant begins with a sign.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import click
 if TYPE_CHECKING:
     _Type = click.ParamType[Any]
 else:
-    _Type = click.ParamType  # which is not generic in each version of click
+    _Type = click.ParamType  # some click versions make this class generic, some do not
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,12 +38,12 @@ RATE_LEAST, RATE_MOST = 0.001, 10_000_000
 
 
 def now_ms() -> int:
-    """This machine's wall clock, epoch milliseconds."""
+    """Return this machine's wall clock in epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 def instant(text: str) -> int:
-    """Epoch milliseconds of an instant; InvalidTime when it is none."""
+    """Parse an instant into epoch milliseconds. Raises InvalidTime."""
     from sandq.model.errors import InvalidTime
     from sandq.model.times import LEAST_INSTANT_MS, TIME_MAX_MS, instant_ms
 
@@ -56,12 +56,12 @@ def instant(text: str) -> int:
             ms = instant_ms(text)
         except InvalidTime as error:
             raise InvalidTime(f"{error.message}{_from_now_hint(text)}") from None
-    # What lies before 1973 is past all the same, and as a number it would be taken for seconds.
+    # An instant before 1973 is in the past anyway; as a number it would be taken for seconds.
     return min(max(ms, LEAST_INSTANT_MS), TIME_MAX_MS)
 
 
 def _from_now_hint(text: str) -> str:
-    """Say how a duration from now is written, in place of a text that is no instant."""
+    """Explain how to write a duration from now, for a text that is no instant."""
     from sandq.model.errors import InvalidTime
     from sandq.model.times import duration_ms, format_duration
 
@@ -77,7 +77,7 @@ def _from_now_hint(text: str) -> str:
 
 
 def shift_ms(text: str) -> int:
-    """Milliseconds of a duration that may have a sign."""
+    """Parse a duration that may have a sign, into milliseconds."""
     from sandq.model.times import duration_ms
 
     sign = -1 if text.startswith("-") else 1
@@ -85,7 +85,7 @@ def shift_ms(text: str) -> int:
 
 
 class _Checked(_Type):
-    """A type whose values one function reads; what that refuses is wrong usage."""
+    """A click type that parses values by a function; a value that it refuses is wrong usage."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
@@ -131,7 +131,7 @@ def _place(text: str) -> str | int:
         return instant(text)
     except InvalidRequest:
         raise InvalidRequest(
-            f"{text!r} is no place in a topic: earliest, latest, an instant, or an offset (26 characters) is expected"
+            f"{text!r} is not a position in a topic: expected earliest, latest, an instant or an offset (26 characters)"
         ) from None
 
 
@@ -152,7 +152,7 @@ def _limit(text: str) -> int | None:
     if text == ALL:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= 15 and int(text)):
-        raise InvalidRequest(f"{text!r} is neither a number from 1 on nor {ALL}")
+        raise InvalidRequest(f"{text!r} is neither a number of 1 or more nor {ALL}")
     return int(text)
 
 
@@ -164,7 +164,7 @@ def _rate(text: str) -> float:
     except ValueError:
         rate = math.nan
     if not RATE_LEAST <= rate <= RATE_MOST:
-        raise InvalidRequest(f"{text!r} is no rate: messages a second, {RATE_LEAST:g} to {RATE_MOST:,}")
+        raise InvalidRequest(f"{text!r} is not a rate: expected messages a second, {RATE_LEAST:g} to {RATE_MOST:,}")
     return rate
 
 
@@ -180,30 +180,30 @@ _LIMIT = _Checked("limit", _limit)
 
 
 def limit_option(command: F) -> F:
-    """`--limit`, of every command that lists; None is all."""
+    """Add `--limit` for commands that list; None means all."""
     return click.option(
         "--limit",
         type=_LIMIT,
         default=str(DEFAULT_LIMIT),
         metavar=f"N|{ALL}",
         show_default=True,
-        help="Show so many at most; when there are more, standard error says so.",
+        help="Show up to this many. If there are more, standard error says so.",
     )(command)
 
 
 def newest_option(command: F) -> F:
-    """`--newest`, of the commands that list by delivery time."""
+    """Add `--newest`, for commands that list by delivery time."""
     return click.option("--newest", is_flag=True, help="Begin with the latest delivery time.")(command)
 
 
 def raw(text: str | None) -> bytes | None:
-    """An argument's bytes as they were typed."""
+    """Return an argument's bytes as they were typed."""
     return None if text is None else os.fsencode(text)
 
 
 @dataclass(frozen=True)
 class Window:
-    """Which messages a command is about: those of a span of time, or whose keys begin alike, or all."""
+    """Window of messages: a span of time, keys that begin alike, or all messages."""
 
     since: int | None
     until: int | None
@@ -218,18 +218,18 @@ class Window:
         key_prefix: str | None = None,
         unique_key_prefix: str | None = None,
     ) -> Window:
-        """UsageError when nothing can lie within."""
+        """Raise UsageError if the window is always empty."""
         if since is not None and until is not None and until <= since:
-            raise click.UsageError("--until is not later than --since: nothing lies between them")
+            raise click.UsageError("--until is not later than --since: the window is empty")
         return cls(since, until, raw(key_prefix), raw(unique_key_prefix))
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds everything."""
+        """Return whether the window holds all messages."""
         return not self.arguments()
 
     def arguments(self) -> dict[str, Any]:
-        """As the client takes them; only those that are given."""
+        """Return the given bounds as the client takes them."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def check_prefixes(self) -> None:
@@ -237,10 +237,10 @@ class Window:
         for name in ("key_prefix", "unique_key_prefix"):
             if getattr(self, name) == b"":
                 option = f"--{name.replace('_', '-')}"
-                raise click.UsageError(f"{option}: it is empty; give the beginning of a key, or say --all instead")
+                raise click.UsageError(f"{option}: it is empty; give the beginning of a key, or --all")
 
     def text(self, what: str) -> str:
-        """ "due from ... until ..., with keys that begin with ..."; nothing when it is open."""
+        """Return " due from ... until ..., with keys that begin with ..."; empty if the window has no bounds."""
         from sandq.model.times import format_instant
 
         parts = []
@@ -255,13 +255,16 @@ class Window:
 
 
 def window_options(what: str, *, unique: bool = False) -> Callable[[F], F]:
-    """`--since`, `--until` and `--key-prefix`; `what` says of which moment. `unique`: `--unique-key-prefix`, too."""
+    """Add `--since`, `--until` and `--key-prefix`; `what` says which instant they mean. `unique` adds
+    `--unique-key-prefix`."""
 
     def add(command: F) -> F:
         if unique:
-            text = "Whose unique key begins like this."
+            text = "Only messages whose unique key begins with this."
             command = click.option("--unique-key-prefix", metavar="TEXT", help=text)(command)
-        command = click.option("--key-prefix", metavar="TEXT", help="Whose key begins like this.")(command)
+        command = click.option("--key-prefix", metavar="TEXT", help="Only messages whose key begins with this.")(
+            command
+        )
         command = click.option("--until", type=INSTANT, metavar="INSTANT", help=f"{what} before this moment.")(command)
         return click.option("--since", type=INSTANT, metavar="INSTANT", help=f"{what} at this moment or later.")(
             command

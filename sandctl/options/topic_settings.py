@@ -1,4 +1,4 @@
-"""The settings of topics and groups as options, and as people read them."""
+"""Settings of topics and groups as options, and their text form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BACKOFF_KEYS = {
     "backoff_jitter": "jitter_percent",
 }
 _TYPES = {FACTOR: float, PERCENT: int}
-# Option -> setting, of those whose text the broker reads.
+# Options to settings whose text the broker parses.
 _PLAIN = {
     "lease": "lease",
     "delete_on_ack": "delete_on_ack",
@@ -46,9 +46,10 @@ _PLAIN = {
 
 
 def _option(default: str | None, option: str, setting: str, help_text: str = "") -> Callable[[F], F]:
-    """An option for a setting (`sandq.model.setting_texts`), whose default the broker knows; an update has none.
+    """Add an option for a setting (`sandq.model.setting_texts`). The broker knows the default; an update has no
+    defaults.
 
-    `help_text`: in place of what the setting says.
+    `help_text` replaces the setting's own text.
     """
     text = SETTINGS[setting]
     says = help_text or text.says
@@ -63,7 +64,7 @@ def _option(default: str | None, option: str, setting: str, help_text: str = "")
 
 
 def retry_options(defaults: bool) -> Callable[[F], F]:
-    """Attempts and back-off: what a topic and a group may have."""
+    """Add attempts and back-off, which topics and groups can have."""
 
     def default(text: str) -> str | None:
         return text if defaults else None
@@ -81,18 +82,18 @@ def retry_options(defaults: bool) -> Callable[[F], F]:
 
 
 def group_options() -> Callable[[F], F]:
-    """All settings that a group may have of its own, without defaults."""
+    """Add all settings that a group can have, without defaults."""
     per_key = click.option(
         "--max-in-flight-per-key",
         default=None,
-        help="Number of messages of a key that its consumers hold at a time: not more than the topic's.",
+        help="Messages of a key that the group's consumers may hold at a time; up to the topic's number.",
         metavar="N",
     )
     return _all((retry_options(False), per_key))
 
 
 def settings_options(*, update: bool) -> Callable[[F], F]:
-    """All settings of a topic; `update`: those that can be changed, without defaults."""
+    """Add all settings of a topic. With `update`: those that can change, without defaults."""
 
     def default(text: str) -> str | None:
         return None if update else text
@@ -136,7 +137,7 @@ def _all(options: tuple[Callable[[Any], Any], ...]) -> Callable[[F], F]:
 
 
 def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given, by the names of a topic's settings; the broker checks their values."""
+    """Return the given settings, by the names of a topic's settings; the broker checks their values."""
     settings: dict[str, Any] = {
         setting: options[option] for option, setting in _PLAIN.items() if options.get(option) is not None
     }
@@ -155,7 +156,7 @@ def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown(record: Mapping[str, Any], kind: str = "timer") -> dict[str, Any]:
-    """Settings of a record under the names and in the units in which they are given."""
+    """Return settings of a record, under the names and in the units of their options."""
     from sandq.client.json_format import settings_json
 
     return settings_json(record, kind)

@@ -1,4 +1,4 @@
-"""The life of a message as lines that people read: what `message why` prints."""
+"""The history of a message as lines of text: the output of `message why`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _INDENT = "  "
 
 
 def biography(found: Mapping[str, Any], topic: str, now_ms: int) -> Iterator[str]:
-    """Line by line; `found` is what `client.messages(topic).why` gives."""
+    """Return the history line by line; `found` is the result of `client.messages(topic).why`."""
     yield f"message {found['id']} of topic {topic}: {found['state']}"
     for name, text in _facts(found, now_ms):
         yield f"{_INDENT}{name:<11}{text}"
     groups = found.get("groups") or ()
     if not groups:
         yield ""
-        yield "no group has subscribed to this topic: nobody waits for it yet"
+        yield "no group has subscribed to this topic yet: nobody receives it"
     for group in groups:
         yield ""
         yield f"group {group['group']}: {group['state']}"
@@ -28,7 +28,7 @@ def biography(found: Mapping[str, Any], topic: str, now_ms: int) -> Iterator[str
 
 
 def _facts(found: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, str]]:
-    """The message itself, in the order in which things happened."""
+    """Return the events of the message itself, in order."""
     from sandq.model.times import format_duration
 
     for name in ("key", "unique_key"):
@@ -80,7 +80,7 @@ def _group_facts(group: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, s
 
 
 def _history(group: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, str]]:
-    """Attempt by attempt; where it was redriven, life by life: in each the attempts count from 1."""
+    """Return the attempts. A redriven message has several lives; in each, attempts count from 1."""
     history, lives = list(group.get("history") or ()), group.get("lives") or ()
     for life in lives:
         tries = "1 attempt" if life.attempts == 1 else f"{life.attempts} attempts"
@@ -97,7 +97,7 @@ def _history(group: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, str]]
 
 
 def _attempt(row: Any, now_ms: int) -> str:
-    """When it began, by whom, how long, how it ended."""
+    """Return when the attempt began, whose it was, how long it took, and how it ended."""
     from sandq.model.times import format_duration
 
     _, consumer, leased_ms, ended_ms, outcome, error = row
@@ -110,18 +110,18 @@ def _attempt(row: Any, now_ms: int) -> str:
 
 
 def _line(text: str) -> str:
-    """An error on one line."""
+    """Return an error on one line."""
     text = " ".join(text.split())
     return text if len(text) <= _ERROR_CHARS else text[: _ERROR_CHARS - 1] + "…"
 
 
 def moment(ms: int, now_ms: int) -> str:
-    """An instant, and how far it is from now."""
+    """Return an instant, and its distance from now."""
     return f"{when(ms)} ({distance(ms - now_ms)})"
 
 
 def distance(ms: int) -> str:
-    """ "in 5m12s", "3d4h ago", "now": as precise as people care."""
+    """Return "in 5m12s", "3d4h ago" or "now", rounded for people."""
     from sandq.model.times import format_duration
 
     size_ms = abs(ms)

@@ -1,8 +1,7 @@
-"""Messages as lines of JSON: what `consume -o jsonl` writes is what `produce --jsonl` reads.
+"""Messages as lines of JSON: `produce --jsonl` reads what `consume -o jsonl` writes.
 
 The fields are those of HTTP (`sandq/client/json_format.py`, docs/sandctl.md). `consume`, `message list --values` and
-`dead list --values` add what they know (offset, id, state, ...); `produce` passes over that and refuses every other
-name.
+`dead list --values` add further fields (offset, id, state, ...). `produce` ignores these and refuses every other name.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ if TYPE_CHECKING:
     from sandq.client import LeasedMessage, Message
 
 LINE_BYTES_MAX = 256 << 20
-"""Nothing is read further to find the end of a line, or of a file that is one message."""
+"""Limit on reading ahead for the end of a line, or of a file that is one message."""
 
 
 class BadLine(Exception):
-    """A line that is no message; the text says why."""
+    """A line that is not a message; the text says why."""
 
 
 def parse_line(line: bytes, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A line's message as arguments of `Producer.send`; BadLine when it is none. `headers`: of lines without any."""
+    """Return a line's message as arguments of `Producer.send`. Raises BadLine. `headers` apply to lines without any."""
     from sandq.client.json_format import read_message
     from sandq.errors import InvalidRequest
     from sandq.model.json_values import read_strictly
@@ -40,7 +39,7 @@ def parse_line(line: bytes, headers: Mapping[str, str] | None = None) -> dict[st
 
 
 def message_record(message: Message | LeasedMessage) -> dict[str, Any]:
-    """A delivered message as an object for JSON."""
+    """Return a delivered message as a JSON object."""
     from sandq.client.json_format import message_json
 
     return message_json(message)

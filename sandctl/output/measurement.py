@@ -1,4 +1,4 @@
-"""What a measurement found, for people and for programs. Pure: times come from outside."""
+"""The result of a benchmark, for people and programs. Pure: times come from outside."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sandctl.output.results import counted
 
 
 class Samples:
-    """Durations in microseconds; signed, 8 bytes each."""
+    """A list of durations in signed microseconds, 8 bytes each."""
 
     def __init__(self) -> None:
         self._us = array("q")
 
     def add(self, us: int, count: int = 1) -> None:
-        """The same for `count` messages."""
+        """Add a duration for `count` messages."""
         if count == 1:
             self._us.append(us)
         else:
@@ -26,7 +26,7 @@ class Samples:
         return len(self._us)
 
     def record(self, *, signed: bool = False) -> dict[str, float]:
-        """Milliseconds: p50, p99 and max (the nearest that was measured); `signed` ones have a least, too."""
+        """Return p50, p99 and max in milliseconds (nearest measured value), with `signed` also the least."""
         if not self._us:
             return {}
         ordered = sorted(self._us)
@@ -38,12 +38,12 @@ class Samples:
         return {**least, "p50_ms": at(50), "p99_ms": at(99), "max_ms": ordered[-1] / 1000}
 
     def below_zero(self) -> int:
-        """How many are negative."""
+        """Return how many durations are negative."""
         return sum(us < 0 for us in self._us)
 
 
 class Measured:
-    """One measurement, as far as it came."""
+    """One benchmark, as far as it has got."""
 
     def __init__(self, what: str, topic: str, size: int, wanted: int) -> None:
         self.what = what
@@ -56,7 +56,7 @@ class Measured:
         self.samples = Samples()
 
     def record(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result as a JSON object."""
         record: dict[str, Any] = {
             "bench": self.what,
             "topic": self.topic,
@@ -72,7 +72,7 @@ class Measured:
         return record | {"latency": self.samples.record()}
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Return the result as text."""
         short = "" if self.messages == self.wanted else f" of {self.wanted:,}"
         noun = "message" if self.messages == self.wanted == 1 else "messages"
         yield f"{self.what}: {self.messages:,}{short} {noun} of {counted(self.size, 'byte')} in {self.seconds:.2f} s"

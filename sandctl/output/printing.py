@@ -1,4 +1,4 @@
-"""Printing what comes one by one, for as long as it comes: out of this process before the next one is taken."""
+"""Print records one by one as they arrive: each has left this process before the next is taken."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sandctl.output.results import to_json
 from sandctl.settings import settings
 
 CLOSE_S = 1.0
-"""So long what was begun may take to leave, at the end."""
+"""Time limit at the end for unfinished output."""
 
 
 class Printer:
-    """Prints rows in the chosen output. Made within the event loop."""
+    """Prints rows in the chosen output format. Create it within the event loop."""
 
     def __init__(self) -> None:
         from sandctl.streams import Writer
@@ -24,7 +24,8 @@ class Printer:
         self._count = 0
 
     async def show(self, record: Callable[[], Mapping[str, Any]], text: Callable[[], bytes]) -> None:
-        """`record` for programs or `text`, with its line feed, for people. Out of this process when it returns."""
+        """Print `record` for programs, or `text` with its line feed for people. It has left this process when this
+        returns."""
         if self._output == "table":
             data = text()
         else:
@@ -34,7 +35,7 @@ class Printer:
         await self._writer.write(data)
 
     async def close(self) -> None:
-        """End what was begun: a row that is half out, a JSON array. Unless nobody reads any more."""
+        """Finish the output: a half-written row, a JSON array. Does nothing if nobody reads any more."""
         import anyio
 
         with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):

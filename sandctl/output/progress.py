@@ -1,4 +1,4 @@
-"""How far long work is: a line on standard error that is written over, and only on a terminal."""
+"""Progress of long work: one line on standard error that overwrites itself, on a terminal only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _is_terminal() -> bool:
 class Progress:
     """`with Progress("cancelled") as progress: await ....cancel_all(progress=progress)`.
 
-    `total` is what was counted before; a job by itself only knows what it has come across so far.
+    `total` is the count from before; the job itself only knows what it has found so far.
     """
 
     def __init__(self, verb: str = "", total: int | None = None) -> None:
@@ -44,11 +44,11 @@ class Progress:
             click.echo("\r" + " " * self._width + "\r", err=True, nl=False)
 
     def __call__(self, result: JobResult) -> None:
-        """What is done by now, of a job."""
+        """Show the progress of a job."""
         self.at(result.done, None if self._total is None else max(self._total, result.matched))
 
     def at(self, done: int, total: int | None = None) -> None:
-        """What is done by now."""
+        """Show how many are done."""
         total = self._total if total is None else total
         text = f"{self._verb} {done:,}"
         if total:
@@ -56,7 +56,7 @@ class Progress:
         self.tell(text)
 
     def tell(self, text: str) -> None:
-        """How far it is, in words; not shown more often than people can read."""
+        """Show the progress in words, at most as often as people can read."""
         now = time.monotonic()
         if not self._wanted or now - self._shown_at < _SHOW_S:
             return
@@ -66,7 +66,7 @@ class Progress:
 
 
 def bar(done: int, total: int) -> str:
-    """How much of it is done, _BAR_CHARS wide."""
+    """Return a bar, _BAR_CHARS wide."""
     eighths = min(done, total) * _BAR_CHARS * 8 // total
     whole, rest = divmod(eighths, 8)
     return (_BLOCKS[-1] * whole + (_BLOCKS[rest] if rest else "")).ljust(_BAR_CHARS)

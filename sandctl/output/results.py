@@ -1,4 +1,4 @@
-"""Writing results: a table for people, JSON for programs."""
+"""Write results: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandctl.settings import settings
 
 
 def text_of(value: object) -> str:
-    """A cell of a table."""
+    """Return a value as a table cell."""
     if value is None or value == []:
         return "-"
     if isinstance(value, bool):
@@ -33,9 +33,10 @@ def text_of(value: object) -> str:
 
 
 def plain(value: object) -> object:
-    """A value that JSON knows: bytes as base64, integers above 2**53 as text (other languages would round them).
+    """Return a value that JSON can hold: bytes as base64, integers above 2**53 as text (other languages would round
+    them).
 
-    The JSON value of a message stays as it was sent.
+    The JSON value of a message stays unchanged.
     """
     if isinstance(value, Mapping):
         return {str(key): part if key == "json" else plain(part) for key, part in value.items()}
@@ -49,17 +50,17 @@ def plain(value: object) -> object:
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
-    """JSON text of a result."""
+    """Return a result as JSON text."""
     return in_json(json.dumps(plain(value), indent=indent, ensure_ascii=False))
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """A line for people, or several; what is no visible text in it is escaped."""
+    """Print one or more lines for people, with everything escaped that is not visible text."""
     click.echo(lines(text), err=err)
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], limit: int | None = None) -> None:
-    """Rows, `limit` of them at most; `columns` is what a table shows: key -> heading. JSON shows everything."""
+    """Print rows, up to `limit`. `columns` maps keys to headings of the table. JSON shows all fields."""
     shown = rows[:limit]
     output = settings().output
     if output == "json":
@@ -81,9 +82,9 @@ async def show_stream(
     columns: Mapping[str, Callable[[Any], object]],
     limit: int | None,
 ) -> None:
-    """Rows as they come, each as `record` has it for JSON, or in a table with `columns`: heading -> cell.
+    """Print rows as they arrive, as `record` makes them for JSON, or in a table with `columns`: heading to cell.
 
-    `rows` must end by itself one row after the limit at the latest: that one tells that there is more.
+    `rows` must end at most one row after the limit: that row shows that there is more.
     """
     output = settings().output
     table: list[list[str]] = []
@@ -111,22 +112,22 @@ async def show_stream(
 
 
 def _there_is_more(count: int) -> None:
-    click.echo(f"sandctl: only the first {count:,} are shown; --limit says how many", err=True)
+    click.echo(f"sandctl: only the first {count:,} are shown; --limit changes that", err=True)
 
 
 def counted(count: int, what: str) -> str:
-    """ "1 message", "1,200 messages"."""
+    """Return "1 message", "1,200 messages"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def shortened(text: str, chars: int) -> str:
-    """Text on one line, and not longer than so many characters."""
+    """Return text on one line, cut to a number of characters."""
     text = one_line(text[: chars + 1])
     return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
 def show_one(record: Mapping[str, Any]) -> None:
-    """One result: its fields below one another."""
+    """Print one result: its fields below one another."""
     output = settings().output
     if output != "table":
         click.echo(to_json(record, indent=2 if output == "json" else None))
@@ -141,7 +142,7 @@ def show_one(record: Mapping[str, Any]) -> None:
 
 
 def done(message: str, record: Mapping[str, Any]) -> None:
-    """Something was done: a sentence for people, the record for programs."""
+    """Print that something was done: a sentence for people, the record for programs."""
     if settings().output == "table":
         say(message)
     else:

@@ -1,8 +1,8 @@
-"""Tables for people, as wide as their terminal.
+"""Tables for people, as wide as the terminal.
 
-In a pipe or a file a row is a line, whatever its length. On a terminal that is too narrow, headings are folded between
-their words, and the columns whose text may be cut (values, errors, keys) become narrower, down to a bound; where that
-is not enough each row becomes a block of lines. An id or an offset is never cut: it is there to be copied.
+In a pipe or a file, each row is one line of any length. On a terminal that is too narrow, headings are folded between
+words, and columns that may be cut (values, errors, keys) get narrower, down to a limit. If that is not enough, each row
+becomes a block of lines. Ids and offsets are never cut, because people copy them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sandctl.output.escaping import one_line
 
 GAP = 2
 LEAST_CHARS = 8
-"""No column is cut to less."""
+"""Least width of a column that is cut."""
 CUTTABLE = frozenset(
     ("key", "unique key", "value", "error", "dead reasons", "dead_reasons", "reason", "settings", "stopped because")
 )
@@ -27,14 +27,14 @@ _ELLIPSIS = "…"
 
 
 def terminal_width() -> int | None:
-    """Characters in a line of standard output; None when it is no terminal, which is as wide as it must be."""
+    """Return the width of the terminal at standard output; None if it is not a terminal."""
     if not sys.stdout.isatty():
         return None
-    return max(20, shutil.get_terminal_size().columns)  # COLUMNS comes first there
+    return max(20, shutil.get_terminal_size().columns)  # COLUMNS takes precedence there
 
 
 def print_table(rows: Sequence[Sequence[str]], headings: Sequence[str]) -> None:
-    """To standard output."""
+    """Print a table to standard output."""
     for line in table_lines(rows, headings, terminal_width(), bold=_may_be_bold()):
         click.echo(line)
 
@@ -42,7 +42,7 @@ def print_table(rows: Sequence[Sequence[str]], headings: Sequence[str]) -> None:
 def table_lines(
     rows: Sequence[Sequence[str]], headings: Sequence[str], width: int | None, *, bold: bool = False
 ) -> list[str]:
-    """The lines of a table; `width` None: any."""
+    """Return the lines of the table; `width` None means unlimited."""
     cells = [[one_line(cell) for cell in row] for row in rows]
     heads = [one_line(heading) for heading in headings]
     numeric = [_are_numbers([row[at] for row in cells]) for at in range(len(heads))]
@@ -71,7 +71,7 @@ def _longest(heading: str) -> int:
 
 
 def _folded(headings: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
-    """The headings as lines of the table, each folded between its words as its column needs it."""
+    """Return the headings as lines of the table, each folded between words to its column's width."""
     columns: list[list[str]] = []
     for heading, width in zip(headings, widths, strict=True):
         folded: list[str] = []
@@ -94,7 +94,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _fit(widths: Sequence[int], headings: Sequence[str], width: int) -> list[int] | None:
-    """Narrower columns, the widest first; None when those that may be cut cannot give enough."""
+    """Return narrower columns, cutting the widest first; None if the columns that may be cut cannot give enough."""
     found = list(widths)
     bounds = [
         min(size, max(LEAST_CHARS, _longest(heading))) if heading.lower() in CUTTABLE else size
@@ -111,7 +111,7 @@ def _fit(widths: Sequence[int], headings: Sequence[str], width: int) -> list[int
 
 
 def _blocks(rows: Sequence[Sequence[str]], headings: Sequence[str], width: int, bold: bool) -> list[str]:
-    """A line a cell, an empty line between rows."""
+    """Return a line per cell, with an empty line between rows."""
     size = max(map(cell_len, headings))
     lines: list[str] = []
     for row in rows:
@@ -125,7 +125,7 @@ def _blocks(rows: Sequence[Sequence[str]], headings: Sequence[str], width: int, 
 
 
 def cell_len(text: str) -> int:
-    """Columns that a text takes on a terminal."""
+    """Return the number of terminal columns that a text takes."""
     if text.isascii():
         return len(text)
     return sum(_columns(character) for character in text)
@@ -138,7 +138,7 @@ def _columns(character: str) -> int:
 
 
 def cut(text: str, columns: int) -> str:
-    """The text, or as much of it as fits with an ellipsis behind it."""
+    """Return the text, or as much as fits with an ellipsis."""
     if cell_len(text) <= columns:
         return text
     taken, size = [], 0
@@ -151,6 +151,6 @@ def cut(text: str, columns: int) -> str:
 
 
 def _are_numbers(column: Sequence[str]) -> bool:
-    """Such a column stands at the right; "-" is none, and fits either."""
+    """Return whether a column is aligned right: its cells are numbers or "-"."""
     told = [text for text in column if text != "-"]
     return bool(told) and all(text.replace(",", "").replace(".", "", 1).removeprefix("-").isdecimal() for text in told)

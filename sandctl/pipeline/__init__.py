@@ -1,5 +1,5 @@
-"""`sandctl pipeline`: what Spark does with messages beyond one machine's reach, and reports. Each command is a function
-of `sandq.spark.jobs` as well."""
+"""`sandctl pipeline`: process more messages than one machine can, with Spark, and report. Each command is also a
+function of `sandq.spark.jobs`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOBS = {
     "compact": Later(
         "sandctl.pipeline.compact",
         "compact",
-        "Put small files of an archive together.",
+        "Merge small files of an archive.",
     ),
     "schedule": Later(
         "sandctl.pipeline.schedule",
@@ -38,27 +38,27 @@ JOBS = {
     "forecast": Later(
         "sandctl.pipeline.forecast",
         "forecast",
-        "Show how many messages come due in each hour.",
+        "Show how many messages are due in each hour.",
     ),
     "report": Later(
         "sandctl.pipeline.report",
         "report",
-        "Show lag, what comes due, and what died, by day.",
+        "Show lag, due messages and dead letters by day.",
     ),
 }
 
 
 class _Pipeline(LazyGroup):
-    """The commands; where the client is installed alone, each says what it needs."""
+    """Return the commands. If only the client is installed, each says what it needs."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """StartupError when the jobs are not installed."""
+        """Raise StartupError if the jobs are not installed."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
             if error.name != "sandq.spark":
                 raise
-        from sandq.errors import StartupError  # --help does without
+        from sandq.errors import StartupError  # `--help` does not import the jobs
 
         raise StartupError("sandq-client comes without the pipeline: pip install 'sandq[spark]', and Java 17 or later")
 
@@ -67,4 +67,4 @@ class _Pipeline(LazyGroup):
     "pipeline", cls=_Pipeline, later=JOBS, short_help="Archive, replay, query and forecast messages with Spark."
 )
 def pipeline() -> None:
-    """Archive, load, replay and query messages with Spark; see what is due, what waits, what died."""
+    """Archive, load, replay and query messages with Spark. Report due, pending and dead messages."""

@@ -1,4 +1,4 @@
-"""`sandctl pipeline archive`: what came due goes to Parquet files."""
+"""`sandctl pipeline archive`: write due messages to Parquet files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Archive due messages as Parquet files.")
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
-@click.option("--pattern", metavar="REGEX", help="Instead of names: topics whose whole name matches.")
+@click.option("--pattern", metavar="REGEX", help="Instead of names: all topics whose whole name matches.")
 @click.option(
-    "--to", "path", metavar="DIR", required=True, help="The archive; Spark's file systems (s3a://...) will do."
+    "--to",
+    "path",
+    metavar="DIR",
+    required=True,
+    help="Directory of the archive; may be on a file system that Spark knows (s3a://...).",
 )
 @click.option(
     "--batch",
@@ -32,18 +36,24 @@ if TYPE_CHECKING:
     default=1_000_000,
     show_default=True,
     metavar="N",
-    help="Messages that are written at a time.",
+    help="Messages per write.",
 )
-@click.option("--hold", metavar="NAME", help="Under which brokers keep what is not archived.  [default: drawn for DIR]")
+@click.option(
+    "--hold",
+    metavar="NAME",
+    help="Name under which brokers retain messages that are not archived.  [default: drawn for DIR]",
+)
 @click.option(
     "--hold-ttl",
     type=DURATION,
     metavar="DURATION",
     default="7d",
     show_default=True,
-    help="For how long after the last run.",
+    help="How long after the last run they retain them.",
 )
-@click.option("--ignore-data-loss", is_flag=True, help="Go on behind what was trimmed before it was archived.")
+@click.option(
+    "--ignore-data-loss", is_flag=True, help="Continue after messages that were trimmed before they were archived."
+)
 @spark_options
 @common_options
 def archive(
@@ -54,15 +64,16 @@ def archive(
     conf: Mapping[str, str],
     **options: Any,
 ) -> None:
-    """Archive what is due of topics, and was not archived before, as Parquet files by topic and day. Each message is
-    there once, also when a run is cut off; the next one goes on. Nothing is acknowledged, no group notices.
+    """Archive the due messages of topics that are not archived yet, as Parquet files by topic and day. Each message is
+    archived exactly once, even if a run is interrupted; the next run continues. Nothing is acked, and groups are not
+    affected.
 
     \b
       sandctl pipeline archive orders payments --to /data/archive
       sandctl pipeline archive --pattern 'shop-.*' --to s3a://bucket/archive
     """
     if bool(topics) is (options["pattern"] is not None):
-        raise click.UsageError("name topics, or a pattern with --pattern")
+        raise click.UsageError("name topics, or give a pattern with --pattern")
 
     if master is None and not conf and _is_local(path) and _is_done(topics, path, ignore_data_loss, options):
         return
@@ -77,16 +88,16 @@ def archive(
             spark, topics, path, servers=asked, fail_on_data_loss=not ignore_data_loss, progress=progress, **options
         )
 
-    run_job(work, master=master, conf=conf, stopped="the same command goes on")
+    run_job(work, master=master, conf=conf, stopped="run the same command to continue")
 
 
 def _is_local(path: str) -> bool:
-    """Whether Spark would look on this machine: it has not been told of another file system."""
+    """Return whether Spark uses this machine's file system: no other one is configured."""
     return path.startswith("file:") or ("://" not in path and "HADOOP_CONF_DIR" not in os.environ)
 
 
 def _is_done(topics: tuple[str, ...], path: str, ignore_data_loss: bool, options: Mapping[str, Any]) -> bool:
-    """Whether there is nothing to archive, which is told then. Spark takes seconds to start, and has nothing to do."""
+    """Return whether there is nothing to archive, and if so say so. Spark takes seconds to start."""
     from sandq.spark.jobs.archive import without_news
     from sandq.spark.jobs.session import check_extra
 

@@ -1,4 +1,4 @@
-"""`sandctl pipeline compact`: many small files of an archive become few."""
+"""`sandctl pipeline compact`: merge many small files of an archive into few."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-@click.command(short_help="Put small files of an archive together.")
+@click.command(short_help="Merge small files of an archive.")
 @click.argument("path", metavar="DIR")
 @click.option(
     "--target",
@@ -29,7 +29,7 @@ MIB = 1 << 20
     default=128,
     show_default=True,
     metavar="MIB",
-    help="How large a file may become, in MiB; what has half of that is left as it is.",
+    help="Size of the merged files, in MiB; a file of half this size or more stays as it is.",
 )
 @click.option(
     "--keep",
@@ -37,13 +37,13 @@ MIB = 1 << 20
     metavar="DURATION",
     default="1d",
     show_default=True,
-    help="For how long files that do not count any more stay, for those who read them yet; 10m at least.",
+    help="How long replaced files stay for readers that still use them; 10m at least.",
 )
 @spark_options
 @common_options
 def compact(path: str, target_mib: int, keep: timedelta, master: str | None, conf: Mapping[str, str]) -> None:
-    """Put small files of the archive DIR together, by topic and day. Who reads it meanwhile notices nothing, and a run
-    that is cut off has changed nothing. Files of the last few micro-batches are left for later.
+    """Merge small files of the archive DIR, by topic and day. Readers are not affected, and an interrupted run changes
+    nothing. Files of the last few micro-batches are left for later.
 
     \b
       sandctl pipeline compact /data/archive

@@ -1,4 +1,4 @@
-"""`sandctl pipeline forecast`: how many messages of several topics are due when, with files for other programs."""
+"""`sandctl pipeline forecast`: how many messages of several topics are due when, also as files for other programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sandctl.commands.forecast import UNITS_MS, forecast_lines, tell_scheduled
+from sandctl.commands.forecast import UNITS_MS, forecast_lines, print_scheduled
 from sandctl.options.common import common_options, run
 from sandctl.options.times import DURATION, limit_option
 from sandctl.output.results import show_one, show_rows
@@ -29,16 +29,16 @@ _COLUMNS = {
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-@click.command(short_help="Show how many messages come due in each hour.")
+@click.command(short_help="Show how many messages are due in each hour.")
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
-@click.option("--ahead", type=DURATION, default="24h", show_default=True, help="So far from now on.")
+@click.option("--ahead", type=DURATION, default="24h", show_default=True, help="How far to look ahead.")
 @click.option(
     "--unit",
     type=click.Choice(list(UNITS_MS)),
-    help="By what it is counted.  [default: second up to 10m, minute up to 2d, else hour]",
+    help="Unit of time.  [default: second up to 10m, minute up to 2d, else hour]",
 )
-@click.option("--csv", "csv_path", type=_FILE, help="Write a line for each topic and unit with messages, too.")
-@click.option("--png", "png_path", type=_FILE, help="Draw a chart, too.")
+@click.option("--csv", "csv_path", type=_FILE, help="Also write a line for each topic and unit that has messages.")
+@click.option("--png", "png_path", type=_FILE, help="Also draw a chart.")
 @limit_option
 @common_options
 def forecast(
@@ -49,15 +49,15 @@ def forecast(
     png_path: Path | None,
     limit: int | None,
 ) -> None:
-    """Show how many messages come due in each second, minute or hour: of these topics together, or of all.
+    """Show how many messages are due in each second, minute or hour, for the named topics together, or for all topics.
 
     \b
       sandctl pipeline forecast
       sandctl pipeline forecast reminders orders --ahead 7d --png week.png
       sandctl pipeline forecast reminders --ahead 24h --csv day.csv -o json
 
-    Brokers count 3600 units ahead: an hour by the second, 60 hours by the minute, 150 days by the hour. It needs no
-    Spark; a chart needs matplotlib. --limit is about the lines that are shown, files have everything.
+    Brokers count 3600 units ahead: an hour by the second, 60 hours by the minute, 150 days by the hour. This needs no
+    Spark; a chart needs matplotlib. --limit applies to the lines shown; files hold all.
     """
     from sandq.spark.jobs.forecast import collect_forecast, count_of, unit_of, write_csv
     from sandq.spark.jobs.summary import FORECAST_COLUMNS
@@ -86,7 +86,7 @@ def _show(found: ForecastSummary, limit: int | None) -> None:
     for line in forecast_lines(shown, found.unit_ms, found.now_ms, later + left):
         click.echo(line)
     if left:
-        click.echo(f"sandctl: only the first {len(shown):,} are shown; --limit says how many", err=True)
-    tell_scheduled(sum(topic.scheduled for topic in found.topics), all(topic.is_complete for topic in found.topics))
+        click.echo(f"sandctl: only the first {len(shown):,} are shown; --limit changes that", err=True)
+    print_scheduled(sum(topic.scheduled for topic in found.topics), all(topic.is_complete for topic in found.topics))
     click.echo()
     show_rows(found.topic_rows(), _COLUMNS)

@@ -1,4 +1,4 @@
-"""`sandctl pipeline replay`: messages of an archive are sent again."""
+"""`sandctl pipeline replay`: send messages of an archive again."""
 
 from __future__ import annotations
 
@@ -21,27 +21,33 @@ if TYPE_CHECKING:
 @click.command(short_help="Send messages of an archive to a topic.")
 @click.argument("path", metavar="ARCHIVE")
 @topic_argument()
-@click.option("--from", "topics", metavar="TOPIC", multiple=True, help="Of these topics only; may be given again.")
-@click.option("--since", type=INSTANT, metavar="INSTANT", help="What was due then or later.")
-@click.option("--until", type=INSTANT, metavar="INSTANT", help="What was due before.")
-@click.option("--where", metavar="SQL", help="A condition on the archive's columns.")
+@click.option(
+    "--from",
+    "topics",
+    metavar="TOPIC",
+    multiple=True,
+    help="Only messages of these topics; may be given several times.",
+)
+@click.option("--since", type=INSTANT, metavar="INSTANT", help="Only messages due at this instant or later.")
+@click.option("--until", type=INSTANT, metavar="INSTANT", help="Only messages due before this instant.")
+@click.option("--where", metavar="SQL", help="SQL condition on the archive's columns.")
 @click.option(
     "--shift",
     type=SHIFT,
     metavar="DURATION",
-    help="Due so much after the old time, -1h: before it.  [default: at once]",
+    help="Due this long after the old time; -1h: before it.  [default: now]",
 )
-@click.option("--start", type=INSTANT, metavar="INSTANT", help="Nothing is due before.")
-@click.option("--rate", type=RATE, metavar="R", help="At most so many are due in a second.")
-@click.option("--write-id", metavar="NAME", help="The name of this job; what was sent under it is not sent again.")
+@click.option("--start", type=INSTANT, metavar="INSTANT", help="No message is due before this.")
+@click.option("--rate", type=RATE, metavar="R", help="At most this many are due in a second.")
+@click.option("--write-id", metavar="NAME", help="Name of this job; messages already sent under it are not sent again.")
 @click.option("--dry-run", is_flag=True, help="Only count.")
 @spark_options
 @common_options
 def replay(
     path: str, topic: str, topics: tuple[str, ...], master: str | None, conf: Mapping[str, str], **options: Any
 ) -> None:
-    """Send messages of ARCHIVE (see `sandctl pipeline archive`) to TOPIC: keys, values, headers and times to live as
-    they were, and priorities and tenants where TOPIC takes them.
+    """Send messages of ARCHIVE (see `sandctl pipeline archive`) to TOPIC. Keys, values, headers and TTLs stay, and
+    priorities and tenants where TOPIC has them.
 
     \b
       sandctl pipeline replay /data/archive orders-test --from orders --since 2030-01-31T00:00:00Z \\
@@ -49,8 +55,8 @@ def replay(
       sandctl pipeline replay /data/archive orders --where "cast(key as string) like 'eu-%'" \\
           --start 2030-02-10T02:00:00Z --rate 500
 
-    Run again with the same options over the same files, it sends only what is not stored yet; the brokers know that for
-    a week. A --start like +5m is another one each time.
+    A second run with the same options and files sends only messages that are not stored yet; the brokers remember for a
+    week. A --start like +5m is a different option each time.
     """
     from sandq.spark.jobs.replay import asked_for
 
@@ -65,4 +71,6 @@ def replay(
         tell("sending")
         return jobs.replay(spark, path, topic, topics=topics, servers=servers, **options, **sending)
 
-    run_job(work, master=master, conf=conf, stopped="what is sent by now stays, and the same command sends the rest")
+    run_job(
+        work, master=master, conf=conf, stopped="the messages sent so far stay; run the same command to send the rest"
+    )

@@ -1,4 +1,4 @@
-"""`sandctl pipeline report`: backlog, what is due by day, and dead letters, as three tables."""
+"""`sandctl pipeline report`: three tables with backlog, due messages by day, and dead letters."""
 
 from __future__ import annotations
 
@@ -32,30 +32,35 @@ _HEADINGS = {
 _NONE = {"groups": "no groups", "due": "nothing is due", "dead": "no dead letters"}
 
 
-@click.command(short_help="Show lag, what comes due, and what died, by day.")
+@click.command(short_help="Show lag, due messages and dead letters by day.")
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
 @click.option(
-    "--days", type=click.IntRange(1, 149), default=7, show_default=True, help="Days ahead, today included, in UTC."
+    "--days",
+    type=click.IntRange(1, 149),
+    default=7,
+    show_default=True,
+    help="Number of days ahead, including today, in UTC.",
 )
-@click.option("--dead-since", type=INSTANT, metavar="INSTANT", help="Count what died at this moment or later.")
+@click.option("--dead-since", type=INSTANT, metavar="INSTANT", help="Count dead letters from this instant on.")
 @click.option(
     "--csv",
     "csv_path",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write groups.csv, due.csv and dead.csv there, too.",
+    help="Also write groups.csv, due.csv and dead.csv there.",
 )
 @common_options
 def report(topics: tuple[str, ...], days: int, dead_since: int | None, csv_path: Path | None) -> None:
-    """Show of these topics, or of all: what groups have before them and since when, how many messages come due on the
-    next days, and how many died on which day, of what, at which attempt.
+    """Report on the named topics, or on all: the lag of each group and the age of its oldest message; how many messages
+    are due on each of the next days; how many died per day, with reason and attempt.
 
     \b
       sandctl pipeline report
       sandctl pipeline report orders --days 30 --dead-since -7d
       sandctl pipeline report --csv today -o json
 
-    Dead letters are read, without their values, and counted: a million takes a minute or so. It needs no Spark.
+    The command reads all dead letters, without values, to count them: a million takes about a minute. It needs no
+    Spark.
     """
     from sandq.spark.jobs.forecast import write_csv
     from sandq.spark.jobs.report import collect_report

@@ -1,8 +1,7 @@
-"""Running a job of Spark from the command line: its options, what it is doing on standard error, its summary, and
-Ctrl-C.
+"""Run a Spark job from the command line: options, progress on standard error, summary, and Ctrl-C.
 
-The job runs in a thread of its own, with Spark's session: a signal that interrupts a call into Java would leave that
-connection with half an answer. The main thread only looks, and cancels Spark's tasks when the key is pressed.
+The job and Spark's session run in a thread of their own: a signal that interrupts a call into Java would leave that
+connection with half a response. The main thread only watches, and cancels Spark's tasks on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 Servers = tuple[str, ...]
 Tell = Callable[[str], None]
 Work = Callable[["SparkSession", Servers, Tell], T]
-"""`work(spark, servers, tell)`; `tell` is to be called with each thing that is begun."""
+"""The job, called as `work(spark, servers, tell)`; it calls `tell` at the start of each step."""
 
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 class Summary(Protocol):
-    """What most jobs return."""
+    """The result of most jobs."""
 
     def lines(self) -> Iterable[str]:
-        """For people."""
+        """Return the result for people."""
 
     def record(self) -> Mapping[str, Any]:
-        """For programs."""
+        """Return the result for programs."""
 
 
 class _Interrupted(Exception):
@@ -50,7 +49,7 @@ class _Interrupted(Exception):
 
 
 class _Job:
-    """What the two threads share."""
+    """State that the two threads share."""
 
     def __init__(self) -> None:
         self.doing = "starting Spark"
@@ -66,7 +65,7 @@ class _Job:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """An error of ours in there is one of wrong usage."""
+    """Treat an error of ours in the block as wrong usage."""
     from sandq.model.errors import SandqError
 
     try:
@@ -76,8 +75,8 @@ def usage_errors() -> Iterator[None]:
 
 
 def pairs(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """The callback of an option that is NAME=VALUE, and given several times."""
-    if not texts:  # as when a shell completes a line, which is to cost nothing
+    """Parse an option NAME=VALUE that may be given several times; used as its callback."""
+    if not texts:  # shell completion must not import the jobs
         return {}
     from sandq.spark.jobs.mapping import parse_pairs
 
@@ -86,7 +85,7 @@ def pairs(context: click.Context, option: click.Parameter, texts: tuple[str, ...
 
 
 def spark_options(command: F) -> F:
-    """`--master` and `--conf`, of commands that run Spark."""
+    """Add `--master` and `--conf`, for commands that run Spark."""
     command = click.option(
         "--conf",
         metavar="NAME=VALUE",
@@ -94,11 +93,11 @@ def spark_options(command: F) -> F:
         callback=pairs,
         help="A setting of Spark; may be given several times.",
     )(command)
-    return click.option("--master", metavar="URL", help="Where Spark runs.  [default: local[*]]")(command)
+    return click.option("--master", metavar="URL", help="Master of the Spark cluster.  [default: local[*]]")(command)
 
 
 def check_topic(topic: str) -> None:
-    """Told before Spark is started, which takes seconds: StartupError when it is not installed; UnknownTopic."""
+    """Check before Spark starts, which takes seconds. Raises StartupError without Spark, and UnknownTopic."""
     from sandq.spark.jobs.session import check_extra
 
     check_extra()
@@ -106,7 +105,7 @@ def check_topic(topic: str) -> None:
 
 
 def run_job(work: Work[Summary], *, master: str | None, conf: Mapping[str, str], stopped: str) -> None:
-    """Run a job, and print its summary. `stopped`: what is said after Ctrl-C."""
+    """Run a job, and print its summary. `stopped` is printed after Ctrl-C."""
     try:
         found = run_spark(work, master=master, conf=conf)
     except KeyboardInterrupt:
@@ -117,8 +116,7 @@ def run_job(work: Work[Summary], *, master: str | None, conf: Mapping[str, str],
 
 @contextmanager
 def credentials_in_environment() -> Iterator[None]:
-    """What this command is told of who it is holds for jobs inside the block, and for Spark's processes on this
-    machine."""
+    """Apply this command's authentication to jobs inside the block, and to Spark's processes on this machine."""
     if (token := shown_token()) is not None:
         os.environ["SANDQ_TOKEN"] = token
     with tls_in_environment():
@@ -126,12 +124,12 @@ def credentials_in_environment() -> Iterator[None]:
 
 
 def run_spark(work: Work[T], *, master: str | None, conf: Mapping[str, str]) -> T:
-    """What `work` returns. StartupError when Spark is not installed, or does not start.
+    """Return the result of `work`. Raises StartupError if Spark is not installed or does not start.
 
-    KeyboardInterrupt when Ctrl-C ended it: Spark's tasks are cancelled then, and Spark has ended.
+    Raises KeyboardInterrupt after Ctrl-C has ended it: Spark's tasks are cancelled, and Spark has stopped.
     """
     job, outcome = _Job(), Future[T]()
-    asked = servers()  # the job's thread knows nothing of this command
+    asked = servers()  # the job's thread does not have this command's settings
 
     def in_thread() -> None:
         from sandq.spark.jobs.session import session
@@ -150,7 +148,7 @@ def run_spark(work: Work[T], *, master: str | None, conf: Mapping[str, str]) -> 
     with credentials_in_environment(), Interrupts() as interrupts, Progress() as progress:
         interrupts.cancel = job.stopped.set
         threading.Thread(target=in_thread, name="sandctl-spark", daemon=True).start()
-        while not job.ended.wait(LOOK_S):
+        while not job.ended.wait(POLL_S):
             _look(job, progress)
     if job.stopped.is_set() and outcome.exception() is not None:
         raise KeyboardInterrupt

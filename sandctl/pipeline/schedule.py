@@ -1,4 +1,4 @@
-"""`sandctl pipeline schedule`: rows of files as messages."""
+"""`sandctl pipeline schedule`: send rows of files as messages."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ if TYPE_CHECKING:
 @topic_argument()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option(
-    "--format", type=click.Choice(["parquet", "csv", "json"]), help="What the files are.  [default: by their names]"
+    "--format", type=click.Choice(["parquet", "csv", "json"]), help="Format of the files.  [default: by their names]"
 )
 @click.option(
     "--map",
     "mapping",
     metavar="PART=COLUMN",
     multiple=True,
-    help="Which column becomes which part of a message; see below.",
+    help="Column for a part of the message; see below.",
 )
 @click.option("--value-json", metavar="COLUMN,...", help="The value is a JSON object of these columns; *: of all.")
-@click.option("--unique-key", metavar="COLUMN", help="As --map unique_key=COLUMN.")
-@click.option("--priority", metavar="COLUMN", help="As --map priority=COLUMN.")
-@click.option("--tenant", metavar="COLUMN", help="As --map tenant=COLUMN.")
+@click.option("--unique-key", metavar="COLUMN", help="Short for --map unique_key=COLUMN.")
+@click.option("--priority", metavar="COLUMN", help="Short for --map priority=COLUMN.")
+@click.option("--tenant", metavar="COLUMN", help="Short for --map tenant=COLUMN.")
 @click.option(
     "--on-conflict",
     type=click.Choice(["ignore", "replace", "reject"]),
-    help="When a unique key is taken: keep the other message (the default), replace it, or fail.",
+    help="If a unique key is taken: keep the other message (the default), replace it, or fail.",
 )
-@click.option("--default-delay", metavar="DURATION", help="For rows that do not say when; 0s: at once.")
-@click.option("--time-zone", metavar="NAME", help="Of times without one, like Europe/Vienna.")
-@click.option("--rejected", metavar="DIR", help="Where rows that cannot be sent are written, with all reasons.")
+@click.option("--default-delay", metavar="DURATION", help="Delay for rows without a time; 0s: now.")
+@click.option("--time-zone", metavar="NAME", help="Time zone for times without one, such as Europe/Vienna.")
+@click.option("--rejected", metavar="DIR", help="Where to write rows that cannot be sent, with all reasons.")
 @click.option(
     "--max-rejected",
     metavar="N|N%",
     default="0",
     show_default=True,
-    help="When more rows cannot be sent, none is.",
+    help="If more rows than this cannot be sent, send none.",
 )
-@click.option("--write-id", metavar="NAME", help="The name of this job; what was sent under it is not sent again.")
+@click.option("--write-id", metavar="NAME", help="Name of this job; rows already sent under it are not sent again.")
 @click.option(
     "--read-option",
     "read_options",
     metavar="NAME=VALUE",
     multiple=True,
     callback=pairs,
-    help="For Spark's reader.",
+    help="An option of Spark's reader.",
 )
 @click.option("--dry-run", is_flag=True, help="Only check the rows.")
 @spark_options
@@ -75,10 +75,10 @@ def schedule(
     conf: Mapping[str, str],
     **options: Any,
 ) -> None:
-    """Send the rows of files to TOPIC, each at the time that its row says.
+    """Send the rows of files to TOPIC, each at the time in its row.
 
-    PATH is a file, a directory, or a pattern in quotes; of Parquet, CSV with a line of headings, or a JSON object a
-    line.
+    PATH is a file, a directory, or a pattern in quotes. Formats are Parquet, CSV with a line of headings, or one JSON
+    object per line.
 
     \b
       sandctl pipeline schedule reminders users.parquet --map value=body --map deliver_at=send_at
@@ -86,11 +86,11 @@ def schedule(
           --time-zone Europe/Vienna --rejected bad --max-rejected 1%
 
     PART is value, key, deliver_at (a time stamp, RFC 3339, or epoch milliseconds), delay_ms, ttl_ms, unique_key,
-    headers (a column of all of them), or header.NAME; where TOPIC is of the kind priority or fair, priority (a whole
-    number, lower first), and of the kind fair, tenant. A column can be a part of another one: user.id.
+    headers (a column of all of them), or header.NAME. A priority or fair TOPIC also has priority (a whole number, lower
+    first), a fair one also has tenant. A column can be part of another column: user.id.
 
-    All rows are checked before the first is sent. Run again with the same files and options, it sends only what is not
-    stored yet; the brokers know that for a week.
+    All rows are checked before the first is sent. A second run with the same files and options sends only rows that are
+    not stored yet; the brokers remember for a week.
     """
     from sandq.spark.jobs.mapping import parse_pairs, row_mapping
     from sandq.spark.jobs.schedule import Allowed
@@ -120,4 +120,4 @@ def schedule(
             **options,
         )
 
-    run_job(work, master=master, conf=conf, stopped="what is sent by now stays, and the same command sends the rest")
+    run_job(work, master=master, conf=conf, stopped="the rows sent so far stay; run the same command to send the rest")

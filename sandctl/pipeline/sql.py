@@ -1,4 +1,4 @@
-"""`sandctl pipeline sql`: a query over live and archived messages."""
+"""`sandctl pipeline sql`: query live and archived messages."""
 
 from __future__ import annotations
 
@@ -21,20 +21,29 @@ Found = tuple[list[str], list[dict[str, Any]]]
 
 @click.command(short_help="Query archived, due and pending messages in Spark's SQL.")
 @click.argument("query", metavar="QUERY")
-@click.option("--topic", "topics", metavar="TOPIC", multiple=True, required=True, help="May be given again.")
-@click.option("--archive", metavar="DIR", help="What `sandctl pipeline archive` has written.")
+@click.option(
+    "--topic",
+    "topics",
+    metavar="TOPIC",
+    multiple=True,
+    required=True,
+    help="Topic to query; may be given several times.",
+)
+@click.option("--archive", metavar="DIR", help="An archive that `sandctl pipeline archive` has written.")
 @click.option(
     "--view",
     "views",
     metavar="NAME=QUERY",
     multiple=True,
     callback=pairs,
-    help="A further view; may be given again.",
+    help="A further view; may be given several times.",
 )
-@click.option("--since", type=INSTANT, metavar="INSTANT", help="What is due then or later.")
-@click.option("--until", type=INSTANT, metavar="INSTANT", help="What is due before.")
-@click.option("--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Rows at most.")
-@click.option("--ignore-data-loss", is_flag=True, help="Pass over what was trimmed and is not archived.")
+@click.option("--since", type=INSTANT, metavar="INSTANT", help="Only messages due at this instant or later.")
+@click.option("--until", type=INSTANT, metavar="INSTANT", help="Only messages due before this instant.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Largest number of rows."
+)
+@click.option("--ignore-data-loss", is_flag=True, help="Skip messages that were trimmed before they were archived.")
 @spark_options
 @common_options
 def sql(
@@ -47,10 +56,10 @@ def sql(
     conf: Mapping[str, str],
     **options: Any,
 ) -> None:
-    """Ask about messages that are archived, due and pending, each of them once, in Spark's SQL.
+    """Query archived, due and pending messages, each exactly once, in Spark's SQL.
 
     The view `messages` has topic, partition, offset, message_id, key, value, headers (a map), timestamp, deliver_at and
-    archived; keys, values and headers are texts.
+    archived; keys, values and headers are text.
 
     \b
       sandctl pipeline sql "select date(deliver_at) as day, count(*) from messages group by 1" \\
@@ -61,7 +70,7 @@ def sql(
           --topic welcome_emails --archive /data/archive \\
           --view "tasks=select topic as queue, * from messages"
 
-    Times in a query are UTC. --since and --until bound what is read at all.
+    Times in a query are UTC. --since and --until limit what is read.
     """
 
     def work(spark: SparkSession, servers: Servers, tell: Tell) -> Found:
@@ -79,7 +88,7 @@ def sql(
 
 
 def _plain(cell: Any) -> Any:
-    """What JSON has a form for. Spark gives time stamps in this machine's time zone, without naming it."""
+    """Return a value that JSON can hold. Spark returns time stamps in this machine's time zone, without naming it."""
     if isinstance(cell, datetime.datetime):
         utc = cell.astimezone(datetime.UTC)
         return utc.isoformat(timespec="milliseconds" if utc.microsecond % 1000 == 0 else "microseconds")[:-6] + "Z"

@@ -144,7 +144,7 @@ def test_founding_the_cluster(ctl: Any, server: FakeServer, monkeypatch: pytest.
     assert ctl("cluster", "init").exit_code == 2
     monkeypatch.setattr("sandctl.options.confirmation.can_ask", lambda: True)
     unsure = ctl("cluster", "init", input=b"n\n")
-    assert unsure.exit_code == 1 and "n1 founds cluster 'sandq'; it has met n2. Go on?" in unsure.stderr
+    assert unsure.exit_code == 1 and "n1 founds cluster 'sandq'; it has met n2. Continue?" in unsure.stderr
     assert server.cluster_uuid == ""
     founded = ctl("cluster", "init", input=b"y\n")
     assert founded.exit_code == 0 and "n1 has founded cluster founded-here" in founded.output
@@ -173,7 +173,7 @@ def test_wrong_usage_is_exit_code_2(ctl: Any) -> None:
         (["topic", "create", "x", "--max-attempts", "many"], "neither a number nor none"),
         (["consume", "t"], "--group"),
         (["consume", "t", "-g", "g", "--max", "0"], "--max"),
-        (["consume", "t", "-g", "g", "--max", "1", "--follow"], "not both"),
+        (["consume", "t", "-g", "g", "--max", "1", "--follow"], "only one of them"),
         (["-o", "xml", "topic", "list"], "'xml' is not one of"),
     ):
         result = ctl(*args)
@@ -278,6 +278,6 @@ def test_one_pattern_of_tenants_is_changed(ctl: Any, server: FakeServer) -> None
     for wrong in ((), ("--remove", "--weight", "2"), ("--max-in-flight", "few"), ("--weight", "x")):
         assert ctl("tenant", "set", "mails", "acme", *wrong).exit_code == 2
     result = ctl("tenant", "set", "mails", "other", "--remove")
-    assert result.exit_code == 1 and "says nothing of 'other'" in result.stderr
+    assert result.exit_code == 1 and "has no entry for 'other'" in result.stderr
     result = ctl("tenant", "list", "t")
     assert result.exit_code == 2 and "topic 't' is a timer topic" in result.stderr

@@ -53,7 +53,7 @@ def test_timeout_is_a_duration(ctl: Any, wrong: str) -> None:
 
 def test_drain_has_a_timeout_of_its_own(ctl: Any) -> None:
     words = " ".join(ctl("cluster", "drain", "--help").output.split())
-    assert "what was begun goes on all the same" in words and words.count("--timeout") == 1
+    assert "the work continues in any case" in words and words.count("--timeout") == 1
 
 
 def run_with(
@@ -93,10 +93,10 @@ def run_with(
 
 def test_terminal_is_told_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_with(monkeypatch, terminal=True) == [
-        "sandctl: waiting for the cluster's answer; giving up within 60 s (--timeout; Ctrl-C ends it at once)"
+        "sandctl: waiting for the cluster's response; giving up within 60 s (--timeout; Ctrl-C ends it at once)"
     ]
     assert run_with(monkeypatch, terminal=True, connects=False) == [
-        "sandctl: no answer of n1:7170 yet; giving up after 5 s (--timeout; Ctrl-C ends it at once)"
+        "sandctl: no response from n1:7170 yet; giving up after 5 s (--timeout; Ctrl-C ends it at once)"
     ]
 
 

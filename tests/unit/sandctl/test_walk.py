@@ -175,4 +175,4 @@ def test_consuming_several_topics(ctl: Any, server: FakeServer) -> None:
     assert ctl("consume", "lo/*", "-g", "g").exit_code == 2
     assert ctl("consume", "-g", "g").exit_code == 2
     refused = ctl("consume", "log.a", "log.b", "-g", "g", "--partition", "0")
-    assert refused.exit_code == 2 and "of one topic" in refused.stderr
+    assert refused.exit_code == 2 and "a single topic" in refused.stderr

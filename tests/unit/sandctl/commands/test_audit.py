@@ -29,7 +29,7 @@ def test_lines_are_a_table(offline: Ctl, client: FakeClient) -> None:
     assert head.split() == ["TIME", "NODE", "PRINCIPAL", "PEER", "REQUEST", "ABOUT", "RESULT"]
     assert "topic=orders" in first and "token:ada" in first
     assert "lost=3" in second
-    assert "node1 has lost 3 lines" in result.stderr and "nothing is told of node2" in result.stderr
+    assert "node1 has lost 3 lines" in result.stderr and "no record of node2" in result.stderr
 
 
 def test_programs_get_the_lines_as_they_are(offline: Ctl, client: FakeClient) -> None:

@@ -95,7 +95,7 @@ def test_outboxes_that_do_not_move(offline: Ctl, sick: FakeClient) -> None:
     stuck = {"topic": "next", "partition": 2, "tries": 31, "error": "node n2 cannot be reached"}
     sick.stats = [{"partition": 0, "outbox": 1200, "outbox_stuck": [stuck, {**stuck, "partition": 1, "tries": 2}]}]
     ((what, state, found, todo),) = findings(offline)
-    assert (what, state) == ("outboxes", "failed") and "goes on by itself" in todo
+    assert (what, state) == ("outboxes", "failed") and "continues by itself" in todo
     assert found == (
         "partition 0 of t: 1,200 messages to be sent, and partition 2 of next has taken none in 31 tries: node n2 "
         "cannot be reached"
@@ -171,4 +171,4 @@ def test_certificates_that_end_soon(offline: Ctl, sick: FakeClient) -> None:
         ("certificates", "warning", "that of n2 ends in 29 days"),
         ("certificates", "warning", "that of n3 ends in -1 days"),
     ]
-    assert all("tls section" in todo for *_, todo in found)
+    assert all("section tls" in todo for *_, todo in found)

@@ -39,7 +39,7 @@ def test_dead_list(ctl: Ctl, client: FakeClient) -> None:
         text(NOW_MS, 1), "nacked", "1", "3", format_instant(NOW_MS), "k", "order-1", "6", r"no\nstock",
     ]  # fmt: skip
     assert result.stderr.splitlines() == [
-        "sandctl: only the first 1 are shown; --limit says how many",
+        "sandctl: only the first 1 are shown; --limit changes that",
         "1,203 dead in group g: 3 expired, 1,200 nacked",
     ]
     assert client.asked("dead.list") == [
@@ -84,7 +84,7 @@ def test_dead_list_of_some(ctl: Ctl, client: FakeClient) -> None:
     assert row[1:4] == ["nacked", "2", "3"], "its second life"
     for command in ("list", "redrive", "purge"):
         result = ctl("dead", command, "t", "-g", "g", "--error", "")
-        assert result.exit_code == 2 and "some text is expected" in result.stderr
+        assert result.exit_code == 2 and "text is expected" in result.stderr
 
 
 @pytest.mark.parametrize(("command", "word"), [("redrive", "redriven"), ("purge", "purged")])
@@ -130,8 +130,8 @@ def test_dead_letters_chosen_by_nothing_are_refused(ctl: Ctl, client: FakeClient
     ways: list[tuple[list[str], str]] = [
         ([], "or --all"),
         (["--key-prefix", ""], "--key-prefix: it is empty"),
-        (["--error", ""], "--error: some text is expected"),
-        (["--all", "--reason", "nacked"], "--all goes without --reason"),
+        (["--error", ""], "--error: text is expected"),
+        (["--all", "--reason", "nacked"], "--all cannot be used with --reason"),
         (["--all", "--id", "01HN7K2B6R0000000001000000"], "it goes without --all"),
     ]
     for args, words in ways:
@@ -230,7 +230,7 @@ def test_group_seek(ctl: Ctl, client: FakeClient, answers: None) -> None:
     assert ctl("group", "seek", "t", "g", "--to", "latest", input="n\n").exit_code == 1
     for to in ("soon", "5m", "1700000000"):
         result = ctl("group", "seek", "t", "g", "--to", to, "--yes")
-        assert result.exit_code == 2 and "no place in a topic" in result.stderr
+        assert result.exit_code == 2 and "not a position in a topic" in result.stderr
     assert ctl("group", "seek", "t", "g", "--yes").exit_code == 2
 
 
@@ -455,6 +455,6 @@ def test_a_group_is_named_behind_the_topic_or_by_an_option(ctl: Ctl, client: Fak
     assert len({(one.exit_code, one.stdout, one.stderr) for one in shown}) == 1
     assert shown[0].exit_code != 2
     none = ctl(*words, "t")
-    assert none.exit_code == 2 and "say which group: GROUP behind TOPIC, or --group GROUP" in none.stderr
+    assert none.exit_code == 2 and "name the group: GROUP after TOPIC, or --group GROUP" in none.stderr
     twice = ctl(*words, "t", "g", "-g", "g")
     assert twice.exit_code == 2 and "the group is given twice" in twice.stderr

@@ -78,7 +78,7 @@ def test_a_key_that_is_not_there(kv: Ctl, output: str) -> None:
 def test_stale(kv: Ctl, keys: FakeKeys) -> None:
     keys.rows[b"a"] = entry(b"a", b"1")
     result = kv("get", "t", "a", "--stale", "--raw")
-    assert (result.stdout, result.stderr) == ("1", "sandctl: as it was 12 ms ago, or later\n")
+    assert (result.stdout, result.stderr) == ("1", "sandctl: state of 12 ms ago, or later\n")
     kv("get", "t", "a")
     kv("scan", "t", "--stale")
     asked = [call.arguments["consistency"] for call in keys.calls]
@@ -171,23 +171,23 @@ def test_watch(kv: Ctl, keys: FakeKeys) -> None:
     ("args", "words"),
     [
         (["get", "t"], "KEY"),
-        (["get", "t", "a", "b", "--raw"], "--raw is of one KEY"),
-        (["get", "t", "a", "--raw", "-o", "json"], "does not go with --output"),
-        (["put", "t", "a"], "give VALUE, or --file"),
-        (["put", "t", "a", "x", "--file", "-"], "one of them"),
+        (["get", "t", "a", "b", "--raw"], "--raw needs exactly one KEY"),
+        (["get", "t", "a", "--raw", "-o", "json"], "cannot be used with --output"),
+        (["put", "t", "a"], "either VALUE or --file"),
+        (["put", "t", "a", "x", "--file", "-"], "either"),
         (["put", "t", "a", "--file", "/nowhere/at/all"], "No such file"),
         (["put", "t", "a", "x", "--ttl", "soon"], "--ttl"),
         (["put", "t", "a", "x", "--header", "by"], "NAME=VALUE"),
-        (["cas", "t", "a", "x"], "--version VERSION, or --absent"),
-        (["cas", "t", "a", "x", "--absent", "--version", V1], "one of them"),
+        (["cas", "t", "a", "x"], "either --version VERSION or --absent"),
+        (["cas", "t", "a", "x", "--absent", "--version", V1], "either"),
         (["cas", "t", "a", "x", "--version", "5"], "26 characters"),
-        (["cas", "t", "a", "--absent"], "give VALUE"),
+        (["cas", "t", "a", "--absent"], "give the value"),
         (["delete", "t"], "KEY"),
-        (["delete", "t", "a", "b", "--version", V1], "of one KEY"),
-        (["scan", "t", "--prefix", "a", "--start", "a"], "--prefix does not go with"),
-        (["scan", "t", "--prefix", "a", "--stop", "a"], "--prefix does not go with"),
+        (["delete", "t", "a", "b", "--version", V1], "exactly one KEY"),
+        (["scan", "t", "--prefix", "a", "--start", "a"], "--prefix cannot be used with"),
+        (["scan", "t", "--prefix", "a", "--stop", "a"], "--prefix cannot be used with"),
         (["scan", "t", "--limit", "0"], "--limit"),
-        (["watch", "t", "--key", "a", "--prefix", "a"], "not both"),
+        (["watch", "t", "--key", "a", "--prefix", "a"], "cannot be used together"),
         (["watch", "t", "--start", "soon"], "neither now nor earliest nor a version"),
         (["watch", "t", "--max", "0"], "--max"),
         (["gett", "t", "a"], "Did you mean 'get'"),

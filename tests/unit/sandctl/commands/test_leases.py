@@ -61,7 +61,7 @@ def test_what_a_worker_holds_is_settled_by_its_id(
     looks = len(held.asked("why"))
     result = offline(*args, "--lease-token", "7.1.65536", "--lease-token", LEASE)
     assert result.exit_code == 1 and result.stdout == f"{wanted.replace('_', ' ')} lease 7.1.65536\n"
-    assert result.stderr == f"lease {LEASE}: the lease was not held any more, and nothing was done\n"
+    assert result.stderr == f"lease {LEASE}: the lease was no longer held; nothing was done\n"
     assert [call["item"] for call in held.asked(name)[2:]] == [("7.1.65536", None), (LEASE, None)]
     assert len(held.asked("why")) == looks
 
@@ -81,13 +81,13 @@ def test_what_the_group_does_not_hold_is_left_alone(offline: Ctl, held: FakeClie
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["nack"], "say which messages: ID..., --unique-key K, or --lease-token TOKEN"),
-        (["nack", "--lease-token", LEASE, "--tenant", "a"], "it goes with --unique-key"),
-        (["nack", "--lease-token", LEASE, "--key", "a"], "--key: it goes with --unique-key"),
-        (["nack", ID, "--unique-key", "u"], "one of them"),
-        (["nack", ID, "--lease-token", LEASE], "one of them"),
+        (["nack"], "name the messages in one way: ID..., --unique-key K, or --lease-token TOKEN"),
+        (["nack", "--lease-token", LEASE, "--tenant", "a"], "needs --unique-key"),
+        (["nack", "--lease-token", LEASE, "--key", "a"], "--key needs --unique-key"),
+        (["nack", ID, "--unique-key", "u"], "in one way"),
+        (["nack", ID, "--lease-token", LEASE], "in one way"),
         (["nack", "--lease-token", "7.0"], "--lease-token: '7.0' is not a lease"),
-        (["dead", ID, "--tenant", "a"], "--tenant says whose"),
+        (["dead", ID, "--tenant", "a"], "says whose unique key"),
         (["extend", ID], "--for"),
         (["nack", ID, "--in", "5x"], "5x"),
     ],

@@ -105,7 +105,11 @@ def test_what_comes_first_says_who_one_is(
 def test_a_file_without_a_token_is_told(offline: Ctl, access: FakeAccess, tmp_path: Path, content: str) -> None:
     (tmp_path / "file").write_text(content)
     refused = offline("login", "--token-file", str(tmp_path / "file"))
-    assert refused.exit_code == 2 and "no token" in refused.stderr and (content or "no") not in refused.stderr[20:60]
+    assert (
+        refused.exit_code == 2
+        and "not a valid token" in refused.stderr
+        and (content or "no") not in refused.stderr[20:60]
+    )
 
 
 def test_a_token_is_printed_once_or_written(offline: Ctl, access: FakeAccess, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.support.client.fake_server import FakeConnection, FakeServer
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_moves, "LOOK_S", 0.001)
+    monkeypatch.setattr(cluster_moves, "POLL_S", 0.001)
 
 
 @pytest.fixture
@@ -30,16 +30,16 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_drain_waits_until_the_node_holds_nothing(ctl: Any, server: FakeServer, told: list[str]) -> None:
     result = ctl("cluster", "drain", "n3")
-    assert (result.exit_code, result.output) == (0, "n3 is drained: it holds nothing any more\n")
+    assert (result.exit_code, result.output) == (0, "n3 is drained: it holds no replicas\n")
     assert told == [
         "2 of 2 replicas left on n3",
         "1 of 2 replicas left on n3",
-        "n3 has a vote in the metadata group still",
+        "n3 still has a vote in the metadata group",
     ]
     server.registered["n3"]["replicas"] = 1
     found = json.loads(ctl("cluster", "drain", "n3", "-o", "json").stdout)
     assert found == {"node": "n3", "standing": "draining", "replicas": 0}
-    assert ctl("cluster", "drain", "n3", "--undo").output == "n3 takes part again\n"
+    assert ctl("cluster", "drain", "n3", "--undo").output == "n3 is in use again\n"
     assert server.registered["n3"]["standing"] == "in"
 
 
@@ -49,7 +49,7 @@ def test_drain_without_waiting_for_it(ctl: Any, server: FakeServer) -> None:
     ctl("cluster", "drain", "n3", "--undo")
     server.registered["n3"]["replicas"] = 10**9
     late = ctl("cluster", "drain", "n3", "--timeout", "50ms")
-    assert late.exit_code == 1 and "not done within 0.05 s, and it goes on: " in late.stderr
+    assert late.exit_code == 1 and "not done within 0.05 s; it continues: " in late.stderr
     assert server.registered["n3"]["standing"] == "draining"
     assert ctl("cluster", "drain", "n3", "--timeout", "soon").exit_code == 2
     refused = ctl("cluster", "drain", "nobody")
@@ -67,8 +67,8 @@ def test_that_nothing_moves_is_told_once(ctl: Any, server: FakeServer) -> None:
 
     server.script[Type.CLUSTER_INFO] += [None] * 5 + [undo]
     stuck = ctl("cluster", "drain", "n3")
-    assert stuck.exit_code == 1 and "somebody undid it" in stuck.stderr
-    assert stuck.stderr.count("nothing moves while more than a third of the nodes are failed") == 1
+    assert stuck.exit_code == 1 and "somebody stopped the drain" in stuck.stderr
+    assert stuck.stderr.count("nothing moves while more than a third of the nodes have failed") == 1
 
 
 def test_somebody_undoes_what_is_waited_for(ctl: Any, server: FakeServer) -> None:
@@ -79,7 +79,7 @@ def test_somebody_undoes_what_is_waited_for(ctl: Any, server: FakeServer) -> Non
     server.registered["n3"]["replicas"] = 10**9
     server.script[Type.CLUSTER_INFO] += [server.answer, undone]
     result = ctl("cluster", "drain", "n3")
-    assert result.exit_code == 1 and "n3 takes part again: somebody undid it" in result.stderr
+    assert result.exit_code == 1 and "n3 is in use again: somebody stopped the drain" in result.stderr
 
 
 def test_remove_asks_and_waits_until_it_is_gone(
@@ -164,7 +164,7 @@ def test_floors_and_clock_reset(ctl: Any, server: FakeServer) -> None:
     assert lines[0].split() == ["TOPIC", "PARTITION", "FLOOR", "AHEAD", "EPOCH", "RESET"]
     assert lines[1].split()[:2] == ["t", "0"] and "1m30s" in lines[1]
     result = ctl("cluster", "clock", "reset", "t", "0", "--yes")
-    assert result.output == "partition 0 of t: is being set back\n"
+    assert result.output == "partition 0 of t: the reset has begun\n"
     assert server.of_type(Type.CLOCK_RESET)[0][2:] == ["t", 0]
     assert ctl("cluster", "clock", "reset", "t", "1", "--yes").output.startswith("no partition")
     assert ctl("cluster", "clock", "reset").exit_code == 2

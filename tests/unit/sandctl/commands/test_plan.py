@@ -46,9 +46,9 @@ def test_what_is_kept_is_stored_but_not_pending() -> None:
 @pytest.mark.parametrize(
     ("load", "words"),
     [
-        (replace(LOAD, replicas=1), "a node that dies takes its messages with it"),
-        (replace(LOAD, replicas=2), "take 1 or 3"),
-        (replace(LOAD, produced="awaited"), "let several be under way"),
+        (replace(LOAD, replicas=1), "unavailable until it returns"),
+        (replace(LOAD, replicas=2), "use 1 or 3"),
+        (replace(LOAD, produced="awaited"), "send several at once"),
         (replace(LOAD, delivered="awaited"), "client.run"),
         (replace(LOAD, kept_s=90 * 86_400), "archive"),
     ],
@@ -59,7 +59,7 @@ def test_what_one_should_know(load: Load, words: str) -> None:
 
 def test_the_command(ctl: Any) -> None:
     result = ctl("cluster", "plan", "--rate", "1000", "--size", "200", "--delay", "1h")
-    assert result.exit_code == 0 and result.output.startswith("nodes        3 (what decides: replicas)\n"), result
+    assert result.exit_code == 0 and result.output.startswith("nodes        3 (decided by replicas)\n"), result
     assert "pending      3,600,000 messages; 3,600,000 stored in all" in result.output
     told = json.loads(ctl("cluster", "plan", "--rate", "1000", "--delay", "1h", "-o", "json").output)
     assert told["nodes"] == 3 and told["limited_by"] == "replicas"
@@ -68,11 +68,11 @@ def test_the_command(ctl: Any) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--rate", "0"), "is no rate"),
+        (("--rate", "0"), "is not a rate"),
         (("--rate", "5", "--size", "big"), "is not a size"),
         (("--rate", "5", "--peak", "0.5"), "peak: 0.5 is less than 1"),
         (("--rate", "5", "--peak", "nan"), "peak: nan is less than 1"),
-        (("--rate", "5", "--peak", "inf"), "peak: more than 1e+18 cannot be reckoned with"),
+        (("--rate", "5", "--peak", "inf"), "peak: more than 1e+18 cannot be computed"),
         (("--rate", "5", "--peak", "1e308"), "peak: more than 1e+18"),
         (("--rate", "5", "--groups", "9" * 400), "groups: more than 1e+18"),
         (("--rate", "5", "--disk", "999999999999999TiB"), "disk: more than 1e+18"),

@@ -23,4 +23,4 @@ GOOD = b'{"name": "daily", "cron": "0 8 * * *", "text": "hello"}\n'
 def test_schedule_lines_that_are_no_strict_json_are_refused(ctl: Any, line: bytes, says: str) -> None:
     result = ctl("schedule", "create", "t", "--jsonl", input=GOOD + line)
     assert result.exit_code == 1, result.output
-    assert "line 2: " in result.stderr and says in result.stderr and "nothing was made" in result.stderr
+    assert "line 2: " in result.stderr and says in result.stderr and "nothing was created" in result.stderr

@@ -48,7 +48,7 @@ def test_lists_are_bounded_and_say_so(ctl: Ctl, client: FakeClient) -> None:
     client.rows = [stored(place) for place in range(5)]
     for output in ("table", "json", "jsonl"):
         result = ctl("message", "list", "t", "--limit", "3", "-o", output)
-        assert result.stderr == "sandctl: only the first 3 are shown; --limit says how many\n"
+        assert result.stderr == "sandctl: only the first 3 are shown; --limit changes that\n"
         shown = json.loads(result.stdout) if output == "json" else result.stdout.splitlines()
         assert len(shown) == (4 if output == "table" else 3)
     for limit in ("5", "all"):
@@ -57,7 +57,7 @@ def test_lists_are_bounded_and_say_so(ctl: Ctl, client: FakeClient) -> None:
     assert [call.get("limit") for call in client.asked("list")] == [4, 4, 4, 6, None]
     for bad in ("0", "-1", "many", "1.5", "9" * 20):
         result = ctl("message", "list", "t", "--limit", bad)
-        assert result.exit_code == 2 and "neither a number from 1 on nor all" in result.stderr
+        assert result.exit_code == 2 and "neither a number of 1 or more nor all" in result.stderr
 
 
 def test_what_message_list_prints_produce_takes(ctl: Ctl, client: FakeClient) -> None:
@@ -96,8 +96,8 @@ def test_message_get(ctl: Ctl, client: FakeClient) -> None:
     assert client.asked("get") == [{"id": ID}, {"unique_key": b"u"}]
     assert ctl("message", "get", "t", OTHER).exit_code == 1
     for args, words in (
-        ([], "say which message"),
-        ([ID, "--unique-key", "u"], "one of them"),
+        ([], "name the message"),
+        ([ID, "--unique-key", "u"], "either"),
         (["nonsense"], "is not an offset"),
     ):
         result = ctl("message", "get", "t", *args)
@@ -232,7 +232,7 @@ def test_a_unique_key_is_looked_for_where_its_tenant_is(ctl: Ctl, client: FakeCl
     assert client.asked("move") == [{**key, "delay": timedelta(seconds=5)}]
     for command in ("get", "why", "cancel"):
         result = ctl("message", command, "t", ID, "--tenant", "acme")
-        assert result.exit_code == 2 and "it goes with --unique-key" in result.stderr
+        assert result.exit_code == 2 and "needs --unique-key" in result.stderr
 
 
 def test_message_with_a_key_is_named_by_both(ctl: Ctl, client: FakeClient) -> None:
@@ -250,8 +250,8 @@ def test_message_with_a_key_is_named_by_both(ctl: Ctl, client: FakeClient) -> No
         "unique key 'u' of key 'eve': not found\n"
     )
     wrong = {
-        "it goes with --unique-key": (ID, "--key", "k"),
-        "--key and --tenant: one of them": ("--unique-key", "u", "--key", "k", "--tenant", "acme"),
+        "needs --unique-key": (ID, "--key", "k"),
+        "--key and --tenant cannot be used together": ("--unique-key", "u", "--key", "k", "--tenant", "acme"),
     }
     for command in ("get", "why", "cancel"):
         for words, arguments in wrong.items():
@@ -294,10 +294,10 @@ def test_cancel_named_messages(ctl: Ctl, client: FakeClient) -> None:
     result = ctl("message", "cancel", "t", "--unique-key", "u", "-o", "json")
     assert json.loads(result.stdout) == [{"unique_key": "u", "id": text(NOW_MS + HOUR_MS, 3), "outcome": "cancelled"}]
     assert ctl("message", "cancel", "t", "--unique-key", "v").stderr == (
-        "unique key 'v': not found; a message with a key is named with --key as well\n"
+        "unique key 'v': not found; if the message has a key, give --key too\n"
     )
     client.missed = {"tenant": "default"}
-    said = "unique key 'v': not found of the tenant default; say whose it is with --tenant\n"
+    said = "unique key 'v': not found for tenant default; name the tenant with --tenant\n"
     assert ctl("message", "cancel", "t", "--unique-key", "v").stderr == said
     result = ctl("message", "cancel", "t", "--unique-key", "v", "-o", "json")
     assert json.loads(result.stdout) == [{"unique_key": "v", "tenant": "default", "outcome": "not_found"}]
@@ -334,7 +334,7 @@ def test_a_window_without_anybody_to_ask(ctl: Ctl, client: FakeClient) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "say which messages"),
+        ([], "name the messages"),
         ([ID, "--all"], "not several"),
         ([ID, "--unique-key", "u"], "not several"),
         (["--all", "--since", "-1h"], "not several"),

@@ -34,15 +34,15 @@ def test_update_named_messages(ctl: Ctl, client: FakeClient, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--value", "x"], "say which messages"),
-        ([ID, "--unique-key", "u", "--value", "x"], "one of them"),
+        (["--value", "x"], "name the messages"),
+        ([ID, "--unique-key", "u", "--value", "x"], "either"),
         ([ID], "say what to change"),
         ([ID, "--in", "5m"], "say what to change"),
-        ([ID, "--value", "x", "--file", "y"], "one of them, not both"),
-        ([ID, "--header", "a=1", "--no-headers"], "one of them, not both"),
-        ([ID, "--value", "x", "--at", "+1h", "--in", "1h"], "one of them, not both"),
+        ([ID, "--value", "x", "--file", "y"], "cannot be used together"),
+        ([ID, "--header", "a=1", "--no-headers"], "cannot be used together"),
+        ([ID, "--value", "x", "--at", "+1h", "--in", "1h"], "cannot be used together"),
         ([ID, "--header", "a"], "NAME=VALUE is expected"),
-        ([ID, "--value", "x", "--tenant", "a"], "--tenant says whose"),
+        ([ID, "--value", "x", "--tenant", "a"], "says whose unique key"),
     ],
 )
 def test_wrong_usage(ctl: Ctl, client: FakeClient, args: list[str], words: str) -> None:
