@@ -41,33 +41,35 @@ Run = Callable[[Path, Console], Awaitable[int]]
     "source",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Send the lines of this file instead, whatever they are.",
+    help="Send the lines of this file instead, whatever they contain.",
 )
 @click.option(
     "--reminders",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=REMINDERS,
-    help='Other reminders, a JSON object a line: {"id": "r-1", "customer": "Ada", "text": "...", "in": "4.2s"}.',
+    help='Other reminders, one JSON object per line: {"id": "r-1", "customer": "Ada", "text": "...", "in": "4.2s"}.',
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(1, 3600),
-    help="Fit everything into this time. Default: times as they are, or shortened to fit into 40 seconds (a file: 30; "
-    "lines without a time come within 5).",
+    help=(
+        "Fit the demo into this time. Default: times as they are, or shortened to fit into 40 seconds"
+        " (a file: 30; lines without a time are delivered within 5)."
+    ),
 )
-@click.option("--no-kill", is_flag=True, help="Let all nodes live (with a file they live in any case).")
-@click.option("--keep", is_flag=True, help="Keep the nodes' data and logs, and say where.")
+@click.option("--no-kill", is_flag=True, help="Do not kill a node. With a file, no node is killed anyway.")
+@click.option("--keep", is_flag=True, help="Keep the nodes' data and logs, and print their directory.")
 def main(source: Path | None, reminders: Path, seconds: float | None, no_kill: bool, keep: bool) -> None:
     """Three nodes, thousands of reminders, two workers; kill -9 of a leader; a fourth node; and a verdict.
 
-    Each node is a process of its own with its data in a temporary directory; they find each other by gossip. What the
-    broker confirmed, delivered and got acked is recorded here, outside of it. Exit code 1 when anything was lost,
-    stored twice or early, or when the fourth node does not come to hold its share.
+    Each node is a process with its own data in a temporary directory; nodes find each other by gossip. The demo records
+    which messages the broker confirmed, delivered and acked, outside of the broker. The exit code is 1 if a message was
+    lost, stored twice or delivered early, or if the fourth node does not get its share.
 
-    With --input FILE each line of that file is a message to a single node, as it stands; empty lines are skipped. A
+    With --input FILE, each line of that file is a message, unchanged, sent to a single node. Empty lines are skipped. A
     line that is a JSON object may have "text" (or "value"), "key", and "deliver_at" or "delay". The verdict then says
-    whether each line was delivered exactly as often as it stands in the file, and none early.
+    whether each line was delivered exactly as often as it occurs in the file, and none early.
     """
     console = Output()
     try:
@@ -91,7 +93,7 @@ def main(source: Path | None, reminders: Path, seconds: float | None, no_kill: b
     sys.exit(code)
 
 
-# Reminders, and the accident.
+# Reminders, and the kill of a leader.
 
 
 def _with_reminders(path: Path, seconds: float | None, kill: bool) -> Run:
@@ -158,7 +160,7 @@ async def _perform(
     play: Callable[[S], Awaitable[None]],
     show: Callable[[S, Console], Coroutine[Any, Any, None]],
 ) -> int:
-    """Play and show a scene; 0 when it came to its end."""
+    """Run and show a scene; return 0 if it reached its end."""
     log = logging.getLogger("sandq.client")
     log.addHandler(Notes(scene.note))
     log.propagate = False
@@ -175,7 +177,7 @@ async def _perform(
         interrupted = playing.cancel_called
         scene.done = True
         tasks.cancel_scope.cancel()
-    if interrupted:  # what fails while all that was begun is given up says nothing
+    if interrupted:  # errors of tasks that are being cancelled mean nothing
         return EXIT_INTERRUPTED
     if failure is not None:
         console.print(f"FAILED: {failure}", style="bold red", markup=False, highlight=False, soft_wrap=True)
@@ -184,7 +186,7 @@ async def _perform(
 
 
 async def _interrupt(playing: anyio.CancelScope) -> None:
-    """Ctrl-C and the like end the scene, and with it everything that it started."""
+    """End the scene, with everything that it started, on Ctrl-C and similar signals."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async for _ in signals:
             playing.cancel()

@@ -1,4 +1,4 @@
-"""Nodes that find each other by gossip, each a process of its own with its own data directory."""
+"""Nodes that find each other by gossip, each a process with its own data directory."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 from demo.node import PROGRAM, Node, free_port
 
 NAMES = ("node1", "node2", "node3")
-"""Those that are there from the start; the first one founds the cluster."""
+"""Number of nodes at the start; the first one founds the cluster."""
 
 
 class Cluster:
-    """Nodes over directories below `directory`."""
+    """Nodes with directories below `directory`."""
 
     def __init__(self, directory: Path, program: tuple[str, ...] = PROGRAM) -> None:
         self.nodes: dict[str, Node] = {}
         self._directory = directory
         self._program = program
         self._seed: str | None = None
-        """The gossip address of the founder: all that another node is told."""
+        """Gossip address of the founder, the only address that another node needs."""
         for name in NAMES:
             self.add(name)
 
     def add(self, name: str) -> Node:
-        """One more, not started yet. The first one founds the cluster, and is the seed of each other."""
+        """Return a new node, not started yet. The first one founds the cluster, and is the seed of the others."""
         (self._directory / name).mkdir()
         node = Node(self._directory / name, name=name, program=self._program)
         gossip = f"127.0.0.1:{free_port()}"
@@ -44,12 +44,12 @@ class Cluster:
         return [node.address for node in self.nodes.values()]
 
     def check(self) -> None:
-        """NodeFailed when one has ended without having been told to."""
+        """Raise NodeFailed if a node has ended although nobody stopped it."""
         for node in self.nodes.values():
             node.check()
 
     def stop(self) -> None:
-        """All at once, and wait."""
+        """Stop all nodes at the same time, and wait."""
         for node in self.nodes.values():
             node.terminate()
         for node in self.nodes.values():

@@ -1,8 +1,8 @@
-"""What the demo knows of a file's lines by itself, outside of the broker, and its verdict. No clock is read here.
+"""The demo's own record of a file's lines, outside of the broker, and its verdict. Reads no clock.
 
-Of each line 17 bytes are kept: a hash of what was sent, the moment asked for, and how often it was delivered. Times are
-epoch milliseconds; lateness is the first delivery minus the moment asked for (or minus the sending, if that was later),
-in milliseconds, negative when early.
+For each line it keeps 17 bytes: a hash of the message, the requested time, and the number of deliveries. Times are
+epoch milliseconds. Lateness is the first delivery minus the requested time (or minus the sending time, if that was
+later), in milliseconds, negative if early.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ _NOT_A_MESSAGE = 255
 _MOST_TIMES = 254
 _NAMED = 5
 _STEPS = 10
-"""Lateness is kept in tenths of a millisecond."""
+"""Unit of lateness: a tenth of a millisecond."""
 
 
 def line_hash(value: bytes, key: bytes | None) -> int:
-    """Of what is sent and must come back."""
+    """Return a hash of the value and key that must come back."""
     return xxh3_64_intdigest(value, seed=0 if key is None else 1 + xxh3_64_intdigest(key) % 2**63)
 
 
 @dataclass(slots=True)
 class LineLedger:
-    """What was sent, confirmed and delivered; lines by their number in the file."""
+    """Lines that were sent, confirmed and delivered, by their number in the file."""
 
     planned: int
     sent: int = 0
     confirmed: int = 0
     failed: dict[int, str] = field(default_factory=dict)
-    """Line -> why it could not be produced."""
+    """Line to the reason why it could not be produced."""
     delivered: int = 0
-    """Lines that came at least once."""
+    """Number of lines that were delivered at least once."""
     again: int = 0
-    """Deliveries of a line that had come already."""
+    """Deliveries of a line after its first."""
     altered: int = 0
-    """Deliveries with another value or key than the line's."""
+    """Deliveries whose value or key differs from the line's."""
     unknown: int = 0
-    """Deliveries of a line that nobody sent."""
+    """Deliveries of a line that was never sent."""
     early: int = 0
     acks_lost: int = 0
     last_lateness_ms: float = 0.0
@@ -56,25 +56,25 @@ class LineLedger:
 
     @property
     def events(self) -> int:
-        """Grows with whatever happens."""
+        """Counter that grows with every event."""
         return self.sent + self.confirmed + len(self.failed) + self.delivered + self.again + self.altered + self.unknown
 
     @property
     def complete(self) -> bool:
-        """Whether all that was sent was answered, and all that is stored was delivered."""
+        """Return whether every send has its result, and every stored line was delivered."""
         return self.confirmed + len(self.failed) == self.sent and not self.lost
 
     @property
     def lost(self) -> int:
-        """Lines that were confirmed (or may be stored) and did not come."""
+        """Return the lines that were confirmed (or may be stored) and not delivered."""
         return self.sent - self.delivered - sum(not self._times[number - 1] for number in self.failed)
 
     def skip(self) -> None:
-        """The next line of the file is empty."""
+        """Record that the next line of the file is empty."""
         self._add(0, 0, _NOT_A_MESSAGE)
 
     def send(self, line: Line, due_ms: int) -> None:
-        """The next line is being sent, to be delivered then."""
+        """Record that the next line is being sent, to be delivered at that time."""
         self._add(line_hash(line.value, line.key), due_ms, 0)
         self.sent += 1
 
@@ -84,7 +84,7 @@ class LineLedger:
         self._times.append(times)
 
     def deliver(self, number: object, value: bytes, key: bytes | None, now_ms: float) -> None:
-        """A worker was given a message that says to be this line."""
+        """Record a delivery that names this line."""
         self.last_delivered_ms = now_ms
         place = number - 1 if isinstance(number, int) else -1
         if not 0 <= place < len(self._times) or self._times[place] == _NOT_A_MESSAGE:
@@ -105,7 +105,7 @@ class LineLedger:
         self._lateness[round(lateness_ms * _STEPS)] += 1
 
     def lateness(self) -> Lateness:
-        """Of the first delivery of each line."""
+        """Return lateness of the first delivery of each line."""
         steps = sorted(self._lateness)
         if not steps:
             return Lateness.of(())
@@ -115,7 +115,7 @@ class LineLedger:
         )
 
     def _rank(self, steps: list[int], count: int, percent: int) -> float:
-        """The nearest rank, as `report.percentile` has it."""
+        """Return the nearest rank, like `report.percentile`."""
         rank = max(1, -(-count * percent // 100))
         for step in steps:
             rank -= self._lateness[step]
@@ -124,7 +124,7 @@ class LineLedger:
         return steps[-1] / _STEPS
 
     def numbers(self, *, more_than_once: bool = False) -> list[int]:
-        """The first few lines that never came, or that came more than once."""
+        """Return the first few lines that were never delivered, or more than once."""
         found = []
         for place, times in enumerate(self._times):
             if times == _NOT_A_MESSAGE or (times < 2 if more_than_once else times or place + 1 in self.failed):
@@ -136,7 +136,7 @@ class LineLedger:
 
 
 def faults(ledger: LineLedger) -> list[str]:
-    """What must not be; empty when the broker kept its word."""
+    """Return the broken promises; empty if the broker kept all of them."""
     found = []
     if ledger.lost > 0:
         found.append(f"{ledger.lost:,} lost: sent, and never delivered ({_named(ledger.numbers(), ledger.lost)})")
@@ -144,8 +144,8 @@ def faults(ledger: LineLedger) -> list[str]:
         numbers = ledger.numbers(more_than_once=True)
         found.append(f"{ledger.again:,} delivered more often than they stand in the file ({_named(numbers, 0)})")
     for count, text in (
-        (ledger.altered, "delivered with another value or key than was sent"),
-        (ledger.unknown, "delivered that nobody sent"),
+        (ledger.altered, "delivered with a different value or key"),
+        (ledger.unknown, "delivered but never sent"),
         (ledger.early, "delivered before their time"),
     ):
         if count:
@@ -157,7 +157,7 @@ def faults(ledger: LineLedger) -> list[str]:
     if missing > 0:
         found.append(f"{missing:,} never sent")
     elif missing < 0:
-        found.append(f"the file has grown meanwhile by {-missing:,} lines")
+        found.append(f"the file has grown in the meantime by {-missing:,} lines")
     unconfirmed = ledger.sent - ledger.confirmed - len(ledger.failed)
     if unconfirmed > 0:
         found.append(f"{unconfirmed:,} never confirmed by the broker")
@@ -170,7 +170,7 @@ def _named(numbers: list[int], count: int) -> str:
 
 
 def rows(ledger: LineLedger) -> list[tuple[str, str]]:
-    """Name and text of each line of the verdict."""
+    """Return name and text of each line of the verdict."""
     lateness = ledger.lateness()
     shown = (
         f"p50 {lateness.p50_ms:.1f} ms, p99 {lateness.p99_ms:.1f} ms, most {lateness.most_ms:.1f} ms "

@@ -1,7 +1,7 @@
-"""What happens with a file: its lines are sent with their times, a worker takes them as they come due.
+"""The scene with a file: sends its lines with their times; a worker receives them when they are due.
 
-The file is read as it is sent, so it may be of any size: a few thousand lines are on their way in this process at a
-time, the rest waits in the node. When deliveries fall behind, sending waits for them.
+The file is read while it is sent, so it may have any size: a few thousand lines are in flight in this process, the rest
+is stored in the node. If deliveries fall behind, sending waits for them.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ GROUP = "readers"
 PARTITIONS = 4
 LEASE = "5m"
 SPREAD_S = 5.0
-"""Lines without a time of their own come within so long after they were sent."""
+"""Lines without their own time are due within this time after they are sent."""
 LONGEST_S = 30.0
-"""Times of their own are shortened to fit into this."""
+"""Times in the file are shortened to fit into this."""
 LEAD_S = 0.25
-"""No line is due sooner after it was sent: it must be stored by then."""
+"""Least delay of a line: it must be stored before it is due."""
 HELD_BYTES = 64 * 1024 * 1024
 HELD = 2000
-"""What the worker holds at most."""
+"""Largest number of lines that the worker holds."""
 UNCONFIRMED = 10_000
 BEHIND_MS = 250.0
 QUIET_S = 1.0
-"""At the end: for what comes once too often."""
+"""Time to wait at the end for lines that are delivered once too often."""
 _TOGETHER = 50
 _WAITS = 50
 _TICK_S = 0.02
 _GOLDEN = 0.6180339887498949
-"""Multiples of it, without their whole parts, lie evenly however many there are."""
+"""Fractional parts of its multiples are spread evenly, however many there are."""
 
 
 @dataclass
 class LineScene:
-    """The state of the demo with a file, for whoever shows it."""
+    """State of the demo with a file, for the view."""
 
     node: Node
     survey: Survey
@@ -65,22 +65,22 @@ class LineScene:
 
     @property
     def spread_s(self) -> float:
-        """Over how long lines without a time are spread."""
+        """Time over which lines without their own time are spread."""
         return SPREAD_S if self.seconds is None else self.seconds
 
     @property
     def scale(self) -> float:
-        """What times of their own are multiplied by."""
+        """Factor for the times in the file."""
         longest_ms = (LONGEST_S if self.seconds is None else self.seconds) * 1000
         return min(1.0, longest_ms / self.survey.latest_ms) if self.survey.latest_ms else 1.0
 
     def note(self, text: str) -> None:
-        """Tell what happened."""
+        """Add a note about an event."""
         self.notes.append(f"{self.elapsed_s:5.1f} s  {text}")
 
 
 async def play(scene: LineScene) -> None:
-    """The whole scene; NodeFailed when the node lets us down, SandqError when a request does."""
+    """Run the whole scene. Raises NodeFailed if the node fails, and SandqError if a request fails."""
     await start(scene)
     scene.phase = "running"
     wall_ms, began = now_ms(), time.monotonic()
@@ -99,7 +99,7 @@ async def play(scene: LineScene) -> None:
 
 
 async def start(scene: LineScene) -> None:
-    """Start the node and wait until it takes connections."""
+    """Start the node, and wait until it accepts connections."""
     scene.node.start()
     while not scene.node.serves():
         if scene.elapsed_s > START_S:
@@ -109,7 +109,7 @@ async def start(scene: LineScene) -> None:
 
 
 async def send_all(scene: LineScene, client: sandq.Client) -> None:
-    """Read and send line after line; keep what the broker says about each."""
+    """Read and send line after line; record the broker's response to each."""
     ledger = scene.ledger
     sender, receiver = anyio.create_memory_object_stream[tuple[int, sandq.Receipt]](UNCONFIRMED)
     began_ms = now_ms()
@@ -144,7 +144,7 @@ async def send_all(scene: LineScene, client: sandq.Client) -> None:
 
 
 async def keep_pace(ledger: LineLedger) -> None:
-    """Let other tasks run; and wait while deliveries are late, as long as they go on."""
+    """Let other tasks run. If deliveries are late but still arriving, wait for them."""
     await anyio.lowlevel.checkpoint()
     for _ in range(_WAITS):
         if ledger.last_lateness_ms <= BEHIND_MS or now_ms() - ledger.last_delivered_ms > BEHIND_MS:
@@ -153,7 +153,7 @@ async def keep_pace(ledger: LineLedger) -> None:
 
 
 async def confirm(ledger: LineLedger, receiver: anyio.abc.ObjectReceiveStream[tuple[int, sandq.Receipt]]) -> None:
-    """Note what the broker says about each."""
+    """Record the broker's response to each line."""
     async for number, receipt in receiver:
         try:
             await receipt
@@ -164,7 +164,7 @@ async def confirm(ledger: LineLedger, receiver: anyio.abc.ObjectReceiveStream[tu
 
 
 async def work(scene: LineScene, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """Take lines as they come due, and ack each."""
+    """Receive lines when they are due, and ack each."""
     credit = max(1, min(HELD, HELD_BYTES // max(1, scene.survey.longest_bytes)))
     async with (
         sandq.connect(scene.node.address, name="worker") as client,
@@ -178,7 +178,7 @@ async def work(scene: LineScene, *, task_status: anyio.abc.TaskStatus[None]) -> 
 
 
 async def watch(scene: LineScene, acts: anyio.CancelScope) -> None:
-    """End the scene when all has come and nothing comes twice, or when nothing moves any more."""
+    """End the scene when every line was delivered and none comes twice, or when nothing happens any more."""
     ledger = scene.ledger
     events, moved_at = ledger.events, time.monotonic()
     while True:

@@ -1,4 +1,5 @@
-"""How the demo with a file is shown: a line that is written over on a terminal, a line a second elsewhere; the end."""
+"""The view of the demo with a file: a line that overwrites itself on a terminal, a line per second elsewhere; and the
+end."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from demo.view import CLOCK_MOVED_MS, LIVE_S, PLAIN_S, print_notes
 
 
 async def show(scene: LineScene, console: Console) -> None:
-    """Until the scene is done (or this is cancelled)."""
+    """Show the scene until it is done (or this is cancelled)."""
     try:
         if console.is_terminal and not console.is_dumb_terminal:
             with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -40,12 +41,12 @@ def _line(scene: LineScene) -> str:
 
 
 def print_input(scene: LineScene, console: Console) -> None:
-    """What was found in the file, and when it will come."""
+    """Print the contents of the file, and when its lines will be delivered."""
     found = scene.survey
     plain = found.lines - found.timed
     parts = []
     if plain:
-        odd = f" ({found.odd_times:,} of them name a time that cannot be read)" if found.odd_times else ""
+        odd = f" ({found.odd_times:,} of them name a time that cannot be parsed)" if found.odd_times else ""
         parts.append(f"{plain:,} spread over {scene.spread_s:g} s{odd}")
     if found.timed:
         shortened = f" (multiplied by {scene.scale:.3g}, to fit in here)" if scene.scale != 1 else ""
@@ -58,7 +59,7 @@ def print_input(scene: LineScene, console: Console) -> None:
 
 
 def print_verdict(scene: LineScene, console: Console) -> int:
-    """The end: figures, and whether the broker kept its word; the exit code."""
+    """Print the figures, and whether the broker kept its promises; return the exit code."""
     console.print()
     skipped = ("skipped", f"{scene.survey.empty:,} empty lines")
     for name, text in (skipped, *rows(scene.ledger)):
@@ -66,7 +67,7 @@ def print_verdict(scene: LineScene, console: Console) -> int:
     if abs(scene.clock_moved_ms) > CLOCK_MOVED_MS:
         console.print(
             f"{'note':<12}the machine's wall clock moved by {scene.clock_moved_ms:.0f} ms during the demo, "
-            "and lateness is told by it",
+            "and lateness is measured by it",
             soft_wrap=True,
         )
     console.print()

@@ -1,12 +1,12 @@
-"""Any file as messages: one a line, as it stands; read as a stream, so a file may be of any size.
+"""Any file as messages: one per line, unchanged. The file is read as a stream, so it may have any size.
 
-A line that is a JSON object may say more:
+A line that is a JSON object may give more:
 
     {"text": "Water the ferns", "key": "Ada", "delay": "4.2s"}
 
-`value` or `text` is the message then (text, or JSON that is sent in its compact form), `key` its key, and `deliver_at`
-(RFC 3339, or epoch milliseconds) or `delay` (text like "90s", or seconds) its time. What of that is missing, or cannot
-be used, is as for any other line: the value is the line, without its line feed, and the demo chooses the time.
+`value` or `text` is then the message (text, or JSON that is sent in its compact form), `key` its key, and `deliver_at`
+(RFC 3339, or epoch milliseconds) or `delay` (text like "90s", or seconds) its time. If a field is missing or unusable,
+the line is treated like any other: the value is the line without its line feed, and the demo chooses the time.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class BadInput(Exception):
-    """The input cannot be used; the text names the file, and the line where it is one."""
+    """The input cannot be used; the text names the file, and the line if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line that is a message."""
+    """A line that is a message."""
 
     number: int
-    """In the file, from 1, empty lines counted."""
+    """Number in the file, from 1; empty lines count."""
     value: bytes
     key: bytes | None = None
     at_ms: int | None = None
-    """When it wants to be delivered, or"""
+    """Requested time, or None."""
     delay_ms: int | None = None
-    """how long after it was sent. Neither: whenever the demo likes."""
+    """Requested delay after sending, or None. If both are None, the demo chooses."""
     odd_time: bool = False
-    """It names a time that cannot be read."""
+    """The line names a time that cannot be parsed."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """What a file holds, found out before anything is started."""
+    """Contents of a file, found before anything is started."""
 
     path: Path
     lines: int = 0
@@ -56,14 +56,14 @@ class Survey:
     size_bytes: int = 0
     longest_bytes: int = 0
     timed: int = 0
-    """Lines with a time of their own."""
+    """Number of lines with their own time."""
     odd_times: int = 0
     latest_ms: int = 0
-    """The furthest of those times, from now."""
+    """The latest of those times, from now."""
 
 
 def survey(path: Path, now_ms: int) -> Survey:
-    """Read the file once; BadInput when it is none, or empty, or has a line that no message can hold."""
+    """Read the file once. Raises BadInput if it is missing or empty, or if a line is too long for a message."""
     found = Survey(path)
     for line in read(path):
         if line is None:
@@ -84,10 +84,10 @@ def survey(path: Path, now_ms: int) -> Survey:
 
 
 def read(path: Path) -> Iterator[Line | None]:
-    """Line after line, None for an empty one; never more than one of them in memory."""
+    """Yield line after line, None for an empty one; holds only one of them in memory."""
     try:
         if not path.is_file():
-            raise BadInput(f"{path}: {'it is no regular file' if path.exists() else 'there is no such file'}")
+            raise BadInput(f"{path}: {'it is not a regular file' if path.exists() else 'there is no such file'}")
         with path.open("rb") as file:
             number = 0
             while data := file.readline(LINE_BYTES + 2):
@@ -101,7 +101,7 @@ def read(path: Path) -> Iterator[Line | None]:
 
 
 def parse(number: int, data: bytes) -> Line:
-    """The message of a line."""
+    """Return the message of a line."""
     start = data.removeprefix(_BOM).lstrip()[:1] if number == 1 else data.lstrip()[:1]
     found = _object(data) if start == b"{" else None
     if found is None:
@@ -113,7 +113,7 @@ def parse(number: int, data: bytes) -> Line:
 def _object(data: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError):  # no UTF-8, no JSON, a number with thousands of digits
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or a number with thousands of digits
         return None
     return found if isinstance(found, dict) else None
 
@@ -132,7 +132,7 @@ def _key(key: object) -> bytes | None:
 
 
 def _bytes(value: object) -> bytes | None:
-    """Text as UTF-8, everything else as compact JSON; None when it holds half a surrogate pair."""
+    """Return text as UTF-8, everything else as compact JSON; None if it holds a lone surrogate."""
     try:
         if isinstance(value, str):
             return value.encode()
@@ -142,7 +142,7 @@ def _bytes(value: object) -> bytes | None:
 
 
 def _time(found: dict[str, Any]) -> tuple[int | None, int | None, bool]:
-    """(instant, delay, whether there is one that cannot be read)."""
+    """Return (instant, delay, whether one of them cannot be parsed)."""
     try:
         if found.get("deliver_at") is not None:
             return instant_ms(found["deliver_at"]), None, False

@@ -1,8 +1,7 @@
-"""A node in a process of its own, with its own data directory, to be killed and started again.
+"""A node in a process with its own data directory, which can be killed and started again.
 
-`python -m demo.node PARENT_PID` is what is run: the `sandq` command, which the kernel ends together with the process
-that started it, so that no node ever stays behind. (Linux; the kernel means the starting *thread*: `start` belongs on
-the main one.)
+`python -m demo.node PARENT_PID` runs the `sandq` command in a process that the kernel ends together with its parent, so
+that no node stays behind. (Linux. The kernel watches the *thread* that started it, so call `start` on the main thread.)
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ POLL_S = 0.01
 
 _PR_SET_PDEATHSIG = 1
 SERVES = b"clients are served"
-"""Event in the log of a node that answers clients from now on."""
+"""Log event of a node that accepts clients."""
 _PORTS = (10_000, 12_000)
 _given: dict[int, int] = {}
-"""Ports that were named already, whether or not anybody listens there yet: each with the descriptor of a name in the
-kernel that goes with this process, so that no other one of its kind takes the port meanwhile."""
+"""Ports that were already handed out, even if nothing listens there yet. Each maps to the descriptor of an abstract
+name in the kernel, which other demo processes respect, so that none of them takes the port."""
 _LOG_LINES = 12
 
 
 class NodeFailed(Exception):
-    """The node did not start, or ended by itself; the text says why, with the end of its log."""
+    """The node did not start, or ended by itself. The text says why, with the end of its log."""
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses, for TCP or UDP, below those that the system gives to outgoing
-    connections.
+    """Return a free port of the loopback interface for TCP or UDP, below the range of ports that the system gives to
+    outgoing connections.
 
-    A client that knocks on a free port of that upper range again and again may by chance be given this very port for
-    its own end; it is then connected to itself, and the node cannot listen there any more.
+    A client that tries a free port of that range repeatedly may by chance get this port for its own end. It is then
+    connected to itself, and the node cannot listen there.
     """
     for _ in range(1000):
         port = random.randrange(*_PORTS)
@@ -66,7 +65,7 @@ PROGRAM = ("-m", "demo.node")
 
 
 class Node:
-    """One node over `directory`: data and log live there. `settings` are SANDQ_ variables without the prefix."""
+    """A node over `directory` for data and log. `settings` are SANDQ_ variables without the prefix."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class Node:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = self._has_served = False
         self._read_to = 0
-        """Up to here its log was read."""
+        """Position up to which its log was read."""
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("SANDQ_")}
         self._environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._environ["SANDQ_NODE__DATA_DIR"] = str(directory / "data")
@@ -95,7 +94,7 @@ class Node:
         self._environ.update({f"SANDQ_{name}": value for name, value in settings.items()})
 
     def configure(self, **settings: str) -> None:
-        """More SANDQ_ variables, for the next start."""
+        """Set more SANDQ_ variables for the next start."""
         self._environ.update({f"SANDQ_{name}": value for name, value in settings.items()})
 
     @property
@@ -104,22 +103,23 @@ class Node:
 
     @property
     def runs(self) -> bool:
-        """Whether it was started and not killed or stopped since."""
+        """Whether it was started, and not killed or stopped since."""
         return self._process is not None
 
     @property
     def pid(self) -> int | None:
-        """Of the running process."""
+        """Process id of the running process."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Start the process; `serves` tells when it is ready."""
+        """Start the process; `serves` says when it is ready."""
         command = [sys.executable, *self._program, str(os.getpid())]
         self._stopping = self._has_served = False
         self._read_to = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
-            # A process group of its own: Ctrl-C in the terminal is for us, who then stop it. Not a session: where the
-            # kernel shares the processor among sessions, threads of it that do little wait long beside busy clients.
+            # A process group of its own: Ctrl-C in the terminal reaches only the demo, which then stops the node. Not a
+            # session of its own: some kernels share the processor among sessions, and the node's threads would wait
+            # long while clients are busy.
             self._process = subprocess.Popen(
                 command,
                 env=self._environ,
@@ -131,8 +131,8 @@ class Node:
             )
 
     def serves(self) -> bool:
-        """Return whether it answers clients, by its log: its port listens before it does. Raises NodeFailed if it has
-        ended."""
+        """Return whether it accepts clients, according to its log: its port listens before it does. Raises NodeFailed
+        if it has ended."""
         self.check()
         if not self._has_served:
             with self.log_file.open("rb") as log:
@@ -145,25 +145,25 @@ class Node:
         return self._has_served
 
     def check(self) -> None:
-        """NodeFailed when it has ended without having been told to."""
+        """Raise NodeFailed if it has ended although nobody stopped it."""
         if self._process is not None and self._process.poll() is not None:
-            raise NodeFailed(f"{self.name} ended with exit code {self._process.returncode}:\n{self.last_lines()}")
+            raise NodeFailed(f"{self.name} ended with exit code {self._process.returncode}:\n{self.log_tail()}")
 
     def kill(self) -> None:
-        """SIGKILL, and wait for the end: nothing is flushed, nothing is said to anybody."""
+        """Kill it with SIGKILL and wait for its end: it flushes nothing and informs nobody."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def terminate(self) -> None:
-        """SIGTERM: it stops cleanly, if it still runs. Once: a second one would end it at once."""
+        """Send SIGTERM if it still runs: it stops cleanly. A second SIGTERM would end it immediately."""
         if self._process is not None and not self._stopping and self._process.poll() is None:
             self._stopping = True
             self._process.terminate()
 
     def stop(self) -> int | None:
-        """SIGTERM, and wait; SIGKILL when it takes too long. The exit code; None when it did not run."""
+        """Send SIGTERM and wait; send SIGKILL if that takes too long. Returns the exit code, None if not run."""
         self.terminate()
         process, self._process = self._process, None
         if process is None:
@@ -175,7 +175,8 @@ class Node:
             return process.wait()
 
     def wait_until_it_serves(self) -> None:
-        """Blocking, for programs without an event loop. NodeFailed when it ends or takes too long."""
+        """Wait until it serves, blocking, for programs without an event loop. Raises NodeFailed if it ends or takes too
+        long."""
         deadline = time.monotonic() + START_S
         while not self.serves():
             if time.monotonic() > deadline:
@@ -183,20 +184,20 @@ class Node:
             time.sleep(POLL_S)
 
     def too_slow(self) -> NodeFailed:
-        """What to raise when it does not serve in time."""
-        return NodeFailed(f"{self.name} does not serve after {START_S:g} s:\n{self.last_lines()}")
+        """Return the error for a node that does not serve in time."""
+        return NodeFailed(f"{self.name} does not serve after {START_S:g} s:\n{self.log_tail()}")
 
-    def last_lines(self) -> str:
-        """The end of its log."""
+    def log_tail(self) -> str:
+        """Return the end of its log."""
         text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
         return "\n".join(text.splitlines()[-_LOG_LINES:])
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
+    """Ask the kernel to kill this process when the thread that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
-        sys.exit("the process that wanted this node is gone already")
+        sys.exit("the process that started this node has already ended")
 
 
 if __name__ == "__main__":

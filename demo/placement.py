@@ -1,7 +1,7 @@
-"""Who is there, and who holds and leads what, as the cluster tells it. No clock is read here.
+"""Nodes of the cluster, and the partitions that each holds and leads, as the cluster reports them. Reads no clock.
 
-The cluster tells for each partition the nodes that are to hold it, and whether it is on its way there. What it is on
-its way from is remembered here: a partition is held by those that were to hold it when it last stood still.
+For each partition, the cluster reports the nodes that should hold it, and whether it is moving there. This module
+remembers where it comes from: the nodes that held it when it last did not move.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ NEW = "new"
 
 @dataclass(slots=True)
 class Placement:
-    """Partitions by their number, nodes by their id."""
+    """State of the cluster: partitions by number, nodes by id."""
 
     leaders: dict[int, str | None] = field(default_factory=dict)
     wanted: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Who is to hold it; the first one is to lead it."""
+    """Partition to the nodes that should hold it; the first one should lead it."""
     held: dict[int, tuple[str, ...]] = field(default_factory=dict)
     moving: frozenset[int] = frozenset()
     there: dict[str, bool] = field(default_factory=dict)
-    """Whether a registered node can be reached and has not failed."""
+    """Registered node to whether it can be reached and has not failed."""
     new: set[str] = field(default_factory=set)
-    """Nodes that do not take part yet, or do not hold their share yet."""
+    """Nodes that do not hold replicas yet, or not their whole share."""
     changes: int = 0
-    """Grows with whatever is told that was not so before."""
+    """Counter that grows with every change."""
 
     def see_partitions(self, rows: Iterable[Partition]) -> None:
         before = self.leaders, self.wanted, self.moving
@@ -44,7 +44,7 @@ class Placement:
         self.changes += before != (self.leaders, self.wanted, self.moving)
 
     def see_nodes(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Rows of `admin.cluster()`."""
+        """Update from the rows of `admin.cluster()`."""
         before = self.there
         self.there = {row["node"]: row["up"] and row["failed_since_ms"] is None for row in rows}
         self.changes += before != self.there
@@ -60,7 +60,7 @@ class Placement:
         return all(self.there.get(node, False) for node in nodes)
 
     def replicas(self) -> Counter[str]:
-        """How many each node holds."""
+        """Return the number of replicas of each node."""
         return Counter(node for nodes in self.held.values() for node in nodes)
 
     def led_by(self, node: str) -> frozenset[int]:
@@ -68,41 +68,40 @@ class Placement:
 
     # -- moves ----------------------------------------------------------------------------------------------------
 
-    def on_their_way(self, node: str) -> frozenset[int]:
-        """Partitions that a node is to hold, and does not yet."""
+    def moving_to(self, node: str) -> frozenset[int]:
+        """Return the partitions that should be on a node but are not yet."""
         return frozenset(at for at in self.moving if node in self.wanted[at] and node not in self.held.get(at, ()))
 
     def has_taken(self, node: str, replicas: int, leads: int) -> bool:
-        """Whether a node holds and leads so many at least, leads all that it is to, and nothing moves any more."""
+        """Return whether a node holds and leads at least these numbers, leads every partition that it should, and
+        nothing moves."""
         first = {at for at, nodes in self.wanted.items() if nodes[:1] == (node,)}
         led = self.led_by(node)
         return not self.moving and self.replicas()[node] >= replicas and first <= led and len(led) >= leads
 
     def moves(self) -> str:
-        """What moves, as text; empty when nothing does."""
-        arriving = {
-            node: self.on_their_way(node) for node in sorted({n for at in self.moving for n in self.wanted[at]})
-        }
+        """Return the moves as text; empty if nothing moves."""
+        arriving = {node: self.moving_to(node) for node in sorted({n for at in self.moving for n in self.wanted[at]})}
         texts = [f"{counted(len(found))} on {_their(found)} way to {node}" for node, found in arriving.items() if found]
         staying = self.moving.difference(*arriving.values())
         if staying:
-            texts.append(f"{counted(len(staying))} to be led by another node")
+            texts.append(f"{counted(len(staying))} should be led by another node")
         return ", ".join(texts)
 
     def describe(self, nodes: Sequence[str]) -> str:
-        """All of it in one line."""
+        """Return the whole placement on one line."""
         held = self.replicas()
         texts = [f"{node} {self.state(node)}, holds {held[node]}, leads {listed(self.led_by(node))}" for node in nodes]
         return "; ".join([*texts, *filter(None, [self.moves()])])
 
 
 def listed(partitions: frozenset[int]) -> str:
-    """The numbers of partitions, as text."""
+    """Return the numbers of partitions as text."""
     return ", ".join(map(str, sorted(partitions))) or "none"
 
 
 def named(partitions: frozenset[int]) -> str:
-    """Partitions, as text."""
+    """Return partitions as text."""
     if not partitions:
         return "no partition"
     return f"{'partition' if len(partitions) == 1 else 'partitions'} {listed(partitions)}"

@@ -1,10 +1,10 @@
-"""The reminders of the demo without a file of your own: one a line.
+"""The reminders of the demo, if you give no file with --input: one per line.
 
     {"id": "r-0001", "customer": "Ada Moreau", "text": "Water the ferns", "in": "4.2s"}
 
-`id` tells reminders apart; `in` is the delay after it was scheduled, as text ("900ms", "4.2s", "1m") or as an int,
-milliseconds; `customer` (or `key`) is optional: reminders of one customer go to one partition. Whatever else a line
-has travels along: the message is the line.
+`id` identifies a reminder. `in` is its delay after it is scheduled: text ("900ms", "4.2s", "1m"), or an int in
+milliseconds. `customer` (or `key`) is optional; reminders of one customer go to one partition. Other fields are kept,
+because the message is the whole line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sandq.errors import SandqError
 from sandq.model.times import duration_ms
 
 SCHEDULE_PART = 0.4
-"""Of the whole time, reminders are being scheduled so long; the last ones are due at its end."""
+"""Share of the whole time in which reminders are scheduled; the last ones are due at its end."""
 LONGEST_S = 40.0
 SHORTEST_S = 2.0
 
@@ -35,7 +35,7 @@ class Reminder:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """When what happens: reminders are scheduled evenly over `schedule_s`, their delays multiplied by `scale`."""
+    """The plan: reminders are scheduled evenly over `schedule_s`, with their delays multiplied by `scale`."""
 
     total_s: float
     schedule_s: float
@@ -43,7 +43,7 @@ class Plan:
 
 
 def read_reminders(path: Path) -> list[Reminder]:
-    """Those of a file; BadInput names the first line that is none."""
+    """Read reminders from a file. Raises BadInput for the first bad line."""
     try:
         with path.open("rb") as lines:
             return parse_reminders(lines, str(path))
@@ -52,7 +52,7 @@ def read_reminders(path: Path) -> list[Reminder]:
 
 
 def parse_reminders(lines: Iterable[bytes], name: str) -> list[Reminder]:
-    """Of lines; empty ones are passed over."""
+    """Read reminders from lines; empty ones are skipped."""
     found: list[Reminder] = []
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
@@ -67,7 +67,7 @@ def parse_reminders(lines: Iterable[bytes], name: str) -> list[Reminder]:
         seen[reminder.id] = number
         found.append(reminder)
     if not found:
-        raise BadInput(f"{name}: no reminders in there; a line looks like " + EXAMPLE)
+        raise BadInput(f"{name}: no reminders in the file; a line looks like " + EXAMPLE)
     return found
 
 
@@ -92,7 +92,7 @@ def _parse(line: bytes) -> Reminder:
 
 def _delay_ms(record: dict[str, Any]) -> int:
     if "in" not in record:
-        raise BadInput('in: the delay is missing, text like "4.2s" or milliseconds')
+        raise BadInput('in: the delay is missing; give text like "4.2s", or milliseconds')
     delay = record["in"]
     if isinstance(delay, str):
         try:
@@ -105,7 +105,7 @@ def _delay_ms(record: dict[str, Any]) -> int:
 
 
 def plan(reminders: Sequence[Reminder], seconds: float | None) -> Plan:
-    """Fit the reminders into `seconds`. None: delays as they are, or shortened to what fits into LONGEST_S."""
+    """Fit the reminders into `seconds`. None keeps the delays, or shortens them to LONGEST_S."""
     longest_s = max(reminder.delay_ms for reminder in reminders) / 1000
     due_part = 1 - SCHEDULE_PART
     if seconds is None:

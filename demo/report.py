@@ -1,8 +1,8 @@
-"""What the demo knows by itself, outside of the broker, and the arithmetic of its verdict. No clock is read here.
+"""The demo's own record, outside of the broker, and the figures of its verdict. Reads no clock.
 
-A *receipt* is the broker's word that a reminder is stored; it names the message by its offset. A reminder that is
-stored twice, as two messages, would be a retry of the producer that the broker did not know again. Times are epoch
-milliseconds; lateness is the first delivery minus the moment asked for, in milliseconds, negative when early.
+A *receipt* confirms that a reminder is stored; it names the message by its offset. If a reminder is stored as two
+messages, the broker did not recognise a retry of the producer. Times are epoch milliseconds. Lateness is the first
+delivery minus the requested time, in milliseconds, negative if early.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from dataclasses import dataclass, field
 from sandq.model import offsets
 
 EARLY_TOLERANCE_MS = 1.0
-"""Two processes read one clock at two moments, and the broker whole milliseconds of it."""
+"""Tolerance for early deliveries: two processes read one clock at two moments, and the broker counts whole
+milliseconds."""
 RECENT_MS = 5000.0
 
 
 @dataclass(slots=True)
 class Failover:
-    """From the kill of a node until the partitions that it led are served by others."""
+    """The time from the kill of a node until other nodes serve the partitions that it led."""
 
     node: str
     partitions: frozenset[int]
-    """Those it led."""
+    """Partitions that it led."""
     killed_ms: float
     led_ms: float | None = None
-    """Each of them has another leader."""
+    """Time at which each of them had a new leader."""
     delivered_ms: float | None = None
-    """The first delivery out of them after that."""
+    """Time of the first delivery from them after that."""
     confirmed_ms: float | None = None
-    """The first receipt for them after that."""
+    """Time of the first receipt for them after that."""
 
     def delayed(self, partition: int, due_ms: float, delivered_ms: float, confirmed_ms: float | None) -> bool:
-        """Whether a message that was due, delivered and confirmed at these moments was late because of it: no worker
-        could be given it, or its producer could not store it in time.
+        """Return whether the gap explains a message that was due, delivered and confirmed at these times: no worker
+        could get it, or its producer could not store it in time.
         """
         if partition not in self.partitions:
             return False
@@ -49,85 +50,85 @@ class Failover:
 
 @dataclass(slots=True)
 class Join:
-    """From the start of a node that is new to the cluster until it holds its share."""
+    """The time from the start of a new node until it holds its share."""
 
     node: str
     replicas: int
-    """Its share: so many at least it is to hold."""
+    """Its share: least number of replicas that it should hold."""
     leads: int
-    """And to lead."""
+    """Least number of partitions that it should lead."""
     before: dict[str, int] = field(default_factory=dict)
-    """Node -> replicas that it held."""
+    """Node to number of replicas before it came."""
     after: dict[str, int] = field(default_factory=dict)
-    """The same as it was seen last."""
+    """The same, as last reported."""
     led: frozenset[int] = frozenset()
-    """The partitions that it leads."""
+    """Partitions that it leads."""
     started_ms: float | None = None
     joined_ms: float | None = None
-    """The cluster has it registered, and reaches it."""
+    """Time at which the cluster had registered it and could reach it."""
     settled_ms: float | None = None
-    """It holds and leads its share, and nothing moves any more."""
+    """Time at which it held and led its share, and nothing moved any more."""
 
     def disturbed(self, due_ms: float) -> bool:
-        """Whether partitions moved at this moment."""
+        """Return whether partitions were moving at this time."""
         if self.joined_ms is None or due_ms < self.joined_ms:
             return False
         return self.settled_ms is None or due_ms <= self.settled_ms
 
     @property
     def faults(self) -> list[str]:
-        """What must not be."""
+        """Return the broken promises."""
         if self.started_ms is None:
             return [f"{self.node} was never started"]
         if self.joined_ms is None:
             return [f"{self.node} has not joined the cluster"]
         if self.settled_ms is None:
             return [
-                f"{self.node} has not come to its share: it holds {self.after.get(self.node, 0)} of {self.replicas} "
-                f"replicas and leads {len(self.led)} of {self.leads} partitions, or something moves still"
+                f"{self.node} has not got its share: it holds {self.after.get(self.node, 0)} of {self.replicas} "
+                f"replicas and leads {len(self.led)} of {self.leads} partitions, or something is still moving"
             ]
         return []
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What was asked for, confirmed, delivered and acked."""
+    """Reminders that were requested, confirmed, delivered and acked."""
 
     planned: int
     due_ms: dict[str, int] = field(default_factory=dict)
-    """Reminder -> the moment asked for."""
+    """Reminder to its requested time."""
     receipts: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Message -> (reminder, moment), of those whose storing was confirmed. A message is named by its offset."""
+    """Message to (reminder, time), for confirmed messages. A message is named by its offset."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Reminder -> why it could not be produced."""
+    """Reminder to the reason why it could not be produced."""
     delivered: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Message -> (reminder, moment of its first delivery)."""
+    """Message to (reminder, time of its first delivery)."""
     acked: set[str] = field(default_factory=set)
     """Messages whose ack was confirmed."""
     open: set[str] = field(default_factory=set)
-    """Messages with a receipt and without a confirmed ack."""
+    """Number of messages with a receipt but without a confirmed ack."""
     failovers: list[Failover] = field(default_factory=list)
     join: Join | None = None
     by_worker: Counter[str] = field(default_factory=Counter)
     redelivered: int = 0
     after_ack: int = 0
-    """Deliveries of a message whose ack had been confirmed."""
+    """Deliveries of a message after its ack was confirmed."""
     acks_lost: int = 0
     recent: deque[tuple[float, float]] = field(default_factory=deque)
-    """(moment, lateness) of the last deliveries."""
+    """(time, lateness) of the last deliveries."""
 
     @property
     def events(self) -> int:
-        """Grows with whatever happens."""
+        """Counter that grows with every event."""
         return len(self.receipts) + len(self.failed) + self.by_worker.total() + len(self.acked)
 
     @property
     def in_flight(self) -> int:
-        """Delivered, and no ack confirmed."""
+        """Return the messages that were delivered without a confirmed ack."""
         return len(self.delivered) - len(self.acked)
 
     def confirm(self, reminder: str, message: str, now_ms: float) -> None:
-        """A receipt came."""
+        """Record a receipt."""
         self.receipts[message] = reminder, now_ms
         failover = self._failover_of(message)
         if failover is not None and failover.confirmed_ms is None:
@@ -136,7 +137,7 @@ class Ledger:
             self.open.add(message)
 
     def deliver(self, worker: str, reminder: str, message: str, now_ms: float) -> None:
-        """A worker was given a message."""
+        """Record a delivery to a worker."""
         self.by_worker[worker] += 1
         failover = self._failover_of(message)
         if failover is not None and failover.delivered_ms is None:
@@ -153,26 +154,26 @@ class Ledger:
             self.recent.popleft()
 
     def _failover_of(self, message: str) -> Failover | None:
-        """The last one, when it is of the message's partition and others lead that by now."""
+        """Return the last gap, if the message is of one of its partitions and these have new leaders."""
         last = self.failovers[-1] if self.failovers else None
         if last is None or last.led_ms is None or partition_of(message) not in last.partitions:
             return None
         return last
 
     def ack(self, message: str) -> None:
-        """The broker confirmed an ack."""
+        """Record a confirmed ack."""
         self.acked.add(message)
         self.open.discard(message)
 
 
 def partition_of(message: str) -> int:
-    """An offset says it itself."""
+    """Return the partition of an offset, which the offset contains."""
     return offsets.unpack(offsets.from_text(message)).partition
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Of some messages, in milliseconds; all 0 when there are none."""
+    """Percentiles of some messages, in milliseconds; all 0 if there are none."""
 
     count: int
     least_ms: float
@@ -189,20 +190,20 @@ class Lateness:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The nearest rank: the least value that at least so many percent of them do not exceed."""
+    """Return the nearest rank: the least value that at least this percentage of them does not exceed."""
     rank = math.ceil(len(ordered) * percent / 100)
     return ordered[max(1, rank) - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of the demo, in figures."""
+    """The figures at the end of the demo."""
 
     planned: int
     produced: int
     failed: int
     delivered: int
-    """Of the produced ones, at least once."""
+    """Number of produced messages that were delivered at least once."""
     lost: int
     acked: int
     redelivered: int
@@ -212,20 +213,20 @@ class Verdict:
     all: Lateness
     undisturbed: Lateness
     in_failover: Lateness
-    """Those that were late because their partition had lost its leader, until the next one was found."""
+    """Messages that were late because their partition had no leader."""
     failovers: tuple[Failover, ...]
     in_move: Lateness
-    """Those that were due while partitions moved to the new node, and not among the ones before."""
+    """Messages that were due while partitions moved to the new node, without those of the gap."""
     join: Join | None
 
     @property
     def faults(self) -> list[str]:
-        """What must not be; empty when the broker kept its word."""
+        """Return the broken promises; empty if the broker kept all of them."""
         checks = (
-            (self.lost, "{} lost: stored, and never delivered"),
+            (self.lost, "{} lost: stored but never delivered"),
             (self.early, "{} delivered before their time"),
-            (self.after_ack, "{} delivered again although their ack had been confirmed"),
-            (self.stored_twice, "{} stored twice: a retry of the producer was taken for another message"),
+            (self.after_ack, "{} redelivered although their ack had been confirmed"),
+            (self.stored_twice, "{} stored twice: the broker did not recognise a retry of the producer"),
             (self.failed, "{} could not be produced"),
         )
         faults = [text.format(f"{count:,}") for count, text in checks if count]
@@ -234,7 +235,7 @@ class Verdict:
             faults.append(f"{missing:,} never confirmed by the broker")
         for failover in self.failovers:
             if failover.led_ms is None:
-                faults.append(f"what {failover.node} led found no other leader")
+                faults.append(f"the partitions of {failover.node} found no new leader")
         return faults + (self.join.faults if self.join is not None else [])
 
     @property
@@ -243,7 +244,7 @@ class Verdict:
 
 
 def verdict(ledger: Ledger) -> Verdict:
-    """Add it all up."""
+    """Compute the figures."""
     undisturbed: list[float] = []
     in_failover: list[float] = []
     in_move: list[float] = []

@@ -1,7 +1,7 @@
-"""What happens in the demo: schedule, deliver, kill a leader, go on, bring it back, let a fourth node take its share,
-and wait until all is settled.
+"""The scene of the demo: schedule and deliver reminders, kill a leader, continue, restart it, give a fourth node its
+share, and wait until everything has settled.
 
-All of it is an ordinary program with `sandq.connect`; only starting and killing nodes is not.
+Apart from starting and killing nodes, it is an ordinary program that uses `sandq.connect`.
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ REPLICAS = 3
 LEASE = "3s"
 CREDIT = 200
 HANDLING_S = 0.02
-"""What a worker takes for a reminder, so that some are in its hands when a leader is killed."""
+"""Time that a worker needs for a reminder, so that some are being handled when a leader is killed."""
 KILL_PART = 1 / 3
-"""Of all reminders, when so many were delivered a leader is killed."""
+"""Share of delivered reminders after which a leader is killed."""
 AWAY_PART = 0.1
-"""Of the whole time the killed node stays away, after others lead what it led."""
+"""Share of the whole time that the killed node stays down, after others lead its partitions."""
 FOURTH = "node4"
 JOIN_PART = 1 / 2
-"""Of all reminders, when so many were delivered the fourth node is started; but not before the killed one is back."""
+"""Share of delivered reminders after which the fourth node starts, but not before the killed one is back."""
 SETTLE_S = 60.0
-"""So long it may take until it holds its share."""
+"""Time limit for it to get its share."""
 LOOK_S = 0.1
-"""Between two looks at who leads, and at who is there."""
+"""Time between two polls of nodes and leaders."""
 STALLED_S = 12.0
-"""Nothing happens any more although something is missing: it is lost. Longer than leases and back-offs."""
+"""If nothing happens for this long although something is missing, it counts as lost. Longer than leases and back-offs.
+"""
 _TICK_S = 0.02
 
 
 def now_ms() -> float:
-    """The wall clock, epoch milliseconds."""
+    """Return the wall clock in epoch milliseconds."""
     return time.time() * 1000
 
 
 @dataclass
 class Scene:
-    """The state of the demo, for whoever shows it."""
+    """State of the demo, for the view."""
 
     cluster: Cluster
     reminders: list[Reminder]
@@ -67,29 +68,29 @@ class Scene:
     phase: str = "starting three nodes"
     sent: int = 0
     notes: deque[str] = field(default_factory=deque)
-    """Lines about what happened."""
+    """Notes about events."""
     last_due_ms: float = 0.0
     clock_moved_ms: float = 0.0
-    """How far the wall clock went astray during the demo; lateness is told by it."""
+    """Movement of the wall clock during the demo; lateness is measured by that clock."""
     done: bool = False
     placement: Placement = field(default_factory=Placement)
-    """Who holds and leads what, as the cluster told last."""
+    """The placement that the cluster last reported."""
     starting: int = 0
-    """Nodes that were started, and do not serve yet."""
+    """Nodes that were started and do not serve yet."""
     played: bool = False
-    """The accident is over, and the fourth node holds its share."""
+    """The kill is over, and the fourth node holds its share."""
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.began
 
     def note(self, text: str) -> None:
-        """Tell what happened."""
+        """Add a note about an event."""
         self.notes.append(f"{self.elapsed_s:5.1f} s  {text}")
 
 
 async def play(scene: Scene) -> None:
-    """The whole scene; NodeFailed when a node lets us down, SandqError when a request does."""
+    """Run the whole scene. Raises NodeFailed if a node fails, and SandqError if a request fails."""
     nodes = len(NAMES) + 1
     scene.ledger.join = join = Join(FOURTH, PARTITIONS * REPLICAS // nodes, PARTITIONS // nodes)
     async with anyio.create_task_group() as starting:
@@ -115,7 +116,7 @@ async def play(scene: Scene) -> None:
 
 
 async def start_node(scene: Scene, node: Node) -> None:
-    """Start a node and wait until it takes connections."""
+    """Start a node, and wait until it accepts connections."""
     began = time.monotonic()
     node.start()
     scene.starting += 1
@@ -128,7 +129,7 @@ async def start_node(scene: Scene, node: Node) -> None:
 
 
 async def form(scene: Scene, client: sandq.Client) -> None:
-    """Make the topic, once all nodes have found each other: a replica on each."""
+    """Create the topic once all nodes have found each other, with a replica on each."""
     began = time.monotonic()
     while not scene.placement.are_up(NAMES):
         if time.monotonic() - began > START_S:
@@ -151,14 +152,14 @@ async def form(scene: Scene, client: sandq.Client) -> None:
     scene.note(f"a topic: {PARTITIONS} partitions, {REPLICAS} replicas of each, led by {who_leads(scene)}")
 
 
-# Who is there, and leads.
+# Nodes and leaders.
 
 
 async def look(see: Callable[[Scene, sandq.Client], Awaitable[None]], scene: Scene, client: sandq.Client) -> None:
-    """Ask again and again."""
+    """Poll the cluster repeatedly."""
     while True:
         await anyio.sleep(LOOK_S)
-        with suppress(SandqError):  # who was asked has gone, say
+        with suppress(SandqError):  # for example, the node that was asked has gone
             await see(scene, client)
 
 
@@ -176,7 +177,7 @@ def who_leads(scene: Scene) -> str:
 
 
 async def until_delivered(scene: Scene, part: float) -> None:
-    """Wait until so many of all reminders were delivered."""
+    """Wait until this share of all reminders was delivered."""
     while len(scene.ledger.delivered) < part * len(scene.reminders):  # noqa: ASYNC110
         await anyio.sleep(POLL_S)
 
@@ -185,7 +186,7 @@ async def until_delivered(scene: Scene, part: float) -> None:
 
 
 async def schedule(scene: Scene, client: sandq.Client) -> None:
-    """Send the reminders, evenly over the planned time, each with its moment; keep the receipts."""
+    """Send the reminders evenly over the planned time, each with its time; keep the receipts."""
     plan, ledger = scene.plan, scene.ledger
     sender, receiver = anyio.create_memory_object_stream[tuple[str, sandq.Receipt]](len(scene.reminders))
     async with anyio.create_task_group() as tasks, client.producer(TOPIC) as producer:
@@ -205,7 +206,7 @@ async def schedule(scene: Scene, client: sandq.Client) -> None:
 
 
 async def confirm(ledger: Ledger, receiver: anyio.abc.ObjectReceiveStream[tuple[str, sandq.Receipt]]) -> None:
-    """Note what the broker says about each."""
+    """Record the broker's response to each."""
     async for reminder, receipt in receiver:
         try:
             ledger.confirm(reminder, await receipt, now_ms())
@@ -217,7 +218,7 @@ async def confirm(ledger: Ledger, receiver: anyio.abc.ObjectReceiveStream[tuple[
 
 
 async def work(scene: Scene, worker: str, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """Take reminders of the group, as they come due, and handle many at a time."""
+    """Receive reminders of the group when they are due, and handle many at a time."""
     async with (
         sandq.connect(*scene.cluster.addresses, name=worker) as client,
         client.subscribe(TOPIC, group=GROUP, credit=CREDIT) as subscription,
@@ -232,7 +233,7 @@ async def work(scene: Scene, worker: str, *, task_status: anyio.abc.TaskStatus[N
 
 
 async def handle(ledger: Ledger, message: sandq.Message) -> None:
-    """Remind somebody, then ack. When the ack does not get through in time, the reminder comes again."""
+    """Handle a reminder, then ack. If the ack does not get through in time, the reminder is redelivered."""
     await anyio.sleep(HANDLING_S)
     try:
         await message.ack()
@@ -242,11 +243,11 @@ async def handle(ledger: Ledger, message: sandq.Message) -> None:
         ledger.ack(message.id)
 
 
-# The accident, and the fourth node.
+# The kill, and the fourth node.
 
 
 async def accidents(scene: Scene, join: Join) -> None:
-    """One after the other."""
+    """Run them one after the other."""
     if scene.kill:
         await until_delivered(scene, KILL_PART)
         await kill_a_leader(scene)
@@ -256,7 +257,7 @@ async def accidents(scene: Scene, join: Join) -> None:
 
 
 async def kill_a_leader(scene: Scene) -> None:
-    """SIGKILL to who leads most; later a new process over its data."""
+    """Kill the node that leads most partitions; later start a new process with its data."""
     ledger, placement = scene.ledger, scene.placement
     while not all(placement.leaders.values()):  # noqa: ASYNC110 - while one is elected, nobody leads most
         await anyio.sleep(POLL_S)
@@ -269,14 +270,14 @@ async def kill_a_leader(scene: Scene) -> None:
     scene.phase = f"{victim.name} is dead"
     scene.note(
         f"kill -9 of {victim.name}, leader of {named(failover.partitions)}: {waiting:,} reminders wait in the cluster, "
-        f"{handled} are in the workers' hands"
+        f"{handled} are being handled by workers"
     )
     while not all(placement.leaders.get(partition) in others for partition in failover.partitions):  # noqa: ASYNC110
         await anyio.sleep(POLL_S)
     failover.led_ms = now_ms()
     scene.note(
         f"{failover.led_ms - failover.killed_ms:.0f} ms after the kill all partitions are led by {who_leads(scene)}: "
-        "two of three go on"
+        "two of three continue"
     )
     await anyio.sleep(scene.plan.total_s * AWAY_PART)
     await start_node(scene, victim)
@@ -285,7 +286,7 @@ async def kill_a_leader(scene: Scene) -> None:
 
 
 async def grow(scene: Scene, join: Join) -> None:
-    """A node that nobody knows yet, once all others are there; until it holds its share."""
+    """Start a new node once all others are there; wait until it holds its share."""
     placement = scene.placement
     while not placement.are_up(scene.cluster.nodes):  # noqa: ASYNC110
         await anyio.sleep(POLL_S)
@@ -299,7 +300,7 @@ async def grow(scene: Scene, join: Join) -> None:
         while not _settled(scene, join):  # noqa: ASYNC110
             await anyio.sleep(POLL_S)
     if join.settled_ms is None:
-        scene.note(f"after {SETTLE_S:g} s {node.name} has not come to its share")
+        scene.note(f"after {SETTLE_S:g} s {node.name} has not got its share")
         return
     placement.new.discard(node.name)
     scene.note(
@@ -310,7 +311,7 @@ async def grow(scene: Scene, join: Join) -> None:
 
 
 def _settled(scene: Scene, join: Join) -> bool:
-    """Note how far the new node is; whether it holds its share."""
+    """Record the progress of the new node; return whether it holds its share."""
     placement = scene.placement
     join.after, join.led = dict(placement.replicas()), placement.led_by(join.node)
     if join.joined_ms is None and placement.are_up([join.node]):
@@ -322,7 +323,7 @@ def _settled(scene: Scene, join: Join) -> bool:
 
 
 async def watch(scene: Scene, acts: anyio.CancelScope) -> None:
-    """End the scene when all is settled, or when nothing moves any more."""
+    """End the scene when everything has settled, or when nothing happens any more."""
     ledger = scene.ledger
     seen, moved_at = (0, 0), time.monotonic()
     while True:

@@ -28,7 +28,7 @@ CLOCK_MOVED_MS = 5.0
 
 
 class Output(Console):
-    """When whoever read along has gone, the demo goes on in silence: its exit code tells."""
+    """If the reader of the output has gone, the demo continues silently; its exit code shows the result."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -36,7 +36,7 @@ class Output(Console):
 
 
 async def show(scene: Scene, console: Console) -> None:
-    """Until the scene is done (or this is cancelled)."""
+    """Show the scene until it is done (or this is cancelled)."""
     if console.is_terminal and not console.is_dumb_terminal:
         await _live(scene, console)
     else:
@@ -55,7 +55,7 @@ async def _live(scene: Scene, console: Console) -> None:
 
 
 async def _plain(scene: Scene, console: Console) -> None:
-    """One line a second, what happened, and who holds what whenever that has changed."""
+    """Print one line per second, the events, and the placement whenever it has changed."""
     placed = ""
     try:
         while not scene.done:
@@ -74,7 +74,7 @@ async def _plain(scene: Scene, console: Console) -> None:
 
 
 def print_notes(notes: deque[str], console: Console) -> None:
-    """Those that were not printed yet."""
+    """Return the notes that were not printed yet."""
     while notes:
         console.print(notes.popleft(), highlight=False, markup=False, soft_wrap=True)
 
@@ -130,7 +130,7 @@ def _picture(scene: Scene, notes: deque[str]) -> RenderableType:
 
 
 class Notes(logging.Handler):
-    """What the client logs becomes notes of the scene: it would tear the live view."""
+    """Turn the client's log lines into notes of the scene; otherwise they would disturb the live view."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -141,14 +141,14 @@ class Notes(logging.Handler):
 
 
 def print_verdict(found: Verdict, scene: Scene, console: Console) -> None:
-    """The end: figures, and whether the broker kept its word."""
+    """Print the figures, and whether the broker kept its promises."""
     console.print()
     for name, text in verdict_rows(found):
         console.print(f"{name:<12}{text}", highlight=False, markup=False, soft_wrap=True)
     if abs(scene.clock_moved_ms) > CLOCK_MOVED_MS:
         console.print(
             f"{'note':<12}the machine's wall clock moved by {scene.clock_moved_ms:.0f} ms during the demo, "
-            "and lateness is told by it",
+            "and lateness is measured by it",
             soft_wrap=True,
         )
     console.print()
@@ -162,7 +162,7 @@ def print_verdict(found: Verdict, scene: Scene, console: Console) -> None:
 
 
 def verdict_rows(found: Verdict) -> list[tuple[str, str]]:
-    """Name and text of each line of the verdict."""
+    """Return name and text of each line of the verdict."""
     twice = "delivered twice: the first lease ended before its ack got through"
     rows = [
         ("produced", f"{found.produced:,} of {found.planned:,} (confirmed by the broker)"),
@@ -179,7 +179,7 @@ def verdict_rows(found: Verdict) -> list[tuple[str, str]]:
     for failover in found.failovers:
         rows.append(("  failover", f"{_lateness(found.in_failover)}: {named(failover.partitions)} had no leader"))
     if found.join is not None:
-        rows.append(("  the moves", f"{_lateness(found.in_move)}: partitions were on their way to {found.join.node}"))
+        rows.append(("  the moves", f"{_lateness(found.in_move)}: partitions were moving to {found.join.node}"))
     if found.failovers or found.join is not None:
         rows.append(("  the rest", _lateness(found.undisturbed)))
     for failover in found.failovers:

@@ -73,7 +73,7 @@ def test_what_moves_is_held_by_those_that_held_it_before(placement: Placement) -
     placement.see_partitions(
         [row(0, "node1", "node1", "node2", "node4", moving=True), row(1, "node2", *moved, moving=True)]
     )
-    assert placement.on_their_way("node4") == {0, 1}
+    assert placement.moving_to("node4") == {0, 1}
     assert placement.moves() == "2 partitions on their way to node4"
     placement.see_partitions([row(0, "node1", "node1", "node2", "node4"), row(1, "node4", *moved)])
     assert placement.replicas() == {"node1": 2, "node2": 1, "node3": 1, "node4": 2}
@@ -82,7 +82,7 @@ def test_what_moves_is_held_by_those_that_held_it_before(placement: Placement) -
 
 def test_one_that_is_only_to_be_led_by_another_node(placement: Placement) -> None:
     placement.see_partitions([row(0, "node1", "node2", "node1", "node3", moving=True), row(1, "node2", *THREE)])
-    assert placement.moves() == "1 partition to be led by another node"
+    assert placement.moves() == "1 partition should be led by another node"
 
 
 def test_all_of_it_in_one_line(placement: Placement) -> None:
@@ -146,8 +146,8 @@ def test_a_node_that_took_its_share() -> None:
         (join(1.0), "node4 has not joined the cluster", "was started, and did not join the cluster"),
         (
             join(1.0, 2.0),
-            "node4 has not come to its share: it holds 2 of 3 replicas and leads 0 of 1 partitions, or something moves "
-            "still",
+            "node4 has not got its share: it holds 2 of 3 replicas and leads 0 of 1 partitions, or something is "
+            "still moving",
             "joined the cluster 1.0 s after its start; its share has not settled",
         ),
     ],
@@ -169,7 +169,7 @@ def test_lateness_while_partitions_move_is_told_apart() -> None:
     found = verdict(made)
     assert found.in_move == Lateness(3, 2.0, 3.0, 4.0, 4.0)
     assert found.undisturbed.count == 3 and found.all.count == 6
-    assert dict(verdict_rows(found))["  the moves"].endswith("(of 3): partitions were on their way to node4")
+    assert dict(verdict_rows(found))["  the moves"].endswith("(of 3): partitions were moving to node4")
     # What a failover has delayed is not put down to the moves.
     made.failovers.append(Failover("node1", frozenset({0}), T + 2500.0, T + 3500.0, T + 3500.0))
     assert (verdict(made).in_failover.count, verdict(made).in_move.count) == (1, 2)

@@ -302,9 +302,9 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, content: bytes, words: str) 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     for path, words in (
-        (tmp_path, "no regular file"),
+        (tmp_path, "not a regular file"),
         (tmp_path / "none", "no such file"),
-        (Path("/dev/null"), "no regular"),
+        (Path("/dev/null"), "not a regular"),
     ):
         with pytest.raises(BadInput, match=words):
             survey(path, T)
@@ -352,8 +352,8 @@ def test_what_is_wrong_with_lines_is_named() -> None:
     assert faults(made) == [
         "2 lost: sent, and never delivered (lines 3, 4)",
         "1 delivered more often than they stand in the file (line 1)",
-        "2 delivered with another value or key than was sent",
-        "6 delivered that nobody sent",
+        "2 delivered with a different value or key",
+        "6 delivered but never sent",
         "1 delivered before their time",
         "1 could not be produced (line 5: no)",
         "1 never sent",
@@ -364,7 +364,7 @@ def test_many_lost_lines_are_not_all_named() -> None:
     made = sent(*[b"x"] * 100)
     assert faults(made) == ["100 lost: sent, and never delivered (lines 1, 3, 4, 5, 6, ...)"]
     made.planned = 90
-    assert faults(made)[1] == "the file has grown meanwhile by 10 lines"
+    assert faults(made)[1] == "the file has grown in the meantime by 10 lines"
     made.confirmed = 0
     assert faults(made)[2] == "100 never confirmed by the broker"
 
